@@ -1,7 +1,7 @@
 """A year of audit: its size, and the CPU seconds of ``helios why``, beside reading 60 days of it as it once did.
 
-Builds the audit of a year in a temporary folder: a turn a minute, ``--rows`` rows a turn (default 10; 30 is a row for
-every job of a queue of 30 in every turn, the most there can be), each job in twelve of them. Prints bytes a row, what
+Builds the audit of a year in a temporary folder: a cycle a minute, ``--rows`` rows a cycle (default 10; 30 is a row for
+every job of a queue of 30 in every cycle, the most there can be), each job in twelve of them. Prints bytes a row, what
 deleting a day costs, and the times of ``why`` for a pending job, with the cluster in memory.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from helios.app.explain_job import LOOK_BACK, explain
 from helios.app.nightly import forget_what_is_old
-from helios.app.why import LOOK_BACK, explain
 from tests.unit.app.sites import Town
 
-TURNS_A_DAY = 1_440
+CYCLES_A_DAY = 1_440
 ROWS_A_JOB = 12
 REASON = "predicted 10.0 h (7.4 h to 13 h) on 4 GPUs: 40 GPU-hours; waited 76 min, goes first after 20 h"
 INSERT = (
@@ -36,7 +36,7 @@ INSERT = (
 def main() -> None:
     """Print the figures."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rows", type=int, default=10, help="rows of the audit a turn")
+    arguments.add_argument("--rows", type=int, default=10, help="rows of the audit a cycle")
     arguments.add_argument("--days", type=int, default=365)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -48,7 +48,7 @@ def main() -> None:
         job = town.cluster.submit(user="alice", job_id=str(number // ROWS_A_JOB))
         grown = sum(part.stat().st_size for part in town.folder.glob("helios.db*")) - empty
         print(f"{number:,} rows, {grown / 2**30:.2f} GiB, {grown / number:.0f} bytes a row with their indexes")
-        told("helios why of a pending job, whole", lambda: explain(town.turns, job))
+        told("helios why of a pending job, whole", lambda: explain(town.cycles, job))
         told("  of that the audit, by the job", lambda: by_target(town, job))
         told("  before: 60 days of the audit read", lambda: as_once(town, job))
         later = town.cluster.now + timedelta(days=36)
@@ -61,18 +61,18 @@ def main() -> None:
 
 def fill(file: Path, *, days: int, rows: int, until: datetime) -> int:
     """Write the audit of so many days before a moment; return how many rows that is."""
-    last_us, turns = int(until.timestamp()) * 10**6, days * TURNS_A_DAY
+    last_us, cycles = int(until.timestamp()) * 10**6, days * CYCLES_A_DAY
 
     def lines() -> Iterator[tuple[int, str, str]]:
-        for turn in range(turns):
-            at_us = last_us - (turns - turn) * 60 * 10**6
+        for cycle in range(cycles):
+            at_us = last_us - (cycles - cycle) * 60 * 10**6
             for place in range(rows):
-                yield at_us, str(1 + place + rows * (turn // ROWS_A_JOB)), REASON
+                yield at_us, str(1 + place + rows * (cycle // ROWS_A_JOB)), REASON
 
     with closing(sqlite3.connect(file)) as raw:
         raw.executemany(INSERT, lines())
         raw.commit()
-    return turns * rows
+    return cycles * rows
 
 
 def by_target(town: Town, job: str) -> int:

@@ -31,17 +31,16 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
-from helios.app.machine import parse_nodes
-from helios.app.rehearsal import PREDICT_AGAIN_S, reckoning_of
-from helios.app.timeline import Seat, play
-from helios.app.whatif import Question, Stage, set_the_stage
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, backlog_estimator_for, replay_services
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Control
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
-from helios.predict import OnlinePredictor, train
-from helios.services.orders import balanced, shortest_service_first
+from helios.predict import ReplayTrainedPredictor, train
 from helios.services.qssf import Qssf
-from helios.simulate import ORDERS, Backfill, Backlog, Guard, Reservation, SimCluster, Workload, replay
+from helios.services.queue_orders import balanced, shortest_service_first
+from helios.simulate import ORDERS, Backfill, Backlog, Reservation, SimCluster, WaitBound, Workload, replay
 
 DAY_S, WEEK_S = 86_400, 7 * 86_400
 LARGE = 8
@@ -52,7 +51,7 @@ LIVE_CAP = Control().most_of_one_user
 class PerturbedRun:
     """One workload, what was predicted of it, and the longest waits that the bounds are to be measured by."""
 
-    stage: Stage
+    setup: ReplaySetup
     workload: Workload
     limit_s: np.ndarray
     quantiles_s: np.ndarray
@@ -60,28 +59,28 @@ class PerturbedRun:
     jobs: pd.DataFrame
     model: Any
 
-    def predictor(self) -> OnlinePredictor:
+    def predictor(self) -> ReplayTrainedPredictor:
         """Return a predictor that knows what came before the run."""
-        stage = self.stage
-        return OnlinePredictor(
-            self.jobs, history=stage.before, model=self.model, refit_every_s=WEEK_S, timezone=stage.timezone
+        setup = self.setup
+        return ReplayTrainedPredictor(
+            self.jobs, history=setup.before, model=self.model, refit_every_s=WEEK_S, timezone=setup.timezone
         )
 
     def again(self, order: Any, backfill: Backfill, **options: Any) -> Any:
         """Replay by what is predicted on the way, each hour anew for what waits; plan with what is expected."""
         own: dict[str, Any] = {"predictor": self.predictor(), "predict_again_s": 3_600, "plan_quantile": None}
-        return replay(self.workload, self.stage.machine.shape, backfill=backfill, order=order, **(own | options))
+        return replay(self.workload, self.setup.machine.shape, backfill=backfill, order=order, **(own | options))
 
     def replayed(self, order: Any, backfill: Backfill, **options: Any) -> Any:
         """Replay by what was predicted and by limits, unless told otherwise."""
         options = {"run_time_s": self.quantiles_s[:, 1], "estimate_s": self.limit_s} | options
-        return replay(self.workload, self.stage.machine.shape, backfill=backfill, order=order, **options)
+        return replay(self.workload, self.setup.machine.shape, backfill=backfill, order=order, **options)
 
 
 class Noting:
     """A predictor whose answers are kept."""
 
-    def __init__(self, predictor: OnlinePredictor, n_jobs: int) -> None:
+    def __init__(self, predictor: ReplayTrainedPredictor, n_jobs: int) -> None:
         self._predictor = predictor
         self.ended, self.waiting = predictor.ended, predictor.waiting
         self.quantiles_s = np.full((n_jobs, 3), np.nan)
@@ -92,9 +91,9 @@ class Noting:
         return self.quantiles_s[jobs]
 
 
-def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun:
+def a_run(setup: ReplaySetup, model: Any, seed: int, keep: int | None) -> PerturbedRun:
     """Perturb (``keep`` None: weeks in place), predict."""
-    jobs, size, partition, limit_s = perturbed(stage, seed, keep) if seed else as_recorded(stage)
+    jobs, size, partition, limit_s = perturbed(setup, seed, keep) if seed else as_recorded(setup)
     workload = Workload(
         job_id=jobs["job_id"].to_numpy(dtype=object),
         submitted_s=jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
@@ -103,19 +102,19 @@ def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun
         partition=partition,
     )
     predictor = Noting(
-        OnlinePredictor(jobs, history=stage.before, model=model, refit_every_s=WEEK_S, timezone=stage.timezone),
+        ReplayTrainedPredictor(jobs, history=setup.before, model=model, refit_every_s=WEEK_S, timezone=setup.timezone),
         len(jobs),
     )
     replay(
         workload,
-        stage.machine.shape,
+        setup.machine.shape,
         backfill=Backfill.EASY,
         order=shortest_service_first,
         estimate_s=limit_s,
         predictor=predictor,
     )
     return PerturbedRun(
-        stage=stage,
+        setup=setup,
         workload=workload,
         limit_s=limit_s,
         quantiles_s=predictor.quantiles_s,
@@ -125,14 +124,16 @@ def a_run(stage: Stage, model: Any, seed: int, keep: int | None) -> PerturbedRun
     )
 
 
-def as_recorded(stage: Stage) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+def as_recorded(setup: ReplaySetup) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
     """Return jobs, sizes, partitions and limits as they are."""
-    return stage.machine.jobs, stage.workload.gpus, stage.workload.partition, stage.limit_s
+    return setup.machine.jobs, setup.workload.gpus, setup.workload.partition, setup.limit_s
 
 
-def perturbed(stage: Stage, seed: int, keep: int | None) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
+def perturbed(
+    setup: ReplaySetup, seed: int, keep: int | None
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
     """Return the same with weeks in another order, moved submissions and longer or shorter runs."""
-    rng, jobs = np.random.default_rng(seed), stage.machine.jobs.copy()
+    rng, jobs = np.random.default_rng(seed), setup.machine.jobs.copy()
     first = jobs["submitted_at"].iloc[0].floor("D")
     week = ((jobs["submitted_at"] - first) // pd.Timedelta(days=7)).to_numpy()
     place = np.arange(week.max() + 1)
@@ -149,7 +150,7 @@ def perturbed(stage: Stage, seed: int, keep: int | None) -> tuple[pd.DataFrame, 
     jobs["_row"] = np.arange(len(jobs))
     jobs = in_submission_order(jobs).reset_index(drop=True)
     rows = jobs.pop("_row").to_numpy()
-    return jobs, stage.workload.gpus[rows], stage.workload.partition[rows], stage.limit_s[rows]
+    return jobs, setup.workload.gpus[rows], setup.workload.partition[rows], setup.limit_s[rows]
 
 
 def whole(values: np.ndarray) -> np.ndarray:
@@ -166,10 +167,10 @@ def by_size(exponent: float, favour: float) -> Callable[..., np.ndarray]:
     return order
 
 
-def beside(run: PerturbedRun, share: float, backfill: Backfill) -> Guard:
+def beside(run: PerturbedRun, share: float, backfill: Backfill) -> WaitBound:
     """Return the yardstick that knows the future: a shadow queue run with true run times."""
     shadow = run.replayed(ORDERS["fifo"], backfill)
-    return Guard.beside(started_s=shadow.started_s, wait_s=shadow.wait_s, least_s=3 * 3_600, share=share)
+    return WaitBound.beside(started_s=shadow.started_s, wait_s=shadow.wait_s, least_s=3 * 3_600, share=share)
 
 
 BAD: dict[str, Callable[[PerturbedRun], np.ndarray]] = {
@@ -197,14 +198,14 @@ def lied_to(run: PerturbedRun, bad: Callable[[PerturbedRun], np.ndarray]) -> Any
 
 def acted(run: PerturbedRun, backfill: Backfill = NODES, *, most_of_one_user: float = LIVE_CAP, **options: Any) -> Any:
     """Rehearse the service `qssf` as it acts live: backfill with limits, urgencies on the grid of the SiteFactor."""
-    service, shape = Qssf(Qssf.Options(**options)), run.stage.machine.shape
+    service, shape = Qssf(Qssf.Options(**options)), run.setup.machine.shape
     cluster = SimCluster(run.workload, shape, run.jobs, estimates_s=run.limit_s, backfill=backfill)
-    play(
+    replay_services(
         cluster,
-        [Seat(name="qssf", service=service, every=service.every)],
+        [ReplayedService(name="qssf", service=service, every=service.every)],
         predictor=run.predictor(),
         predict_again_s=PREDICT_AGAIN_S,
-        reckoning=reckoning_of(run.workload, shape),
+        estimator=backlog_estimator_for(run.workload, shape),
         most_of_one_user=most_of_one_user,
     )
     return SimpleNamespace(wait_s=cluster.started_s - run.workload.submitted_s)
@@ -239,7 +240,7 @@ TRIED: dict[str, Callable[[PerturbedRun], Any]] = {
         for share in (0.7, 0.8, 0.9, 1.2)
     },
     **{
-        f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=Guard.constant(h * 3_600))
+        f"balanced, constant {hours} h": lambda run, h=hours: shipped(run, guard=WaitBound.constant(h * 3_600))
         for hours in (12, 168)
     },
     "balanced, shadow FIFO + EASY (knows the future)": lambda run: shipped(run, guard=beside(run, 1, EASY)),
@@ -270,10 +271,10 @@ def figures(result: Any, run: PerturbedRun) -> np.ndarray:
     return np.array([result.wait_s.mean(), result.wait_s.max(), result.wait_s[large].mean() if large.any() else 0.0])
 
 
-def staged(given: argparse.Namespace) -> tuple[Stage, Any]:
+def staged(given: argparse.Namespace) -> tuple[ReplaySetup, Any]:
     """Return the stage, and a model of what came before it if there is enough."""
     history = read_file(given.trace, timezone=given.timezone)
-    question = Question(
+    request = WhatIfRequest(
         plans=[],
         since=given.since,
         until=given.until,
@@ -281,12 +282,12 @@ def staged(given: argparse.Namespace) -> tuple[Stage, Any]:
         gpus_per_node=given.gpus_per_node,
         skip_oversized=True,
     )
-    stage = set_the_stage(history, question)
+    setup = prepare_replay(history, request)
     try:
-        opening = stage.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
-        return stage, train(stage.before, cluster=history.cluster, until=opening, timezone=history.timezone)
+        opening = setup.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
+        return setup, train(setup.before, cluster=history.cluster, until=opening, timezone=history.timezone)
     except NotEnoughHistory:
-        return stage, None
+        return setup, None
 
 
 def a_day(text: str) -> datetime:
@@ -308,12 +309,12 @@ def main() -> None:
     parser.add_argument("--in-place", action="store_true", help="Leave all weeks where they are")
     parser.add_argument("--only", help="Names of rows by semicolons; else all")
     given = parser.parse_args()
-    stage, model = staged(given)
+    setup, model = staged(given)
     runs = [
-        a_run(stage, model, seed, None if given.in_place else given.keep) for seed in map(int, given.runs.split(","))
+        a_run(setup, model, seed, None if given.in_place else given.keep) for seed in map(int, given.runs.split(","))
     ]
     fifo, qssf = (np.array([figures(TRIED[name](run), run) for run in runs]) for name in (FIFO, QSSF))
-    print(f"{len(stage.workload):,} jobs, {len(runs)} runs; mean/QSSF, longest/FIFO, >8/FIFO (worst run each)")
+    print(f"{len(setup.workload):,} jobs, {len(runs)} runs; mean/QSSF, longest/FIFO, >8/FIFO (worst run each)")
     for name, tried in TRIED.items():
         if given.only and name not in given.only.split(";"):
             continue

@@ -17,10 +17,10 @@ import pandas as pd
 from helios.ingest import open_trace
 from helios.model import JOBS, in_submission_order
 from helios.predict import HistoryPredictor, JobTable
-from helios.predict.again import known_of
 from helios.predict.duration import train_on
-from helios.predict.evaluation import calibrated_quantiles, figures_of, judged_of
-from helios.predict.judging import Figures
+from helios.predict.evaluation import calibrated_quantiles, evaluation_set, scores_for
+from helios.predict.job_table import features_at_start
+from helios.predict.scores import Scores
 
 LAST_ENDED = 500
 
@@ -45,7 +45,7 @@ def rolling_conformal(table: JobTable, quantiles: np.ndarray, *, only_widens: bo
     return found
 
 
-def line(name: str, figures: Figures) -> str:
+def line(name: str, figures: Scores) -> str:
     """Return one row of the table."""
     groups = " ".join(
         f"{group} {covered.share:.3f} of {covered.jobs:,};" if covered.jobs else f"{group} -;"
@@ -61,14 +61,14 @@ def judge(path: Path) -> None:
     """Print the rows of one log."""
     batches = [batch.jobs for batch in open_trace(path).read()]
     table = JobTable.from_frame(in_submission_order(JOBS.conform(pd.concat(batches, ignore_index=True))))
-    known = known_of(table)
+    known = features_at_start(table)
     features = known.at_submission
     first = int(table.n * 0.7)
     model = train_on(
         table, known, cluster="x", until=datetime.fromtimestamp(int(table.submitted_s[first]), UTC), seed=0
     )
     tested = np.flatnonzero(np.isfinite(table.run_time_s) & (np.arange(table.n) >= first))
-    judged = judged_of(table, features, tested)
+    judged = evaluation_set(table, features, tested)
     learned = np.full((table.n, 3), np.nan)
     learned[first:] = model.predict(features[first:])
     shrinkage = HistoryPredictor().predict(features)
@@ -85,7 +85,7 @@ def judge(path: Path) -> None:
         "shrinkage": shrinkage,
         "shrinkage, calibrated": calibrated_quantiles(HistoryPredictor(), table, features, shrinkage),
     }.items():
-        print(line(name, figures_of(quantiles[tested], judged)), flush=True)
+        print(line(name, scores_for(quantiles[tested], judged)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.series import SeriesQuestion, energy_on_series
+from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
-from helios.ingest.node_series import read_series, summed
+from helios.ingest.node_series import read_series, sum_series
 from helios.predict.demand import Calendar
-from helios.services.ces import CesOptions
-from helios.services.ces.tuning import DAY, Goal, Known, tuned
+from helios.services.energy_saving import CesOptions
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, tune
 
 VARIANTS = {
     "as it is": CesOptions(),
@@ -38,7 +38,7 @@ VARIANTS = {
 }
 
 
-def asked() -> tuple[argparse.Namespace, SeriesQuestion]:
+def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
     """Return the arguments and the question they put."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", nargs="+", type=Path)
@@ -48,9 +48,9 @@ def asked() -> tuple[argparse.Namespace, SeriesQuestion]:
     given = parser.parse_args()
     zone = ZoneInfo(given.timezone)
     read = [read_series(path, timezone=given.timezone) for path in given.series]
-    one = read[0] if len(read) == 1 else summed(read, name=f"{len(read)} files")
+    one = read[0] if len(read) == 1 else sum_series(read, name=f"{len(read)} files")
     since, until = (datetime.fromisoformat(text).replace(tzinfo=zone) for text in (given.since, given.until))
-    return given, SeriesQuestion(
+    return given, EnergySeriesRequest(
         name=one.name,
         start_s=one.start_s,
         step_s=one.step_s,
@@ -61,13 +61,13 @@ def asked() -> tuple[argparse.Namespace, SeriesQuestion]:
     )
 
 
-def picking_s(question: SeriesQuestion) -> float:
+def picking_s(request: EnergySeriesRequest) -> float:
     """Return the time to pick a setting from three weeks, s, without compilation."""
-    busy = question.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
+    busy = request.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
     most = np.repeat(np.repeat(busy[:, None, None], 5, axis=1), 3, axis=2)
-    known = Known(
+    known = KnownDemand(
         busy=busy,
-        total=question.total[-21 * 1_440 :: 10],
+        total=request.total[-21 * 1_440 :: 10],
         most=most,
         ahead_s=(3_600, 10_800, 21_600, 43_200, 86_400),
         levels=(0.5, 0.9, 0.99),
@@ -75,18 +75,18 @@ def picking_s(question: SeriesQuestion) -> float:
         yardstick=np.zeros(len(busy)),
     )
     goal = Goal(risk=0.01, wake_ups_per_day=1.0, worth=0.1, spare=1.0, weeks=3)
-    tuned(known, goal)
+    tune(known, goal)
     begun = time.perf_counter()
-    tuned(known, goal)
+    tune(known, goal)
     return time.perf_counter() - begun
 
 
 def main() -> None:
     """Print it all."""
-    _, question = asked()
-    print(f"a day's setting from three weeks: {picking_s(question):.2f} s")
+    _, request = asked()
+    print(f"a day's setting from three weeks: {picking_s(request):.2f} s")
     for variant, options in VARIANTS.items():
-        found = energy_on_series(replace(question, options=options), energy=Energy())
+        found = energy_on_series(replace(request, options=options), energy=Energy())
         shown = found.policies if options == CesOptions() else [found.of("ces")]
         for result in filter(None, shown):
             low, high = result.wakeups_per_day_interval

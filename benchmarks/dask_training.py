@@ -3,7 +3,7 @@
     python -m benchmarks.dask_training [ROWS ...]
 
 Both share this machine's cores, so that the figure is what Dask *costs*: connecting, dealing out the rows, and the
-histograms that the workers exchange for every leaf. What it gains takes more machines: see docs/scale.md.
+histograms that the workers exchange for every leaf. What it gains takes more machines: see docs/predictions.md.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from distributed import Client, LocalCluster
 
 from benchmarks.features import a_table
 from helios.predict import causal_features
-from helios.predict.dask_learner import DaskLearner
-from helios.predict.duration import QUANTILES
-from helios.predict.history import FEATURES
-from helios.predict.learner import Learner, Lesson, learn_here
+from helios.predict.causal_stats import FEATURES
+from helios.predict.dask_training import DaskTrainer
+from helios.predict.duration import QUANTILES, Trainer, TrainingSet, train_locally
 
 WORKERS = 2
 
 
-def a_lesson(n_rows: int) -> Lesson:
+def a_training_set(n_rows: int) -> TrainingSet:
     """Return what the trees would learn from ``n_rows`` made-up jobs."""
     table = a_table(n_rows)
     features = causal_features(table).X
     residual = np.log1p(table.run_time_s) - features[:, FEATURES.index("anchor")].astype(np.float64)
     weight = np.random.default_rng(0).uniform(0.5, 1.5, n_rows)
-    return Lesson(features=features, residual=residual, weight=weight, names=FEATURES)
+    return TrainingSet(features=features, residual=residual, weight=weight, names=FEATURES)
 
 
 def cpu_s(client: Client) -> float:
@@ -40,10 +39,10 @@ def cpu_s(client: Client) -> float:
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
-def cost(learner: Learner, lesson: Lesson, client: Client) -> tuple[float, float]:
-    """Return how long ``learner`` takes for the three quantiles: by the clock on the wall, and of all processors."""
+def cost(trainer: Trainer, training_set: TrainingSet, client: Client) -> tuple[float, float]:
+    """Return how long ``trainer`` takes for the three quantiles: by the clock on the wall, and of all processors."""
     wall_s, used_s = time.perf_counter(), cpu_s(client)
-    learner(lesson, quantiles=QUANTILES, seed=0)
+    trainer(training_set, quantiles=QUANTILES, seed=0)
     return time.perf_counter() - wall_s, cpu_s(client) - used_s
 
 
@@ -57,11 +56,13 @@ def main() -> None:
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        there = DaskLearner(address=cluster.scheduler_address)
-        cost(there, a_lesson(5_000), client)  # the workers' first import of LightGBM
+        there = DaskTrainer(address=cluster.scheduler_address)
+        cost(there, a_training_set(5_000), client)  # the workers' first import of LightGBM
         for n_rows in sizes:
-            lesson = a_lesson(n_rows)
-            (here, here_cpu), (far, far_cpu) = (cost(learner, lesson, client) for learner in (learn_here, there))
+            training_set = a_training_set(n_rows)
+            (here, here_cpu), (far, far_cpu) = (
+                cost(trainer, training_set, client) for trainer in (train_locally, there)
+            )
             print(
                 f"{n_rows:>10,} rows   here {here:8.1f} s (cpu {here_cpu:7.1f})   "
                 f"Dask {far:8.1f} s (cpu {far_cpu:7.1f})   ratio {far / here:5.2f} (cpu {far_cpu / here_cpu:5.2f})",

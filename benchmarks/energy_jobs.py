@@ -19,13 +19,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.energy.jobs import POLICIES, JobsQuestion, energy_on_jobs
-from helios.app.history import History, read_file
-from helios.app.whatif import Question, set_the_stage
+from helios.app.energy.whatif_jobs import POLICIES, EnergyJobsRequest, energy_on_jobs
+from helios.app.history import LoadedHistory, read_file
+from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings
 from helios.predict.demand import Calendar
 from helios.simulate import Backfill, Placement, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES
 
 ZONE = ZoneInfo("Asia/Shanghai")
@@ -33,20 +33,20 @@ NODES = {"all": 133}
 STEP_S = 600
 
 
-def placements(history: History, since: datetime, until: datetime) -> None:
+def placements(history: LoadedHistory, since: datetime, until: datetime) -> None:
     """Print how many nodes are busy on average under each placement, and the least that would do."""
     warm_up = since - history.jobs["submitted_at"].min()
-    stage = set_the_stage(history, Question(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
+    setup = prepare_replay(history, WhatIfRequest(plans=(), since=since, until=until, warm_up=warm_up, nodes=NODES))
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
     print(f"{'placement':<12}{'busy nodes':>12}{'most in a step':>16}{'seconds':>9}")
     for placement in (Placement.SPREAD, Placement.RANDOM, Placement.WEIGHTED, Placement.PACKED):
         begun = time.perf_counter()
         result = replay(
-            stage.workload,
-            stage.machine.shape,
+            setup.workload,
+            setup.machine.shape,
             backfill=Backfill.EASY,
             order=first_in_first_out,
-            estimate_s=stage.limit_s,
+            estimate_s=setup.limit_s,
             placement=placement,
             count_nodes=True,
         )
@@ -55,7 +55,7 @@ def placements(history: History, since: datetime, until: datetime) -> None:
         seconds = time.perf_counter() - begun
         print(f"{placement:<12}{mean[0, window].mean():>12.1f}{most[0, window].mean():>16.1f}{seconds:>9.2f}")
     started, ended = (np.clip(times, begin_s, end_s) for times in (result.started_s, result.ended_s))
-    floor = ((ended - started) * stage.workload.gpus).sum() / 8 / (end_s - begin_s)
+    floor = ((ended - started) * setup.workload.gpus).sum() / 8 / (end_s - begin_s)
     print(f"{'floor':<12}{floor:>12.1f}   GPUs in use over 8")
 
 
@@ -70,11 +70,11 @@ def main() -> None:
     settings, begun = Settings(), time.perf_counter()
     answer = energy_on_jobs(
         history,
-        JobsQuestion(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
+        EnergyJobsRequest(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
         energy=settings.energy,
         power=settings.power,
-        progress=lambda stage, done: (
-            print(f"  {stage} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
+        progress=lambda setup, done: (
+            print(f"  {setup} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
         ),
     )
     columns = (

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from helios.predict import JobTable, causal_features
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
 
 
 def a_table(n: int, *, seed: int = 0) -> JobTable:

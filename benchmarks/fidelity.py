@@ -18,7 +18,7 @@ from rich.console import Console
 
 from helios.model import seconds_of
 from helios.report.fidelity import Fidelity, fidelity, fidelity_table
-from helios.simulate.slurmlike import SlurmTimeline
+from helios.simulate.slurm import SlurmTimeline
 from tests.live.recorded import (
     Recording,
     as_submitted,

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from helios.predict.demand import DAY, Calendar, DemandForecaster, JobState, job_state
+from helios.predict.demand import DAY, Calendar, DemandForecaster, DemandJobState, job_state
 
 Answer = TypeVar("Answer")
 
@@ -28,7 +28,7 @@ def main(days: int) -> None:
     busy = np.clip(np.round(60 + np.cumsum(rng.normal(0, 1, n_steps)) % 60), 0, 133)
     total, calendar = np.full(n_steps, 133.0), Calendar(zone=ZoneInfo("Asia/Shanghai"))
 
-    def state(asked_s: np.ndarray) -> JobState:
+    def state(asked_s: np.ndarray) -> DemandJobState:
         return job_state(
             submitted_s=submitted_s,
             started_s=started_s,

@@ -1,6 +1,6 @@
 """Submissions to a real Slurm with the priority hook and without, in one run.
 
-Batches with and without the hook take turns, because a machine's speed drifts by more than the hook costs. Besides the
+Batches with and without the hook take cycles, because a machine's speed drifts by more than the hook costs. Besides the
 rate that a user sees (one sbatch after another), the controller's own time for a submission is asked of sdiag.
 
 Usage: python -m benchmarks.hook_rate [SUBMISSIONS] [ROWS]   (as root, with Slurm installed)
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.slurm.hook import HookRow, publish, render
+from helios.slurm.hook_table import HookRow, publish, render
 from tests.live.rig import Rig
 
 SCRIPT = Path(__file__).parents[1] / "deploy" / "slurm" / "job_submit.lua"
@@ -89,8 +89,8 @@ def is_hooked(rig: Rig) -> bool:
 def measure(rig: Rig, submissions: int) -> dict[bool, list[Rate]]:
     """Return the batches of both kinds; which comes first alternates."""
     rates: dict[bool, list[Rate]] = {True: [], False: []}
-    for turn in range(max(submissions // BATCH, 1)):
-        for hook in (turn % 2 == 0, turn % 2 == 1):
+    for cycle in range(max(submissions // BATCH, 1)):
+        for hook in (cycle % 2 == 0, cycle % 2 == 1):
             switch(rig, hook=hook)
             rates[hook].append(submit(rig, BATCH))
         rig.empty()
@@ -139,7 +139,7 @@ def main() -> None:
         rig.control("up")
         first, each = clocked(rig)
         print(f"the hook in the controller: {each:.1f} us a submission; {first / 1000:.1f} ms to take in {rows} rows")
-        print(f"{submissions} submissions of each kind, in turns of {BATCH}; a table of {rows} rows")
+        print(f"{submissions} submissions of each kind, in cycles of {BATCH}; a table of {rows} rows")
         tell(measure(rig, submissions))
     finally:
         rig.control("wipe")

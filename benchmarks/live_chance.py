@@ -15,14 +15,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from helios.app.slurm_jobs import slurm_jobs
-from helios.app.slurm_rehearsal import rehearse_on_slurm
+from helios.app.slurm_workload import simulate_services_on_slurm, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
-from helios.model.site import SlurmSite
+from helios.model.slurm_site import SlurmSite
 from helios.ports import Service
 from helios.services.qssf import Qssf
-from helios.simulate.slurmlike import SlurmLatency, replay_slurm
+from helios.simulate.slurm import SlurmLatency, replay_slurm
 from tests.live.recorded import site_of, texts_of
 from tests.live.replayed import FIRST, PROMOTE_AFTER_S, Stretch, Waits
 from tests.live.rig import Rig, missing, roomy_folder
@@ -97,7 +96,7 @@ def side(
     latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 30 - 7 * rng.random())
     if services:
         past = stretch.history(BEGAN.to_pydatetime())
-        replayed = rehearse_on_slurm(
+        replayed = simulate_services_on_slurm(
             jobs,
             site,
             services,

@@ -1,4 +1,4 @@
-"""A whole turn on a real Slurm with many pending jobs: look, predict, decide, check, write, read back, write down.
+"""A whole cycle on a real Slurm with many pending jobs: look, predict, decide, check, write, read back, write down.
 
 Beside it, in the same run, the naive way to write the same: one ``scontrol update`` for each job.
 
@@ -15,23 +15,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from helios.app.expectation import learn
-from helios.app.history import recall
-from helios.app.live import open_site
-from helios.app.reading import JOBS as JOBS_READ
-from helios.app.turns import Turns
+from helios.app.history import load_history
+from helios.app.job_controller import JobController
+from helios.app.live_cluster import open_live_cluster
+from helios.app.sync import JOBS as JOBS_READ
+from helios.app.training import learn
 from helios.config import Settings
-from helios.control import ServiceMode, TurnReport
+from helios.control import CycleReport, ServiceMode
 from helios.ingest import synthetic_trace
 from helios.model import REJECTS, Batch, Mode
 from helios.slurm import shell
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig, roomy_folder
 
-TURN_S = 60
+CYCLE_S = 60
 NAIVE_WRITES = 100
 WRITES = 500
-"""The default of slurm.writes_per_turn."""
+"""The default of slurm.writes_per_cycle."""
 STARTED: Counter[str] = Counter()
 
 
@@ -51,7 +51,7 @@ def settings_for(folder: Path, *, writes: int) -> Settings:
     return Settings.model_validate(
         {
             "database": {"url": f"sqlite:///{folder / 'helios.db'}"},
-            "slurm": {"backend": "commands", "writes_per_turn": writes},
+            "slurm": {"backend": "commands", "writes_per_cycle": writes},
             "control": {"state_folder": str(folder / "state"), "most_of_one_user": 1.0},
             "services": {"qssf": {"every_s": 1}},
         }
@@ -66,7 +66,7 @@ def remember(settings: Settings, cluster: str, *, days: int) -> int:
         batch = Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0)
         warehouse.load([batch], cluster=cluster, path="synthetic", sha256="1", format="helios", timezone="UTC")
         warehouse.cover(cluster, source=JOBS_READ, started_at=now - timedelta(days=days), ended_at=now, read_at=now)
-    history = recall(url=settings.database.url, cluster=cluster)
+    history = load_history(url=settings.database.url, cluster=cluster)
     learn(history, url=settings.database.url, until=None, seed=0, made_at=now)
     return len(jobs)
 
@@ -83,20 +83,20 @@ def queue_up(rig: Rig, pending: int) -> None:
     rig.until(lambda: len(rig.site_factors()) >= pending, longest_s=120)
 
 
-def turn(turns: Turns) -> tuple[TurnReport, float, Counter[str]]:
-    """Take one turn; return what came of it, its seconds and the processes that it started."""
+def cycle(cycles: JobController) -> tuple[CycleReport, float, Counter[str]]:
+    """Take one cycle; return what came of it, its seconds and the processes that it started."""
     STARTED.clear()
     began = time.perf_counter()
-    report = turns.turn(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
+    report = cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.ACTIVE)})
     return report, time.perf_counter() - began, STARTED.copy()
 
 
-def say(what: str, report: TurnReport, seconds: float, started: Counter[str]) -> None:
-    """Print one turn."""
+def say(what: str, report: CycleReport, seconds: float, started: Counter[str]) -> None:
+    """Print one cycle."""
     counts = {str(result): number for counted in report.counts.values() for result, number in counted.items()}
     processes = f"{sum(started.values()):>3} processes {dict(started)}"
     print(f"{what:<34} {seconds:6.2f} s   {report.acted:>5,} written   {processes}")
-    print(f"{'':<34} {counts} {' '.join(report.still)}")
+    print(f"{'':<34} {counts} {' '.join(report.suspended)}")
 
 
 def naive(rig: Rig) -> float:
@@ -120,28 +120,26 @@ def main(pending: int, days: int) -> None:
         chosen = settings_for(folder, writes=WRITES)
         jobs = remember(chosen, rig.name, days=days)
         queue_up(rig, pending)
-        site = open_site(chosen)
+        site = open_live_cluster(chosen)
         count_processes()
         print(f"{pending:,} jobs pending, a history of {jobs:,} jobs, a model; Slurm's commands")
-        turns = Turns(site, chosen)
+        cycles = JobController(site, chosen)
         for number in range(1, 3 + -(-pending // WRITES)):
-            quiet = turn_of(turns, f"turn {number}")
+            quiet = cycle_of(cycles, f"turn {number}")
             time.sleep(1)
         each = naive(rig)
         print(f"naive, one scontrol a job: {1e3 * each:.1f} ms each, {each * pending:.2f} s and {pending:,} processes")
-        calls = sum(quiet.values()) * 60 / TURN_S
-        print(
-            f"steady state, a turn every {TURN_S} s: {calls:.0f} calls of Slurm a minute, however many jobs are pending"
-        )
+        calls = sum(quiet.values()) * 60 / CYCLE_S
+        print(f"steady state, a cycle every {CYCLE_S} s: {calls:.0f} calls of Slurm a minute, for any number of jobs")
         site.close()
     finally:
         rig.control("wipe")
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def turn_of(turns: Turns, what: str) -> Counter[str]:
-    """Take a turn, print it, and return the processes that it started."""
-    report, seconds, started = turn(turns)
+def cycle_of(cycles: JobController, what: str) -> Counter[str]:
+    """Take a cycle, print it, and return the processes that it started."""
+    report, seconds, started = cycle(cycles)
     say(what, report, seconds, started)
     return started
 

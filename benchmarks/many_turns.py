@@ -1,6 +1,6 @@
-"""Turns without end on a cluster in memory: what grows, and what does not.
+"""Cycles without end on a cluster in memory: what grows, and what does not.
 
-Takes ``--turns N`` turns (default 1,000) of ``--step`` seconds on the fake cluster of :mod:`helios.testing`, with 30
+Takes ``--cycles N`` cycles (default 1,000) of ``--step`` seconds on the fake cluster of :mod:`helios.testing`, with 30
 jobs pending at any moment, and keeps what the night keeps. Prints resident memory, open files, files of the state
 folder and bytes of the database as it goes, and what the audit holds. ``--mode shadow`` changes nothing on the cluster.
 """
@@ -38,9 +38,9 @@ DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What was measured after so many turns; sizes in bytes."""
+    """What was measured after so many cycles; sizes in bytes."""
 
-    turns: int
+    cycles: int
     resident: int
     open_files: int
     state_files: int
@@ -52,7 +52,7 @@ class Reading:
         """Return it in one line."""
         sizes = f"RSS {self.resident / 2**20:,.0f} MiB, database {self.database / 2**20:,.1f} MiB"
         files = f"{self.open_files} open files, {self.state_files} in the state folder"
-        return f"{self.turns:>7,} turns: {sizes}, {files}, {self.decisions:,} audit rows, {self.cpu_s:,.0f} s CPU"
+        return f"{self.cycles:>7,} cycles: {sizes}, {files}, {self.decisions:,} audit rows, {self.cpu_s:,.0f} s CPU"
 
 
 class Crowd:
@@ -97,35 +97,35 @@ class Crowd:
             warehouse.load([a_batch(*rows)], cluster="dev", path=name, sha256=name, format="sacct", timezone="UTC")
 
 
-def take_turns(
-    folder: Path, *, turns: int, step: timedelta, mode: Mode, every: int, tell: Callable[[Reading], None]
+def take_cycles(
+    folder: Path, *, cycles: int, step: timedelta, mode: Mode, every: int, tell: Callable[[Reading], None]
 ) -> list[Reading]:
-    """Take turns in ``folder`` and return what was measured after each ``every`` of them."""
+    """Take cycles in ``folder`` and return what was measured after each ``every`` of them."""
     town = Town(folder, history={"jobs_for_predictions": 1_000})
     modes, crowd, read = {"qssf": ServiceMode(mode=mode)}, Crowd(town), []
     night = town.cluster.now + DAY
-    for turn in range(1, turns + 1):
+    for cycle in range(1, cycles + 1):
         crowd.step(step)
-        if turn % 10 == 1 or step >= timedelta(minutes=5):
+        if cycle % 10 == 1 or step >= timedelta(minutes=5):
             town.read()
-        town.turns.turn(modes=modes)
+        town.cycles.cycle(modes=modes)
         town.cluster.applied.clear()  # the fake remembers all that it was ever asked
         if town.cluster.now >= night:
             forget_what_is_old(town.url, "dev", town.settings.retention, now=town.cluster.now)
             night += DAY
-        if turn % every == 0:
-            read.append(measured(town, turn))
+        if cycle % every == 0:
+            read.append(measured(town, cycle))
             tell(read[-1])
     return read
 
 
-def measured(town: Town, turns: int) -> Reading:
+def measured(town: Town, cycles: int) -> Reading:
     """Measure now."""
     gc.collect()
     with closing(sqlite3.connect(town.folder / "helios.db")) as raw:
         decisions = raw.execute("SELECT count(*) FROM decisions").fetchone()[0]
     return Reading(
-        turns=turns,
+        cycles=cycles,
         resident=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
         open_files=len(list(Path("/proc/self/fd").iterdir())),
         state_files=sum(len(files) for _, _, files in os.walk(town.settings.control.state_folder)),
@@ -139,14 +139,14 @@ def main() -> None:
     """Print the figures."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--turns", type=int, default=1_000)
-    arguments.add_argument("--step", type=int, default=60, help="seconds between turns")
+    arguments.add_argument("--step", type=int, default=60, help="seconds between cycles")
     arguments.add_argument("--mode", choices=[Mode.SHADOW.value, Mode.ACTIVE.value], default=Mode.ACTIVE.value)
     given = arguments.parse_args()
-    every = max(given.turns // 20, 1)
+    every = max(given.cycles // 20, 1)
     with tempfile.TemporaryDirectory() as folder:
-        take_turns(
+        take_cycles(
             Path(folder),
-            turns=given.turns,
+            cycles=given.cycles,
             step=timedelta(seconds=given.step),
             mode=Mode(given.mode),
             every=every,

@@ -25,14 +25,14 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.replay import PLAIN_JOBS, a_cluster, a_trace, given, pending, plain
-from helios.app.history import ingest, recall
-from helios.app.plans import Plan, Policy, RunTimes
-from helios.app.whatif import Question, whatif
+from helios.app.history import ingest, load_history
+from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.whatif import WhatIfRequest, whatif
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.model import JOBS
 from helios.predict import train
 from helios.simulate import Backfill
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183
@@ -80,17 +80,17 @@ def main() -> None:
         control = timed("control: pandas.read_csv of the file", lambda: len(pd.read_csv(trace)))
         report = timed("load into SQLite", lambda: ingest(trace, url=url, timezone="UTC", cluster="saturn"))
         assert report.jobs_new == control
-        history = timed("read all columns back", lambda: recall(url=url, cluster="saturn"))
+        history = timed("read all columns back", lambda: load_history(url=url, cluster="saturn"))
         timed("train (features of all, the last 300,000 to learn)", lambda: train(history.jobs, cluster="saturn"))
         for backfill in (Backfill.NONE, Backfill.EASY, Backfill.NODES):
-            plan = Plan(
+            plan = Scenario(
                 policy=Policy.QSSF,
                 backfill=backfill,
                 run_times=RunTimes.TRUE,
                 estimates=None if backfill is Backfill.NONE else RunTimes.LIMIT,
             )
-            question = Question(plans=[plan], nodes=synthetic_nodes("saturn"), gpus_per_node=8)
-            timed(f"replay QSSF, backfill {backfill}", lambda question=question: whatif(history, question))
+            request = WhatIfRequest(plans=[plan], nodes=synthetic_nodes("saturn"), gpus_per_node=8)
+            timed(f"replay QSSF, backfill {backfill}", lambda request=request: whatif(history, request))
     print(f"peak {peak_mib():,.0f} MiB for {n_jobs:,} jobs", flush=True)
     apart(replay_many, int(sys.argv[2]) if len(sys.argv) > 2 else 10 * n_jobs)
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from helios.model import JOBS
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict.evaluation import spearman
-from helios.predict.names import Families
+from helios.predict.job_names import JobNameFamilies
 
 TASKS = {"train": 9.5, "pretrain": 10.8, "finetune": 8.5, "eval": 6.5, "debug": 4.5, "preprocess": 7.0}
 MODELS = {
@@ -131,7 +131,7 @@ def known_by(table: JobTable, names: list[str]) -> dict[str, JobTable]:
         "no names": replace(table, name=none, stem=none),
         "exact name": replace(table, stem=none),
         "name and stem": table,
-        "name and family": replace(table, stem=Families().codes(table.user, table.name, names)),
+        "name and family": replace(table, stem=JobNameFamilies().codes(table.user, table.name, names)),
     }
 
 
@@ -160,7 +160,7 @@ def speed(n_jobs: int, n_names: int, make: Callable[[np.random.Generator, int], 
     name = rng.integers(0, n_names, n_jobs).astype(np.int32)
     name[:n_names] = np.arange(n_names)
     user = np.minimum(rng.zipf(1.3, n_names), 500).astype(np.int32)[name]
-    families, begin = Families(), time.process_time()
+    families, begin = JobNameFamilies(), time.process_time()
     of_job = families.codes(user, name, names)
     took = time.process_time() - begin
     print(f"{label}: {n_jobs:,} jobs, {n_names:,} names, {of_job.max() + 1:,} families: {took:.2f} s of one core")

@@ -1,16 +1,16 @@
-"""What marks cost jobs that are submitted between two turns: orders of the queue with and without the priority hook.
+"""What marks cost jobs that are submitted between two cycles: orders of the queue with and without the priority hook.
 
-Without the hook a new job has SiteFactor 0 until the next turn, behind every pending job that has a positive one. Here
+Without the hook a new job has SiteFactor 0 until the next cycle, behind every pending job that has a positive one. Here
 the same jobs run on the same nodes under Slurm's rules in six ways, drawn many times:
 
 - plain: Slurm alone, first come, first served;
-- no hook: qssf, each job at 0 until the next turn;
-- hook: qssf, each job submitted with the value that the next turn would give it;
+- no hook: qssf, each job at 0 until the next cycle;
+- hook: qssf, each job submitted with the value that the next cycle would give it;
 - hook, half: the same, but that half of the jobs find no row in the hook's table;
 - shifted: no hook, all values moved down so that none is above 0 and only promoted jobs have 0;
 - clipped: no hook, positive values are left out.
 
-Turns come at a fixed period with the cap on one user's share, as live ones.
+Cycles come at a fixed period with the cap on one user's share, as live ones.
 
 python -m benchmarks.new_jobs [--draws 24] [--turn-s 60]   (about five minutes)
 """
@@ -25,22 +25,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios import marks
-from helios.app.claims import Claims
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
+from helios import ownership
+from helios.app.replay_guards import ReplayGuards
+from helios.app.slurm_workload import SlurmJobs, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
-from helios.model.site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
+from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
-from helios.simulate.glance import moment
-from helios.simulate.rows import Predictions
-from helios.simulate.slurmlike import SlurmLatency
-from helios.simulate.slurmlike.door import SlurmDoor
+from helios.simulate.slurm import SlurmLatency
+from helios.simulate.slurm.cluster import SimulatedSlurm
+from helios.simulate.snapshot import Predictions, moment
 
 N_JOBS, NODES, GPUS = 300, 4, 8
 BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
 RUNS_S = (20.0, 60.0, 180.0, 600.0, 3600.0)
-"""Mean run times of the jobs: with the default turn of 60 s, from a third of a turn to sixty turns."""
+"""Mean run times of the jobs: with the default turn of 60 s, from a third of a cycle to sixty cycles."""
 LOAD = 1.15
 """GPU seconds asked for while jobs arrive, as a part of what the nodes have: a queue that grows, then drains."""
 SPREAD, ERROR = 1.5, 0.7
@@ -63,15 +62,15 @@ SITE = SlurmSite(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Jobs as they are submitted, what is predicted of them, and when the first turn comes."""
+    """Jobs as they are submitted, what is predicted of them, and when the first cycle comes."""
 
     jobs: SlurmJobs
     predictions: Predictions
     finds_row: Floats
-    first_turn_s: float
+    first_cycle_s: float
 
 
-def draw(run_s: float, turn_s: float, seed: int) -> Draw:
+def draw(run_s: float, cycle_s: float, seed: int) -> Draw:
     """Draw one stretch of jobs of a mean run time."""
     rng = np.random.default_rng([seed, int(run_s)])
     run_time_s = np.maximum(run_s * rng.lognormal(-(SPREAD**2) / 2, SPREAD, N_JOBS), 1.0)
@@ -99,11 +98,11 @@ def draw(run_s: float, turn_s: float, seed: int) -> Draw:
             sources=["drawn"],
         ),
         finds_row=rng.random(N_JOBS),
-        first_turn_s=turn_s * rng.random(),
+        first_cycle_s=cycle_s * rng.random(),
     )
 
 
-def waits_s(drawn: Draw, turn_s: float, shape: Shape | None, *, hook: float, patience_s: float) -> Floats:
+def waits_s(drawn: Draw, cycle_s: float, shape: Shape | None, *, hook: float, patience_s: float) -> Floats:
     """Return the wait of each job in one replay, s.
 
     Parameters
@@ -117,25 +116,25 @@ def waits_s(drawn: Draw, turn_s: float, shape: Shape | None, *, hook: float, pat
     """
     workload, qssf = drawn.jobs.workload, Qssf(Qssf.Options(promote_after_s=patience_s))
 
-    def wished(door: SlurmDoor, jobs: NDArray[np.int64], now_s: int) -> Floats:
-        urgency = qssf.wishes(door.rows(jobs, drawn.predictions).values, moment(now_s)).urgency
+    def wished(door: SimulatedSlurm, jobs: NDArray[np.int64], now_s: int) -> Floats:
+        urgency = qssf.changes(door.rows(jobs, drawn.predictions).values, moment(now_s)).urgency
         return urgency if shape is None else shape(urgency)
 
     if shape is not None and hook:
-        whole = SlurmDoor(workload, SITE, drawn.jobs.jobs, resolution=MOST)
+        whole = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, tolerance=MOST)
         first = [wished(whole, np.array([job]), int(workload.submitted_s[job]))[0] for job in range(N_JOBS)]
-        factors = marks.site_factors(np.array(first), n_steps=marks.steps(MOST))
+        factors = ownership.site_factors(np.array(first), n_steps=ownership.steps(MOST))
         workload = replace(workload, site_factor=np.where(drawn.finds_row < hook, factors, 0))
-    latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_turn_s)
-    door = SlurmDoor(workload, SITE, drawn.jobs.jobs, resolution=MOST, latency=latency)
-    claims = Claims(door, 1, Control().most_of_one_user)
-    now_s = int(BEGAN.timestamp() + drawn.first_turn_s)
+    latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_cycle_s)
+    door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, tolerance=MOST, latency=latency)
+    claims = ReplayGuards(door, 1, Control().most_of_one_user)
+    now_s = int(BEGAN.timestamp() + drawn.first_cycle_s)
     while len(door.ended) < N_JOBS:
         door.advance(now_s)
         jobs = door.waiting()
         if shape is not None and len(jobs):
-            claims.wish(0, jobs, wished(door, jobs, now_s))
-        now_s += int(turn_s)
+            claims.change(0, jobs, wished(door, jobs, now_s))
+        now_s += int(cycle_s)
     waited: Floats = door.timeline.result().started_s - workload.submitted_s
     return waited
 
@@ -169,19 +168,19 @@ def measured(waited: Floats, gpus: NDArray[np.int64]) -> Floats:
     return np.array([waited.mean(), np.percentile(waited, 95), waited.max(), waited[gpus >= LARGE].mean()])
 
 
-def table(run_s: float, turn_s: float, draws: int) -> list[str]:
+def table(run_s: float, cycle_s: float, draws: int) -> list[str]:
     """Return the lines for jobs of a mean run time, the way with the worst draw first."""
     plain, ways = [], {name: [] for name in WAYS}  # type: tuple[list[Floats], dict[str, list[Floats]]]
     for seed in range(draws):
-        drawn = draw(run_s, turn_s, seed)
+        drawn = draw(run_s, cycle_s, seed)
         gpus = drawn.jobs.workload.column("gpus")
-        plain.append(measured(waits_s(drawn, turn_s, None, hook=0.0, patience_s=0.0), gpus))
+        plain.append(measured(waits_s(drawn, cycle_s, None, hook=0.0, patience_s=0.0), gpus))
         patience_s = max(float(plain[-1][2]), 1.0)  # the longest wait in order of submission
         for name, (shape, hook) in WAYS.items():
-            ways[name].append(measured(waits_s(drawn, turn_s, shape, hook=hook, patience_s=patience_s), gpus))
+            ways[name].append(measured(waits_s(drawn, cycle_s, shape, hook=hook, patience_s=patience_s), gpus))
     mean, p95, longest, large = np.mean(plain, axis=0)
     lines = [
-        f"mean run time {run_s:,.0f} s, a turn each {turn_s:g} s, {draws} draws; plain, mean of the draws: "
+        f"mean run time {run_s:,.0f} s, a cycle each {cycle_s:g} s, {draws} draws; plain, mean of the draws: "
         f"mean wait {mean:,.0f} s, 95th {p95:,.0f} s, longest {longest:,.0f} s, large jobs {large:,.0f} s",
         f"  {'% against plain':<16} {'mean wait':>20} {'95th':>20} {'longest':>20} {'large jobs':>20}  worse mean in",
     ]
@@ -196,11 +195,11 @@ def main(words: list[str] | None = None) -> None:
     """Draw, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.new_jobs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draws", type=int, default=24, help="of each mean run time (default 24)")
-    parser.add_argument("--turn-s", type=float, default=60.0, help="between turns, s (default 60)")
+    parser.add_argument("--turn-s", type=float, default=60.0, help="between cycles, s (default 60)")
     asked = parser.parse_args(words)
     print("median (least to most) over the draws; the way with the worst draw first")
     for run_s in RUNS_S:
-        print("\n".join(table(run_s, asked.turn_s, asked.draws)), flush=True)
+        print("\n".join(table(run_s, asked.cycle_s, asked.draws)), flush=True)
 
 
 if __name__ == "__main__":

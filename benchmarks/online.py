@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from helios.model import JOBS
-from helios.predict import DurationModel, JobTable, OnlinePredictor, train
+from helios.predict import DurationModel, JobTable, ReplayTrainedPredictor, train
 
 
 def a_campaign(n: int, *, seed: int = 0) -> pd.DataFrame:
@@ -36,7 +36,7 @@ def a_campaign(n: int, *, seed: int = 0) -> pd.DataFrame:
     )
 
 
-def play(predictor: OnlinePredictor, table: JobTable) -> float:
+def play(predictor: ReplayTrainedPredictor, table: JobTable) -> float:
     """Feed the recorded events, each submission by itself, and return the seconds it took."""
     ends = table.ends()
     ends_s = table.ended_s[ends]
@@ -66,11 +66,11 @@ def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
     jobs = a_campaign(n)
     table = JobTable.from_frame(jobs)
-    play(OnlinePredictor(jobs.iloc[:1500]), JobTable.from_frame(jobs.iloc[:1500]))
-    model = train(jobs.iloc[: n // 2], cluster="bench")
-    fixed = OnlinePredictor(jobs, model=model, refit=False)
+    play(ReplayTrainedPredictor(jobs.iloc[:1500]), JobTable.from_frame(jobs.iloc[:1500]))
+    model = train(jobs.iloc[: n // 2], cluster="suspension")
+    fixed = ReplayTrainedPredictor(jobs, model=model, refit=False)
     fixed_s = play(fixed, table)
-    learning = OnlinePredictor(jobs, refit=True)
+    learning = ReplayTrainedPredictor(jobs, refit=True)
     learning_s = play(learning, table)
     peer_s = single_rows(model, fixed.features[:500])
     print(f"fixed model, {n:,} jobs one at a time             {n / fixed_s:10,.0f} jobs/s")

@@ -23,13 +23,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.history import read_file
-from helios.app.machine import parse_nodes
-from helios.app.plans import ORDERS, Policy
-from helios.app.value import PREDICTED
-from helios.app.whatif import Question, Stage, set_the_stage, teach
-from helios.predict import OnlinePredictor
-from helios.predict.online import UserLast
-from helios.simulate import Backfill, Guard, Replay, replay
+from helios.app.prediction_value import PREDICTED
+from helios.app.replay_cluster import parse_nodes
+from helios.app.scenarios import ORDERS, Policy
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, train_predictor
+from helios.predict import ReplayTrainedPredictor
+from helios.predict.replay_predictor import UserLast
+from helios.simulate import Backfill, Replay, WaitBound, replay
 
 DAY_S = 86_400
 
@@ -38,30 +38,32 @@ DAY_S = 86_400
 class Bench:
     """One machine: the jobs on it, today's queue, and what predicts."""
 
-    stage: Stage
+    setup: ReplaySetup
     today: Replay
     model: Any
 
-    def predictor(self, forecaster: Any, **options: Any) -> OnlinePredictor:
+    def predictor(self, forecaster: Any, **options: Any) -> ReplayTrainedPredictor:
         """Return a predictor that begins with ``forecaster``."""
-        stage = self.stage
-        return OnlinePredictor(
-            stage.machine.jobs, history=stage.before, model=forecaster, timezone=stage.timezone, **options
+        setup = self.setup
+        return ReplayTrainedPredictor(
+            setup.machine.jobs, history=setup.before, model=forecaster, timezone=setup.timezone, **options
         )
 
-    def model_online(self, **options: Any) -> OnlinePredictor:
+    def model_online(self, **options: Any) -> ReplayTrainedPredictor:
         """Return the trained model, which goes on learning."""
         return self.predictor(self.model, **options)
 
-    def guard(self, share: float) -> Guard:
+    def guard(self, share: float) -> WaitBound:
         """Return the bound that is this share of the longest wait so far under FIFO, 3 h at least."""
-        return Guard.beside(started_s=self.today.started_s, wait_s=self.today.wait_s, least_s=3 * 3_600, share=share)
+        return WaitBound.beside(
+            started_s=self.today.started_s, wait_s=self.today.wait_s, least_s=3 * 3_600, share=share
+        )
 
 
 class Believing:
     """A predictor of whose quantiles the order believes another number than the median."""
 
-    def __init__(self, predictor: OnlinePredictor, number: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, predictor: ReplayTrainedPredictor, number: Callable[[np.ndarray], np.ndarray]) -> None:
         self._predictor, self._number = predictor, number
         self.ended = predictor.ended
 
@@ -89,9 +91,9 @@ def by_size(exponent: float) -> Callable[..., np.ndarray]:
     return lambda *, submitted_s, gpus, run_time_s: run_time_s * gpus.astype(float) ** exponent  # noqa: ARG005 - Order
 
 
-def noise(bench: Bench) -> np.ndarray:
+def noise(suspension: Bench) -> np.ndarray:
     """Return the true run times off by e^N(0, 1.5)."""
-    true = bench.stage.workload.run_time_s
+    true = suspension.setup.workload.run_time_s
     return true * np.exp(np.random.default_rng(0).normal(0, 1.5, len(true)))
 
 
@@ -99,8 +101,8 @@ AGAIN = {"predict_again_s": 600}
 TRIED: dict[str, Callable[..., dict[str, Any]]] = {
     "true, no guard": lambda _: {},
     **{f"true, guard {share:g}": lambda b, s=share: {"guard": b.guard(s)} for share in (0.5, 0.7, 1.0, 1.5)},
-    "true, guard 12 h": lambda _: {"guard": Guard.constant(DAY_S // 2)},
-    "true, guard 48 h": lambda _: {"guard": Guard.constant(2 * DAY_S)},
+    "true, guard 12 h": lambda _: {"guard": WaitBound.constant(DAY_S // 2)},
+    "true, guard 48 h": lambda _: {"guard": WaitBound.constant(2 * DAY_S)},
     "off by e^N(0,1.5)": lambda b: {"run_time_s": noise(b), "guard": b.guard(1)},
     "smallest first": lambda b: {"order": ORDERS[Policy.FEWEST_GPUS], "guard": b.guard(1)},
     "user's last": lambda b: {"predictor": b.predictor(UserLast(), refit=False), "guard": b.guard(1)},
@@ -112,7 +114,7 @@ TRIED: dict[str, Callable[..., dict[str, Any]]] = {
     "model, again, guard 0.7": lambda b: {"predictor": b.model_online(), "guard": b.guard(0.7), **AGAIN},
     "model, again, guard 12 h": lambda b: {
         "predictor": b.model_online(),
-        "guard": Guard.constant(DAY_S // 2),
+        "guard": WaitBound.constant(DAY_S // 2),
         **AGAIN,
     },
     "model, again hourly": lambda b: {"predictor": b.model_online(), "guard": b.guard(1), "predict_again_s": 3_600},
@@ -139,19 +141,19 @@ TRIED: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def replayed(stage: Stage, **options: Any) -> Replay:
+def replayed(setup: ReplaySetup, **options: Any) -> Replay:
     """Replay with EASY by limits, by service, unless told otherwise; true run times unless predicted."""
     order = options.pop("order", ORDERS[Policy.QSSF])
     if "predictor" not in options:
-        options.setdefault("run_time_s", stage.workload.run_time_s.astype(float))
+        options.setdefault("run_time_s", setup.workload.run_time_s.astype(float))
     return replay(
-        stage.workload, stage.machine.shape, backfill=Backfill.EASY, order=order, estimate_s=stage.limit_s, **options
+        setup.workload, setup.machine.shape, backfill=Backfill.EASY, order=order, estimate_s=setup.limit_s, **options
     )
 
 
-def figures(result: Replay, bench: Bench, oracle: Replay) -> list[float]:
+def figures(result: Replay, suspension: Bench, oracle: Replay) -> list[float]:
     """Return the share of the oracle's gain, and the longest wait and that of large jobs against today's."""
-    today, large = bench.today, bench.stage.workload.gpus > 8
+    today, large = suspension.today, suspension.setup.workload.gpus > 8
     share = (today.wait_s.mean() - result.wait_s.mean()) / (today.wait_s.mean() - oracle.wait_s.mean())
     of_large = result.wait_s[large].mean() / today.wait_s[large].mean() if large.any() else np.nan
     return [share, result.wait_s.max() / today.wait_s.max(), of_large]
@@ -161,7 +163,7 @@ def benches(given: argparse.Namespace) -> list[Bench]:
     """Return the machines of all sizes; the model is trained once."""
     history = read_file(given.trace, timezone=given.timezone)
     since = history.jobs["submitted_at"].iloc[int(len(history.jobs) * 0.7)].to_pydatetime()
-    question = Question(
+    request = WhatIfRequest(
         plans=[PREDICTED],
         since=since,
         gpus_per_node=given.gpus_per_node,
@@ -170,9 +172,9 @@ def benches(given: argparse.Namespace) -> list[Bench]:
     made: list[Bench] = []
     for size in map(float, given.sizes.split(",")):
         nodes = {name: max(1, round(size * count)) for name, count in parse_nodes(given.nodes).items()}
-        stage = set_the_stage(history, replace(question, nodes=nodes))
-        model = made[0].model if made else teach(history, stage, question, lambda _stage, _done: None)
-        made.append(Bench(stage=stage, today=replayed(stage, order=ORDERS[Policy.FIFO]), model=model))
+        setup = prepare_replay(history, replace(request, nodes=nodes))
+        model = made[0].model if made else train_predictor(history, setup, request, lambda _setup, _done: None)
+        made.append(Bench(setup=setup, today=replayed(setup, order=ORDERS[Policy.FIFO]), model=model))
     return made
 
 
@@ -187,16 +189,16 @@ def main() -> None:
     parser.add_argument("--only", help="Names of rows by semicolons; else all")
     given = parser.parse_args()
     machines = benches(given)
-    oracles = [replayed(bench.stage) for bench in machines]
-    jobs = len(machines[0].stage.workload)
+    oracles = [replayed(suspension.setup) for suspension in machines]
+    jobs = len(machines[0].setup.workload)
     print(f"{jobs:,} jobs; share of the oracle's gain, longest and >8 against FIFO + EASY; shares by size", flush=True)
     for name, options in TRIED.items():
         if given.only and name not in given.only.split(";"):
             continue
         started = time.perf_counter()
         rows = [
-            figures(replayed(bench.stage, **options(bench)), bench, oracle)
-            for bench, oracle in zip(machines, oracles, strict=True)
+            figures(replayed(suspension.setup, **options(suspension)), suspension, oracle)
+            for suspension, oracle in zip(machines, oracles, strict=True)
         ]
         share, longest, large = np.mean(rows, axis=0)
         took = (time.perf_counter() - started) / len(machines)

@@ -53,7 +53,7 @@ def main() -> None:
     jobs = a_campaign(n + RUNNING + waiting)
     history, running, pending = jobs.iloc[:n], in_queue(jobs.iloc[n : n + RUNNING]), in_queue(jobs.iloc[n + RUNNING :])
     now = max(history["ended_at"].max(), running["submitted_at"].max()).to_pydatetime()
-    model = train(history, cluster="bench")
+    model = train(history, cluster="suspension")
     live = LivePredictor(history, model=model)
     one = pending.iloc[:1]
     live.predict(pending, now=now, running=running)

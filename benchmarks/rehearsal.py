@@ -1,6 +1,6 @@
 """Services in the loop: jobs per second of a replay in which a service acts, beside the compiled policy, in one run.
 
-    python -m benchmarks.rehearsal [--jobs N] [--only kth,philly] [--with-model]
+    python -m benchmarks.service replay [--jobs N] [--only kth,philly] [--with-model]
 
 The traces are KTH-SP2 on its 100 nodes and Philly per virtual cluster at 40 % of its nodes, from the folder that
 HELIOS_TRACES names. All replays have the same jobs, the same machine, EASY by the users' limits (7 days where there is
@@ -9,7 +9,8 @@ something may start, has neither grid nor promotion, and is compared with the co
 run it, it has both, and is asked every 30 s. The night owl is the package of docs/write-a-service.md, unchanged.
 
 Rates are per CPU second, set-up included, compilation not; the better of two replays. With ``--with-model`` jobs are
-predicted as in ``helios rehearse``, by a model that is trained on the way, which is most of what a rehearsal costs.
+predicted as in ``helios simulate``, by a model that is trained on the way, which is most of what a service replay
+costs.
 """
 
 from __future__ import annotations
@@ -33,19 +34,18 @@ from helios_night_owl import NightOwl
 
 from helios.actions import Action
 from helios.app.history import read_file
-from helios.app.machine import parse_nodes
-from helios.app.rehearsal import PREDICT_AGAIN_S
-from helios.app.timeline import Seat, play
-from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import PREDICT_AGAIN_S, ReplayedService, replay_services
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.model import Snapshot
 from helios.ports import Service
-from helios.services.orders import shortest_service_first
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, replay
 from tests.traces import TRACES
 
 AT_ONCE = timedelta(0)
-RESOLUTION = 10_000
+TOLERANCE = 10_000
 PHILLY = "6214e9=26,7f04ca=13,11cb48=6,b436b2=26,ee9e8c=26,e13805=6,6c71a0=13,2869ce=6,ed69ec=3,103959=3,0e4a51=13"
 MACHINES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "kth": ("KTH-SP2-1996-2.1-cln.swf.gz", None, {"nodes": {"all": 100}, "gpus_per_node": 1}),
@@ -60,9 +60,9 @@ MACHINES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
 class Oracle:
     """A predictor that knows every run time."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.quantiles_s = np.repeat(stage.workload.run_time_s.astype(np.float64)[:, None], 3, axis=1)
-        self.source, self.sources = np.zeros(len(stage.workload), dtype=np.int16), ["oracle"]
+    def __init__(self, setup: ReplaySetup) -> None:
+        self.quantiles_s = np.repeat(setup.workload.run_time_s.astype(np.float64)[:, None], 3, axis=1)
+        self.source, self.sources = np.zeros(len(setup.workload), dtype=np.int16), ["oracle"]
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Learn nothing."""
@@ -99,7 +99,7 @@ class Way:
     service: Callable[[], Service]
     every: timedelta = AT_ONCE
     jobwise: bool = True
-    resolution: int | None = RESOLUTION
+    tolerance: int | None = TOLERANCE
     predict_again_s: int | None = None
 
 
@@ -108,8 +108,8 @@ AGAIN = Way(
     title="  and predicted again", service=lambda: DEFAULT, every=DEFAULT.every, predict_again_s=PREDICT_AGAIN_S
 )
 WAYS = [
-    Way(title="qssf, jobwise, exact", service=paper, resolution=None),
-    Way(title="qssf, whole queue, exact", service=paper, resolution=None, jobwise=False),
+    Way(title="qssf, jobwise, exact", service=paper, tolerance=None),
+    Way(title="qssf, whole queue, exact", service=paper, tolerance=None, jobwise=False),
     Way(title="qssf as sites run it", service=lambda: DEFAULT, every=DEFAULT.every),
     AGAIN,
     Way(title="night owl", service=lambda: NightOwl(NightOwl.Options()), every=NightOwl.every),
@@ -117,51 +117,51 @@ WAYS = [
 ]
 
 
-def staged(name: str, jobs: int) -> Stage:
+def staged(name: str, jobs: int) -> ReplaySetup:
     """Return the first ``jobs`` of a trace on its machine."""
     trace, timezone, machine = MACHINES[name]
     history = read_file(TRACES / trace, timezone=timezone)
     submitted = history.jobs["submitted_at"]
     until = submitted.iloc[jobs] if jobs < len(submitted) else None
-    return set_the_stage(history, Question(plans=(), until=until, **machine))
+    return prepare_replay(history, WhatIfRequest(plans=(), until=until, **machine))
 
 
-def compiled(stage: Stage) -> Replay:
+def compiled(setup: ReplaySetup) -> Replay:
     """Replay with QSSF as a policy of the core."""
     return replay(
-        stage.workload,
-        stage.machine.shape,
+        setup.workload,
+        setup.machine.shape,
         backfill=Backfill.EASY,
         order=shortest_service_first,
-        estimate_s=stage.limit_s,
-        predictor=Oracle(stage),
+        estimate_s=setup.limit_s,
+        predictor=Oracle(setup),
     )
 
 
-def known_beforehand(stage: Stage) -> Replay:
+def known_beforehand(setup: ReplaySetup) -> Replay:
     """Replay with QSSF as a policy of the core that knows all predictions before it begins."""
     return replay(
-        stage.workload,
-        stage.machine.shape,
+        setup.workload,
+        setup.machine.shape,
         backfill=Backfill.EASY,
         order=shortest_service_first,
-        run_time_s=stage.workload.run_time_s.astype(np.float64),
-        estimate_s=stage.limit_s,
+        run_time_s=setup.workload.run_time_s.astype(np.float64),
+        estimate_s=setup.limit_s,
     )
 
 
-def played(stage: Stage, way: Way, predictor: Any) -> tuple[SimCluster, Seat]:
+def played(setup: ReplaySetup, way: Way, predictor: Any) -> tuple[SimCluster, ReplayedService]:
     """Replay with a service acting."""
     cluster = SimCluster(
-        stage.workload,
-        stage.machine.shape,
-        stage.machine.jobs,
-        estimates_s=stage.limit_s,
-        resolution=way.resolution,
+        setup.workload,
+        setup.machine.shape,
+        setup.machine.jobs,
+        estimates_s=setup.limit_s,
+        tolerance=way.tolerance,
     )
-    seat = Seat(name=way.title, service=way.service(), every=way.every)
-    play(cluster, [seat], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
-    return cluster, seat
+    active = ReplayedService(name=way.title, service=way.service(), every=way.every)
+    replay_services(cluster, [active], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)
+    return cluster, active
 
 
 def timed(work: Callable[..., Any], times: int = 2) -> tuple[float, Any]:
@@ -176,24 +176,24 @@ def timed(work: Callable[..., Any], times: int = 2) -> tuple[float, Any]:
 
 def compare(name: str, jobs: int, *, with_model: bool) -> None:
     """Print the rates on one trace."""
-    stage = staged(name, jobs)
-    print(f"\n{name}: {len(stage.workload):,} jobs, {stage.machine.shape.total_gpus:,} GPUs or CPUs")
+    setup = staged(name, jobs)
+    print(f"\n{name}: {len(setup.workload):,} jobs, {setup.machine.shape.total_gpus:,} GPUs or CPUs")
     print(f"  {'':<26}{'jobs/s':>10}{'of compiled':>13}{'asks':>9}{'mean wait':>12}   starts as compiled")
-    of_s, policy = timed(lambda: compiled(stage))
+    of_s, policy = timed(lambda: compiled(setup))
     line("compiled policy", policy.wait_s, took_s=of_s, of_s=of_s)
-    took_s, _ = timed(lambda: known_beforehand(stage))
+    took_s, _ = timed(lambda: known_beforehand(setup))
     line("  told all beforehand", policy.wait_s, took_s=took_s, of_s=of_s)
     for way in WAYS:
-        took_s, (cluster, seat) = timed(lambda way=way: played(stage, way, Oracle(stage)))
+        took_s, (cluster, active) = timed(lambda way=way: played(setup, way, Oracle(setup)))
         other = int((cluster.started_s != policy.started_s).sum())
-        wait_s = cluster.started_s - stage.workload.submitted_s
+        wait_s = cluster.started_s - setup.workload.submitted_s
         verdict = f"all but {other:,}" if other else "all"
-        line(way.title, wait_s, took_s=took_s, of_s=of_s, asks=f"{seat.asked:,}", verdict=verdict)
+        line(way.title, wait_s, took_s=took_s, of_s=of_s, asks=f"{active.asked:,}", verdict=verdict)
     if with_model:
-        model = predictor_for(stage, None, Question(plans=()))
-        took_s, (cluster, seat) = timed(lambda: played(stage, AGAIN, model), 1)
-        wait_s = cluster.started_s - stage.workload.submitted_s
-        line("  by a model", wait_s, took_s=took_s, of_s=of_s, asks=f"{seat.asked:,}")
+        model = predictor_for(setup, None, WhatIfRequest(plans=()))
+        took_s, (cluster, active) = timed(lambda: played(setup, AGAIN, model), 1)
+        wait_s = cluster.started_s - setup.workload.submitted_s
+        line("  by a model", wait_s, took_s=took_s, of_s=of_s, asks=f"{active.asked:,}")
 
 
 def line(

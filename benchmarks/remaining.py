@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from helios.app.history import read_file
 from helios.predict import JobTable
-from helios.predict.again import known_of
+from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train_on
-from helios.predict.history import NEVER_S
-from helios.predict.remaining import remaining_run_time
+from helios.predict.job_table import features_at_start
+from helios.predict.live_predictor import remaining_run_time
 
 TRACES = (
     ("KTH-SP2", "KTH-SP2-1996-2.1-cln.swf.gz", "Europe/Stockholm"),
@@ -53,7 +53,7 @@ def asked(path: Path, timezone: str, moments: int, *, seed: int = 0) -> Asked:
     """Predict the last 30 % of the jobs of ``path``, and ask those running at each of ``moments`` random moments."""
     jobs = read_file(path, timezone=timezone).jobs
     table = JobTable.from_frame(jobs, timezone=timezone)
-    known = known_of(table)
+    known = features_at_start(table)
     features = known.at_submission
     first = int(table.n * 0.7)
     split_s = int(table.submitted_s[first])

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.published_table import PHILLY
 from helios.ports import Order
-from helios.services.orders import shortest_service_first
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
-from helios.simulate.policies import first_in_first_out, shortest_job_first
+from helios.simulate.orders import first_in_first_out, shortest_job_first
 from tests.traces import TRACES
 from tests.unit.simulate.reference import reference_replay
 

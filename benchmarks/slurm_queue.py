@@ -18,8 +18,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.model.site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
-from helios.simulate.slurmlike import SlurmLatency, SlurmWorkload, replay_slurm, startable
+from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
+from helios.simulate.slurm import SlurmLatency, SlurmWorkload, replay_slurm, startable
 from tests.traces import TRACES
 from tests.unit.simulate.slurmlike.reference import Reference
 

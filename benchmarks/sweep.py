@@ -26,23 +26,21 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.cells import Engine, here
-from helios.app.dask_engine import Processes
-from helios.app.draws import predictor_of, redrawn, urn_of
-from helios.app.history import History, read_file
-from helios.app.machine import parse_nodes
-from helios.app.plans import Plan, Policy, RunTimes
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import SweepPlan, cross
-from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
+from helios.app.executors import Engine, Processes, run_here
+from helios.app.history import LoadedHistory, read_file
+from helios.app.replay_cluster import parse_nodes
+from helios.app.resampling import redraw, resampled_predictor, resampler_for
+from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.sweep import SweepPlan, cross_options, sweep
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
 from helios.ports import ReplayPredictor
-from helios.predict.judging import spearman
-from helios.report.differences import Over, interval_of
+from helios.predict.scores import spearman
+from helios.report.significance import ResampledUnit, confidence_interval
 from helios.simulate import Backfill
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
 SITES = 1_000
-FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
 
 
 def main() -> None:
@@ -52,22 +50,22 @@ def main() -> None:
         print(f"skipped: no trace at {options.trace}; set HELIOS_TRACES to their folder")
         return
     history = read_file(options.trace, timezone="Asia/Shanghai")
-    question = Question(
+    request = WhatIfRequest(
         plans=(),
         nodes=parse_nodes(options.nodes),
         since=pd.Timestamp(options.since, tz=history.timezone),
         until=pd.Timestamp(options.until, tz=history.timezone),
     )
-    costs(history, question, options.workers, options.repeats)
+    costs(history, request, options.workers, options.repeats)
     coverage()
-    given_away(history, question)
+    given_away(history, request)
 
 
-def costs(history: History, question: Question, workers: int, times: int) -> None:
+def costs(history: LoadedHistory, request: WhatIfRequest, workers: int, times: int) -> None:
     """Print seconds of the same sweep in one process and several."""
     plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
-    asked = cross(plan, base=question, timezone=history.timezone)
-    engines: dict[str, Engine] = {"one process": here, f"Dask, {workers} processes": Processes(workers=workers)}
+    asked = cross_options(plan, base=request, timezone=history.timezone)
+    engines: dict[str, Engine] = {"one process": run_here, f"Dask, {workers} processes": Processes(workers=workers)}
     print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
     written = []
     for name, engine in engines.items():
@@ -95,7 +93,7 @@ def coverage() -> None:
             for _ in range(SITES):
                 site = draw(weeks)
                 draws = site[rng.integers(0, weeks, size=(20, weeks))].mean(axis=1)
-                low, high = interval_of(draws, value=float(draws.mean()), independent=weeks)
+                low, high = confidence_interval(draws, value=float(draws.mean()), independent=weeks)
                 ours += low is not None and high is not None and low <= truth <= high
                 half, off = 1.96 * float(np.std(draws, ddof=1)), abs(float(draws.mean()) - truth)
                 plain += off <= half
@@ -104,47 +102,47 @@ def coverage() -> None:
     print()
 
 
-def given_away(history: History, question: Question) -> None:
+def given_away(history: LoadedHistory, request: WhatIfRequest) -> None:
     """Print how well jobs are predicted in the history and in draws, whether copies teach or not."""
-    stage = set_the_stage(history, replace(question, plans=(FIFO,)))
-    urn = urn_of(stage, Over.WEEKS)
+    setup = prepare_replay(history, replace(request, plans=(FIFO,)))
+    resampler = resampler_for(setup, ResampledUnit.WEEKS)
     found: dict[str, list[tuple[float, float]]] = {
-        "history as it was": [judged(stage, predictor_of(stage, None, question), stage.counted)]
+        "history as it was": [judged(setup, resampled_predictor(setup, None, request), setup.counted)]
     }
     for repeat in range(1, 6):
-        drawn = redrawn(stage, urn, repeat=repeat, seed=0)
+        drawn = redraw(setup, resampler, repeat=repeat, seed=0)
         assert drawn.first is not None
         again = drawn.first != np.arange(len(drawn.first))
         for taught, predictor in (
-            ("", predictor_of(drawn, None, question)),
-            (", were copies learned from", predictor_for(drawn, None, question)),
+            ("", resampled_predictor(drawn, None, request)),
+            (", were copies learned from", predictor_for(drawn, None, request)),
         ):
             medians = predicted(predictor, drawn)
             for name, rows in (("drawn first", ~again), ("drawn again", again)):
                 if (rows & drawn.counted).any():
                     found.setdefault(name + taught, []).append(errors(medians, drawn, rows & drawn.counted))
-    print(f"predictions when drawing {urn.blocks} weeks anew, 5 draws, every job started at once")
+    print(f"predictions when drawing {resampler.blocks} weeks anew, 5 draws, every job started at once")
     print("  jobs of weeks                          rank correlation  median log error")
     for name, figures in found.items():
         rank, error = np.mean(figures, axis=0)
         print(f"  {name:38s} {rank:16.3f} {error:17.3f}")
 
 
-def judged(stage: Stage, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
+def judged(setup: ReplaySetup, predictor: ReplayPredictor, rows: np.ndarray) -> tuple[float, float]:
     """Return the errors of the medians predicted for ``rows``."""
-    return errors(predicted(predictor, stage), stage, rows)
+    return errors(predicted(predictor, setup), setup, rows)
 
 
-def errors(medians: np.ndarray, stage: Stage, rows: np.ndarray) -> tuple[float, float]:
+def errors(medians: np.ndarray, setup: ReplaySetup, rows: np.ndarray) -> tuple[float, float]:
     """Return rank correlation and median log error of ``rows``."""
-    p50, true = medians[rows], stage.workload.run_time_s[rows]
+    p50, true = medians[rows], setup.workload.run_time_s[rows]
     error = float(np.median(np.abs(np.log1p(p50) - np.log1p(true))))
     return spearman(p50, true.astype(np.float64)) or 0.0, error
 
 
-def predicted(predictor: ReplayPredictor, stage: Stage) -> np.ndarray:
+def predicted(predictor: ReplayPredictor, setup: ReplaySetup) -> np.ndarray:
     """Return the predicted medians, s, when every job starts at its submission."""
-    work = stage.workload
+    work = setup.workload
     ends_s = work.submitted_s + work.run_time_s
     order = np.lexsort((np.arange(len(work)), ends_s))
     medians, told = np.empty(len(work)), 0

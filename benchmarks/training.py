@@ -26,11 +26,10 @@ import pandas as pd
 from helios.app.history import read_file
 from helios.ingest import synthetic_trace
 from helios.model import JOBS
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.predict import JobTable
-from helios.predict.again import known_of
-from helios.predict.duration import QUANTILES, train_on
-from helios.predict.learner import ROUNDS, Lesson, learn_here
+from helios.predict.duration import QUANTILES, ROUNDS, TrainingSet, train_locally, train_on
+from helios.predict.job_table import features_at_start
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183
@@ -98,20 +97,20 @@ def naive(jobs: pd.DataFrame) -> None:
 def main() -> None:
     """Print the figures."""
     jobs = jobs_to_learn(sys.argv[1] if len(sys.argv) > 1 else "1000000")
-    known_of(JobTable.from_frame(jobs.head(500)))  # compiles, or reads the cache
+    features_at_start(JobTable.from_frame(jobs.head(500)))  # compiles, or reads the cache
     print(f"{len(jobs):,} jobs; peak {peak_mib():,.0f} MiB before the first part")
     watch = Stopwatch()
 
-    def learner(
-        lesson: Lesson, *, quantiles: Sequence[float], seed: int, progress: Progress = in_silence
+    def trainer(
+        training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
     ) -> tuple[str, ...]:
-        part = f"  of it LightGBM: {len(lesson.residual):,} rows, {len(quantiles)} x {ROUNDS} trees"
-        return watch(part, lambda: learn_here(lesson, quantiles=quantiles, seed=seed, progress=progress))
+        part = f"  of it LightGBM: {len(training_set.residual):,} rows, {len(quantiles)} x {ROUNDS} trees"
+        return watch(part, lambda: train_locally(training_set, quantiles=quantiles, seed=seed, progress=progress))
 
     began = time.perf_counter()
     table = watch("columns", lambda: JobTable.from_frame(jobs))
-    known = watch("features", lambda: known_of(table))
-    watch("training", lambda: train_on(table, known, cluster="saturn", until=None, seed=0, learner=learner))
+    known = watch("features", lambda: features_at_start(table))
+    watch("training", lambda: train_on(table, known, cluster="saturn", until=None, seed=0, trainer=trainer))
     ours_s, ours_mib = time.perf_counter() - began, peak_mib()
     lightgbm_s = sum(took_s for part, took_s in watch.wall_s.items() if "LightGBM" in part)
     watch("naive: raw columns and one leaking feature, all rows", lambda: naive(jobs))

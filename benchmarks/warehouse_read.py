@@ -23,7 +23,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.warehouse_load import BATCH_ROWS, synthetic_jobs
-from helios.app.models import training_history
+from helios.app.model_registry import training_history
 from helios.model import REJECTS, Batch
 from helios.warehouse import Warehouse
 from helios.warehouse.engine import engine_for
@@ -69,7 +69,7 @@ def _load(url: str, rows: int) -> None:
 
 
 def _read(url: str, label: str, read: Callable[[str], int]) -> None:
-    import_module("helios.predict.registry")  # what is imported is not what is measured
+    import_module("helios.predict.model_record")  # what is imported is not what is measured
     before_mib, began, used_s = _peak_mib(), time.perf_counter(), time.process_time()
     rows = read(url)
     seconds, used_s = time.perf_counter() - began, time.process_time() - used_s

@@ -1,5 +1,5 @@
 """``python -m helios`` is the command ``helios``."""
 
-from helios.cli import main
+from helios.cli.main import main
 
 main()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from helios.model import Snapshot
 
 
-class Lever(StrEnum):
+class JobSetting(StrEnum):
     """What of a job Helios can change."""
 
     ORDER = "order"
@@ -38,7 +38,7 @@ class Result(StrEnum):
     REFUSED = "refused"
     """A guard or the cluster's door said no before anything was written."""
     POSTPONED = "postponed"
-    """The budget of calls is spent; asked again next turn."""
+    """The budget of calls is spent; asked again next cycle."""
     GONE = "gone"
     """The job started or ended meanwhile; nothing to do."""
     FAILED = "failed"
@@ -195,13 +195,13 @@ class SoftLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """Take back what Helios set, so that the cluster is as it would be without it.
+class Revert:
+    """Revert what Helios set, so that the cluster is as it would be without it.
 
     Attributes
     ----------
-    lever : Lever, optional
-        None: every lever.
+    setting : Setting, optional
+        None: every setting.
     job_ids : tuple of str, optional
         None: every job that Helios ever touched and that is still pending.
     hidden : bool
@@ -211,13 +211,13 @@ class Restore:
         Why, for a person.
     """
 
-    lever: Lever | None = None
+    setting: JobSetting | None = None
     job_ids: tuple[str, ...] | None = None
     hidden: bool = False
     reason: str
 
 
-JobAction = Reorder | SoftLimit | Restore
+JobAction = Reorder | SoftLimit | Revert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ class Outcome:
     ----------
     action : str
         Name of the action's class.
-    lever : Lever
+    setting : Setting
         What was to change.
     job_id : str
         On which job.
@@ -243,7 +243,7 @@ class Outcome:
     """
 
     action: str
-    lever: Lever
+    setting: JobSetting
     job_id: str
     result: Result
     reason: str
@@ -252,7 +252,7 @@ class Outcome:
     remark: str = ""
 
 
-class NodeLever(StrEnum):
+class NodeSetting(StrEnum):
     """What of a node, or of all of them, Helios can change."""
 
     POWER = "power"
@@ -349,12 +349,12 @@ class FillFirst:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreNodes:
-    """Take back what Helios set on nodes, so that the cluster is as it would be without it.
+class RevertNodes:
+    """Revert what Helios set on nodes, so that the cluster is as it would be without it.
 
     Attributes
     ----------
-    lever : NodeLever
+    setting : NodeSetting
         POWER: wake them; WEIGHT: the site's own weight; KEEP_AWAKE: the site's own list.
     own : tuple of (str, str)
         Each node and what the site itself had there, as text: a weight; of POWER empty; of KEEP_AWAKE one pair of an
@@ -363,12 +363,12 @@ class RestoreNodes:
         Why, for a person.
     """
 
-    lever: NodeLever
+    setting: NodeSetting
     own: tuple[tuple[str, str], ...]
     reason: str
 
 
-NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RestoreNodes
+NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
 Action = JobAction | NodeAction
 """All there is. A service acts on jobs or on nodes; each kind has its own door to the cluster."""
 
@@ -381,7 +381,7 @@ class NodeOutcome:
     ----------
     action : str
         Name of the action's class.
-    lever : NodeLever
+    setting : NodeSetting
         What was to change.
     node : str
         On which node; of the keep-awake list, which is the cluster's, empty text.
@@ -397,7 +397,7 @@ class NodeOutcome:
     """
 
     action: str
-    lever: NodeLever
+    setting: NodeSetting
     node: str
     result: Result
     reason: str

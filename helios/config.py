@@ -46,6 +46,15 @@ def _only_qssf() -> dict[str, dict[str, Any]]:
     return {"qssf": {}}
 
 
+RENAMED_KEYS = {
+    ("control", "raises_to_bench"): "failures_to_suspend",
+    ("daemon", "turn_s"): "cycle_s",
+    ("retention", "turns_days"): "cycles_days",
+    ("slurm", "writes_per_turn"): "writes_per_cycle",
+}
+"""Keys that had another name up to release 0.1, by section and old name; the old names are read for one release."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -97,7 +106,7 @@ class WhatIfSettings(_Section):
     )
 
 
-class Slurm(_Section):
+class SlurmSettings(_Section):
     """How the cluster is reached."""
 
     backend: Literal["auto", "pyslurm", "commands"] = Field(
@@ -116,8 +125,8 @@ class Slurm(_Section):
         le=1_000_000_000,
         description="Bound of the SiteFactor that Helios writes, either way; compare with your PriorityWeight*",
     )
-    writes_per_turn: int = Field(
-        default=500, ge=1, description="Most jobs changed in one turn; the rest wait for the next"
+    writes_per_cycle: int = Field(
+        default=500, ge=1, description="Most jobs changed in one cycle; the rest wait for the next"
     )
 
 
@@ -145,15 +154,15 @@ class Control(_Section):
         description="Largest share of the jobs put ahead of others' in a partition that one user may have",
     )
     mismatches_to_open: int = Field(
-        default=5, ge=1, description="Turns with failures or mismatches in a row that open the breaker"
+        default=5, ge=1, description="Cycles with failures or mismatches in a row that open the breaker"
     )
-    breaker_s: int = Field(default=900, ge=1, description="How long an open breaker keeps Helios still, s")
-    raises_to_bench: int = Field(
-        default=3, ge=1, description="Turns in a row in which a service fails before it is benched"
+    breaker_s: int = Field(default=900, ge=1, description="How long an open breaker suspends Helios, s")
+    failures_to_suspend: int = Field(
+        default=3, ge=1, description="Cycles in a row in which a service fails before it is suspended"
     )
 
 
-class History(_Section):
+class HistorySettings(_Section):
     """How the cluster's own history is read."""
 
     start: str = Field(default="", description="Where the first reading begins (2026-09-01); empty: 30 days ago")
@@ -164,18 +173,16 @@ class History(_Section):
     )
 
 
-class Daemon(_Section):
+class DaemonSettings(_Section):
     """When things happen."""
 
-    turn_s: int = Field(default=60, ge=1, description="Time between turns of the services, s")
+    cycle_s: int = Field(default=60, ge=1, description="Time between cycles of the services, s")
     ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
     nightly: str = Field(
         default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time of the nightly analysis"
     )
     listen: str = Field(default="127.0.0.1:9842", description="HOST:PORT of /metrics and /healthz; empty: not served")
-    release_on_stop: bool = Field(
-        default=True, description="Take back everything that Helios set when the daemon stops"
-    )
+    release_on_stop: bool = Field(default=True, description="Revert everything that Helios set when the daemon stops")
     logs: Literal["text", "json"] = Field(default="text", description="Form of the log lines")
 
 
@@ -204,7 +211,7 @@ class Retention(_Section):
     shadow_days: int = Field(
         default=60, ge=7, description="Days of decisions kept that services in shadow only would have made"
     )
-    turns_days: int = Field(default=400, ge=7, description="Days of turns kept, a row each")
+    cycles_days: int = Field(default=400, ge=7, description="Days of cycles kept, a row each")
     predictions_days: int = Field(
         default=400, ge=60, description="Days after a job's submission for which its predictions are kept"
     )
@@ -293,10 +300,10 @@ class Settings(_Section):
     ingest: Ingest = Field(default_factory=Ingest)
     model: Model = Field(default_factory=Model)
     whatif: WhatIfSettings = Field(default_factory=WhatIfSettings)
-    slurm: Slurm = Field(default_factory=Slurm)
+    slurm: SlurmSettings = Field(default_factory=SlurmSettings)
     control: Control = Field(default_factory=Control)
-    history: History = Field(default_factory=History)
-    daemon: Daemon = Field(default_factory=Daemon)
+    history: HistorySettings = Field(default_factory=HistorySettings)
+    daemon: DaemonSettings = Field(default_factory=DaemonSettings)
     hook: Hook = Field(default_factory=Hook)
     report: ReportSettings = Field(default_factory=ReportSettings)
     retention: Retention = Field(default_factory=Retention)
@@ -310,7 +317,7 @@ class Settings(_Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ConfigValue:
     """One key, its value, and where that came from.
 
     Attributes
@@ -348,10 +355,10 @@ class Configuration:
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
-    def listing(self) -> list[Setting]:
+    def listing(self) -> list[ConfigValue]:
         """Return every key with value, origin and meaning, in the declared order."""
         return [
-            Setting(
+            ConfigValue(
                 key=key,
                 value=without_password(getattr(getattr(self.settings, section), name)),
                 origin=self.origins.get(key, "default"),
@@ -392,7 +399,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     try:
         return Configuration(settings=Settings.model_validate(values), origins=origins, notes=notes)
     except ValidationError as reason:
-        raise ConfigurationInvalid(_explain(reason, origins), remedy=_remedy(reason)) from reason
+        raise ConfigurationInvalid(_explain(reason, origins), hint=_hint(reason)) from reason
 
 
 def without_password(value: Any) -> Any:
@@ -480,21 +487,30 @@ def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
         raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
     for section, keys in document.items():
         if not isinstance(keys, dict):
-            raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", remedy=_allowed())
+            raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", hint=_allowed())
         for name, value in keys.items():
-            yield section, name, value, str(path)
+            new = RENAMED_KEYS.get((section, name)) or name
+            if new != name and new in keys:
+                raise ConfigurationInvalid(
+                    f"{path}: {section}.{name} is the old name of {section}.{new}, and both are set.",
+                    hint=f"Remove {section}.{name}",
+                )
+            yield section, new, value, str(path)
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
-    known = {FILE_VARIABLE, *OTHER_VARIABLES, *(_variable(section, name) for section, name, _, _ in _keys())}
+    old = {_variable(at, name): _variable(at, new) for (at, name), new in RENAMED_KEYS.items()}
+    known = {FILE_VARIABLE, *OTHER_VARIABLES, *old, *(_variable(section, name) for section, name, _, _ in _keys())}
     for unknown in sorted(name for name in environment if name.startswith("HELIOS_") and name not in known):
         near = get_close_matches(unknown, known, n=1)
         raise ConfigurationInvalid(
             f"The environment variable {unknown} is none of Helios.",
-            remedy=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
+            hint=f"Did you mean {near[0]}? Else: unset {unknown}" if near else f"Remove it: unset {unknown}",
         )
+    renamed = {new: name for name, new in old.items() if name in environment}
     for section, name, _, _ in _keys():
         variable = _variable(section, name)
+        variable = variable if variable in environment else renamed.get(variable, variable)
         if variable in environment:
             yield section, name, environment[variable], f"environment {variable}"
 
@@ -508,7 +524,7 @@ def _explain(reason: ValidationError, origins: Mapping[str, str]) -> str:
     return "The configuration is not valid: " + "; ".join(lines)
 
 
-def _remedy(reason: ValidationError) -> str:
+def _hint(reason: ValidationError) -> str:
     """Name the keys there are where one is unknown; else say what those with a wrong value mean."""
     wrong = {".".join(map(str, error["loc"])) for error in reason.errors()}
     meant = [f"{key}: {meaning}" for _, _, key, meaning in _keys() if key in wrong]

@@ -39,7 +39,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     connect_s : float
         Longest wait for its answer, and for its goodbye.
     instead : str
-        What can be done without one, as an error's remedy ends.
+        What can be done without one, as an error's hint ends.
     default : bool
         Whether Dask's own collections find this client by themselves.
 
@@ -54,7 +54,7 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
         raise DaskUnavailable(
             f"No Dask scheduler answers at {address}: {reason}",
-            remedy=f"Give the address that the scheduler printed when it started, as tcp://HOST:8786, or {instead}",
+            hint=f"Give the address that the scheduler printed when it started, as tcp://HOST:8786, or {instead}",
         ) from reason
     try:
         yield client
@@ -80,14 +80,14 @@ def _closing_client() -> type[Client]:
 
 
 def refuse_other_releases(
-    client: Client, address: str, names: Sequence[str], *, remedy: str, answer_s: float = ANSWER_S
+    client: Client, address: str, names: Sequence[str], *, hint: str, answer_s: float = ANSWER_S
 ) -> None:
     """Do nothing if all workers run the releases of ``names`` that run here.
 
     Raises
     ------
     DaskMismatch
-        A worker runs others; ``remedy`` says what to do.
+        A worker runs others; ``hint`` says what to do.
     DaskUnavailable
         A worker does not answer within ``answer_s``.
     """
@@ -98,11 +98,11 @@ def refuse_other_releases(
     except TimeoutError as reason:
         raise DaskUnavailable(
             f"The workers of the Dask scheduler at {address} did not say what they run within {answer_s:,.0f} s.",
-            remedy="One of them may be stuck: see in Dask's dashboard which, and restart it.",
+            hint="One of them may be stuck: see in Dask's dashboard which, and restart it.",
         ) from reason
     if different := _other_releases(versions, names):
         raise DaskMismatch(
-            "The Dask workers run other releases than this machine: " + "; ".join(different[:3]) + ".", remedy=remedy
+            "The Dask workers run other releases than this machine: " + "; ".join(different[:3]) + ".", hint=hint
         )
 
 

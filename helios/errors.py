@@ -10,28 +10,28 @@ class HeliosError(Exception):
     ----------
     fact : str
         What happened, in one sentence a person can read.
-    remedy : str, optional
+    hint : str, optional
         What to try next; printed below the fact.
     """
 
     exit_code = 1
 
-    def __init__(self, fact: str, *, remedy: str = "") -> None:
-        super().__init__(fact)
-        self.fact = fact
-        self.remedy = remedy
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.fact}\n{self.remedy}" if self.remedy else self.fact
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
-class Misuse(HeliosError):
+class UsageError(HeliosError):
     """The command or call cannot be carried out as it was asked."""
 
     exit_code = 2
 
 
-class ConfigurationInvalid(Misuse):
+class ConfigurationInvalid(UsageError):
     """A key of the configuration is unknown or has a value of the wrong type."""
 
 
@@ -39,11 +39,11 @@ class FrameInvalid(HeliosError):
     """A frame at a room's door lacks a declared column or has one of the wrong type."""
 
 
-class HostlistInvalid(Misuse):
+class HostlistInvalid(UsageError):
     """A text that should name nodes does not."""
 
 
-class FormatUnknown(Misuse):
+class FormatUnknown(UsageError):
     """A file's format could not be recognised, or its name is not one Helios reads."""
 
 
@@ -67,7 +67,7 @@ class NotEnoughHistory(HeliosError):
     """There is too little history for what was asked."""
 
 
-class NoSuchCluster(Misuse):
+class NoSuchCluster(UsageError):
     """The named cluster is not in the warehouse, or the name is ambiguous."""
 
 
@@ -75,7 +75,7 @@ class JobLargerThanPartition(HeliosError):
     """Jobs ask for more than their whole partition has, and could never start."""
 
 
-class PartitionUnknown(Misuse):
+class PartitionUnknown(UsageError):
     """Jobs name a partition that the described cluster does not have."""
 
 
@@ -103,11 +103,11 @@ class LeaseLost(HeliosError):
     """Another Helios writes to this cluster."""
 
 
-class ServiceUnknown(Misuse):
+class ServiceUnknown(UsageError):
     """No service of that name is installed."""
 
 
-class ServiceInvalid(Misuse):
+class ServiceInvalid(UsageError):
     """A service, or its options, cannot be used as given."""
 
 
@@ -116,7 +116,7 @@ class HookTableInvalid(HeliosError):
 
 
 class MemoryDamaged(HeliosError):
-    """What control remembers of its last turn cannot be read."""
+    """What control remembers of its last cycle cannot be read."""
 
 
 class DaskUnavailable(HeliosError):

@@ -92,7 +92,7 @@ class Cluster(Protocol):
         """Act, read back, and say what became of each job that an action names.
 
         Idempotent: what already is so is ``UNCHANGED`` and costs no write. A job that must be left alone
-        (``hands_off``) is ``REFUSED``. What fails for one job does not stop the others.
+        (``excluded_reason``) is ``REFUSED``. What fails for one job does not stop the others.
 
         Raises
         ------
@@ -123,9 +123,9 @@ class NodeCluster(Protocol):
         """Act, read back, and say what became of each node that an action names.
 
         Idempotent: what already is so is ``UNCHANGED`` and costs no write. The door itself refuses what can never be
-        right, whoever asks: to power down a node that is not idle or must be left alone (``hands_off``), or to power up
-        one that is falling asleep (``POSTPONED``: Slurm would ignore it). What fails for one node does not stop the
-        others.
+        right, whoever asks: to power down a node that is not idle or must be left alone (``excluded_reason``), or to
+        power up one that is falling asleep (``POSTPONED``: Slurm would ignore it). What fails for one node does not
+        stop the others.
 
         Raises
         ------
@@ -135,8 +135,8 @@ class NodeCluster(Protocol):
         ...
 
 
-class Office(StrEnum):
-    """What a service acts on; each office has its own turn, lease and door, and may run under its own identity."""
+class Domain(StrEnum):
+    """What a service acts on; each domain has its own cycle, lease and door, and may run under its own identity."""
 
     JOBS = "jobs"
     NODES = "nodes"
@@ -148,7 +148,7 @@ class Service(Protocol):
     ``decide`` is deterministic: no clock (time is ``snapshot.taken_at``), network, disk or randomness of its own.
     A service is a class with a frozen dataclass ``Options`` as an attribute and ``__init__(self, options)``, registered
     in the entry point group ``helios.services``. One that acts on nodes has the class attribute
-    ``office = Office.NODES``; one without it acts on jobs.
+    ``domain = Domain.NODES``; one without it acts on jobs.
     """
 
     every: timedelta
@@ -162,7 +162,7 @@ Columns = Callable[[str], NDArray[Any]]
 """Some pending jobs by columns of ``QUEUE``, each as :meth:`helios.model.Snapshot.pending_values` gives it."""
 
 
-class Wishes(NamedTuple):
+class ChangeRequests(NamedTuple):
     """What a service wishes for some jobs; arrays of shape (n_jobs,).
 
     Attributes
@@ -183,11 +183,11 @@ class JobwiseService(Service, Protocol):
 
     Of the cluster it may look at ``longest_backlog_s``, which is the same for all. A replay then need not ask it about
     the whole queue at every event, but about a job when it comes, when it is predicted again or the backlog is another,
-    and when the wish expires: the answers are the same, and tens of thousands of jobs a second are replayed.
-    ``decide`` must say the same as ``wishes``; :func:`helios.services.jobwise.reorders` makes it of them.
+    and when the change expires: the answers are the same, and tens of thousands of jobs a second are replayed.
+    ``decide`` must say the same as ``changes``; :func:`helios.services.qssf.reorders` makes it of them.
     """
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return what it wishes for ``jobs`` as they are ``at`` a moment, which stands for ``snapshot.taken_at``."""
         ...
 
@@ -217,11 +217,11 @@ class Ledger(Protocol):
         """Give the lease back, if ``holder`` has it."""
         ...
 
-    def standings(self) -> pd.DataFrame:
-        """Return what stands changed, columns of ``STANDINGS``; of the office of nodes ``NODE_STANDINGS``."""
+    def applied_changes(self) -> pd.DataFrame:
+        """Return the applied changes: ``APPLIED_CHANGES``, or of the nodes ``APPLIED_NODE_CHANGES``."""
         ...
 
-    def record(self, *, token: int, decisions: pd.DataFrame, standings: pd.DataFrame | None) -> None:
+    def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
         """Append ``decisions`` and, unless None, replace what stands changed, in one transaction.
 
         Raises
@@ -237,10 +237,10 @@ class Ledger(Protocol):
 class Progress(Protocol):
     """Hears how far a long piece of work is; the command line draws a bar, a test or a service nothing."""
 
-    def __call__(self, stage: str, done: float) -> None:
-        """Take note that ``stage`` (a phrase for a person) is done to the fraction ``done``, 0 to 1."""
+    def __call__(self, setup: str, done: float) -> None:
+        """Take note that ``setup`` (a phrase for a person) is done to the fraction ``done``, 0 to 1."""
         ...
 
 
-def in_silence(stage: str, done: float) -> None:
+def no_progress(setup: str, done: float) -> None:
     """Be a :class:`Progress` that tells nobody."""

@@ -1,8 +1,8 @@
 """Make files and folders that other accounts of the machine can neither read nor hold.
 
-What Helios keeps names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop turns.
-So modes are set here, whatever umask it runs under. Where root types a command in a folder of the service's, what is
-made belongs to the folder's owner: the service could not open it otherwise.
+What Helios keeps names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop
+cycles. So modes are set here, whatever umask it runs under. Where root types a command in a folder of the service's,
+what is made belongs to the folder's owner: the service could not open it otherwise.
 """
 
 from __future__ import annotations

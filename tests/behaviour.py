@@ -42,24 +42,34 @@ import pandas as pd
 from helios.actions import (
     FillFirst,
     KeepAwake,
-    NodeLever,
+    NodeSetting,
     Place,
     PowerDown,
     PowerUp,
     Reorder,
-    Restore,
-    RestoreNodes,
+    Revert,
+    RevertNodes,
     SoftLimit,
 )
-from helios.app.plans import ORDERS as POLICIES
-from helios.config import Control, Power, Settings, Slurm
-from helios.control import Conditions, Seat, ServiceMode, TurnMemory, release, take_turn
-from helios.control.nodes import NodeMemory, Undo, release_nodes, take_node_turn
+from helios.app.scenarios import ORDERS as POLICIES
+from helios.config import Control, Power, Settings, SlurmSettings
+from helios.control import (
+    ActiveService,
+    ControllerState,
+    NodeControllerState,
+    Preconditions,
+    ServiceMode,
+    Undo,
+    release,
+    release_nodes,
+    run_cycle,
+    run_node_cycle,
+)
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
-from helios.ports import Office
-from helios.simulate import Backfill, Backlog, ClusterShape, Guard, Placement, Reservation, Workload, replay
+from helios.ports import Domain
+from helios.simulate import Backfill, Backlog, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, replay_as_published
-from helios.simulate.slurmlike import replay_slurm
+from helios.simulate.slurm import replay_slurm
 from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
@@ -181,10 +191,10 @@ COMMANDS = (
         words=f"whatif slurm {SITE_FILES} --trace recorded/sacct.txt --set PriorityWeightFairshare=0 "
         "--service qssf --json",
     ),
-    Command(name="rehearse", words=f"rehearse {ON_VENUS} --service qssf --every 30min --json"),
+    Command(name="simulate", words=f"simulate {ON_VENUS} --service qssf --every 30min --json"),
     Command(
         name="rehearse-two",
-        words=f"rehearse {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
+        words=f"simulate {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
         "--every 1h --predict-again never --json",
     ),
     Command(
@@ -226,11 +236,11 @@ COMMANDS = (
     Command(name="slurm-sync", words="trace sync --from {yesterday} --json", live=True),
     Command(name="slurm-doctor", words="doctor --json", code=1, live=True),
     Command(name="slurm-mode", words="mode qssf shadow --json", live=True),
-    Command(name="slurm-turn-shadow", after="slurm-history slurm-sync", words="turn --apply --json", live=True),
-    Command(name="slurm-turn-active", after="slurm-history slurm-sync", words="turn --as active --json", live=True),
+    Command(name="slurm-turn-shadow", after="slurm-history slurm-sync", words="cycle --apply --json", live=True),
+    Command(name="slurm-turn-active", after="slurm-history slurm-sync", words="cycle --as active --json", live=True),
     Command(name="slurm-why", after="slurm-history slurm-sync", words="why 17 --json", live=True),
     Command(name="slurm-power-status", words="power status --json", live=True),
-    Command(name="slurm-power-turn", words="power turn --as active --json", live=True),
+    Command(name="slurm-power-turn", words="power run-cycle --as active --json", live=True),
     Command(name="slurm-power-clear", words="power clear --json", live=True),
     Command(
         name="slurm-hook-publish",
@@ -251,7 +261,7 @@ COMMANDS = (
     Command(name="slurm-resume", after="slurm-pause", words="resume", live=True),
 )
 LEFT_OUT = {
-    "daemon": "it runs until it is told to stop; what its turns do is in the cycles",
+    "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
     "nightly": "its window ends now; its parts are model nightly and report nightly",
 }
@@ -346,7 +356,7 @@ VARYING = (
     ),
     (
         r"predicted \S+ \w+ \([^)]*\) on (\d+ GPUs?): [\d,]+ GPU-seconds; waited SOME TIME",
-        r"predicted SOME TIME on \1; waited SOME TIME",
+        "predicted SOME TIME; waited SOME TIME",
         "the prediction knows the hour at which the recorded answers are read",
     ),
 )
@@ -699,9 +709,9 @@ def replays(shape: ClusterShape, jobs: Workload) -> Iterator[tuple[str, Json]]:
 
 # Of a replay; a new predictor is made for each.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "constant guard": {"guard": Guard.constant(3_600)},
+    "constant guard": {"guard": WaitBound.constant(3_600)},
     "guard by the backlog": {"guard": Backlog(least_s=600)},
-    "closed reservation": {"reservation": Reservation(closed=True), "guard": Guard.constant(3_600)},
+    "closed reservation": {"reservation": Reservation(closed=True), "guard": WaitBound.constant(3_600)},
     "reservation with idle GPUs": {"reservation": Reservation(idle_gpus=2)},
     "spread": {"placement": Placement.SPREAD},
     "random": {"placement": Placement.RANDOM, "seed": 5},
@@ -758,7 +768,7 @@ def _digest(array: Any) -> str:
 # Cycles
 
 
-WORLDS, TURNS = 8, 25
+WORLDS, CYCLES = 8, 25
 MINUTE = timedelta(minutes=1)
 MODES = (
     ServiceMode(mode=Mode.OFF),
@@ -784,38 +794,38 @@ def record_cycles(folder: Path, _: Path, only: frozenset[str]) -> Iterator[tuple
 
 
 class World:
-    """What both kinds of worlds share: a seeded chance, services, and the conditions of a turn."""
+    """What both kinds of worlds share: a seeded chance, services, and the conditions of a cycle."""
 
     services: tuple[str, ...]
     cluster: Any
 
-    def __init__(self, seed: int, *, office: Office) -> None:
+    def __init__(self, seed: int, *, domain: Domain) -> None:
         self.seed = seed
-        self.rng = np.random.default_rng([seed, len(office.value)])
-        self.ledger = FakeLedger(office=office)
+        self.rng = np.random.default_rng([seed, len(domain.value)])
+        self.ledger = FakeLedger(domain=domain)
         self.says = {name: Says() for name in self.services}
         self.modes = dict.fromkeys(self.services, ServiceMode(mode=Mode.ACTIVE))
         self.now = NOON
-        self.trouble: dict[str, Any] = {}
+        self.problem: dict[str, Any] = {}
         self.pause_asked = ""
         self.controller = 1
         self.events: list[str] = []
 
     def story(self) -> Iterator[Json]:
         """Take the turns and yield a line for each, and one for what stands at the end."""
-        for turn in range(TURNS):
+        for cycle in range(CYCLES):
             self.events = []
             self.cluster.tick(timedelta(seconds=self.step_s()))
             self.now = self.cluster.now
             self.people()
-            self.admins()
+            self.overridden()
             self.disturb()
             self.propose()
-            yield {"world": self.seed, "turn": turn, "events": self.events, **self.take_turn()}
+            yield {"world": self.seed, "cycle": cycle, "events": self.events, **self.take_cycle()}
         self.ledger.fail_next(times=0)
-        yield {"world": self.seed, "standings": _rows(self.ledger.standings()), **self.left()}
+        yield {"world": self.seed, "applied_changes": _rows(self.ledger.applied_changes()), **self.left()}
 
-    # What each kind of world has of its own: how long until the next turn, who does what, and what is left in the end.
+    # What each kind of world has of its own: how long until the next cycle, who does what, and what is left in the end.
 
     def step_s(self) -> int:
         raise NotImplementedError
@@ -823,13 +833,13 @@ class World:
     def people(self) -> None:
         raise NotImplementedError
 
-    def admins(self) -> None:
+    def overridden(self) -> None:
         raise NotImplementedError
 
     def propose(self) -> None:
         raise NotImplementedError
 
-    def take_turn(self) -> dict[str, Json]:
+    def take_cycle(self) -> dict[str, Json]:
         raise NotImplementedError
 
     def left(self) -> dict[str, Json]:
@@ -851,23 +861,23 @@ class World:
     def note(self, *words: object) -> None:
         self.events.append(" ".join(map(str, words)))
 
-    def seats(self) -> list[Seat]:
-        return [Seat(name=name, service=self.says[name], mode=self.modes[name]) for name in self.services]
+    def active_services(self) -> list[ActiveService]:
+        return [ActiveService(name=name, service=self.says[name], mode=self.modes[name]) for name in self.services]
 
-    def conditions(self, _: Any) -> Conditions:
+    def conditions(self, _: Any) -> Preconditions:
         usual: dict[str, Any] = {
             "controller": f"ctl{self.controller}",
             "history_read_at": self.now,
             "model_trained_at": self.now,
             "clock_skew_s": 0.0,
         }
-        return Conditions(**(usual | self.trouble))
+        return Preconditions(**(usual | self.problem))
 
     def disturb(self) -> None:
-        """Let something go wrong around the turn, or not."""
-        self.trouble, self.pause_asked = {}, ""
+        """Let something go wrong around the cycle, or not."""
+        self.problem, self.pause_asked = {}, ""
         if self.happens(0.15):
-            self.trouble = self.one_of(
+            self.problem = self.one_of(
                 [
                     {"paused": "maintenance"},
                     {"clock_skew_s": None},
@@ -875,15 +885,15 @@ class World:
                     {"history_read_at": None},
                     {"history_read_at": self.now - timedelta(hours=7)},
                     {"model_trained_at": self.now - timedelta(days=40)},
-                    {"model_trouble": "its bytes are damaged"},
+                    {"model_problem": "its bytes are damaged"},
                     {"released": "helios-release.sh"},
                     {"drift": "errors have grown"},
                 ]
             )
-            self.note("trouble", sorted(self.trouble))
+            self.note("trouble", sorted(self.problem))
         if self.happens(0.05):
-            self.pause_asked = "in the middle of a turn"
-            self.note("a pause is asked for during the turn")
+            self.pause_asked = "in the middle of a cycle"
+            self.note("a pause is asked for during the cycle")
         if self.happens(0.04):
             self.controller += 1
             self.note("another controller answers")
@@ -908,18 +918,18 @@ class JobWorld(World):
     services = ("qssf", "packing", "soft_limits")
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, office=Office.JOBS)
+        super().__init__(seed, domain=Domain.JOBS)
         self.cluster = FakeCluster(
             now=NOON,
             nodes=[a_node(name=f"node{n}", partitions=("gpu", "debug", "gpu,debug")[n % 3]) for n in range(6)],
             soft_limits=seed % 4 != 3,
-            writes_per_turn=(None, 6)[seed % 2],
+            writes_per_cycle=(None, 6)[seed % 2],
         )
         self.settings = Settings(
             control=Control(most_of_one_user=(0.5, 1.0, 0.2)[seed % 3]),
-            slurm=Slurm(writes_per_turn=(500, 3)[seed % 4 == 2]),
+            slurm=SlurmSettings(writes_per_cycle=(500, 3)[seed % 4 == 2]),
         )
-        self.memory = TurnMemory()
+        self.memory = ControllerState()
         self.pending: list[str] = []
         self.running: list[str] = []
         self.submitted = 0
@@ -932,18 +942,18 @@ class JobWorld(World):
         queue = [[job, self.cluster.site_factor_of(job), self.cluster.time_min_of(job)] for job in self.cluster.queue]
         return {"queue": queue}
 
-    def take_turn(self) -> dict[str, Json]:
+    def take_cycle(self) -> dict[str, Json]:
         common = {"cluster": self.cluster, "ledger": self.ledger, "now": self.now, "holder": "helios-1"}
         try:
             if self.happens(0.03):
                 return {"released": _job_report(release(**common, reason="a person asks"))}
-            report = take_turn(
+            report = run_cycle(
                 **common,
-                seats=self.seats(),
+                active_services=self.active_services(),
                 expectation=self.expect,
                 conditions=self.conditions,
                 settings=self.settings,
-                memory=TurnMemory.from_json(self.memory.to_json()),
+                memory=ControllerState.from_json(self.memory.to_json()),
                 paused=lambda: self.pause_asked,
             )
         except Crash as crash:
@@ -1002,7 +1012,7 @@ class JobWorld(World):
             columns["urgency"] = self.number(-9, 9) / 10
         return columns
 
-    def admins(self) -> None:
+    def overridden(self) -> None:
         if not self.pending or not self.happens(0.4):
             return
         deed = self.number(0, 6)
@@ -1048,7 +1058,7 @@ class JobWorld(World):
             ]
         if self.happens(0.1):
             chosen = None if self.happens(0.3) else tuple(self.some_of(jobs, 3))
-            self.says["packing"].actions = [Restore(job_ids=chosen, reason="no longer wanted")]
+            self.says["packing"].actions = [Revert(job_ids=chosen, reason="no longer wanted")]
 
 
 class NodeWorld(World):
@@ -1058,7 +1068,7 @@ class NodeWorld(World):
     names = tuple(f"n{place}" for place in range(1, 13))
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, office=Office.NODES)
+        super().__init__(seed, domain=Domain.NODES)
         self.cluster = FakeNodes(
             nodes=[
                 a_node(name=name, partitions="gpu" if place < 6 else "debug", weight=20.0 * (1 + place % 3))
@@ -1078,7 +1088,7 @@ class NodeWorld(World):
                 failures_to_protect=2,
             )
         )
-        self.memory = NodeMemory()
+        self.memory = NodeControllerState()
         self.undo = Undo()
         self.jobs: list[str] = []
         self.submitted = 0
@@ -1090,7 +1100,7 @@ class NodeWorld(World):
         nodes = [[name, str(self.cluster.power_of(name)), self.cluster.weight_of(name)] for name in self.names]
         return {"nodes": nodes, "keep_awake": self.cluster.keep_awake, "undo": repr(self.undo)}
 
-    def take_turn(self) -> dict[str, Json]:
+    def take_cycle(self) -> dict[str, Json]:
         common = {
             "cluster": self.cluster,
             "ledger": self.ledger,
@@ -1102,13 +1112,13 @@ class NodeWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _node_report(release_nodes(**common, reason="a person asks", memory=self.memory))}
-            report = take_node_turn(
+            report = run_node_cycle(
                 **common,
-                seats=self.seats(),
+                active_services=self.active_services(),
                 expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
                 conditions=self.conditions,
                 settings=self.settings,
-                memory=NodeMemory.from_json(self.memory.to_json()),
+                memory=NodeControllerState.from_json(self.memory.to_json()),
                 paused=lambda: self.pause_asked,
             )
         except Crash as crash:
@@ -1132,9 +1142,9 @@ class NodeWorld(World):
             self.cluster.end(job)
             self.note("end", job)
 
-    def admins(self) -> None:
+    def overridden(self) -> None:
         name = self.one_of(self.names)
-        deeds: dict[str, Callable[[], object]] = {
+        activity: dict[str, Callable[[], object]] = {
             "drain": lambda: self.cluster.drain(name),
             "resume": lambda: self.cluster.resume(name),
             "take down": lambda: self.cluster.take_down(name),
@@ -1151,8 +1161,8 @@ class NodeWorld(World):
             "a crash is near": lambda: self.cluster.crash_after(writes=self.number(0, 3)),
         }
         if self.happens(0.45):
-            deed = self.one_of(tuple(deeds))
-            deeds[deed]()
+            deed = self.one_of(tuple(activity))
+            activity[deed]()
             self.note("admin", deed, name)
 
     def propose(self) -> None:
@@ -1166,7 +1176,7 @@ class NodeWorld(World):
             actions.append(KeepAwake(nodes=tuple(self.some_of(names, 4)), reason="needed soon"))
         if self.happens(0.05):
             own = tuple((node, "20") for node in self.some_of(names, 2))
-            actions.append(RestoreNodes(lever=self.one_of(list(NodeLever)), own=own, reason="no longer wanted"))
+            actions.append(RevertNodes(setting=self.one_of(list(NodeSetting)), own=own, reason="no longer wanted"))
         self.says["ces"].actions = actions
         if self.happens(0.4):
             order = self.some_of(names, 8)
@@ -1189,7 +1199,7 @@ def _node_report(report: Any) -> dict[str, Json]:
 def _report(report: Any) -> dict[str, Json]:
     return {
         "taken_at": report.taken_at.isoformat(),
-        "still": report.still,
+        "still": report.suspended,
         "counts": {service: {str(k): n for k, n in sums.items()} for service, sums in report.counts.items()},
         "flags": {name: getattr(report, name) for name in ("seen", "recorded", "leads")},
         "remaining": report.remaining,
@@ -1203,38 +1213,38 @@ def _rows(frame: Frame) -> list[dict[str, Json]]:
     return [{str(name): value for name, value in row.items()} for row in plain.to_dict("records")]
 
 
-SITE_TURNS = 120
+SITE_CYCLES = 120
 
 
 def site_story(folder: Path) -> Iterator[Json]:
-    """Take turns of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
+    """Take cycles of the real services on a fake cluster with a real warehouse, and yield what these leave there."""
     folder.mkdir()
     rng = np.random.default_rng(5)
     site = Town(folder, services={"qssf": {}, "soft_limits": {}})
     site.learn(jobs=60)
     modes = {"qssf": ServiceMode(mode=Mode.ACTIVE), "soft_limits": ServiceMode(mode=Mode.SHADOW)}
     running: list[str] = []
-    for turn in range(SITE_TURNS):
+    for cycle in range(SITE_CYCLES):
         site.cluster.tick(timedelta(minutes=2))
         for n in range(int(rng.integers(0, 4))):
             user = ("alice", "bob", "carol")[int(rng.integers(3))]
             gpus = (1, 2, 8)[int(rng.integers(3))]
-            site.cluster.submit(job_id=f"{turn}{n:02d}", user=user, gpus=gpus, account=f"of {user}")
+            site.cluster.submit(job_id=f"{cycle}{n:02d}", user=user, gpus=gpus, account=f"of {user}")
         for job in site.cluster.queue[: max(0, 4 - len(running))]:
             site.cluster.start(job)
             running.append(job)
         if running and rng.random() < 0.3:
             site.cluster.end(running.pop(int(rng.integers(len(running)))))
-        if turn == SITE_TURNS // 2:
-            site.put_in_charge()
+        if cycle == SITE_CYCLES // 2:
+            site.put_promoted()
             modes["soft_limits"] = ServiceMode(mode=Mode.ACTIVE)
         if rng.random() < 0.9:
             site.read()
-        report = site.turns.turn(modes=modes)
-        yield {"turn": turn, **_job_report(report)}
+        report = site.cycles.cycle(modes=modes)
+        yield {"cycle": cycle, **_job_report(report)}
     with site.warehouse() as warehouse:
-        ledger = warehouse.ledger("dev", office=Office.JOBS)
-        yield {"standings": _rows(ledger.standings()), "rows": len(warehouse.decisions("dev"))}
+        ledger = warehouse.ledger("dev", domain=Domain.JOBS)
+        yield {"applied_changes": _rows(ledger.applied_changes()), "rows": len(warehouse.decisions("dev"))}
 
 
 # Golden files
@@ -1322,10 +1332,10 @@ def difference(name: str, old: str, new: str) -> list[str]:
 
 
 def _readable(text: str) -> list[str]:
-    """Break lines of JSON, so that a difference shows one field and not a turn."""
+    """Break lines of JSON, so that a difference shows one field and not a cycle."""
     if not text.startswith('{"'):
         return text.splitlines()
-    return [line for turn in text.splitlines() for line in pretty(json.loads(turn)).splitlines()]
+    return [line for cycle in text.splitlines() for line in pretty(json.loads(cycle)).splitlines()]
 
 
 def known_names() -> tuple[str, ...]:

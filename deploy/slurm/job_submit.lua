@@ -61,7 +61,7 @@ local function is_paused()
 end
 
 -- Words of four bytes, low byte first, as digits of a number in base 31, modulo a prime; stays below 2^53, which
--- is what Lua 5.1 counts exactly. helios/slurm/hook.py has the same sum.
+-- is what Lua 5.1 counts exactly. helios/slurm/hook_table.py has the same sum.
 local function checksum(body)
     local byte, sum = string.byte, 0
     for start = 1, #body, 8 do
@@ -281,7 +281,7 @@ local function whole_number(number)
     return number and string.format("%d", number)
 end
 
--- From the most specific to the least, as helios/slurm/hook.py names them.
+-- From the most specific to the least, as helios/slurm/hook_table.py names them.
 local function key_of(job, partitions)
     local name, partition = partition_of(job, partitions)
     if name == nil then

@@ -1,4 +1,4 @@
-"""Preflight: everything that must be so for Helios to act well on a cluster, each finding with its remedy."""
+"""Preflight: everything that must be so for Helios to act well on a cluster, each finding with its hint."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock
 from helios.app.history import choose_cluster
-from helios.app.hook_table import UNPUBLISHED, orders_new_jobs
-from helios.app.live import preflight
-from helios.app.modes import modes_in_force, paused
-from helios.app.node_turns import MEMORY as NODE_MEMORY
-from helios.app.outlook import UNTRUSTED
-from helios.app.reading import read_until
-from helios.app.staff import services_of
-from helios.app.turn_lock import TurnUnderWay, alone
-from helios.app.turns import MEMORY, holder_of
+from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
+from helios.app.job_controller import MEMORY, lease_holder
+from helios.app.live_cluster import configured_services, preflight
+from helios.app.modes import is_paused, modes_in_force
+from helios.app.node_controller import MEMORY as NODE_MEMORY
+from helios.app.predictions import UNTRUSTED
+from helios.app.sync import read_until
 from helios.config import Settings
-from helios.control import BreakerState, TurnMemory
-from helios.control.memory import UNREADABLE
-from helios.control.nodes import NodeMemory
+from helios.control import BreakerState, ControllerState, NodeControllerState
+from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode, ModelRecord
-from helios.ports import Office
+from helios.ports import Domain
 from helios.private_files import is_wide
-from helios.slurm.hook import TABLE, read_table
-from helios.slurm.preflight import HOOK, Finding, Level
+from helios.slurm.hook_table import TABLE, read_table
+from helios.slurm.preflight import HOOK, Finding, FindingLevel
 from helios.warehouse import Warehouse, sqlite_file
 
 FEW_JOBS = 1_000
@@ -69,26 +67,26 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[Finding]:
-    """Return why new jobs of a cluster wait for the next turn to get their place, though a service orders them."""
+    """Return why new jobs of a cluster wait for the next cycle to get their place, though a service orders them."""
     if not _orders(settings, name):
         return []
-    unpublished = [] if settings.hook.publish else [_unpublished(Level.FAIL)]
+    unpublished = [] if settings.hook.publish else [_unpublished(FindingLevel.FAIL)]
     found = [*(it for it in preflight(settings) if it.check == HOOK), *unpublished]
-    return [finding for finding in found if finding.verdict is not Level.OK]
+    return [finding for finding in found if finding.verdict is not FindingLevel.OK]
 
 
 def _as_grave(finding: Finding) -> Finding:
-    return replace(finding, verdict=Level.FAIL) if finding.verdict is Level.WARN else finding
+    return replace(finding, verdict=FindingLevel.FAIL) if finding.verdict is FindingLevel.WARN else finding
 
 
 def _orders(settings: Settings, name: str) -> bool:
     """Return whether a Helios that is not paused orders jobs to which the hook could give their place."""
     try:
-        services = services_of(settings, office=Office.JOBS)
-        if not name or paused(settings.database.url, name, Path(settings.control.state_folder)):
+        services = configured_services(settings, domain=Domain.JOBS)
+        if not name or is_paused(settings.database.url, name, Path(settings.control.state_folder)):
             return False
         modes = modes_in_force(settings.database.url, name, services)
-        return orders_new_jobs((services[service], mode) for service, mode in modes.items())
+        return hook_orders_new_jobs((services[service], mode) for service, mode in modes.items())
     except HeliosError:
         return False  # another check says why it is not known
 
@@ -97,12 +95,14 @@ def _tried(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
         return list(check())
     except HeliosError as reason:
-        return [Finding(check="helios", verdict=Level.FAIL, fact=reason.fact, remedy=reason.remedy)]
+        return [Finding(check="helios", verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)]
 
 
 def _name_in(found: list[Finding]) -> str | None:
     """Return the cluster's name from the finding that it answers."""
-    facts = [finding.fact.split() for finding in found if finding.check == "controller" and "answers" in finding.fact]
+    facts = [
+        finding.message.split() for finding in found if finding.check == "controller" and "answers" in finding.message
+    ]
     return facts[0][1] if facts else None
 
 
@@ -116,21 +116,23 @@ def _only_name(settings: Settings) -> str:
 
 
 def _services(settings: Settings) -> Iterator[Finding]:
-    names = ", ".join(services_of(settings))
+    names = ", ".join(configured_services(settings))
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding(check="services", verdict=Level.OK, fact=f"configured: {names or 'none'} (Python {version})")
+    yield Finding(
+        check="services", verdict=FindingLevel.OK, message=f"configured: {names or 'none'} (Python {version})"
+    )
 
 
 def _state_folder(settings: Settings) -> Iterator[Finding]:
     folder = Path(settings.control.state_folder)
     try:
-        with alone(folder):
+        with hold_cycle_lock(folder):
             pass
     except HeliosError as reason:
-        if not isinstance(reason, TurnUnderWay):
-            yield Finding(check="state folder", verdict=Level.FAIL, fact=reason.fact, remedy=reason.remedy)
+        if not isinstance(reason, CycleUnderWay):
+            yield Finding(check="state folder", verdict=FindingLevel.FAIL, message=reason.message, hint=reason.hint)
             return
-    yield Finding(check="state folder", verdict=Level.OK, fact=f"{folder} can be written")
+    yield Finding(check="state folder", verdict=FindingLevel.OK, message=f"{folder} can be written")
 
 
 def _closed(settings: Settings) -> Iterator[Finding]:
@@ -140,11 +142,13 @@ def _closed(settings: Settings) -> Iterator[Finding]:
     if (database := sqlite_file(settings.database.url)) is not None:
         files += [database, *(database.with_name(f"{database.name}-{end}") for end in ("wal", "shm"))]
     if wide := [str(path) for path in files if is_wide(path)]:
-        fact = f"other accounts can read or write {', '.join(wide[:5])}" + (" and more" if len(wide) > 5 else "")
-        remedy = f"chmod g-w,o-rwx {' '.join(wide)}"
-        yield Finding(check="permissions", verdict=Level.WARN, fact=fact, remedy=remedy)
+        message = f"other accounts can read or write {', '.join(wide[:5])}" + (" and more" if len(wide) > 5 else "")
+        hint = f"chmod g-w,o-rwx {' '.join(wide)}"
+        yield Finding(check="permissions", verdict=FindingLevel.WARN, message=message, hint=hint)
     else:
-        yield Finding(check="permissions", verdict=Level.OK, fact="no other account can read what Helios keeps")
+        yield Finding(
+            check="permissions", verdict=FindingLevel.OK, message="no other account can read what Helios keeps"
+        )
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -157,7 +161,9 @@ def _files_in(folder: Path) -> list[Path]:
 def _warehouse(settings: Settings) -> Iterator[Finding]:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.try_to_write()
-        yield Finding(check="warehouse", verdict=Level.OK, fact=f"can be written, schema {warehouse.revision()}")
+        yield Finding(
+            check="warehouse", verdict=FindingLevel.OK, message=f"can be written, schema {warehouse.revision()}"
+        )
 
 
 def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
@@ -169,16 +175,16 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
         except NoSuchCluster:
             read_at, jobs = None, 0
     if read_at is None:
-        fact = f"the accounting of {name or 'the cluster'} was never read"
-        yield Finding(check="history", verdict=Level.FAIL, fact=fact, remedy="Read it: helios trace sync")
+        message = f"the accounting of {name or 'the cluster'} was never read"
+        yield Finding(check="history", verdict=FindingLevel.FAIL, message=message, hint="Read it: helios trace sync")
         return
     old = now - read_at > timedelta(seconds=settings.control.oldest_history_s)
     few = jobs < FEW_JOBS
     yield Finding(
         check="history",
-        verdict=Level.FAIL if old else Level.WARN if few else Level.OK,
-        fact=f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC",
-        remedy="Nothing is written while it is so old. Run the daemon, or: helios trace sync"
+        verdict=FindingLevel.FAIL if old else FindingLevel.WARN if few else FindingLevel.OK,
+        message=f"{jobs:,} jobs, known until {read_at:%Y-%m-%d %H:%M} UTC",
+        hint="Nothing is written while it is so old. Run the daemon, or: helios trace sync"
         if old
         else "Predictions get better with months of history: set history.start to an earlier day."
         if few
@@ -188,24 +194,24 @@ def _history(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
 
 def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
     if not name:  # the history check says what to do
-        yield Finding(check="model", verdict=Level.WARN, fact="which cluster is meant is not known")
+        yield Finding(check="model", verdict=FindingLevel.WARN, message="which cluster is meant is not known")
         return
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             record = warehouse.model(name)
         except (NoSuchCluster, NotEnoughHistory) as reason:
-            fact = f"{reason.fact} Predictions come from users' own history alone (shrinkage)"
-            yield Finding(check="model", verdict=Level.WARN, fact=fact, remedy=reason.remedy)
+            message = f"{reason.message} Predictions come from users' own history alone (shrinkage)"
+            yield Finding(check="model", verdict=FindingLevel.WARN, message=message, hint=reason.hint)
             return
-    if trouble := _unreadable(record):
-        yield Finding(check="model", verdict=Level.FAIL, fact=trouble, remedy=f"{UNTRUSTED}.")
+    if problem := _unreadable(record):
+        yield Finding(check="model", verdict=FindingLevel.FAIL, message=problem, hint=f"{UNTRUSTED}.")
         return
     old = now - record.known_good_at > timedelta(seconds=settings.control.oldest_model_s)
     yield Finding(
         check="model",
-        verdict=Level.FAIL if old else Level.OK,
-        fact=f"{record.model_id}, trained on {record.jobs:,} jobs at {record.trained_at:%Y-%m-%d %H:%M} UTC",
-        remedy="Nothing is written while it is so old: helios nightly" if old else "",
+        verdict=FindingLevel.FAIL if old else FindingLevel.OK,
+        message=f"{record.model_id}, trained on {record.jobs:,} jobs at {record.trained_at:%Y-%m-%d %H:%M} UTC",
+        hint="Nothing is written while it is so old: helios nightly" if old else "",
     )
 
 
@@ -216,37 +222,37 @@ def _unreadable(record: ModelRecord) -> str:
     try:
         from_record(record)
     except ModelUnreadable as reason:
-        return f"{reason.fact.rstrip('.')}."
+        return f"{reason.message.rstrip('.')}."
     return ""
 
 
 def _modes(settings: Settings, name: str) -> Iterator[Finding]:
-    modes = modes_in_force(settings.database.url, name, services_of(settings)) if name else {}
+    modes = modes_in_force(settings.database.url, name, configured_services(settings)) if name else {}
     said = ", ".join(f"{service} {mode.mode.value}" for service, mode in modes.items()) or "not known"
     acts = any(mode.mode in {Mode.CANARY, Mode.ACTIVE} for mode in modes.values())
-    fact = said if acts else f"{said}: nothing on the cluster is changed"
-    yield Finding(check="modes", verdict=Level.OK, fact=fact)
+    message = said if acts else f"{said}: nothing on the cluster is changed"
+    yield Finding(check="modes", verdict=FindingLevel.OK, message=message)
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
-    """Say what the daemon last told of itself, and why its last turn did nothing."""
+    """Say what the daemon last told of itself, and why its last cycle did nothing."""
     try:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
-        state, reasons = str(told["state"]), [*told["reasons"], *((told["turn"] or {}).get("still") or ())]
+        state, reasons = str(told["state"]), [*told["reasons"], *((told["cycle"] or {}).get("suspended") or ())]
         note = str(told.get("note") or "")
     except (OSError, *UNREADABLE):
-        fact, remedy = "none has left word in the state folder", "Start it: systemctl start helios"
-        yield Finding(check="daemon", verdict=Level.WARN, fact=fact, remedy=remedy)
+        message, hint = "none has left word in the state folder", "Start it: systemctl start helios"
+        yield Finding(check="daemon", verdict=FindingLevel.WARN, message=message, hint=hint)
         return
     silent = state != "stopped" and age_s > SILENT_S
     word = "stopped" if state == "stopped" else f"silent for {age_s:.0f} s" if silent else state
     well = word in {"at work", "standby"} and not note
     yield Finding(
         check="daemon",
-        verdict=Level.OK if well else Level.WARN,
-        fact="; ".join([word, *([] if well else [*reasons, *filter(None, [note])])]),
-        remedy="" if well else "Read its log: journalctl -u helios",
+        verdict=FindingLevel.OK if well else FindingLevel.WARN,
+        message="; ".join([word, *([] if well else [*reasons, *filter(None, [note])])]),
+        hint="" if well else "Read its log: journalctl -u helios",
     )
 
 
@@ -254,16 +260,16 @@ def _rhythm(settings: Settings) -> Iterator[Finding]:
     """Say which settings of time keep Helios still, or hand its lease around, however well all goes."""
     control, daemon = settings.control, settings.daemon
     wrong = [
-        (control.lease_s <= daemon.turn_s, "control.lease_s is not longer than daemon.turn_s: a standby takes over"),
+        (control.lease_s <= daemon.cycle_s, "control.lease_s is not longer than daemon.cycle_s: a standby takes over"),
         (control.oldest_history_s <= daemon.ingest_s, "control.oldest_history_s is not longer than daemon.ingest_s"),
         (
             settings.hook.publish and settings.hook.lasts_s <= daemon.ingest_s,
             "hook.lasts_s is not longer than ingest_s",
         ),
     ]
-    for _, fact in (pair for pair in wrong if pair[0]):
-        remedy = "Make it several times as long: else it runs out between two of them."
-        yield Finding(check="rhythm", verdict=Level.WARN, fact=fact, remedy=remedy)
+    for _, message in (pair for pair in wrong if pair[0]):
+        hint = "Make it several times as long: else it runs out between two of them."
+        yield Finding(check="rhythm", verdict=FindingLevel.WARN, message=message, hint=hint)
 
 
 def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
@@ -273,13 +279,13 @@ def _lease(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
         except NoSuchCluster:
             lease = None
     if lease is None or lease["holder"] is None:
-        yield Finding(check="lease", verdict=Level.OK, fact="nobody writes to this cluster now")
+        yield Finding(check="lease", verdict=FindingLevel.OK, message="nobody writes to this cluster now")
         return
     until = datetime.fromtimestamp(lease["expires_at"] / 1e6, UTC)
-    whose = "this Helios" if lease["holder"] == holder_of(settings) else f"another Helios ({lease['holder']})"
+    whose = "this Helios" if lease["holder"] == lease_holder(settings) else f"another Helios ({lease['holder']})"
     left_s = (until - time_there).total_seconds()  # by the clock that leases run by, which need not be this machine's
     state = f"holds the lease for another {left_s:.0f} s" if left_s > 0 else f"held the lease {-left_s:.0f} s ago"
-    yield Finding(check="lease", verdict=Level.OK, fact=f"{whose} {state}")
+    yield Finding(check="lease", verdict=FindingLevel.OK, message=f"{whose} {state}")
 
 
 def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
@@ -288,72 +294,72 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
             text = warehouse.remembered(name, MEMORY)
         except NoSuchCluster:
             text = None
-    memory = TurnMemory.from_json(text) if text else TurnMemory()
+    memory = ControllerState.from_json(text) if text else ControllerState()
     state = memory.breaker.state(now=now, settings=settings.control)
     bad = state is not BreakerState.CLOSED
     yield Finding(
         check="breaker",
-        verdict=Level.WARN if bad else Level.OK,
-        fact=f"{state.value}" + (f" after {memory.breaker.bad_in_row} bad turns in a row" if bad else ""),
-        remedy="See what failed: helios report decisions" if bad else "",
+        verdict=FindingLevel.WARN if bad else FindingLevel.OK,
+        message=f"{state.value}" + (f" after {memory.breaker.bad_in_row} bad cycles in a row" if bad else ""),
+        hint="See what failed: helios report decisions" if bad else "",
     )
 
 
 def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
     """Say what of the nodes needs a person; nothing where no service acts on nodes."""
-    if not services_of(settings, office=Office.NODES):
+    if not configured_services(settings, domain=Domain.NODES):
         return
     with Warehouse.open(settings.database.url) as warehouse:
         try:
             text = warehouse.remembered(name, NODE_MEMORY)
         except NoSuchCluster:
             text = None
-    memory = NodeMemory.from_json(text) if text else NodeMemory()
+    memory = NodeControllerState.from_json(text) if text else NodeControllerState()
     failed = ", ".join(sorted(memory.quarantined))
-    fact = memory.protected or (
+    message = memory.protected or (
         f"set apart, since they failed to wake: {failed}" if failed else "every node is trusted"
     )
     yield Finding(
         check="nodes",
-        verdict=Level.FAIL if memory.protected else Level.WARN if failed else Level.OK,
-        fact=fact,
-        remedy="Mend them, then: helios power clear" if memory.protected or failed else "",
+        verdict=FindingLevel.FAIL if memory.protected else FindingLevel.WARN if failed else FindingLevel.OK,
+        message=message,
+        hint="Mend them, then: helios power clear" if memory.protected or failed else "",
     )
 
 
 def _pause(settings: Settings, name: str) -> Iterator[Finding]:
-    pause = paused(settings.database.url, name, Path(settings.control.state_folder))
+    pause = is_paused(settings.database.url, name, Path(settings.control.state_folder))
     yield Finding(
         check="pause",
-        verdict=Level.WARN if pause else Level.OK,
-        fact=f"paused {pause}" if pause else "Helios is not paused",
-        remedy="To go on: helios resume" if pause else "",
+        verdict=FindingLevel.WARN if pause else FindingLevel.OK,
+        message=f"paused {pause}" if pause else "Helios is not paused",
+        hint="To go on: helios resume" if pause else "",
     )
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
-    """Say whether there is a table for the hook: without one, new jobs stand behind marked ones until the next turn."""
+    """Say whether the hook has a table; without one, new jobs stand behind marked ones until the next cycle."""
     orders = _orders(settings, name)
     if not settings.hook.publish:
-        yield _unpublished(Level.FAIL if orders else Level.OK)
+        yield _unpublished(FindingLevel.FAIL if orders else FindingLevel.OK)
         return
-    bad = Level.FAIL if orders else Level.WARN
+    bad = FindingLevel.FAIL if orders else FindingLevel.WARN
     try:
         table = read_table(Path(settings.control.state_folder) / TABLE, now)
     except HookTableInvalid as reason:
-        yield Finding(check="hook", verdict=bad, fact=reason.fact, remedy=reason.remedy or "helios hook publish")
+        yield Finding(check="hook", verdict=bad, message=reason.message, hint=reason.hint or "helios hook publish")
         return
     empty = orders and not table.rows
-    fact = f"a table of {len(table.rows):,} rows, good until {table.expires_at:%Y-%m-%d %H:%M} UTC"
-    remedy = "No kind of job of the last 60 days is in it. Is the history read? helios trace sync" if empty else ""
-    yield Finding(check="hook", verdict=Level.FAIL if empty else Level.OK, fact=fact, remedy=remedy)
+    message = f"a table of {len(table.rows):,} rows, good until {table.expires_at:%Y-%m-%d %H:%M} UTC"
+    hint = "No kind of job of the last 60 days is in it. Is the history read? helios trace sync" if empty else ""
+    yield Finding(check="hook", verdict=FindingLevel.FAIL if empty else FindingLevel.OK, message=message, hint=hint)
 
 
-def _unpublished(verdict: Level) -> Finding:
-    remedy = "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
+def _unpublished(verdict: FindingLevel) -> Finding:
+    hint = "Set publish = true in the section [hook] of helios.toml: docs/priority-hook.md"
     return Finding(
         check="hook",
         verdict=verdict,
-        fact=UNPUBLISHED,
-        remedy="" if verdict is Level.OK else remedy,
+        message=UNPUBLISHED,
+        hint="" if verdict is FindingLevel.OK else hint,
     )

@@ -12,12 +12,12 @@ import pandas as pd
 from helios.errors import NoSuchCluster
 from helios.ingest import TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.warehouse import LoadReport, Warehouse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class LoadedHistory:
     """The jobs of one cluster, in submission order, and what a person should know about them.
 
     Attributes
@@ -45,7 +45,7 @@ def ingest(
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> LoadReport:
     """Load a trace file into the warehouse, all of it or nothing.
 
@@ -71,7 +71,7 @@ def ingest(
     with Warehouse.open(url) as warehouse:
         return warehouse.load(
             _reporting(trace, f"Loading {path.name}", progress),
-            cluster=cluster or trace.cluster or cluster_named_by(path),
+            cluster=cluster or trace.cluster or choose_cluster_by(path),
             path=str(path),
             sha256=trace.sha256,
             format=trace.format.value,
@@ -85,8 +85,8 @@ def read_file(
     timezone: str | None = None,
     trace_format: TraceFormat | None = None,
     cluster: str | None = None,
-    progress: Progress = in_silence,
-) -> History:
+    progress: Progress = no_progress,
+) -> LoadedHistory:
     """Read a trace file without a warehouse; parameters as in :func:`ingest`."""
     trace = open_trace(path, format=trace_format, timezone=timezone)
     batches = list(_reporting(trace, f"Reading {path.name}", progress))
@@ -94,22 +94,22 @@ def read_file(
     notes = [note for batch in batches for note in batch.notes]
     if rejects := sum(len(batch.rejects) for batch in batches):
         notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
-    return History(
-        cluster=cluster or trace.cluster or cluster_named_by(path),
+    return LoadedHistory(
+        cluster=cluster or trace.cluster or choose_cluster_by(path),
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def recall(
+def load_history(
     *,
     url: str,
     cluster: str | None,
     since: datetime | None = None,
     until: datetime | None = None,
     columns: Sequence[str] | None = None,
-) -> History:
+) -> LoadedHistory:
     """Read one cluster's jobs, submitted in [since, until), from the warehouse.
 
     Parameters
@@ -124,7 +124,7 @@ def recall(
     """
     with Warehouse.open(url) as warehouse:
         chosen = choose_cluster(warehouse, cluster)
-        return History(
+        return LoadedHistory(
             cluster=str(chosen["name"]),
             jobs=warehouse.jobs(str(chosen["name"]), since=since, until=until, columns=columns),
             timezone=str(chosen["timezone"] or "UTC"),
@@ -137,25 +137,25 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
     if clusters.empty:
         raise NoSuchCluster(
             "The warehouse holds no history yet.",
-            remedy="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
+            hint="Read it from this Slurm: helios trace sync. Or load a file: helios trace load FILE",
         )
     known = ", ".join(clusters["name"])
     if name is None and len(clusters) > 1:
-        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", remedy="Choose one: --cluster NAME")
+        raise NoSuchCluster(f"The warehouse holds several clusters: {known}.", hint="Choose one: --cluster NAME")
     chosen = clusters if name is None else clusters[clusters["name"] == name]
     if chosen.empty:
-        raise NoSuchCluster(f"No cluster {name!r} is loaded.", remedy=f"Loaded are: {known}")
+        raise NoSuchCluster(f"No cluster {name!r} is loaded.", hint=f"Loaded are: {known}")
     return chosen.iloc[0]
 
 
-def cluster_named_by(path: Path) -> str:
+def choose_cluster_by(path: Path) -> str:
     """Return the cluster name that a file's own name gives: ``venus.csv.gz`` is ``venus``."""
     return path.name.split(".")[0] or path.name
 
 
-def _reporting(trace: TraceFile, stage: str, progress: Progress) -> Iterator[Batch]:
-    progress(stage, 0.0)
+def _reporting(trace: TraceFile, setup: str, progress: Progress) -> Iterator[Batch]:
+    progress(setup, 0.0)
     for batch in trace.read():
         yield batch
-        progress(stage, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
-    progress(stage, 1.0)
+        progress(setup, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
+    progress(setup, 1.0)

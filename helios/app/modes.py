@@ -12,14 +12,14 @@ from pathlib import Path
 import pandas as pd
 
 from helios.control.modes import ServiceMode
-from helios.errors import HeliosError, Misuse, NoSuchCluster
+from helios.errors import HeliosError, NoSuchCluster, UsageError
 from helios.model import MODES, Mode
 from helios.private_files import make_folder, write_private
 from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
 RELEASED = "released"
-"""What the warehouse remembers under this name: that a kill switch took back what the book still names."""
+"""What the warehouse remembers under this name: that a kill switch reverted what the book still names."""
 RELEASED_FILE = "RELEASED"
 """The same, of a kill switch that has no database."""
 PAUSED = "paused"
@@ -72,7 +72,7 @@ def set_mode(
     reason: str,
     now: datetime,
 ) -> ServiceMode:
-    """Let a service go so far from its next turn on.
+    """Let a service go so far from its next cycle on.
 
     Raises
     ------
@@ -81,18 +81,18 @@ def set_mode(
         name, as of a shell variable that is not set.
     """
     if mode is Mode.CANARY and not partitions and percent is None:
-        raise Misuse("A canary acts on a part of the jobs.", remedy="Say which: --partition NAME, or --percent 10")
+        raise UsageError("A canary acts on a part of the jobs.", hint="Say which: --partition NAME, or --percent 10")
     if wrong_names := [name for name in partitions if not name.strip() or "," in name]:
-        raise Misuse(f"{wrong_names[0]!r} is no partition.", remedy="Name each by itself: -p gpu -p debug")
+        raise UsageError(f"{wrong_names[0]!r} is no partition.", hint="Name each by itself: -p gpu -p debug")
     if mode is not Mode.CANARY and (partitions or percent is not None):
-        raise Misuse(
+        raise UsageError(
             f"Only a canary acts on a part of the jobs; {mode.value} does not.",
-            remedy="Leave --partition and --percent out, or say canary.",
+            hint="Leave --partition and --percent out, or say canary.",
         )
     try:
         chosen = ServiceMode(mode=mode, partitions=partitions, percent=percent)
     except ValueError as wrong:
-        raise Misuse(f"{str(wrong).capitalize()}.", remedy="Say which: --partition NAME, or --percent 10") from wrong
+        raise UsageError(f"{str(wrong).capitalize()}.", hint="Say which: --partition NAME, or --percent 10") from wrong
     row = {
         "service": service,
         "mode": mode.value,
@@ -118,15 +118,15 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
     HeliosError
         Neither could be written: nothing is paused.
     """
-    troubles = pause_here(folder, by=by, reason=reason, now=now)
+    problems = pause_here(folder, by=by, reason=reason, now=now)
     try:
         with Warehouse.open(url) as warehouse:
             warehouse.remember(cluster, PAUSED, _note(by=by, reason=reason, now=now), at=now)
-    except HeliosError as trouble:
-        troubles.append(trouble.fact)
-    if len(troubles) > 1:
-        raise not_paused(troubles)
-    return troubles
+    except HeliosError as problem:
+        problems.append(problem.message)
+    if len(problems) > 1:
+        raise not_paused(problems)
+    return problems
 
 
 def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
@@ -134,21 +134,21 @@ def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str
     try:
         make_folder(folder)
         write_private(folder / PAUSE_FILE, f"{_note(by=by, reason=reason, now=now)}\n".encode())
-    except OSError as trouble:
-        return [f"the file {folder / PAUSE_FILE} could not be written: {trouble}"]
+    except OSError as problem:
+        return [f"the file {folder / PAUSE_FILE} could not be written: {problem}"]
     return []
 
 
-def not_paused(troubles: Iterable[str]) -> HeliosError:
+def not_paused(problems: Iterable[str]) -> HeliosError:
     """Return the error that no place took the pause."""
     return HeliosError(
-        f"Helios could not be paused: {'; '.join(troubles)}",
-        remedy="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
+        f"Helios could not be paused: {'; '.join(problems)}",
+        hint="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
     )
 
 
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
-    """Undo :func:`pause`; nothing to undo is fine. What was taken back meanwhile is nobody's will: it may be set again.
+    """Undo :func:`pause`; nothing to undo is fine. What was reverted meanwhile is nobody's will: it may be set again.
 
     Raises
     ------
@@ -157,16 +157,14 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
     """
     try:
         (folder / PAUSE_FILE).unlink(missing_ok=True)
-    except OSError as trouble:
-        raise HeliosError(
-            f"{folder / PAUSE_FILE} cannot be removed: {trouble}", remedy="Remove it as root."
-        ) from trouble
+    except OSError as problem:
+        raise HeliosError(f"{folder / PAUSE_FILE} cannot be removed: {problem}", hint="Remove it as root.") from problem
     with Warehouse.open(url) as warehouse:
         warehouse.remember(cluster, PAUSED, "", at=now)
         warehouse.remember(cluster, RELEASED, f"before {now:%Y-%m-%d %H:%M:%S} UTC", at=now)
 
 
-def paused(url: str, cluster: str, folder: Path) -> Pause | None:
+def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
     """Return who paused Helios; None: nobody did. A pause file that cannot be understood is a pause all the same."""
     file = folder / PAUSE_FILE
     if os.path.lexists(file):

@@ -2,28 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
 
-from helios.app.models import nightly, training_history
-from helios.app.nightly_pages import NightlyReport, nightly_pages
-from helios.app.reading import Reading
-from helios.config import Retention, Settings
-from helios.errors import HeliosError, NotEnoughHistory
+from helios.app.model_registry import nightly, training_history
+from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
+from helios.app.sync import SyncResult
+from helios.config import Energy, Retention, Settings
+from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
+from helios.private_files import make_folder, tighten, write_private
+from helios.report.admin.nightly import WEEKS_BEFORE, Digest, NightEnergy, nightly_digest
+from helios.report.admin.nightly import Night as ReportedNight
+from helios.report.admin.nightly_page import as_mail, as_text
+from helios.report.admin.shadow import ShadowDay
 from helios.warehouse import Horizon, Warehouse
+
+# The report of a night: a page, a text and a mail, written such that a reader never finds a part.
+
+ENERGY_DAYS = timedelta(days=14)
+"""Days whose savings the nightly report shows side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightlyReport:
+    """The files of one night.
+
+    Attributes
+    ----------
+    subject : str
+        The day in a line.
+    alarming : bool
+        Whether something did not go as it should.
+    page, text, mail : Path
+        The HTML page, the plain text, and a message that ``sendmail -t`` takes.
+    removed : int
+        Older reports of this cluster that were removed.
+    """
+
+    subject: str
+    alarming: bool
+    page: Path
+    text: Path
+    mail: Path
+    removed: int
+
+
+def nightly_pages(
+    url: str,
+    cluster: str | None,
+    day: str,
+    folder: Path,
+    *,
+    now: datetime,
+    keep: int = 60,
+    nodes: Mapping[str, int] | None = None,
+    gpus_per_node: int = 8,
+    default_time_limit_s: int = 7 * 86_400,
+    energy: Energy | None = None,
+    sender: str = "helios",
+    recipient: str = "root",
+) -> NightlyReport:
+    """Write the report of a day: a page, a text, and a mail with both; the same day again replaces them.
+
+    Parameters
+    ----------
+    day : str
+        As sacct writes one: ``yesterday``, ``2026-11-20``.
+    folder : Path
+        Made if missing.
+    keep : int
+        Reports of this cluster kept there, the newest.
+    energy : Energy, optional
+        What nodes draw; None: as the built-in defaults say.
+
+    Raises
+    ------
+    Misuse
+        The folder cannot be written.
+    """
+    ask = ReportQuery(url=url, cluster=cluster, now=now)
+    with open_context(ask) as operations:
+        begin, end = operations.day(day)
+        shadow = operations.shadow(
+            begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
+        )
+        night = _night(operations, begin, end, shadow)
+        digest = nightly_digest(replace(night, energy=_energy(operations, begin, end, energy=energy or Energy())))
+    from helios.report.admin.nightly_page import render_nightly  # noqa: PLC0415 - drawing takes a second to import
+
+    return _written(digest, render_nightly(digest), folder, keep=keep, sender=sender, recipient=recipient)
+
+
+def _night(operations: ReportContext, begin: datetime, end: datetime, shadow: ShadowDay) -> ReportedNight:
+    earliest = begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD
+    warehouse, cluster = operations.warehouse, operations.cluster
+    return ReportedNight(
+        cluster=cluster,
+        timezone=operations.timezone,
+        begin=begin,
+        end=end,
+        jobs=operations.jobs(earliest, end),
+        past=warehouse.jobs(cluster, until=end, columns=["user", "ended_at", "run_time_s"]),
+        predictions=warehouse.predictions(cluster, since=begin - LONGEST_HELD, until=end),
+        decisions=warehouse.decisions(cluster, since=begin, until=end),
+        cycles=warehouse.cycles(cluster, since=begin, until=end),
+        shadow=shadow,
+    )
+
+
+def _energy(operations: ReportContext, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
+    """Return what the nodes drew on the day and the days before; None where the history names no nodes."""
+    try:
+        return NightEnergy(
+            day=operations.ledger(begin, end, energy=energy, by="partition"),
+            days=operations.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=energy, by="day"),
+        )
+    except NotEnoughHistory:
+        return None
+
+
+def _written(digest: Digest, page: str, folder: Path, *, keep: int, sender: str, recipient: str) -> NightlyReport:
+    stem = f"{_file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
+    mail = as_mail(digest, page=page, page_name=f"{stem}.html", sender=sender, recipient=recipient)
+    contents = {".html": page.encode(), ".txt": as_text(digest).encode(), ".eml": mail}
+    try:
+        make_folder(folder)
+        for ending, content in contents.items():
+            write_private(folder / f"{stem}{ending}", content)
+        removed = _thin_out(folder, _file_name(digest.cluster), keep=keep)
+    except OSError as reason:
+        raise UsageError(
+            f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
+        ) from reason
+    page_at, text_at, mail_at = (folder / f"{stem}{ending}" for ending in contents)
+    return NightlyReport(
+        subject=digest.subject, alarming=digest.alarming, page=page_at, text=text_at, mail=mail_at, removed=removed
+    )
+
+
+def _file_name(cluster: str) -> str:
+    return re.sub(r"[^\w.-]", "_", cluster).lstrip(".") or "cluster"
+
+
+def _thin_out(folder: Path, name: str, *, keep: int) -> int:
+    """Remove all but the newest ``keep`` reports of a cluster, close those to others; return how many were removed."""
+    of_a_day = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
+    found = [path for path in folder.iterdir() if of_a_day.fullmatch(path.stem)]
+    for path in found:
+        tighten(path)
+    stems = sorted({path.stem for path in found})
+    outdated = stems[:-keep]
+    for stem in outdated:
+        for ending in (".html", ".txt", ".eml"):
+            (folder / f"{stem}{ending}").unlink(missing_ok=True)
+    return len(outdated)
+
 
 READ_AGAIN = timedelta(days=3)
 """Slurm's database may learn of an end this much later: it was down, or a node was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
+class NightlyRun:
     """What a night brought.
 
     Attributes
@@ -37,7 +184,7 @@ class Night:
     """
 
     did: tuple[str, ...]
-    troubles: tuple[HeliosError, ...]
+    problems: tuple[HeliosError, ...]
     report: NightlyReport | None
 
     def line(self) -> str:
@@ -49,23 +196,23 @@ class Night:
             A step failed; what was done is said as well.
         """
         done = "; ".join(self.did)
-        if self.troubles:
-            failed = "; ".join(trouble.fact for trouble in self.troubles)
+        if self.problems:
+            failed = "; ".join(problem.message for problem in self.problems)
             raise HeliosError(
-                f"The night is not complete: {failed} (done: {done or 'nothing'})", remedy=self.troubles[0].remedy
+                f"The night is not complete: {failed} (done: {done or 'nothing'})", hint=self.problems[0].hint
             )
         return done
 
 
-def night(
+def run_nightly(
     *,
     settings: Settings,
     cluster: str,
     now: datetime,
-    read: Callable[[timedelta], Reading],
+    read: Callable[[timedelta], SyncResult],
     look: Callable[[], Snapshot],
-    progress: Progress = in_silence,
-) -> Night:
+    progress: Progress = no_progress,
+) -> NightlyRun:
     """Do each step of the night; one that fails is told and stops no other.
 
     Parameters
@@ -101,16 +248,16 @@ def night(
         report,
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
-    did, troubles = [], []
+    did, problems = [], []
     for step in steps:
         try:
             did.append(step())
-        except HeliosError as trouble:
-            troubles.append(trouble)
-    return Night(did=tuple(filter(None, did)), troubles=tuple(troubles), report=kept[0] if kept else None)
+        except HeliosError as problem:
+            problems.append(problem)
+    return NightlyRun(did=tuple(filter(None, did)), problems=tuple(problems), report=kept[0] if kept else None)
 
 
-def nodes_of(snapshot: Snapshot) -> pd.DataFrame:
+def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
     """Return the nodes of a snapshot as ``NODES``, one row for each of a node's partitions."""
     nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
     return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
@@ -121,7 +268,7 @@ def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: dat
     horizon = Horizon(
         audit=now - timedelta(days=retention.audit_days),
         shadow=now - timedelta(days=retention.shadow_days),
-        turns=now - timedelta(days=retention.turns_days),
+        cycles=now - timedelta(days=retention.cycles_days),
         predictions=now - timedelta(days=retention.predictions_days),
         readings=now - timedelta(days=retention.readings_days),
     )
@@ -133,7 +280,7 @@ def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: dat
 
 def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
     with Warehouse.open(url) as warehouse:
-        warehouse.add_nodes(cluster, nodes_of(snapshot))
+        warehouse.add_nodes(cluster, node_events_for(snapshot))
     return f"{len(snapshot.nodes):,} nodes"
 
 
@@ -152,5 +299,5 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
             progress=progress,
         )
     except NotEnoughHistory as reason:
-        return f"no model yet, shrinkage predicts: {reason.fact}"
-    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.in_charge}; {drift}"
+        return f"no model yet, shrinkage predicts: {reason.message}"
+    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.promoted}; {drift}"

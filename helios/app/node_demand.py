@@ -15,16 +15,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.config import Settings
-from helios.control.nodes.seen import nodes_seen
+from helios.control.observed import observed_nodes
 from helios.errors import NoSuchCluster
+from helios.metrics.node_usage import busy_intervals, most_at_once
 from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
-from helios.occupancy import intervals_of, most_at_once
 from helios.predict.demand import (
     NEVER_S,
     Calendar,
     DemandForecaster,
+    DemandJobState,
     Forecasts,
-    JobState,
     assemble,
     job_state,
     parse_holidays,
@@ -90,7 +90,7 @@ class NodeDemand:
         self.why_not = _unplaced(history)
         if self.why_not:
             return None
-        seen = busy_of_pools(history, snapshot, ended_s=ended_s)
+        seen = busy_by_pool(history, snapshot, ended_s=ended_s)
         calendar = Calendar(zone=zone, holidays=parse_holidays(self._settings.demand.holidays))
         self._learn(seen, calendar)
         told = {}
@@ -99,10 +99,10 @@ class NodeDemand:
                 self._learned[pool] = learned = _followed(self._learned[pool], seen, at)
                 told[pool] = (seen.busy[at], seen.total[at], learned.told)
         if not told:
-            self.why_not = _STILL_LEARNING if self._learning is not None else _NO_NODES
+            self.why_not = _SUSPENDED_LEARNING if self._learning is not None else _NO_NODES
         return assemble(told, ended_s=ended_s) if told else None
 
-    def _learn(self, seen: Seen, calendar: Calendar) -> None:
+    def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
         """Have the forecasters learn anew where they never did, or a day ago; take over what they learned since."""
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
@@ -147,8 +147,8 @@ class _Learned:
         return replace(self, told=told, told_s=ended_s)
 
 
-_STILL_LEARNING = (
-    "the forecasters still learn from the history, which takes minutes after a start; the next turns have it"
+_SUSPENDED_LEARNING = (
+    "the forecasters still learn from the history, which takes minutes after a start; the next cycles have it"
 )
 _NO_NODES = "no node of the cluster is in service"
 
@@ -179,12 +179,12 @@ def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Lear
     return learning
 
 
-def _learned(seen: Seen, calendar: Calendar) -> dict[str, _Learned]:
+def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
     """Fit a forecaster for each pool, and say what the last weeks would have been told."""
     return {pool: _learned_of(seen, at, calendar) for at, pool in enumerate(seen.pools)}
 
 
-def _learned_of(seen: Seen, at: int, calendar: Calendar) -> _Learned:
+def _learned_of(seen: ObservedDemand, at: int, calendar: Calendar) -> _Learned:
     busy, total, state = seen.busy[at], seen.total[at], seen.states[at]
     n_steps = len(busy)
     told = walk_forward(
@@ -201,7 +201,7 @@ def _learned_of(seen: Seen, at: int, calendar: Calendar) -> _Learned:
     return _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
 
 
-def _followed(learned: _Learned, seen: Seen, at: int) -> _Learned:
+def _followed(learned: _Learned, seen: ObservedDemand, at: int) -> _Learned:
     """Return what was learned with the forecast of now."""
     if learned.told_s >= seen.ended_s:
         return learned
@@ -210,7 +210,7 @@ def _followed(learned: _Learned, seen: Seen, at: int) -> _Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Seen:
+class ObservedDemand:
     """What a cluster's pools needed, step by step.
 
     Attributes
@@ -230,10 +230,10 @@ class Seen:
     ended_s: int
     busy: NDArray[np.float64]
     total: NDArray[np.float64]
-    states: tuple[JobState, ...]
+    states: tuple[DemandJobState, ...]
 
 
-def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> Seen:
+def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> ObservedDemand:
     """Count the busy nodes of each pool, from the jobs that ended and those that run.
 
     Parameters
@@ -244,12 +244,12 @@ def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) ->
         End of the last step to count.
     """
     nodes = NODE_STATES.check(snapshot.nodes)
-    seen = nodes_seen(snapshot)
+    seen = observed_nodes(snapshot)
     in_service = nodes[np.array([seen[name].in_service for name in nodes["name"]], dtype=np.bool_)]
     pool_of = pools(in_service)
     names = tuple(sorted(set(pool_of)))
     jobs = _jobs(history, snapshot)
-    held = intervals_of(jobs, until_s=ended_s).merged()
+    held = busy_intervals(jobs, until_s=ended_s).merged()
     first_s = int(held.start_s.min(initial=ended_s - STEP_S)) // STEP_S * STEP_S
     n_steps = max((ended_s - first_s) // STEP_S, 1)
     number = dict(zip(in_service["name"], (names.index(pool) for pool in pool_of), strict=True))
@@ -258,7 +258,7 @@ def busy_of_pools(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) ->
     busy = most_at_once(held, group=group, n_groups=len(names), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
     total = np.repeat(sizes[:, None], n_steps, axis=1)
     steps_s = first_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
-    return Seen(
+    return ObservedDemand(
         pools=names,
         first_s=first_s,
         ended_s=ended_s,
@@ -277,7 +277,7 @@ def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
     return JOBS.conform(pd.concat([frame[[*columns, "ended_at"]] for frame in frames], ignore_index=True))
 
 
-def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> JobState:
+def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> DemandJobState:
     """Return what the jobs of a pool's partitions told."""
     partitions = set(str(nodes["partitions"].iloc[0]).split(","))
     shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]

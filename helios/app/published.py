@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
-from helios.app.machine import Machine, machine_for
-from helios.app.plans import ORDERS, Policy
+from helios.app.history import LoadedHistory
 from helios.app.published_table import ALL, PHILLY, PublishedTable
+from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
+from helios.app.scenarios import ORDERS, Policy
 from helios.app.whatif import refuse_reversed
 from helios.config import zone
 from helios.errors import NotEnoughHistory
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
 from helios.simulate import Backfill, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, PublishedReplay, replay_as_published
 
@@ -135,7 +135,9 @@ class PublishedAnswer:
         }
 
 
-def as_published(history: History, question: PublishedQuestion, *, progress: Progress = in_silence) -> PublishedAnswer:
+def as_published(
+    history: LoadedHistory, request: PublishedQuestion, *, progress: Progress = no_progress
+) -> PublishedAnswer:
     """Replay a history with the published semantics under each policy, and say how that differs from ours.
 
     Raises
@@ -145,20 +147,20 @@ def as_published(history: History, question: PublishedQuestion, *, progress: Pro
     JobLargerThanPartition, PartitionUnknown
         The jobs do not fit the cluster as described.
     """
-    table = PHILLY if question.nodes is None else None
-    jobs, notes = _chosen(history, question, table)
-    machine = machine_for(
+    table = PHILLY if request.nodes is None else None
+    jobs, notes = _chosen(history, request, table)
+    machine = replay_cluster_for(
         jobs,
         resource="gpus",
-        nodes=question.nodes or PHILLY.nodes,
-        gpus_per_node=question.gpus_per_node,
-        skip_oversized=question.skip_oversized,
+        nodes=request.nodes or PHILLY.nodes,
+        gpus_per_node=request.gpus_per_node,
+        skip_oversized=request.skip_oversized,
     )
     if machine.jobs.empty:
-        raise NotEnoughHistory("Every job of the window was left out.", remedy="\n".join(machine.notes))
+        raise NotEnoughHistory("Every job of the window was left out.", hint="\n".join(machine.notes))
     workload = _workload(machine)
-    stage = _Stage(machine=machine, workload=workload, question=question, table=table)
-    rows = tuple(_row(policy, stage, progress) for policy in POLICIES)
+    setup = _Stage(machine=machine, workload=workload, request=request, table=table)
+    rows = tuple(_row(policy, setup, progress) for policy in POLICIES)
     run_time_s = float(workload.run_time_s.mean())
     same_jobs = table is not None and abs(run_time_s - table.run_time_s) <= SAME_RUN_TIME_S
     if table is not None and not same_jobs:
@@ -201,19 +203,19 @@ def drawn_errors(run_time_s: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 
 def _chosen(
-    history: History, question: PublishedQuestion, table: PublishedTable | None
+    history: LoadedHistory, request: PublishedQuestion, table: PublishedTable | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the jobs to replay: with GPUs, and a run time of a second or more, in the window."""
     jobs, notes = history.jobs, []
-    since = pd.Timestamp(question.since) if question.since else None
+    since = pd.Timestamp(request.since) if request.since else None
     if since is None and table is not None:
         since = pd.Timestamp(table.opens).tz_localize(zone(history.timezone))
     sized = (jobs["gpus"].fillna(0) > 0) & (jobs["submitted_at"] >= (since or jobs["submitted_at"].min()))
     if table is not None:
         sized &= jobs["partition"].astype("str").isin(list(table.nodes))
     jobs = jobs[sized]
-    if question.until:
-        jobs = jobs[jobs["submitted_at"] < question.until]
+    if request.until:
+        jobs = jobs[jobs["submitted_at"] < request.until]
     elif table is not None and len(jobs):
         jobs = jobs[jobs["submitted_at"] <= jobs["submitted_at"].iloc[0] + table.lasts]
     timed = jobs["run_time_s"].fillna(0) >= 1
@@ -221,7 +223,7 @@ def _chosen(
         raise NotEnoughHistory(
             "No job can be replayed: none in the window has GPUs and a run time"
             + (f" on a partition of the published table ({', '.join(table.nodes)})." if table else "."),
-            remedy="Describe your own cluster with --nodes, and choose --from and --to.",
+            hint="Describe your own cluster with --nodes, and choose --from and --to.",
         )
     if not timed.all():
         notes.append(f"{int((~timed).sum()):,} jobs without a run time of at least 1 s were left out.")
@@ -233,7 +235,7 @@ def _chosen(
     return jobs[timed], notes
 
 
-def _workload(machine: Machine) -> Workload:
+def _workload(machine: ReplayCluster) -> Workload:
     return Workload(
         job_id=machine.jobs["job_id"].to_numpy(dtype=object),
         submitted_s=machine.jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
@@ -245,39 +247,39 @@ def _workload(machine: Machine) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    machine: Machine
+    machine: ReplayCluster
     workload: Workload
-    question: PublishedQuestion
+    request: PublishedQuestion
     table: PublishedTable | None
 
 
-def _row(policy: Policy, stage: _Stage, progress: Progress) -> PublishedRow:
-    found, draws = [], stage.question.draws + 1
+def _row(policy: Policy, setup: _Stage, progress: Progress) -> PublishedRow:
+    found, draws = [], setup.request.draws + 1
     for draw in range(draws):
         progress(f"Replaying {policy} as published", draw / draws)
-        found.append(_as_artifact(policy, stage, draw))
+        found.append(_as_artifact(policy, setup, draw))
     progress(f"Replaying {policy} as published", 1.0)
     means = [_means(one.jct_s, one.queue_s) for one in found]
-    told = stage.table is not None and policy.value in stage.table.jct_s
+    told = setup.table is not None and policy.value in setup.table.jct_s
     return PublishedRow(
         policy=policy,
         found=_each(np.mean, means) if policy is Policy.QSSF else means[0],
         lowest=_each(np.min, means),
         highest=_each(np.max, means),
         queued_jobs=int((found[0].queue_s > 0).sum()),
-        ours=_as_ours(policy, stage),
-        printed=_printed(stage.table, policy, ALL) if stage.table is not None and told else None,
+        ours=_as_ours(policy, setup),
+        printed=_printed(setup.table, policy, ALL) if setup.table is not None and told else None,
         by_partition={
             name: _means(found[0].jct_s[mine], found[0].queue_s[mine])
-            for code, name in enumerate(stage.machine.shape.partitions)
-            if (mine := stage.workload.partition == code).any()
+            for code, name in enumerate(setup.machine.shape.partitions)
+            if (mine := setup.workload.partition == code).any()
         },
     )
 
 
-def _as_artifact(policy: Policy, stage: _Stage, draw: int) -> PublishedReplay:
+def _as_artifact(policy: Policy, setup: _Stage, draw: int) -> PublishedReplay:
     """Replay once; draw 0 keeps the order of the history, each other one draws ties anew."""
-    workload, seed = stage.workload, stage.question.seed
+    workload, seed = setup.workload, setup.request.seed
     ties = np.random.default_rng((seed, draw)).permutation(len(workload)) if draw else None
     published, priority = PublishedPolicy.QSSF, None
     if policy is Policy.FEWEST_GPUS:
@@ -286,16 +288,16 @@ def _as_artifact(policy: Policy, stage: _Stage, draw: int) -> PublishedReplay:
         priority = (workload.gpus * drawn_errors(workload.run_time_s, seed + draw)).astype(np.float64)
     else:
         published = PublishedPolicy(policy.value)
-    return replay_as_published(workload, stage.machine.shape, policy=published, priority=priority, tie_rank=ties)
+    return replay_as_published(workload, setup.machine.shape, policy=published, priority=priority, tie_rank=ties)
 
 
-def _as_ours(policy: Policy, stage: _Stage) -> Means:
+def _as_ours(policy: Policy, setup: _Stage) -> Means:
     """Replay with our own semantics, strict; QSSF with the errors of draw 0."""
-    workload = stage.workload
-    believed = drawn_errors(workload.run_time_s, stage.question.seed) if policy is Policy.QSSF else workload.run_time_s
+    workload = setup.workload
+    believed = drawn_errors(workload.run_time_s, setup.request.seed) if policy is Policy.QSSF else workload.run_time_s
     result = replay(
         workload,
-        stage.machine.shape,
+        setup.machine.shape,
         backfill=Backfill.NONE,
         order=ORDERS[policy],
         preemptive=policy is Policy.SRTF,

@@ -2,120 +2,307 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-from helios.app.desk import LONGEST_HELD, Ask, opened
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.energy.ledger import energy_ledger
+from helios.app.history import choose_cluster
 from helios.config import Energy
-from helios.report.admin.accuracy import prediction_accuracy
-from helios.report.admin.answer import Answer
-from helios.report.admin.audit import decision_lines, service_days
-from helios.report.admin.people import usage_by
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.model import JOBS
+from helios.ports import Order
+from helios.report.admin.decisions import decision_rows, service_days
+from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.queue import queue_at, queue_over_time
-from helios.report.admin.shadow import ShadowDay
-from helios.report.energy.ledger import EnergyLedger
+from helios.report.admin.sacct_format import ReportTable, local_day, moment_in_words
+from helios.report.admin.shadow import (
+    LIMITS,
+    MOVED_S,
+    ShadowDay,
+    ShadowWaits,
+    decided_urgencies,
+    moved_jobs,
+    replayed_urgencies,
+)
+from helios.report.admin.usage import select_jobs, usage_by, wait_s
+from helios.report.energy import EnergyLedger
+from helios.units import best_unit
+from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.app.replay_cluster import ReplayCluster
+    from helios.simulate import Replay
+
+# One cluster of an open warehouse, and the window that an admin asks about.
+
+DEFAULT_LENGTH = timedelta(days=7)
+LONGEST_HELD = timedelta(days=60)
+"""How long before a window a job may have been submitted and still have waited or run in it; older ones are missed."""
+_COLUMNS = [
+    name
+    for name in JOBS.names
+    if name not in {"name", "group", "exit_code", "het_job_id", "het_job_offset", "tres_requested", "tres_allocated"}
+    and name not in {"node_list", "memory_mib", "gpu_type", "qos"}
+]
 
 
-def usage_report(ask: Ask, *, group: str) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportQuery:
+    """What a report is asked for, as typed.
+
+    Attributes
+    ----------
+    url : str
+        The warehouse.
+    cluster : str, optional
+        None: the only one there is.
+    start, end : str, optional
+        As sacct's ``-S`` and ``-E``; None: ``DEFAULT_LENGTH`` before the end, and ``now``.
+    users, accounts, partitions : collections of str
+        Only jobs of these; empty: of all.
+    now : datetime
+        Aware; what ``now`` means.
+    """
+
+    url: str
+    now: datetime
+    cluster: str | None = None
+    start: str | None = None
+    end: str | None = None
+    users: Collection[str] = ()
+    accounts: Collection[str] = ()
+    partitions: Collection[str] = ()
+
+
+@contextmanager
+def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
+    """Open the warehouse at what is asked for.
+
+    Raises
+    ------
+    Misuse
+        The window ends before it begins.
+    """
+    with Warehouse.open(ask.url) as warehouse:
+        chosen = choose_cluster(warehouse, ask.cluster)
+        timezone = str(chosen["timezone"] or "UTC")
+        until = moment_in_words(ask.end or "now", now=ask.now, timezone=timezone)
+        since = (
+            until - DEFAULT_LENGTH if ask.start is None else moment_in_words(ask.start, now=ask.now, timezone=timezone)
+        )
+        if since >= until:
+            raise UsageError(
+                f"The window begins at {since:%Y-%m-%d %H:%M} and ends at {until:%Y-%m-%d %H:%M} UTC.",
+                hint="Give a start (-S) before the end (-E).",
+            )
+        yield ReportContext(
+            warehouse=warehouse,
+            ask=ask,
+            cluster=str(chosen["name"]),
+            timezone=timezone,
+            since=since,
+            until=until,
+            spans=(chosen["first_submitted_at"], chosen["last_submitted_at"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportContext:
+    """One cluster of an open warehouse, and the window that is asked about."""
+
+    warehouse: Warehouse
+    ask: ReportQuery
+    cluster: str
+    timezone: str
+    since: datetime
+    until: datetime
+    spans: tuple[pd.Timestamp, pd.Timestamp]
+
+    def jobs(self, since: datetime, until: datetime) -> pd.DataFrame:
+        """Return the jobs that are asked about, submitted in [since, until); what no report reads is missing."""
+        found = self.warehouse.jobs(self.cluster, since=since, until=until, columns=_COLUMNS)
+        jobs = JOBS.conform(found)
+        ask = self.ask
+        return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
+
+    def finished(self, answer: ReportTable) -> ReportTable:
+        """Return the answer; where it is empty, with the stretch that the history covers."""
+        first, last = self.spans
+        if not answer.rows.empty or pd.isna(first):
+            return answer
+        return replace(answer, empty=f"{answer.empty} The history spans {self.written(first)} to {self.written(last)}.")
+
+    def title(self, of: str) -> str:
+        """Return the heading of a report ``of`` something over the window."""
+        return f"{self.cluster}: {of}, {self.written(self.since)} to {self.written(self.until)} ({self.timezone})"
+
+    def written(self, moment: datetime) -> str:
+        """Return a moment as the cluster's people write it."""
+        return f"{pd.Timestamp(moment).tz_convert(self.timezone):%Y-%m-%d %H:%M}"
+
+    def day(self, day: str) -> tuple[datetime, datetime]:
+        """Return begin and end of the day meant; today ends now, since nobody knows who will wait at midnight."""
+        now = self.ask.now
+        begin, end = local_day(moment_in_words(day, now=now, timezone=self.timezone), timezone=self.timezone)
+        return begin, min(end, now) if begin < now else end
+
+    def shadow(
+        self,
+        begin: datetime,
+        end: datetime,
+        *,
+        nodes: Mapping[str, int] | None,
+        gpus_per_node: int,
+        default_time_limit_s: int,
+    ) -> ShadowDay:
+        """Return what the shadow decisions of a day would have changed; without ``nodes`` on those that are known."""
+        pass
+
+        nodes, per_node = known_nodes(self.warehouse, self.cluster) if nodes is None else (nodes, None)
+        return shadow_day(
+            self.jobs(begin - WARM_UP, end),
+            self.warehouse.decisions(self.cluster, since=begin, until=end),
+            begin=begin,
+            end=end,
+            nodes=nodes,
+            gpus_per_node=per_node or gpus_per_node,
+            default_time_limit_s=default_time_limit_s,
+            timezone=self.timezone,
+        )
+
+    def ledger(self, since: datetime, until: datetime, *, energy: Energy, by: str) -> EnergyLedger:
+        """Return what the nodes did and drew, and what sleep saved."""
+        return energy_ledger(
+            self.warehouse, self.cluster, timezone=self.timezone, since=since, until=until, energy=energy, by=by
+        )
+
+
+def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | None, int | None]:
+    """Return the GPU nodes of each partition and the commonest number of GPUs a node; None where none is known."""
+    nodes = warehouse.nodes(cluster)
+    with_gpus = nodes[(nodes["gpus"] > 0) & nodes["partition"].notna()]
+    if with_gpus.empty:
+        return None, None
+    counts = with_gpus.groupby("partition", observed=True)["name"].nunique()
+    return {str(name): int(count) for name, count in counts.items()}, int(with_gpus["gpus"].mode().iloc[0])
+
+
+def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
     """Report jobs, hours, waits and failures of jobs submitted in the window, by user, account or partition."""
-    with opened(ask) as desk:
-        jobs = desk.jobs(desk.since, desk.until)
-        return desk.finished(
+    with open_context(ask) as operations:
+        jobs = operations.jobs(operations.since, operations.until)
+        return operations.finished(
             usage_by(
                 group,
                 jobs,
-                predictions=desk.warehouse.predictions(desk.cluster, since=desk.since, until=desk.until),
-                at=desk.until,
-                title=desk.title(f"Jobs by {group}"),
-                timezone=desk.timezone,
+                predictions=operations.warehouse.predictions(
+                    operations.cluster, since=operations.since, until=operations.until
+                ),
+                at=operations.until,
+                title=operations.title(f"Jobs by {group}"),
+                timezone=operations.timezone,
             )
         )
 
 
-def queue_report(ask: Ask) -> Answer:
+def queue_report(ask: ReportQuery) -> ReportTable:
     """Report the queue at the window's end; where a start is given, over the window."""
-    with opened(ask) as desk:
+    with open_context(ask) as operations:
         if ask.start is None:
-            jobs = desk.jobs(desk.until - LONGEST_HELD, desk.until)
-            predictions = desk.warehouse.predictions(desk.cluster, since=desk.until - LONGEST_HELD, until=desk.until)
-            title = f"{desk.cluster}: the queue at {desk.written(desk.until)} ({desk.timezone})"
-            return desk.finished(
-                queue_at(jobs, predictions=predictions, at=desk.until, title=title, timezone=desk.timezone)
+            jobs = operations.jobs(operations.until - LONGEST_HELD, operations.until)
+            predictions = operations.warehouse.predictions(
+                operations.cluster, since=operations.until - LONGEST_HELD, until=operations.until
             )
-        return desk.finished(
+            title = f"{operations.cluster}: the queue at {operations.written(operations.until)} ({operations.timezone})"
+            return operations.finished(
+                queue_at(jobs, predictions=predictions, at=operations.until, title=title, timezone=operations.timezone)
+            )
+        return operations.finished(
             queue_over_time(
-                desk.jobs(desk.since - LONGEST_HELD, desk.until),
-                since=desk.since,
-                until=desk.until,
-                title=desk.title("The queue"),
-                timezone=desk.timezone,
+                operations.jobs(operations.since - LONGEST_HELD, operations.until),
+                since=operations.since,
+                until=operations.until,
+                title=operations.title("The queue"),
+                timezone=operations.timezone,
             )
         )
 
 
-def prediction_report(ask: Ask, *, by: str | None = None) -> Answer:
+def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
     """Report how far off predictions of jobs submitted in the window were, beside the user's last ended run."""
-    with opened(ask) as desk:
-        past = desk.warehouse.jobs(desk.cluster, until=desk.until, columns=["user", "ended_at", "run_time_s"])
-        return desk.finished(
+    with open_context(ask) as operations:
+        past = operations.warehouse.jobs(
+            operations.cluster, until=operations.until, columns=["user", "ended_at", "run_time_s"]
+        )
+        return operations.finished(
             prediction_accuracy(
-                desk.jobs(desk.since, desk.until),
-                predictions=desk.warehouse.predictions(desk.cluster, since=desk.since, until=desk.until),
+                operations.jobs(operations.since, operations.until),
+                predictions=operations.warehouse.predictions(
+                    operations.cluster, since=operations.since, until=operations.until
+                ),
                 past=past,
-                title=desk.title("Predicted and true run times"),
+                title=operations.title("Predicted and true run times"),
                 by=by,
-                timezone=desk.timezone,
+                timezone=operations.timezone,
             )
         )
 
 
 def decision_report(
-    ask: Ask,
+    ask: ReportQuery,
     *,
     services: Collection[str] = (),
     job_ids: Collection[str] = (),
     results: Collection[str] = (),
     modes: Collection[str] = (),
     actions: Collection[str] = (),
-) -> Answer:
+) -> ReportTable:
     """Report the audit's lines of the window; users, accounts and partitions choose the jobs they are about."""
-    with opened(ask) as desk:
-        decisions = desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until)
+    with open_context(ask) as operations:
+        decisions = operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until)
         if ask.users or ask.accounts or ask.partitions:
-            about = desk.jobs(desk.since - LONGEST_HELD, desk.until)
+            about = operations.jobs(operations.since - LONGEST_HELD, operations.until)
             ids = {*about["job_id"].dropna(), *about["array_job_id"].dropna(), *ask.partitions}
             decisions = decisions[decisions["target"].isin(list(ids))]
-        return decision_lines(
+        return decision_rows(
             decisions,
-            title=desk.title("Decisions"),
+            title=operations.title("Decisions"),
             services=services,
             targets=job_ids,
             results=results,
             modes=modes,
             actions=actions,
-            timezone=desk.timezone,
+            timezone=operations.timezone,
         )
 
 
-def service_report(ask: Ask, *, services: Collection[str] = ()) -> Answer:
-    """Report per day and service what was proposed, done and refused, and when Helios kept still."""
-    with opened(ask) as desk:
+def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
+    """Report per day and service what was proposed, done and refused, and when Helios suspended."""
+    with open_context(ask) as operations:
         return service_days(
-            desk.warehouse.decisions(desk.cluster, since=desk.since, until=desk.until),
-            title=desk.title("Services"),
-            turns=desk.warehouse.turns(desk.cluster, since=desk.since, until=desk.until),
+            operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until),
+            title=operations.title("Services"),
+            cycles=operations.warehouse.cycles(operations.cluster, since=operations.since, until=operations.until),
             services=services,
-            timezone=desk.timezone,
+            timezone=operations.timezone,
         )
 
 
-def energy_report(ask: Ask, *, energy: Energy, by: str = "day") -> EnergyLedger:
+def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
     """Report what the nodes did and drew in the window, and what sleep saved, by day, partition or node."""
-    with opened(ask) as desk:
-        return desk.ledger(desk.since, desk.until, energy=energy, by=by)
+    with open_context(ask) as operations:
+        return operations.ledger(operations.since, operations.until, energy=energy, by=by)
 
 
 def shadow_report(
-    ask: Ask,
+    ask: ReportQuery,
     *,
     day: str,
     nodes: Mapping[str, int] | None = None,
@@ -126,8 +313,167 @@ def shadow_report(
 
     Without ``nodes`` the cluster's own are taken from the warehouse; where it knows none, the peak demand.
     """
-    with opened(ask) as desk:
-        begin, end = desk.day(day)
-        return desk.cluster, desk.shadow(
+    with open_context(ask) as operations:
+        begin, end = operations.day(day)
+        return operations.cluster, operations.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
+
+
+# What a shadow's decisions of a day would have changed: the day's own jobs, replayed without and with them.
+
+WARM_UP = timedelta(days=3)
+"""Stretch before the day that is replayed too, so that its jobs do not find an empty cluster."""
+
+
+def shadow_day(
+    jobs: pd.DataFrame,
+    decisions: pd.DataFrame,
+    *,
+    begin: datetime,
+    end: datetime,
+    nodes: Mapping[str, int] | None,
+    gpus_per_node: int,
+    default_time_limit_s: int,
+    timezone: str = "UTC",
+) -> ShadowDay:
+    """Replay a day under FIFO with EASY backfill by time limits, and again with what a shadow decided that day.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, in submission order: those of the day and of the stretch before it.
+    decisions : DataFrame
+        Columns of ``DECISIONS`` of the day, oldest first.
+    begin, end : datetime
+        The day, aware.
+    nodes : mapping, optional
+        Nodes of each partition; None takes the cluster from the peak demand.
+    default_time_limit_s : int
+        For jobs that have none.
+    """
+    decided = decided_urgencies(decisions)
+    machine, notes = _machine(jobs, nodes, gpus_per_node)
+    of_the_day = _within(jobs, begin, end)
+    recorded = wait_s(jobs[of_the_day])
+    recorded = recorded[~np.isnan(recorded)]
+    counted = np.zeros(0, dtype=bool) if machine is None else _within(machine.jobs, begin, end)
+    day = ShadowDay(
+        begin=begin,
+        timezone=timezone,
+        decided=len(decided),
+        earlier=0,
+        later=0,
+        recorded=ShadowWaits.of(recorded) if len(recorded) else None,
+        without=None,
+        with_decisions=None,
+        moved=moved_jobs(
+            jobs.iloc[:0], size=_none().astype(np.int32), urgency=np.zeros(0), wait_s=_none(), would_wait_s=_none()
+        ),
+        notes=tuple(notes),
+    )
+    if machine is None or not counted.any():
+        return day
+    return _compared(day, machine, counted, decided, default_time_limit_s)
+
+
+def _compared(
+    day: ShadowDay,
+    machine: ReplayCluster,
+    counted: NDArray[np.bool_],
+    decided: Mapping[str, float],
+    default_limit_s: int,
+) -> ShadowDay:
+    """Fill in what the two replays say of the jobs that count."""
+    urgency = replayed_urgencies(machine.jobs, decided)
+    from helios.simulate import ORDERS  # noqa: PLC0415 - it compiles
+
+    without = _replayed(machine, ORDERS["fifo"], default_limit_s).wait_s[counted]
+    with_them = _replayed(machine, _by(urgency), default_limit_s).wait_s[counted] if decided else without
+    moved = moved_jobs(
+        machine.jobs[counted],
+        size=machine.size[counted],
+        urgency=urgency[counted],
+        wait_s=without,
+        would_wait_s=with_them,
+    )
+    return ShadowDay(
+        begin=day.begin,
+        timezone=day.timezone,
+        decided=day.decided,
+        earlier=int(np.count_nonzero(with_them - without < -MOVED_S)),
+        later=int(np.count_nonzero(with_them - without > MOVED_S)),
+        recorded=day.recorded,
+        without=ShadowWaits.of(without),
+        with_decisions=ShadowWaits.of(with_them),
+        moved=moved,
+        notes=(*day.notes, *LIMITS),
+    )
+
+
+def _machine(
+    jobs: pd.DataFrame, nodes: Mapping[str, int] | None, gpus_per_node: int
+) -> tuple[ReplayCluster | None, list[str]]:
+    """Return the jobs that can be replayed on their cluster, or None; and what to say of it."""
+    resource = "gpus" if bool((jobs["gpus"] > 0).any()) else "cpus"
+    replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
+    notes = []
+    if left_out := len(jobs) - len(replayable):
+        notes.append(f"{left_out:,} jobs that hold no {best_unit(resource)} or have not ended were not replayed.")
+    if replayable.empty:
+        return None, notes
+    try:
+        from helios.app.replay_cluster import replay_cluster_for  # noqa: PLC0415 - as above
+
+        machine = replay_cluster_for(
+            replayable, resource=resource, nodes=nodes, gpus_per_node=gpus_per_node, skip_oversized=True
+        )
+    except (PartitionUnknown, JobLargerThanPartition) as reason:
+        return None, [*notes, f"The day was not replayed: {reason.message}"]
+    return machine, [*notes, *machine.notes]
+
+
+def _replayed(machine: ReplayCluster, order: Order, default_limit_s: int) -> Replay:
+    jobs = machine.jobs
+    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    from helios.simulate import Backfill, Workload, replay  # noqa: PLC0415 - as above
+
+    workload = Workload(
+        job_id=jobs["job_id"].to_numpy(dtype=object),
+        submitted_s=jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
+        run_time_s=jobs["run_time_s"].to_numpy().astype(np.int64),
+        gpus=machine.size,
+        partition=machine.partition,
+    )
+    return replay(
+        workload,
+        machine.shape,
+        backfill=Backfill.EASY,
+        order=order,
+        run_time_s=workload.run_time_s.astype(np.float64),
+        estimate_s=np.where(np.isfinite(limit_s), limit_s, default_limit_s).astype(np.int64),
+    )
+
+
+def _by(urgency: NDArray[np.float64]) -> Order:
+    """Return the order that starts the most urgent first; it is asked once, for all jobs of the replay."""
+
+    def decided(
+        *,
+        submitted_s: NDArray[np.int64],  # noqa: ARG001 - ties are broken by it anyway
+        gpus: NDArray[np.int32],  # noqa: ARG001 - the decision knew it
+        run_time_s: NDArray[np.float64],  # noqa: ARG001 - the decision did not know it
+    ) -> NDArray[np.float64]:
+        return -urgency
+
+    return decided
+
+
+def _within(jobs: pd.DataFrame, begin: datetime, end: datetime) -> NDArray[np.bool_]:
+    submitted = jobs["submitted_at"]
+    inside: NDArray[np.bool_] = ((submitted >= pd.Timestamp(begin)) & (submitted < pd.Timestamp(end))).to_numpy()
+    return inside
+
+
+def _none() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)

@@ -1,23 +1,23 @@
-"""Least rights in PostgreSQL for a daemon of each office, by the services that are configured."""
+"""Least rights in PostgreSQL for a daemon of each domain, by the services that are configured."""
 
 from __future__ import annotations
 
-from helios.app import modes, node_turns
+from helios.app import modes, node_controller
 from helios.config import Settings
-from helios.ports import Office
+from helios.ports import Domain
 from helios.services.registry import installed
 from helios.warehouse import Warehouse
 
 
 def roles_granted(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
     """Give the roles of the daemons what they need; see :meth:`helios.warehouse.Warehouse.grant`."""
-    on_nodes = sorted(name for name, offered in installed().items() if offered.office is Office.NODES)
+    on_nodes = sorted(name for name, offered in installed().items() if offered.domain is Domain.NODES)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.grant(
             jobs=jobs,
             nodes=nodes,
             reader=reader,
             node_services=on_nodes,
-            node_memories=[node_turns.MEMORY],
-            common_memories=[modes.PAUSED, modes.RELEASED, node_turns.RELEASED],
+            node_memories=[node_controller.MEMORY],
+            common_memories=[modes.PAUSED, modes.RELEASED, node_controller.RELEASED],
         )

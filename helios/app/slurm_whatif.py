@@ -4,28 +4,199 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
-from helios.app.slurm_controls import capacity, pool_of, pooled_easy
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
-from helios.app.slurm_order import learn_order
-from helios.app.slurm_rehearsal import rehearse_on_slurm
-from helios.app.whatif import refuse_reversed
+from helios.app.history import LoadedHistory
+from helios.app.slurm_workload import SlurmJobs, simulate_services_on_slurm, slurm_jobs, trained_values
+from helios.app.whatif import describe_sources, refuse_reversed
 from helios.errors import NotEnoughHistory
-from helios.metrics import summarize_queue
-from helios.model import seconds_of
-from helios.model.site import SlurmSite
-from helios.ports import Progress, Service, in_silence
+from helios.metrics.queue import summarize_queue
+from helios.model import in_submission_order, seconds_of
+from helios.model.slurm_site import NodeGroup, SlurmSite
+from helios.ownership import site_factor
+from helios.ports import JobwiseService, Progress, Service, no_progress
+from helios.predict import ReplayTrainedPredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
-from helios.simulate.slurmlike import SlurmReplay, replay_slurm
+from helios.simulate import Backfill, ClusterShape, Workload, replay
+from helios.simulate.orders import first_in_first_out
+from helios.simulate.slurm import SlurmReplay, replay_slurm
+
+# The textbook beside Slurm: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
+
+POOL = "all"
+
+
+def capacity(site: SlurmSite, resource: str) -> int:
+    """Return how many GPUs or CPUs (``gpus``, ``cpus``) the nodes of a site have."""
+    return sum(len(group.names) * _each(group, resource) for group in site.nodes)
+
+
+def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time_limit_s: int) -> NDArray[np.float64]:
+    """Replay jobs that hold some of ``resource`` under FIFO + EASY on one pool of equal nodes.
+
+    Partitions, priorities, types and shares of a node by CPUs and memory are left out: that is what makes it the naive
+    control.
+
+    Returns
+    -------
+    array of shape (n_jobs,)
+        Start of each job, s since the epoch; of jobs that hold nothing of it, or are larger than the pool, the time
+        they could start.
+    """
+    workload, shape = jobs.workload, job_pools(site, resource)
+    eligible_s, size = workload.column("eligible_s"), workload.column(resource)
+    started_s = eligible_s.copy()
+    chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
+    if not len(chosen):
+        return started_s
+    # Whole seconds, in the order of the times that jobs could start: the textbook knows no others.
+    chosen = chosen[np.lexsort((chosen, eligible_s[chosen]))]
+    limit_s = workload.column("time_limit_s")[chosen]
+    result = replay(
+        Workload(
+            job_id=np.array([f"{place:012d}" for place in range(len(chosen))], dtype=object),
+            submitted_s=np.rint(eligible_s[chosen]).astype(np.int64),
+            run_time_s=np.rint(workload.run_time_s[chosen]).astype(np.int64),
+            gpus=size[chosen].astype(np.int32),
+            partition=np.zeros(len(chosen), dtype=np.int32),
+        ),
+        shape,
+        backfill=Backfill.EASY,
+        order=first_in_first_out,
+        estimate_s=np.where(limit_s > 0, limit_s, default_time_limit_s).astype(np.int64),
+    )
+    started_s[chosen] = result.started_s
+    return started_s
+
+
+def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
+    """Return one partition of equal nodes that has as much as all nodes of the site: the largest of them, repeated."""
+    largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
+    return ClusterShape(
+        partitions=(POOL,),
+        nodes=np.array([max(1, -(-capacity(site, resource) // largest))], dtype=np.int32),
+        gpus_per_node=np.array([largest], dtype=np.int32),
+    )
+
+
+def _each(group: NodeGroup, resource: str) -> int:
+    return sum(group.gpus.values()) if resource == "gpus" else group.cpus
+
+
+# Helios' order as a site's Slurm would get it: predicted at submission, written as SiteFactor, as the hook does.
+
+_SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
+"""Any moment: what a service wishes for a job that has not waited yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPredictor:
+    """What a service wishes for jobs as they are submitted.
+
+    Attributes
+    ----------
+    site_factor : int64 array of shape (n_jobs,)
+    notes : tuple of str
+        Who predicted, for a person.
+    """
+
+    site_factor: NDArray[np.int64]
+    notes: tuple[str, ...]
+
+
+def learn_order(
+    jobs: SlurmJobs,
+    service: JobwiseService,
+    *,
+    ended_s: NDArray[np.float64],
+    before: pd.DataFrame,
+    cluster: str,
+    timezone: str,
+    most: int,
+    seed: int,
+    progress: Progress,
+) -> TrainedPredictor:
+    """Return the SiteFactor that ``service`` would have each job submitted with.
+
+    Parameters
+    ----------
+    ended_s : array of shape (n_jobs,)
+        End of each job in the timeline that teaches, s since the epoch: only what had ended before a job's submission
+        is used for it.
+    before : DataFrame
+        Earlier jobs, columns of ``JOBS``.
+    most : int
+        Bound of the SiteFactor (``slurm.site_factor_most``).
+    """
+    place = in_submission_order(jobs.jobs.assign(place=np.arange(len(jobs.jobs))))["place"].to_numpy()
+    predictor = ReplayTrainedPredictor(
+        jobs.jobs.iloc[place].reset_index(drop=True),
+        history=before,
+        model=trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress),
+        refit=True,
+        seed=seed,
+        timezone=timezone,
+    )
+    p50_s = np.empty(len(place))
+    p50_s[place] = _predicted(predictor, jobs.workload.submitted_s[place], ended_s[place], progress)
+    urgency = _wished(service, p50_s, jobs.workload.column("gpus"))
+    factors = np.array([site_factor(change, most=most) for change in urgency], dtype=np.int64)
+    return TrainedPredictor(
+        site_factor=factors,
+        notes=(
+            f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: nobody is "
+            "promoted while he waits.",
+            *describe_sources(predictor),
+        ),
+    )
+
+
+def _predicted(
+    predictor: ReplayTrainedPredictor,
+    submitted_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    progress: Progress,
+) -> NDArray[np.float64]:
+    """Go through submissions and ends in the order of time, and return each job's median, s."""
+    second = np.floor(submitted_s).astype(np.int64)
+    last = np.ceil(ended_s).astype(np.int64)
+    by_end, p50_s, told = np.argsort(last, kind="stable"), np.empty(len(second)), 0
+    begins = np.flatnonzero(np.diff(second, prepend=second[0] - 1))
+    for number, (begin, end) in enumerate(zip(begins, [*begins[1:], len(second)], strict=True)):
+        now_s = int(second[begin])
+        upto = int(np.searchsorted(last[by_end], now_s, side="left"))
+        if upto > told:
+            predictor.ended(by_end[told:upto], last[by_end[told:upto]])
+            told = upto
+        p50_s[begin:end] = predictor.submitted(np.arange(begin, end), now_s)[:, 1]
+        if number % 1_000 == 0:
+            progress("Predicting each job at its submission", begin / len(second))
+    progress("Predicting each job at its submission", 1.0)
+    return p50_s
+
+
+def _wished(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the urgency of each job at its submission; 0 where the service names none."""
+    now = np.datetime64(_SUBMITTED.replace(tzinfo=None), "us")
+    columns: dict[str, NDArray[Any]] = {
+        "eligible_at": np.full(len(p50_s), now),
+        "p50_s": p50_s,
+        "p10_s": p50_s,
+        "p90_s": p50_s,
+        "gpus": gpus.astype(np.int32),
+        "urgency": np.zeros(len(p50_s)),
+        "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
+        "longest_backlog_s": np.full(len(p50_s), np.nan),
+    }
+    return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
+
 
 TODAY, WITH_QSSF, OTHERWISE, TEXTBOOK = "slurm", "qssf", "slurm_otherwise", "fifo"
 AT_ONCE = "Everybody at once, in order of submission"
@@ -33,7 +204,7 @@ TEXTBOOK_NAME = "FIFO + EASY (limit), all GPUs pooled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmQuestion:
+class SlurmWhatIfRequest:
     """What to replay under Slurm's own rules.
 
     Attributes
@@ -72,7 +243,7 @@ class SlurmQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmAnswer:
+class SlurmWhatIfResult:
     """The replays, and how faithful they are where starts were recorded.
 
     Attributes
@@ -91,12 +262,12 @@ class SlurmAnswer:
 
 
 def slurm_whatif(
-    history: History,
-    question: SlurmQuestion,
+    history: LoadedHistory,
+    request: SlurmWhatIfRequest,
     *,
     services: Mapping[str, Service] | None = None,
-    progress: Progress = in_silence,
-) -> SlurmAnswer:
+    progress: Progress = no_progress,
+) -> SlurmWhatIfResult:
     """Replay a window of a site's history under its own Slurm, with Helios' order and with other settings.
 
     Waits are counted from the time a job could start (its begin time, or when its dependencies were met).
@@ -104,7 +275,7 @@ def slurm_whatif(
     Parameters
     ----------
     services : mapping of str to Service, optional
-        Services by name that act together in a replay of their own, in turns as they would live; None: there is none.
+        Services by name that act together in a replay of their own, in cycles as they would live; None: there is none.
 
     Raises
     ------
@@ -113,45 +284,45 @@ def slurm_whatif(
     JobLargerThanPartition
         A job does not fit the site as described.
     """
-    stage = _stage(history, question)
-    today = _replayed(stage, question.site, "Slurm as it is set up", progress)
+    setup = _setup(history, request)
+    today = _replayed(setup, request.site, "Slurm as it is set up", progress)
     learned = learn_order(
-        stage.jobs,
+        setup.jobs,
         Qssf(Qssf.Options()),
         ended_s=today.ended_s,
-        before=stage.before,
+        before=setup.before,
         cluster=history.cluster,
         timezone=history.timezone,
-        most=question.site_factor_most,
-        seed=question.seed,
+        most=request.site_factor_most,
+        seed=request.seed,
         progress=progress,
     )
-    ordered = _replayed(stage, question.site, "Slurm, ordered by QSSF", progress, site_factor=learned.site_factor)
+    ordered = _replayed(setup, request.site, "Slurm, ordered by QSSF", progress, site_factor=learned.site_factor)
     textbook_s = pooled_easy(
-        stage.jobs, question.site, resource=stage.resource, default_time_limit_s=question.default_time_limit_s
+        setup.jobs, request.site, resource=setup.resource, default_time_limit_s=request.default_time_limit_s
     )
     runs = [
-        _run(TODAY, stage, question.site, today.started_s, today.ended_s),
-        _run(WITH_QSSF, stage, question.site, ordered.started_s, ordered.ended_s, run_times="predicted"),
+        _run(TODAY, setup, request.site, today.started_s, today.ended_s),
+        _run(WITH_QSSF, setup, request.site, ordered.started_s, ordered.ended_s, run_times="predicted"),
     ]
     said = list(learned.notes)
     if services:
-        run, acted = _rehearsed(history, question, stage, services, progress)
+        run, acted = _simulated(history, request, setup, services, progress)
         runs.append(run)
         said += acted
-    if question.otherwise is not None:
-        changed = _replayed(stage, question.otherwise, "other settings", progress)
-        runs.append(_run(OTHERWISE, stage, question.otherwise, changed.started_s, changed.ended_s))
-    textbook_ended_s = textbook_s + stage.jobs.workload.run_time_s
-    runs.append(_run(TEXTBOOK, stage, question.site, textbook_s, textbook_ended_s, estimates="limit"))
-    return SlurmAnswer(
-        whatif=_answered(history, question, stage, runs, said),
-        fidelity=_judged(stage, today.started_s, textbook_s),
+    if request.otherwise is not None:
+        changed = _replayed(setup, request.otherwise, "other settings", progress)
+        runs.append(_run(OTHERWISE, setup, request.otherwise, changed.started_s, changed.ended_s))
+    textbook_ended_s = textbook_s + setup.jobs.workload.run_time_s
+    runs.append(_run(TEXTBOOK, setup, request.site, textbook_s, textbook_ended_s, estimates="limit"))
+    return SlurmWhatIfResult(
+        whatif=_answered(history, request, setup, runs, said),
+        fidelity=_judged(setup, today.started_s, textbook_s),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
+class _SlurmReplaySetup:
     """The jobs that are replayed, which of them count, and what came before them."""
 
     jobs: SlurmJobs
@@ -160,58 +331,67 @@ class _Stage:
     resource: str
 
 
-def _stage(history: History, question: SlurmQuestion) -> _Stage:
+def _setup(history: LoadedHistory, request: SlurmWhatIfRequest) -> _SlurmReplaySetup:
     submitted = history.jobs["submitted_at"]
-    since = pd.Timestamp(question.since) if question.since else submitted.min()
-    until = pd.Timestamp(question.until) if question.until else submitted.max() + timedelta(seconds=1)
-    opening = since - question.warm_up
+    since = pd.Timestamp(request.since) if request.since else submitted.min()
+    until = pd.Timestamp(request.until) if request.until else submitted.max() + timedelta(seconds=1)
+    opening = since - request.warm_up
     window = history.jobs[(submitted >= opening) & (submitted < until)]
     if window.empty:
         raise NotEnoughHistory(
             f"No job was submitted in the window; the history spans {submitted.min():%Y-%m-%d} to "
             f"{submitted.max():%Y-%m-%d}.",
-            remedy="Choose --from and --to within it.",
+            hint="Choose --from and --to within it.",
         )
-    jobs = slurm_jobs(window, question.site)
+    jobs = slurm_jobs(window, request.site)
     resource = "gpus" if bool((jobs.workload.column("gpus") > 0).any()) else "cpus"
     counted = (jobs.jobs["submitted_at"] >= since).to_numpy() & (jobs.workload.column(resource) > 0)
     if not counted.any():
-        raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(jobs.notes))
-    return _Stage(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
+        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
+    return _SlurmReplaySetup(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
 
 
 def _replayed(
-    stage: _Stage, site: SlurmSite, name: str, progress: Progress, *, site_factor: NDArray[np.int64] | None = None
+    setup: _SlurmReplaySetup,
+    site: SlurmSite,
+    name: str,
+    progress: Progress,
+    *,
+    site_factor: NDArray[np.int64] | None = None,
 ) -> SlurmReplay:
     progress(f"Replaying {name}", 0.0)
-    result = replay_slurm(stage.jobs.workload, site, site_factor=site_factor)
+    result = replay_slurm(setup.jobs.workload, site, site_factor=site_factor)
     progress(f"Replaying {name}", 1.0)
     return result
 
 
-def _rehearsed(
-    history: History, question: SlurmQuestion, stage: _Stage, services: Mapping[str, Service], progress: Progress
+def _simulated(
+    history: LoadedHistory,
+    request: SlurmWhatIfRequest,
+    setup: _SlurmReplaySetup,
+    services: Mapping[str, Service],
+    progress: Progress,
 ) -> tuple[Run, tuple[str, ...]]:
-    """Replay today's setup with services acting in turns; return what is measured, and what they did."""
-    found = rehearse_on_slurm(
-        stage.jobs,
-        question.site,
+    """Replay today's setup with services acting in cycles; return what is measured, and what they did."""
+    found = simulate_services_on_slurm(
+        setup.jobs,
+        request.site,
         services,
-        before=stage.before,
+        before=setup.before,
         cluster=history.cluster,
         timezone=history.timezone,
-        most=question.site_factor_most,
-        most_of_one_user=question.most_of_one_user,
-        seed=question.seed,
+        most=request.site_factor_most,
+        most_of_one_user=request.most_of_one_user,
+        seed=request.seed,
         progress=progress,
     )
-    title = f"{' + '.join(services)}, in turns"
-    return _run(title, stage, question.site, found.replay.started_s, found.replay.ended_s), found.notes
+    title = f"{' + '.join(services)}, in cycles"
+    return _run(title, setup, request.site, found.replay.started_s, found.replay.ended_s), found.notes
 
 
 def _run(
     policy: str,
-    stage: _Stage,
+    setup: _SlurmReplaySetup,
     site: SlurmSite,
     started_s: NDArray[np.float64],
     ended_s: NDArray[np.float64],
@@ -219,11 +399,11 @@ def _run(
     run_times: str | None = None,
     estimates: str | None = None,
 ) -> Run:
-    counted, workload = stage.counted, stage.jobs.workload
+    counted, workload = setup.counted, setup.jobs.workload
     submitted, started, ended = (
         np.rint(times[counted]).astype(np.int64) for times in (workload.column("eligible_s"), started_s, ended_s)
     )
-    size = workload.column(stage.resource)[counted].astype(np.int32)
+    size = workload.column(setup.resource)[counted].astype(np.int32)
     return Run(
         policy=policy,
         run_times=run_times,
@@ -234,51 +414,57 @@ def _run(
             ended_s=ended,
             run_time_s=ended - started,
             gpus=size,
-            total_gpus=capacity(site, stage.resource),
+            total_gpus=capacity(site, setup.resource),
         ),
         submitted_s=submitted,
         started_s=started,
         ended_s=ended,
         wait_s=started - submitted,
         gpus=size,
-        users=stage.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        users=setup.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
     )
 
 
 def _answered(
-    history: History, question: SlurmQuestion, stage: _Stage, runs: Sequence[Run], said: Sequence[str]
+    history: LoadedHistory,
+    request: SlurmWhatIfRequest,
+    setup: _SlurmReplaySetup,
+    runs: Sequence[Run],
+    said: Sequence[str],
 ) -> WhatIf:
-    counted = stage.jobs.jobs["submitted_at"][stage.counted]
-    pool, site = pool_of(question.site, stage.resource), question.site
+    counted = setup.jobs.jobs["submitted_at"][setup.counted]
+    pool, site = job_pools(request.site, setup.resource), request.site
     notes = [
         *history.notes,
         *(f"The site's files: {note}" for note in site.notes),
-        *stage.jobs.notes,
+        *setup.jobs.notes,
         *said,
         f"{TEXTBOOK_NAME}: {int(pool.nodes[0])} nodes of {int(pool.gpus_per_node[0])}, whatever the partition.",
     ]
-    if question.changed:
-        notes.append(f"Other settings: {question.changed}.")
-    if not question.warm_up:
+    if request.changed:
+        notes.append(f"Other settings: {request.changed}.")
+    if not request.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
     return WhatIf(
         cluster=history.cluster,
         partitions={", ".join(partition.name for partition in site.partitions): int(pool.nodes[0])},
         gpus_per_node=int(pool.gpus_per_node[0]),
-        resource=stage.resource,
+        resource=setup.resource,
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _judged(stage: _Stage, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]) -> tuple[Fidelity, ...]:
+def _judged(
+    setup: _SlurmReplaySetup, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]
+) -> tuple[Fidelity, ...]:
     """Compare with the recorded starts, where the history has them."""
-    recorded_s = seconds_of(stage.jobs.jobs["started_at"])
-    known = stage.counted & ~np.isnan(recorded_s)
+    recorded_s = seconds_of(setup.jobs.jobs["started_at"])
+    known = setup.counted & ~np.isnan(recorded_s)
     if known.sum() < FEWEST_JOBS:
         return ()
-    eligible_s = stage.jobs.workload.column("eligible_s")
+    eligible_s = setup.jobs.workload.column("eligible_s")
     replays = {"Slurm as it is set up": today_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
     return tuple(
         fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])

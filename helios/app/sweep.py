@@ -2,30 +2,424 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import replace
-from itertools import groupby
+import fcntl
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from helios.app.cells import FAILED, FIGURES, Cell, Engine, Told, fingerprint_of, here
-from helios.app.history import History
-from helios.app.repeats import compared
-from helios.app.results_file import results_in
-from helios.app.sweep_plan import Cross
-from helios.ports import Progress, in_silence
-from helios.report.differences import Differences
-from helios.report.sweep import Group, Row, Sweep
+import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
+from helios.app.history import LoadedHistory
+from helios.app.replay_cluster import parse_nodes
+from helios.app.scenarios import Estimates, Options, Policy, RunTimes, Scenario, read_options, scenarios
+from helios.app.whatif import WhatIfRequest
+from helios.config import zone
+from helios.errors import FileUnreadable, NotEnoughHistory, UsageError
+from helios.ports import Progress, no_progress
+from helios.report.significance import Differences, ResampledUnit, over_repeats, whatif_figures
+from helios.report.sweep import Group, Sweep, SweepRow
+from helios.simulate import Backfill, Placement
+from helios.units import length
+
+# A what-if, repeated on weeks drawn anew: which of its differences are more than chance.
+
+FEWEST_REPEATS = 5
+"""Repeats below which their spread says too little."""
+
+
+def repeats(
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    *,
+    times: int,
+    over: ResampledUnit | None = None,
+    engine: Engine = run_here,
+    progress: Progress = no_progress,
+) -> Differences:
+    """Replay every plan of ``request`` on ``times`` draws, the same for all plans, and compare with the baseline.
+
+    Parameters
+    ----------
+    over : Over, optional
+        What is drawn; None: weeks, or what the window is long enough for (:func:`helios.app.resampling.resampler_for`).
+    engine : Engine
+        Where; the answer is the same wherever.
+
+    Raises
+    ------
+    NotEnoughHistory
+        A replay failed, with the reason.
+    """
+    cells = [
+        SweepRun(request=replace(request, plans=(plan,)), repeat=repeat, over=over)
+        for repeat in range(1, times + 1)
+        for plan in request.plans
+    ]
+    told: dict[int, Mapping[str, Any]] = {}
+    progress("Repeating", 0.0)
+    for done in engine(history, cells):
+        if FIGURES not in done.told:
+            raise NotEnoughHistory(f"A repeat could not be replayed: {next(iter(done.told.values()))}")
+        told[done.place] = done.told[FIGURES]
+        progress("Repeating", len(told) / len(cells))
+    return compare_runs([told[place] for place in range(len(cells))])
+
+
+def compare_runs(told: Sequence[Mapping[str, Any]]) -> Differences:
+    """Compare the figures of cells that are alike but in plan and repeat, every plan on the same repeats in order."""
+    by_label: dict[str, list[dict[str, float | None]]] = {}
+    for figures in told:
+        by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
+    today = next((figures["label"] for figures in told if figures["is_today"]), told[0]["label"])
+    return over_repeats(by_label, baseline=today, over=ResampledUnit(told[0]["over"]), blocks=told[0]["blocks"])
+
+
+# Where a sweep writes down what it has: one line a cell, appended when it is done, never changed.
+#
+# A killed run leaves whole lines and at most one torn one, which the next run takes away. Lines of other plans,
+# histories and versions of Helios may lie in the same file: each cell goes by its key.
+
+
+class ResultsFile:
+    """An open file of results, ours alone until it is closed.
+
+    Attributes
+    ----------
+    known : dict
+        What is known of each cell, by key: its figures, or why it failed the last time.
+    """
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.known: dict[str, Told] = {}
+        for number, line in enumerate(_whole_lines(stream), start=1):
+            key, told = _read(line, path, number)
+            if FIGURES in told or FIGURES not in self.known.get(key, {}):
+                self.known[key] = told
+
+    def has(self, key: str) -> bool:
+        """Whether a cell was replayed; one that failed was not."""
+        return FIGURES in self.known.get(key, {})
+
+    def add(self, key: str, cell: SweepRun, told: Told) -> None:
+        """Append a cell's line, and wait until the disk has it."""
+        line = json.dumps({"key": key, "cell": cell.to_json(), **told}, sort_keys=True, allow_nan=False)
+        self._stream.write(line.encode() + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self.known[key] = told
+
+
+@contextmanager
+def read_results(path: Path) -> Iterator[ResultsFile]:
+    """Open a file of results, or make one.
+
+    Raises
+    ------
+    Misuse
+        It cannot be written, or another sweep is writing to it.
+    FileUnreadable
+        It holds something else.
+    """
+    try:
+        stream = path.open("a+b")
+    except OSError as reason:
+        raise UsageError(f"Results cannot be written: {reason}", hint="Choose another place: --out FILE") from reason
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as reason:
+            raise UsageError(
+                f"Another sweep is writing to {path}.", hint="Wait for it, or choose another place: --out FILE"
+            ) from reason
+        yield ResultsFile(path, stream)
+
+
+def _whole_lines(stream: IO[bytes]) -> list[bytes]:
+    """Return the lines of a file, and take away what stands after the last: a line that was being written."""
+    stream.seek(0)
+    written = stream.read()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        stream.truncate(whole)
+    stream.seek(0, os.SEEK_END)
+    return written[:whole].splitlines()
+
+
+def _read(line: bytes, path: Path, number: int) -> tuple[str, Told]:
+    try:
+        told: dict[str, Any] = json.loads(line)
+        return str(told["key"]), {name: told[name] for name in told if name not in ("key", "cell")}
+    except (ValueError, KeyError, TypeError) as reason:
+        raise FileUnreadable(
+            f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
+        ) from reason
+
+
+# What a sweep is to replay, as a person writes it: every list of a TOML file crossed with every other.
+
+ToldColumns = dict[str, list[Any]]
+"""Options of a policy, each a list, crossed with the others."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _not_empty(cls, value: Any, about: ValidationInfo) -> Any:
+        if value == []:
+            raise ValueError(f"nothing is replayed of an empty list; {_example(cls, about.field_name)}")
+        return value
+
+
+class Window(_Table):
+    """A stretch of the history."""
+
+    since: datetime | date | str | None = Field(default=None, alias="from", description="Jobs submitted from then on")
+    until: datetime | date | str | None = Field(default=None, alias="to", description="Jobs submitted before then")
+    warm_up: str | None = Field(default=None, description="Replayed before it, uncounted: 7d")
+
+
+class SweepSettings(_Table):
+    """The machine and how it is used; each a list, crossed with the others."""
+
+    nodes: list[str] = Field(default=[], description="As --nodes: gpu=16, or 16 to pool all jobs")
+    gpus_per_node: list[int] = Field(default=[], description="GPUs of a node")
+    placement: list[Placement] = Field(default=[], description="packed, spread, random")
+    plan_quantile: list[float] = Field(default=[], description="What backfill plans with: 0.1, 0.5, 0.9")
+    predict_again: list[str] = Field(default=[], description="Predict what waits again after so long: 1h; never")
+    default_time_limit: list[str] = Field(default=[], description="Assumed for jobs that have none: 7d")
+
+
+class SweepPlan(_Table):
+    """A sweep; every key may be left out."""
+
+    policies: list[Policy] = Field(
+        default=[], description="Queue orders; else the controls of a what-if", examples=[["fifo", "qssf"]]
+    )
+    options: dict[Policy, list[ToldColumns]] = Field(
+        default={}, description="What policies are told, by policy: share, least"
+    )
+    backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
+    estimates: list[RunTimes | int] = Field(default=[], description="Run times that backfill plans with")
+    run_times: list[RunTimes] = Field(default=[], description="Run times that orders believe in")
+    controls: bool = Field(default=True, description="Add what a site has today, and fewest GPUs first")
+    windows: list[Window] = Field(default=[], description="Stretches of the history; else all of it")
+    settings: SweepSettings = SweepSettings()
+    repeats: int = Field(default=0, ge=0, description="Draws of weeks of each; 0: the window as it was")
+    over: ResampledUnit | None = Field(default=None, description="What is drawn: weeks, days, seeds")
+    seeds: list[int] = Field(default=[], description="Of training, random placement and draws")
+    slurm: dict[str, Any] = Field(default={}, description="Workers as Slurm jobs: jobs, cores, memory, queue, ...")
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _one_table_or_several(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: [told] if isinstance(told, dict) else told for name, told in value.items()}
+
+    @field_validator("options")
+    @classmethod
+    def _none_empty(cls, value: dict[Policy, list[ToldColumns]]) -> dict[Policy, list[ToldColumns]]:
+        for policy, tables in value.items():
+            if not tables or not all(values for told in tables for values in told.values()):
+                raise ValueError(
+                    f"nothing is replayed of an empty list; write {policy} = {{share = [0.9]}}, or leave it out"
+                )
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cross:
+    """The cells of a sweep, those that are compared with each other side by side, and what was left out."""
+
+    cells: tuple[SweepRun, ...]
+    notes: tuple[str, ...]
+
+
+def _example(table: type[BaseModel], key: str | None) -> str:
+    examples = table.model_fields[key].examples if key else None
+    return f"write {key} = {json.dumps(examples[0])}, or leave it out" if examples else "leave it out"
+
+
+def read_sweep_plan(path: Path) -> SweepPlan:
+    """Read a plan.
+
+    Raises
+    ------
+    Misuse
+        It cannot be read, or a key is unknown or of the wrong type; the keys there are are named.
+    """
+    try:
+        plan = SweepPlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as reason:
+        raise UsageError(f"{path}: {reason.strerror}.", hint="Give the path of a plan: --sweep PLAN.toml") from reason
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
+        raise UsageError(
+            f"{path} cannot be read as TOML: {reason}", hint="See docs/sweeps.md for an example."
+        ) from reason
+    except ValidationError as reason:
+        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in reason.errors()[:5])
+        keys = ", ".join(SweepPlan.model_fields)
+        of_settings = ", ".join(SweepSettings.model_fields)
+        raise UsageError(
+            f"{path} is not a plan of a sweep: {wrong}.",
+            hint=f"The keys are: {keys}; of [settings]: {of_settings}. See docs/sweeps.md for an example.",
+        ) from reason
+    if 0 < plan.repeats < FEWEST_REPEATS:
+        raise UsageError(
+            f"{plan.repeats} repeats say nothing of chance.", hint=f"Write {FEWEST_REPEATS} or more, or 0."
+        )
+    return plan
+
+
+def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
+    """Return every cell of a plan.
+
+    Parameters
+    ----------
+    base : Question
+        What holds where the plan says nothing.
+    timezone : str
+        Of times that carry none.
+
+    Raises
+    ------
+    Misuse
+        No replay is left, or a value is not understood.
+    """
+    replays, notes = _replays(plan)
+    cells = [
+        SweepRun(request=replace(request, plans=(replay,)), repeat=repeat, over=plan.over)
+        for request in _questions(plan, base, timezone)
+        for repeat in (range(1, plan.repeats + 1) if plan.repeats else (0,))
+        for replay in replays
+    ]
+    return Cross(cells=tuple(cells), notes=tuple(notes))
+
+
+def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
+    """Return the replays that make sense, and a note of each combination that does not."""
+    chosen, notes = [], []
+    for policies, backfills, run_times in product(
+        _one_by_one(plan.policies), _one_by_one(plan.backfills), _or_none(plan.run_times)
+    ):
+        try:
+            chosen += scenarios(
+                policies=policies, backfills=backfills, estimates=_as_asked(plan.estimates), run_times=run_times
+            )
+        except UsageError as reason:
+            notes.append(
+                f"Left out: {', '.join([*policies, *backfills, *([run_times] if run_times else [])])}. {reason.message}"
+            )
+    if not chosen:
+        raise UsageError("Nothing of the plan can be replayed.", hint="\n".join(notes))
+    chosen = _told(chosen, plan.options)
+    if plan.controls:
+        limit = RunTimes.LIMIT
+        controls = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
+        chosen = [*controls, *chosen]
+    return list(dict.fromkeys(chosen)), notes
+
+
+def _told(chosen: Sequence[Scenario], options: Mapping[Policy, Sequence[ToldColumns]]) -> list[Scenario]:
+    """Return each replay once for every combination of its policy's options, as it is where it has none."""
+    if strangers := set(options) - {plan.policy for plan in chosen}:
+        raise UsageError(
+            f"The options of {', '.join(sorted(strangers))} have no part: no such policy is replayed.",
+            hint="Add it to policies, or leave its options out.",
+        )
+    ways = {policy: [way for told in tables for way in _ways(policy, told)] for policy, tables in options.items()}
+    return [replace(plan, options=way) for plan in chosen for way in ways.get(plan.policy, [()])]
+
+
+def _ways(policy: Policy, told: ToldColumns) -> Iterator[Options]:
+    for values in product(*told.values()):
+        yield read_options(policy, dict(zip(told, values, strict=True)))
+
+
+def _one_by_one(values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return [(value,) for value in values] or [()]
+
+
+def _or_none(values: Sequence[RunTimes]) -> Sequence[RunTimes | None]:
+    return values or (None,)
+
+
+def _as_asked(values: Sequence[Estimates]) -> Sequence[Estimates]:
+    if any(isinstance(value, int) and value < 1 for value in values):
+        raise UsageError(
+            "estimates holds a number of seconds below 1.", hint="Write limit, predicted, expected, true or seconds."
+        )
+    return values
+
+
+def _questions(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[WhatIfRequest]:
+    asked = plan.settings
+    machines = product(
+        [{"nodes": parse_nodes(text)} for text in asked.nodes] or [{}],
+        [{"gpus_per_node": count} for count in asked.gpus_per_node] or [{}],
+        [{"placement": placement} for placement in asked.placement] or [{}],
+        [{"plan_quantile": quantile} for quantile in asked.plan_quantile] or [{}],
+        [{"predict_again_s": repredict_interval_s(text) or 0} for text in asked.predict_again] or [{}],
+        [{"default_time_limit_s": int(length(text).total_seconds())} for text in asked.default_time_limit] or [{}],
+        [{"seed": seed} for seed in plan.seeds] or [{}],
+    )
+    settings: list[dict[str, Any]] = [{name: of for part in parts for name, of in part.items()} for parts in machines]
+    for window in plan.windows or [Window()]:
+        within: dict[str, Any] = {
+            "since": _moment(window.since, timezone) or base.since,
+            "until": _moment(window.until, timezone) or base.until,
+            "warm_up": base.warm_up if window.warm_up is None else length(window.warm_up),
+        }
+        for setting in settings:
+            yield replace(base, **within, **setting)
+
+
+def repredict_interval_s(text: str) -> int | None:
+    """Read how often what waits is predicted again, s, as ``1h``; None: ``never``.
+
+    Raises
+    ------
+    Misuse
+        It is neither, or less than a second.
+    """
+    if text == "never":
+        return None
+    every_s = int(length(text).total_seconds())
+    if every_s < 1:
+        raise UsageError(f"{text!r} is less than a second.", hint="Write 10min, 1h, or never")
+    return every_s
+
+
+def _moment(value: datetime | date | str | None, timezone: str) -> datetime | None:
+    if value is None:
+        return None
+    read = pd.to_datetime(str(value), errors="coerce")
+    if pd.isna(read):
+        raise UsageError(f"{value!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
+    zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
+    moment: datetime = zoned.to_pydatetime().astimezone(UTC)
+    return moment
 
 
 def sweep(
-    history: History,
+    history: LoadedHistory,
     asked: Cross,
     *,
     out: Path,
-    engine: Engine = here,
-    progress: Progress = in_silence,
+    engine: Engine = run_here,
+    progress: Progress = no_progress,
 ) -> Sweep:
     """Replay every cell that ``out`` does not hold yet, and return all that were asked for.
 
@@ -39,13 +433,13 @@ def sweep(
     DaskUnavailable, DaskMismatch
         The engine has no workers, or others.
     """
-    fingerprint = fingerprint_of(history)
+    fingerprint = package_fingerprint(history)
     keys = [cell.key(fingerprint) for cell in asked.cells]
-    with results_in(out) as results:
+    with read_results(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]
         progress("Replaying cells", 1 - len(left) / len(keys))
         # Closed here, not when its garbage is collected: workers elsewhere go on until then.
-        with closing((engine if left else here)(history, [asked.cells[place] for place in left])) as replays:
+        with closing((engine if left else run_here)(history, [asked.cells[place] for place in left])) as replays:
             for number, done in enumerate(replays, start=1):
                 place = left[done.place]
                 results.add(keys[place], asked.cells[place], done.told)
@@ -65,20 +459,20 @@ def sweep(
     )
 
 
-def _groups(cells: Sequence[Cell], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
+def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
     """Yield what is compared with each other: the cells that differ in plan and repeat only, in the order asked for."""
     numbered = zip(cells, keys, strict=True)
-    for question, members in groupby(numbered, key=lambda member: replace(member[0].question, plans=())):
+    for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
         these = [(cell, told[key]) for cell, key in members]
-        yield Group(about=_about(these[0][0], question), rows=tuple(_rows(these)), differences=_differences(these))
+        yield Group(about=_about(these[0][0], request), rows=tuple(_rows(these)), differences=_differences(these))
 
 
-def _about(cell: Cell, question: Any) -> dict[str, Any]:
+def _about(cell: SweepRun, request: Any) -> dict[str, Any]:
     told = cell.to_json()
-    return {name: told[name] for name in told if name in question.__slots__ and name != "plans"}
+    return {name: told[name] for name in told if name in request.__slots__ and name != "plans"}
 
 
-def _rows(members: Sequence[tuple[Cell, Told]]) -> Iterator[Row]:
+def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:
     """Yield each plan of a group, its figures over all of its repeats."""
     by_plan: dict[Any, list[Told]] = {}
     for cell, told in members:
@@ -87,10 +481,10 @@ def _rows(members: Sequence[tuple[Cell, Told]]) -> Iterator[Row]:
         found = [told[FIGURES] for told in outcomes if FIGURES in told]
         reasons = [told[FAILED] for told in outcomes if FAILED in told]
         named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
-        yield Row.of(found, reasons, named=named)
+        yield SweepRow.of(found, reasons, named=named)
 
 
-def _differences(members: Sequence[tuple[Cell, Told]]) -> Differences | None:
+def _differences(members: Sequence[tuple[SweepRun, Told]]) -> Differences | None:
     """Return the differences to the baseline over the repeats in which every plan was replayed; None: too few."""
     by_repeat: dict[int, list[Told]] = {}
     for cell, told in members:
@@ -98,4 +492,4 @@ def _differences(members: Sequence[tuple[Cell, Told]]) -> Differences | None:
     whole = [outcomes for repeat, outcomes in by_repeat.items() if repeat and all(FIGURES in told for told in outcomes)]
     if len(whole) < 2:
         return None
-    return compared([told[FIGURES] for outcomes in whole for told in outcomes])
+    return compare_runs([told[FIGURES] for outcomes in whole for told in outcomes])

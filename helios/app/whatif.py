@@ -11,21 +11,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.app.history import History
-from helios.app.machine import Machine, machine_for
-from helios.app.plans import AGAIN_S, ORDERS, Plan, Policy, RunTimes
-from helios.app.policy_options import bound_of
-from helios.errors import Misuse, NotEnoughHistory
-from helios.metrics import summarize_queue, wait
-from helios.ports import Progress, ReplayPredictor, in_silence
-from helios.predict import DurationModel, OnlinePredictor, train
+from helios.app.history import LoadedHistory
+from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
+from helios.app.scenarios import AGAIN_S, ORDERS, Policy, RunTimes, Scenario, wait_bound
+from helios.errors import NotEnoughHistory, UsageError
+from helios.metrics.queue import summarize_queue, wait
+from helios.ports import Progress, ReplayPredictor, no_progress
+from helios.predict import DurationModel, ReplayTrainedPredictor, train
 from helios.report.whatif import Named, Run, WhatIf
-from helios.report.words import DAY_S, spoken_duration, unit_of
-from helios.simulate import Backfill, Placement, Replay, Reservation, Witness, Workload, replay
+from helios.simulate import Backfill, JobTrace, Placement, Replay, Reservation, Workload, replay
+from helios.units import DAY_S, best_unit, duration_in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class WhatIfRequest:
     """What to replay, and on what.
 
     Attributes
@@ -50,7 +49,7 @@ class Question:
         Of training, of random placement and of repeats.
     """
 
-    plans: Sequence[Plan]
+    plans: Sequence[Scenario]
     since: datetime | None = None
     until: datetime | None = None
     warm_up: timedelta = timedelta(0)
@@ -71,13 +70,13 @@ class Question:
 def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
     """Raise Misuse where a window ends before it begins."""
     if since is not None and until is not None and since >= until:
-        raise Misuse(
+        raise UsageError(
             f"Nothing lies between --from {since:%Y-%m-%d %H:%M} and --to {until:%Y-%m-%d %H:%M} (UTC).",
-            remedy="Give a --from that is before --to.",
+            hint="Give a --from that is before --to.",
         )
 
 
-def whatif(history: History, question: Question, *, progress: Progress = in_silence) -> WhatIf:
+def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
     """Replay a window of a cluster's history once for each plan, and measure each replay alike.
 
     Raises
@@ -87,18 +86,18 @@ def whatif(history: History, question: Question, *, progress: Progress = in_sile
     JobLargerThanPartition, PartitionUnknown
         The jobs do not fit the cluster as described.
     """
-    stage = set_the_stage(history, question)
-    taught = teach(history, stage, question, progress)
+    setup = prepare_replay(history, request)
+    taught = train_predictor(history, setup, request, progress)
     runs, said = [], []
-    for plan in question.plans:
-        predictor = predictor_for(stage, taught, question) if plan.uses_predictions else None
-        runs.append(run_of(plan, stage, predictor, progress, question=question))
-        said += sources_said(predictor)
-    return answered(history, question, stage, runs=runs, said=said)
+    for plan in request.plans:
+        predictor = predictor_for(setup, taught, request) if plan.uses_predictions else None
+        runs.append(to_run(plan, setup, predictor, progress, request=request))
+        said += describe_sources(predictor)
+    return answer_request(history, request, setup, runs=runs, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class ReplaySetup:
     """The replayed jobs on their machine, which of them count, and what came before them.
 
     Attributes
@@ -109,7 +108,7 @@ class Stage:
         Where weeks were drawn: for each job the position of the one that it is a copy of, its own where it is none.
     """
 
-    machine: Machine
+    machine: ReplayCluster
     workload: Workload
     counted: NDArray[np.bool_]
     before: pd.DataFrame
@@ -120,54 +119,56 @@ class Stage:
     first: NDArray[np.int64] | None = None
 
 
-def answered(history: History, question: Question, stage: Stage, *, runs: Sequence[Run], said: Sequence[str]) -> WhatIf:
+def answer_request(
+    history: LoadedHistory, request: WhatIfRequest, setup: ReplaySetup, *, runs: Sequence[Run], said: Sequence[str]
+) -> WhatIf:
     """Return the replays of one stage as an answer, with all that is to be said of it."""
-    counted = stage.machine.jobs["submitted_at"][stage.counted]
+    counted = setup.machine.jobs["submitted_at"][setup.counted]
     return WhatIf(
         cluster=history.cluster,
-        partitions=dict(zip(stage.machine.shape.partitions, stage.machine.shape.nodes.tolist(), strict=True)),
-        gpus_per_node=question.gpus_per_node,
-        resource=resource_of(history, question),
+        partitions=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+        gpus_per_node=request.gpus_per_node,
+        resource=replayed_resource(history, request),
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
-        notes=(*history.notes, *stage.machine.notes, *stage.notes, *dict.fromkeys(said), *_bounds_said(runs)),
+        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *_bounds_said(runs)),
         named=Named(
-            job_ids=stage.workload.job_id[stage.counted],
-            partition=stage.workload.partition[stage.counted],
-            users=tuple(stage.machine.jobs["user"].cat.categories.astype(str)),
+            job_ids=setup.workload.job_id[setup.counted],
+            partition=setup.workload.partition[setup.counted],
+            users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
 
 
-def resource_of(history: History, question: Question) -> str:
+def replayed_resource(history: LoadedHistory, request: WhatIfRequest) -> str:
     """Return what is replayed: what the question says, else GPUs where any job asks for one, else CPUs."""
-    return question.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
+    return request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
 
 
-def set_the_stage(history: History, question: Question) -> Stage:
+def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:
     """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
-    resource = resource_of(history, question)
+    resource = replayed_resource(history, request)
     submitted = history.jobs["submitted_at"]
     first, end = submitted.min(), submitted.max() + timedelta(seconds=1)
-    since = pd.Timestamp(question.since) if question.since else first
-    until = pd.Timestamp(question.until) if question.until else end
-    opening = since - question.warm_up
+    since = pd.Timestamp(request.since) if request.since else first
+    until = pd.Timestamp(request.until) if request.until else end
+    opening = since - request.warm_up
     replayable, notes = _replayable(history.jobs, opening, until, resource)
-    machine = machine_for(
+    machine = replay_cluster_for(
         replayable,
         resource=resource,
-        nodes=question.nodes,
-        gpus_per_node=question.gpus_per_node,
-        skip_oversized=question.skip_oversized,
+        nodes=request.nodes,
+        gpus_per_node=request.gpus_per_node,
+        skip_oversized=request.skip_oversized,
     )
     counted = (machine.jobs["submitted_at"] >= since).to_numpy()
     if not counted.any():
-        raise NotEnoughHistory("Every job between --from and --to was left out.", remedy="\n".join(notes))
-    limit_s, assumed = _limits(machine.jobs, question.default_time_limit_s)
+        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(notes))
+    limit_s, assumed = _limits(machine.jobs, request.default_time_limit_s)
     notes += assumed
-    if not question.warm_up:
+    if not request.warm_up:
         notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
-    return Stage(
+    return ReplaySetup(
         machine=machine,
         workload=Workload(
             job_id=machine.jobs["job_id"].to_numpy(dtype=object),
@@ -193,7 +194,7 @@ def _replayable(
         first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
         raise NotEnoughHistory(
             f"No job was submitted in the window; the history spans {first:%Y-%m-%d} to {last:%Y-%m-%d}.",
-            remedy="Choose --from and --to within it.",
+            hint="Choose --from and --to within it.",
         )
     notes = []
     if resource == "cpus":
@@ -203,16 +204,16 @@ def _replayable(
         notes.append(f"{int((~timed).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
     sized = window[resource].fillna(0) > 0
     if not sized.all():
-        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {unit_of(resource)} were left out.")
+        notes.append(f"{int((timed & ~sized).sum()):,} jobs that hold no {best_unit(resource)} were left out.")
     if not (timed & sized).any():
-        raise NotEnoughHistory("No job in the window can be replayed.", remedy="\n".join(notes))
+        raise NotEnoughHistory("No job in the window can be replayed.", hint="\n".join(notes))
     return window[timed & sized], notes
 
 
 def _bounds_said(runs: Sequence[Run]) -> list[str]:
     """Say what bound each replay that had one of its own came to."""
     return [
-        f"{run.label}: by the end, who had waited {spoken_duration(run.bound_s)} went first; the service qssf finds "
+        f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first; the service qssf finds "
         "such a bound by itself."
         for run in runs
         if run.bound_s is not None and run.policy == Policy.BALANCED and "patience_s" not in run.options
@@ -232,17 +233,19 @@ def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list
     return np.where(unlimited, default_s, limit_s).astype(np.int64), notes
 
 
-def teach(history: History, stage: Stage, question: Question, progress: Progress) -> DurationModel | None:
+def train_predictor(
+    history: LoadedHistory, setup: ReplaySetup, request: WhatIfRequest, progress: Progress
+) -> DurationModel | None:
     """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
-    if stage.before.empty or not any(plan.uses_predictions for plan in question.plans):
+    if setup.before.empty or not any(plan.uses_predictions for plan in request.plans):
         return None
-    opening = stage.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
+    opening = setup.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
     try:
         return train(
-            stage.before,
+            setup.before,
             cluster=history.cluster,
             until=opening,
-            seed=question.seed,
+            seed=request.seed,
             timezone=history.timezone,
             progress=progress,
         )
@@ -250,19 +253,19 @@ def teach(history: History, stage: Stage, question: Question, progress: Progress
         return None
 
 
-def predictor_for(stage: Stage, taught: DurationModel | None, question: Question) -> OnlinePredictor:
+def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayTrainedPredictor:
     """Return a predictor that learns on the way, from what it was taught on."""
-    return OnlinePredictor(
-        stage.machine.jobs,
-        history=stage.before,
+    return ReplayTrainedPredictor(
+        setup.machine.jobs,
+        history=setup.before,
         model=taught,
         refit=True,
-        seed=question.seed,
-        timezone=stage.timezone,
+        seed=request.seed,
+        timezone=setup.timezone,
     )
 
 
-def sources_said(predictor: OnlinePredictor | None) -> list[str]:
+def describe_sources(predictor: ReplayTrainedPredictor | None) -> list[str]:
     """Say who predicted, where that was not one model taught beforehand."""
     if predictor is None:
         return []
@@ -276,18 +279,18 @@ def sources_said(predictor: OnlinePredictor | None) -> list[str]:
     ]
 
 
-def run_of(
-    plan: Plan,
-    stage: Stage,
+def to_run(
+    plan: Scenario,
+    setup: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
     *,
-    question: Question | None = None,
+    request: WhatIfRequest | None = None,
 ) -> Run:
-    """Make one replay, and measure what counts of it; ``question`` says placement, planning and seed."""
-    result = replayed(plan, stage, predictor, progress, question=question)
-    return measured(
-        stage,
+    """Make one replay, and measure what counts of it; ``request`` says placement, planning and seed."""
+    result = replay_scenario(plan, setup, predictor, progress, request=request)
+    return measure(
+        setup,
         policy=plan.policy.value,
         run_times=plan.run_times.value if plan.run_times else None,
         estimates=plan.published_estimates,
@@ -299,8 +302,8 @@ def run_of(
     )
 
 
-def measured(
-    stage: Stage,
+def measure(
+    setup: ReplaySetup,
     *,
     policy: str,
     run_times: str | None,
@@ -312,7 +315,7 @@ def measured(
     bound_s: int | None = None,
 ) -> Run:
     """Measure the jobs that count of a replay, given start and end of every job of the stage."""
-    counted, workload = stage.counted, stage.workload
+    counted, workload = setup.counted, setup.workload
     submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
     started_s, ended_s, run_time_s = started_s[counted], ended_s[counted], workload.run_time_s[counted]
     return Run(
@@ -327,81 +330,81 @@ def measured(
             ended_s=ended_s,
             run_time_s=run_time_s,
             gpus=gpus,
-            total_gpus=stage.machine.shape.total_gpus,
+            total_gpus=setup.machine.shape.total_gpus,
         ),
         submitted_s=submitted_s,
         started_s=started_s,
         ended_s=ended_s,
         wait_s=wait(submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s),
         gpus=gpus,
-        users=stage.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
     )
 
 
-def replayed(
-    plan: Plan,
-    stage: Stage,
+def replay_scenario(
+    plan: Scenario,
+    setup: ReplaySetup,
     predictor: ReplayPredictor | None,
     progress: Progress,
     *,
-    question: Question | None = None,
-    watch: Witness | None = None,
+    request: WhatIfRequest | None = None,
+    watch: JobTrace | None = None,
 ) -> Replay:
-    """Make one replay; ``question`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
-    question, workload = question or Question(plans=(plan,)), stage.workload
-    stage_name = f"Replaying {plan.policy}, {plan.backfill}" + (
+    """Make one replay; ``request`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
+    request, workload = request or WhatIfRequest(plans=(plan,)), setup.workload
+    setup_name = f"Replaying {plan.policy}, {plan.backfill}" + (
         f", {plan.published_estimates}" if plan.published_estimates else ""
     )
-    progress(stage_name, 0.0)
+    progress(setup_name, 0.0)
     result = replay(
         workload,
-        stage.machine.shape,
+        setup.machine.shape,
         backfill=plan.backfill,
         order=ORDERS[plan.policy],
         preemptive=plan.policy is Policy.SRTF,
         run_time_s=_believed(plan, workload),
-        estimate_s=_planned(plan, stage),
+        estimate_s=_planned(plan, setup),
         predictor=predictor,
-        plan_quantile=None if plan.estimates is RunTimes.EXPECTED else question.plan_quantile,
-        predict_again_s=_again_s(plan, question) if predictor else None,
+        plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
+        predict_again_s=_again_s(plan, request) if predictor else None,
         **_bound(plan),
-        placement=question.placement,
-        seed=question.seed,
-        progress=lambda done: progress(stage_name, done / len(workload.submitted_s)),
+        placement=request.placement,
+        seed=request.seed,
+        progress=lambda done: progress(setup_name, done / len(workload.submitted_s)),
         watch=watch,
     )
-    progress(stage_name, 1.0)
+    progress(setup_name, 1.0)
     return result
 
 
-def _again_s(plan: Plan, question: Question) -> int | None:
-    asked = question.predict_again_s
+def _again_s(plan: Scenario, request: WhatIfRequest) -> int | None:
+    asked = request.predict_again_s
     return (AGAIN_S.get(plan.policy) if asked is None else asked) or None
 
 
-def _bound(plan: Plan) -> dict[str, Any]:
+def _bound(plan: Scenario) -> dict[str, Any]:
     """Return what bounds the waits: ``balanced`` has a bound of its own, the other orders where they are told one."""
-    guard = bound_of(plan.policy.value, plan.options)
+    guard = wait_bound(plan.policy.value, plan.options)
     if guard is None:
         return {}
     closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
     return {"guard": guard, "reservation": closed}
 
 
-def _believed(plan: Plan, workload: Workload) -> NDArray[np.float64] | None:
+def _believed(plan: Scenario, workload: Workload) -> NDArray[np.float64] | None:
     """Return what the order believes; None where a predictor says it in the timeline."""
     return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
 
 
-def _planned(plan: Plan, stage: Stage) -> NDArray[np.int64] | None:
+def _planned(plan: Scenario, setup: ReplaySetup) -> NDArray[np.int64] | None:
     """Return what EASY plans with; None where a predictor says it in the timeline."""
     if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
         return None
     if plan.estimates is RunTimes.LIMIT:
-        return stage.limit_s
+        return setup.limit_s
     if isinstance(plan.estimates, int):
-        return np.full(len(stage.limit_s), plan.estimates, dtype=np.int64)
-    return stage.workload.run_time_s
+        return np.full(len(setup.limit_s), plan.estimates, dtype=np.int64)
+    return setup.workload.run_time_s
 
 
 def _seconds(times: pd.Series) -> NDArray[np.int64]:

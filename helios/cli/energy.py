@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from helios.app.machine import parse_nodes
+from helios.app.demand_history import ForecastRequest, RequestedClusterShape, evaluate_forecasts, watch_cluster
+from helios.app.demand_history import watch_files as watch_series
+from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -24,20 +26,23 @@ from helios.cli.options import (
     moment,
     named_timezone,
 )
-from helios.cli.screen import progress_bars, show, show_json, width, write_page
+from helios.cli.output import progress_bars, say_notes, show, show_json, width, write_page
 from helios.config import Settings, zone
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress
+from helios.predict.demand import Calendar, parse_holidays
+from helios.report.forecast import forecast_table
 
 if TYPE_CHECKING:
-    from helios.app.history import History
-    from helios.report.energy.whatif import EnergyWhatIf
-    from helios.services.ces import CesOptions
+    from helios.app.history import LoadedHistory
+    from helios.report.energy_whatif import EnergyWhatIf
+    from helios.services.energy_saving import CesOptions
+
 
 commands = typer.Typer(no_args_is_help=True, help="What putting idle nodes to sleep would save.")
 
 
-class Placement(StrEnum):
+class PlacementChoice(StrEnum):
     """Where the site's Slurm puts jobs today."""
 
     RANDOM = "random"
@@ -70,9 +75,9 @@ def whatif(
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     placement: Annotated[
-        Placement,
+        PlacementChoice,
         typer.Option("--placement", help="How jobs are put on nodes today; without weights it is near random."),
-    ] = Placement.RANDOM,
+    ] = PlacementChoice.RANDOM,
     wake_ups: Annotated[
         float | None,
         typer.Option("--wake-ups", min=0.01, help="Wake-ups a day you are willing to have; else the service's."),
@@ -94,8 +99,8 @@ def whatif(
     """
     files = [*(series or []), *(more or [])]
     if files and (cluster or trace or nodes):
-        raise Misuse(
-            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", remedy="Give one."
+        raise UsageError(
+            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", hint="Give one."
         )
     settings = configuration().settings
     if wake_ups is not None:
@@ -135,15 +140,15 @@ def _on_series(
     gpus_per_node: int | None,
     progress: Progress,
 ) -> EnergyWhatIf:
-    from helios.app.energy.series import SeriesQuestion, energy_on_series  # noqa: PLC0415 - it takes LightGBM
-    from helios.ingest.node_series import read_series, summed  # noqa: PLC0415 - as above
+    from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
+    from helios.ingest.node_series import read_series, sum_series  # noqa: PLC0415 - as above
     from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
 
     per_node = gpus_per_node or settings.whatif.gpus_per_node
     share = None if total is None else total / len(files)
     read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
-    one = read[0] if len(read) == 1 else summed(read, name=f"{files[0].parent.name} ({len(read)} files)")
-    question = SeriesQuestion(
+    one = read[0] if len(read) == 1 else sum_series(read, name=f"{files[0].parent.name} ({len(read)} files)")
+    request = EnergySeriesRequest(
         name=one.name,
         start_s=one.start_s,
         step_s=one.step_s,
@@ -156,21 +161,21 @@ def _on_series(
         notes=tuple(note for series in read for note in series.notes),
     )
     return energy_on_series(
-        question, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
+        request, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
     )
 
 
 def _on_jobs(
-    history: History,
+    history: LoadedHistory,
     settings: Settings,
     window: tuple[datetime | None, datetime | None],
     *,
     nodes: str | None,
     gpus_per_node: int | None,
-    placement: Placement,
+    placement: PlacementChoice,
     progress: Progress,
 ) -> EnergyWhatIf:
-    from helios.app.energy.jobs import JobsQuestion, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
     from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
@@ -178,9 +183,9 @@ def _on_jobs(
     if submitted.empty:
         raise NotEnoughHistory(
             f"No job of {history.cluster} is known.",
-            remedy="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
+            hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
         )
-    question = JobsQuestion(
+    request = EnergyJobsRequest(
         window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
         placement=Order(placement.value),
@@ -191,7 +196,7 @@ def _on_jobs(
         options=ces_options(settings),
         history_days=settings.demand.history_days,
     )
-    return energy_on_jobs(history, question, energy=settings.energy, power=settings.power, progress=progress)
+    return energy_on_jobs(history, request, energy=settings.energy, power=settings.power, progress=progress)
 
 
 def ces_options(settings: Settings) -> CesOptions:
@@ -202,7 +207,7 @@ def ces_options(settings: Settings) -> CesOptions:
     ServiceInvalid
         One is unknown, or has a value that does not do.
     """
-    from helios.services.ces import Ces  # noqa: PLC0415 - numba takes a while
+    from helios.services.energy_saving import Ces  # noqa: PLC0415 - numba takes a while
     from helios.services.registry import checked_options  # noqa: PLC0415 - as above
 
     checked: CesOptions = checked_options(Ces, settings.services.get("ces", {}), name="ces")
@@ -215,22 +220,132 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
     since, until = asked
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
-        raise Misuse(
+        raise UsageError(
             "Nothing lies between --from and --to.",
-            remedy=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
+            hint=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
         )
     end = min(until or after, after)
     return since or end - (end - first) / 4, end
 
 
 def _answer(found: EnergyWhatIf, *, report: Path | None, as_json: bool) -> None:
-    from helios.report.energy.whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
+    from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
     if report is not None:
-        from helios.report.energy.page import render_energy_whatif  # noqa: PLC0415 - as above
+        from helios.report.energy_page import render_energy_whatif  # noqa: PLC0415 - as above
 
         write_page(report, render_energy_whatif(found))
     if as_json:
         show_json(found.to_json())
         return
     show(energy_table(found, width=width()))
+
+
+# ``helios forecast``: how many nodes will be needed, and how good such forecasts are.
+
+forecast_commands = typer.Typer(
+    no_args_is_help=True, help="Forecast how many nodes will be needed, and judge the forecasts."
+)
+
+
+class SeriesResource(StrEnum):
+    """What is counted."""
+
+    NODES = "nodes"
+    GPUS = "gpus"
+
+
+@forecast_commands.callback()
+def _forecast_noun() -> None:
+    pass  # so that evaluate stays a verb behind the noun while it is the only one
+
+
+@forecast_commands.command(
+    "evaluate",
+    epilog="Example: helios forecast evaluate --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json",
+)
+def evaluate(
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --series, to be added up.")
+    ] = None,
+    series: Annotated[
+        list[Path] | None,
+        typer.Option("--series", help="File with the columns time,active,total; several are added up."),
+    ] = None,
+    cluster: Cluster = None,
+    trace: Trace = None,
+    trace_format: Format = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="Only jobs of this partition; else of all, together.")
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option("--nodes", help="Nodes: N, or PARTITION=N[,PARTITION=N...]; else as many as were ever busy."),
+    ] = None,
+    gpus_per_node: GpusPerNode = None,
+    resource: Annotated[SeriesResource, typer.Option("--resource", help="What is forecast.")] = SeriesResource.NODES,
+    total: Annotated[
+        float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--from", help="Judge from then on; what lies before is history. Else the last third.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Judge up to then.")] = None,
+    timezone: Timezone = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge forecasts of the nodes needed in 1, 3, 6 and 24 hours, beside rules that need no model.
+
+    At every 10-minute step of the window a forecast is made from what was known then, learned anew every day. The
+    rules: as now (persistence), the same hour last week, the most of the last 3 h; for the most nodes needed within the
+    next hours, now plus the empirical quantile of all rises so far.
+    """
+    files = [*(series or []), *(more or [])]
+    if files and (cluster or trace):
+        raise UsageError("--series and --cluster or --trace say two things.", hint="Give one of them.")
+    settings = configuration().settings
+    with progress_bars() as progress:
+        if files:
+            zone_name = named_timezone(timezone, configuration()) or settings.ingest.timezone
+            watched = watch_series(
+                files,
+                timezone=zone_name,
+                total=total,
+                gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
+                in_gpus=resource is SeriesResource.GPUS,
+            )
+        else:
+            history = history_from(
+                trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
+            )
+            zone_name = history.timezone
+            asked = RequestedClusterShape(
+                nodes=_described(nodes, total),
+                gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
+                partition=partition,
+                in_gpus=resource is SeriesResource.GPUS,
+                default_time_limit_s=settings.whatif.default_time_limit_s,
+            )
+            watched = watch_cluster(history, asked, progress=progress)
+        request = _request(settings, zone_name, since, until)
+        report = evaluate_forecasts(watched, request, progress=progress)
+    say_notes(report.notes)
+    if as_json:
+        show_json(report.to_json())
+        return
+    show(forecast_table(report))
+
+
+def _described(nodes: str | None, total: float | None) -> dict[str, int] | None:
+    if nodes is None:
+        return None if total is None else {"all": max(int(total), 1)}
+    return parse_nodes(nodes)
+
+
+def _request(settings: Settings, timezone: str, since: str | None, until: str | None) -> ForecastRequest:
+    return ForecastRequest(
+        since=moment(since, timezone=timezone),
+        until=moment(until, timezone=timezone),
+        calendar=Calendar(zone=zone(timezone), holidays=parse_holidays(settings.demand.holidays)),
+        history_days=settings.demand.history_days,
+    )

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from helios.app.expectation import judge, learn
-from helios.app.machine import parse_nodes
-from helios.app.models import settle, training_history
-from helios.cli import charge
+from helios.app import model_registry
+from helios.app.history import choose_cluster
+from helios.app.model_registry import SHRINKAGE, TrainingOutcome, settle, training_history
+from helios.app.replay_cluster import parse_nodes
+from helios.app.training import judge, learn
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -25,12 +26,179 @@ from helios.cli.options import (
     history_from,
     moment,
 )
-from helios.cli.screen import progress_bars, say_notes, show, show_json
-from helios.errors import Misuse
+from helios.cli.output import progress_bars, say_notes, show, show_json, width
+from helios.errors import UsageError
 from helios.model import ModelRecord
-from helios.report.models import outcome_text
+from helios.report.models import (
+    OrderValue,
+    comparison_table,
+    drift_tables,
+    model_notes,
+    models_table,
+    outcome_text,
+    value_table,
+)
 from helios.report.tables import evaluation_table
-from helios.report.value import Value, notes_of, value_table
+from helios.warehouse import Warehouse
+
+# ``helios model list | compare | promote | rollback | nightly | drift``: which model is in charge, and why.
+
+ModelId = Annotated[str, typer.Argument(help="A model's id, as helios model list shows it.")]
+Why = Annotated[str, typer.Option("--why", help="Reason, kept with the decision.")]
+Days = Annotated[float | None, typer.Option("--days", min=0.5, help="Days to judge on; else model.judged_days.")]
+AsOf = Annotated[
+    str | None, typer.Option("--as-of", help="As if it were that day; jobs that ended later do not count.")
+]
+
+
+def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """List the models kept for a cluster, newest first: what each learned from, how good it is, which is in charge."""
+    url, name = _site(cluster)
+    listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
+    if as_json:
+        show_json(listed)
+        return
+    show(models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width()))
+
+
+def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """List every decision about the model in charge, oldest first, with its reason."""
+    url, name = _site(cluster)
+    told = model_registry.describe_decisions(url, name)
+    if as_json:
+        show_json(told)
+        return
+    lines = [
+        f"{row['promoted_at'][:16].replace('T', ' ')}  {row['step']}: {row['model_id'] or SHRINKAGE}, "
+        f"by {row['promoted_by']}: {row['why']}"
+        for row in told
+    ]
+    show(*(lines or ["Nothing was ever decided: the newest model is in charge."]))
+
+
+def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
+    """Put a model in charge of its cluster; shrinkage in place of an id: none. The daemon's next cycle uses it."""
+    url, name = _site(cluster)
+    _tell(
+        model_registry.promote(url, name, model_id, by=getpass.getuser(), why=why, now=datetime.now(UTC)),
+        as_json=as_json,
+    )
+
+
+def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
+    """Put back in charge the model that was so before, and say which; again: the one before that."""
+    url, name = _site(cluster)
+    _tell(model_registry.roll_back(url, name, by=getpass.getuser(), why=why, now=datetime.now(UTC)), as_json=as_json)
+
+
+def compare_(
+    first: Annotated[str, typer.Argument(help="A model's id.")],
+    second: Annotated[str, typer.Argument(help="Another's.")],
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge two models on the same jobs, which neither had learned from, beside the controls.
+
+    Says "no difference" where chance alone explains it: campaigns make a thousand jobs one observation.
+    """
+    url, name = _site(cluster)
+    with progress_bars() as progress:
+        history = model_registry.training_history(url, name, progress=progress)
+        comparison, notes = model_registry.compare(history, url=url, first=first, second=second, now=datetime.now(UTC))
+    if as_json:
+        show_json(comparison.to_json() | {"notes": list(notes)})
+        return
+    show(comparison_table(comparison.to_json(), notes=notes))
+
+
+def nightly_(
+    cluster: Cluster = None,
+    days: Days = None,
+    as_of: AsOf = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, but write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train anew and promote the model only if it is better; else keep what is in charge, and say why.
+
+    The nightly analysis does the same. Better: on the last days not worse beyond chance than the model in charge and
+    than shrinkage, neither in median log error nor in rank correlation.
+    """
+    url, name = _site(cluster)
+    settings = configuration().settings.model
+    with progress_bars() as progress:
+        history = model_registry.training_history(url, name, progress=progress)
+        now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
+        outcome, drift = model_registry.nightly(
+            url=url,
+            history=model_registry.until(history, now),
+            seed=settings.seed,
+            days=days or settings.judged_days,
+            now=now,
+            keep=settings.kept,
+            dask=settings.dask,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if as_json:
+        show_json(outcome.to_json() | {"drift": drift})
+        return
+    show(*outcome_text(outcome.to_json()), f"Drift: {drift}.")
+    if outcome.comparison:
+        show("", comparison_table(outcome.comparison.to_json()))
+
+
+def drift_(
+    cluster: Cluster = None,
+    model_id: Annotated[str | None, typer.Option("--model", help="A model's id; else the one in charge.")] = None,
+    days: Days = None,
+    as_of: AsOf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show whether jobs still look as in training, and whether errors have grown, week by week beside shrinkage."""
+    url, name = _site(cluster)
+    with progress_bars() as progress:
+        history = model_registry.training_history(url, name, progress=progress)
+        now = moment(as_of, timezone=history.timezone) or datetime.now(UTC)
+        found = model_registry.drift(
+            model_registry.until(history, now),
+            url=url,
+            model_id=model_id,
+            days=days or configuration().settings.model.judged_days,
+            now=now,
+            progress=progress,
+        )
+    if as_json:
+        show_json(found)
+        return
+    show(drift_tables(found, width=width()))
+
+
+def add_to(commands: typer.Typer) -> None:
+    """Make these commands of ``commands``."""
+    for name, command, example in (
+        ("list", list_, "helios model list --cluster venus"),
+        ("decisions", decisions_, "helios model decisions --json"),
+        ("compare", compare_, "helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b"),
+        ("promote", promote_, "helios model promote venus-20200901-4e5f6a7b --why 'looked at it'"),
+        ("rollback", rollback_, "helios model rollback --why 'waits have grown'"),
+        ("nightly", nightly_, "helios model nightly --dry-run"),
+        ("drift", drift_, "helios model drift --days 14"),
+    ):
+        commands.command(name, epilog=f"Example: {example}")(command)
+
+
+def _site(cluster: str | None) -> tuple[str, str]:
+    url = configuration().settings.database.url
+    with Warehouse.open(url) as warehouse:
+        return url, str(choose_cluster(warehouse, cluster)["name"])
+
+
+def _tell(outcome: TrainingOutcome, *, as_json: bool) -> None:
+    if as_json:
+        show_json(outcome.to_json())
+        return
+    show(*outcome_text(outcome.to_json()))
+
 
 commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and judge the prediction.")
 
@@ -123,10 +291,10 @@ def evaluate(
     the order of true run times.
     """
     if train_until is not None and test_fraction is not None:
-        raise Misuse("--train-until and --test-fraction both say where to split.", remedy="Give one of them.")
+        raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
-        raise Misuse(f"--test-fraction {test_fraction:g} is not between 0 and 1.", remedy="Write 0.3")
-    from helios.app.value import Site, value_or_reason  # noqa: PLC0415 - numba and LightGBM; the other commands need none
+        raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
+    from helios.app.prediction_value import ReplayTarget, value_or_reason  # noqa: PLC0415 - numba and LightGBM; the other commands need none
 
     settings = configuration().settings
     with progress_bars() as progress:
@@ -146,7 +314,7 @@ def evaluate(
         if value:
             worth = value_or_reason(
                 history,
-                Site(
+                ReplayTarget(
                     nodes=parse_nodes(nodes) if nodes is not None else None,
                     gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
                     default_time_limit_s=settings.whatif.default_time_limit_s,
@@ -158,12 +326,12 @@ def evaluate(
                 seed=settings.model.seed,
                 progress=progress,
             )
-    say_notes([*history.notes, *evaluation.notes, *notes_of(worth)])
+    say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     if as_json:
-        show_json(evaluation.to_json() | {"value": worth.to_json() if isinstance(worth, Value) else None})
+        show_json(evaluation.to_json() | {"value": worth.to_json() if isinstance(worth, OrderValue) else None})
         return
     show(evaluation_table(evaluation.to_json()))
-    if isinstance(worth, Value):
+    if isinstance(worth, OrderValue):
         show("", value_table(worth))
 
 
@@ -187,8 +355,8 @@ def explain_(
     Works for jobs of the history, as it was known when they were submitted, and for jobs that wait or run now. Of a
     trace file without --model, a model is trained on what had ended before the job.
     """
-    from helios.app.explain import explain, kept_model, model_of_that_day, queue_of  # noqa: PLC0415 - only this command needs it
-    from helios.report.explain import explanation_screen  # noqa: PLC0415 - as above
+    from helios.app.explain_prediction import explain, kept_model, model_in_use, queue_at_submission  # noqa: PLC0415 - only this command needs it
+    from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above
 
     settings = configuration().settings
     with progress_bars() as progress:
@@ -196,10 +364,10 @@ def explain_(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
         if trace is not None and model_id is None:
-            choose = model_of_that_day(history, seed=settings.model.seed, progress=progress)
+            choose = model_in_use(history, seed=settings.model.seed, progress=progress)
         else:
             choose = kept_model(history, url=settings.database.url, model_id=model_id)
-        look = None if trace is not None else queue_of(settings, history.cluster)
+        look = None if trace is not None else queue_at_submission(settings, history.cluster)
         told = explain(history, job, choose=choose, look=look, restart=restart)
     say_notes(history.notes)
     if as_json:
@@ -208,7 +376,7 @@ def explain_(
     show(explanation_screen(told))
 
 
-charge.add_to(commands)
+add_to(commands)
 
 
 def _manifest(record: ModelRecord) -> dict[str, Any]:

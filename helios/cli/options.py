@@ -12,13 +12,13 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from helios.app.history import History, read_file, recall
-from helios.app.lengths import length
-from helios.cli.screen import say
+from helios.app.history import LoadedHistory, load_history, read_file
+from helios.cli.output import say
 from helios.config import Configuration, load_configuration, zone
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.ingest import TraceFormat
 from helios.ports import Progress
+from helios.units import length
 
 
 class Resource(StrEnum):
@@ -98,7 +98,7 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
     Parameters
     ----------
     write : str
-        How the subcommand is written, for the remedy.
+        How the subcommand is written, for the hint.
 
     Raises
     ------
@@ -112,9 +112,9 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
         spelled = {parameter.name: parameter.opts[0] for parameter in above.command.params}
-        raise Misuse(
+        raise UsageError(
             f"{', '.join(str(spelled[name]) for name in given)} before {context.info_name} would have no effect.",
-            remedy=f"Write options behind it: {write}",
+            hint=f"Write options behind it: {write}",
         )
 
 
@@ -137,7 +137,7 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
         return None
     read = pd.to_datetime(text, errors="coerce") if text.strip() else pd.NaT
     if pd.isna(read):
-        raise Misuse(f"{text!r} is not a date or time.", remedy="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
+        raise UsageError(f"{text!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")
     zoned = read.tz_localize(zone(timezone)) if read.tzinfo is None else read
     moment_utc: datetime = zoned.to_pydatetime().astimezone(UTC)
     return moment_utc
@@ -161,12 +161,12 @@ def history_from(
     trace_format: TraceFormat | None,
     timezone: str | None,
     progress: Progress,
-) -> History:
+) -> LoadedHistory:
     """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
     settings = configuration()
     if trace is None:
         progress("Reading the warehouse", 0.0)
-        history = recall(url=settings.settings.database.url, cluster=cluster)
+        history = load_history(url=settings.settings.database.url, cluster=cluster)
         progress("Reading the warehouse", 1.0)
         return history
     return read_file(

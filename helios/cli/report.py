@@ -13,19 +13,19 @@ from typing import Annotated
 import typer
 
 from helios.app import reports
-from helios.app.desk import Ask
-from helios.app.nightly_pages import nightly_pages
+from helios.app.reports import ReportQuery
 from helios.cli.options import AsJson, Cluster, configuration
-from helios.cli.screen import say, say_notes, show_json
-from helios.errors import Misuse
-from helios.report.admin import Answer, Field, accuracy, as_json, as_lines, audit, chosen_fields, listing
-from helios.report.admin.answer import as_parsable
-from helios.report.admin.moments import WORDS
-from helios.report.admin.people import fields_by
+from helios.cli.output import say, say_notes, show_json
+from helios.errors import UsageError
+from helios.report.admin import Field, ReportTable, as_json, as_lines, chosen_fields, listing
+from helios.report.admin import decisions as decisions_report
+from helios.report.admin import predictions as predictions_report
 from helios.report.admin.queue import NOW, OVER_TIME
+from helios.report.admin.sacct_format import WORDS, as_parsable
 from helios.report.admin.shadow import moved_table, shadow_table
-from helios.report.energy.ledger import EnergyLedger, energy_answer, energy_sentences
-from helios.report.energy.ledger import fields_by as fields_of_energy
+from helios.report.admin.usage import fields_by
+from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
+from helios.report.energy import fields_by as fields_of_energy
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -33,7 +33,7 @@ commands = typer.Typer(
 )
 
 
-class EnergyBy(StrEnum):
+class EnergyGrouping(StrEnum):
     """What a row of the energy ledger is."""
 
     DAY = "day"
@@ -41,7 +41,7 @@ class EnergyBy(StrEnum):
     NODE = "node"
 
 
-class By(StrEnum):
+class AccuracyGrouping(StrEnum):
     """What predictions are grouped by."""
 
     ALL = "all"
@@ -181,7 +181,9 @@ def predictions(
     user: Users = None,
     account: Accounts = None,
     partition: Partitions = None,
-    by: Annotated[By | None, typer.Option("--by", help="Group by this alone; else all, source, size and day.")] = None,
+    by: Annotated[
+        AccuracyGrouping | None, typer.Option("--by", help="Group by this alone; else all, source, size and day.")
+    ] = None,
     fields: Fields = None,
     noheader: Noheader = False,
     parsable: Parsable = False,
@@ -190,7 +192,7 @@ def predictions(
     json: AsJson = False,
 ) -> None:
     """Show how far off predicted run times were, beside a rule without a model: the user's last ended run."""
-    _list_fields(helpformat, accuracy.FIELDS)
+    _list_fields(helpformat, predictions_report.FIELDS)
     ask = _ask(cluster, start, end, user, account, partition)
     form = _form(fields, noheader, parsable, parsable2, json)
     _show(reports.prediction_report(ask, by=by.value if by else None), form)
@@ -219,7 +221,7 @@ def decisions(
     json: AsJson = False,
 ) -> None:
     """Show the audit: what was decided when, for which job, why, and what came of it."""
-    _list_fields(helpformat, audit.LINES)
+    _list_fields(helpformat, decisions_report.LINES)
     ask = _ask(cluster, start, end, user, account, partition)
     form = _form(fields, noheader, parsable, parsable2, json)
     answer = reports.decision_report(
@@ -246,8 +248,8 @@ def services(
     helpformat: Helpformat = False,
     json: AsJson = False,
 ) -> None:
-    """Show per service and day what it proposed, what came of it, and when and why Helios kept still."""
-    _list_fields(helpformat, audit.BY_SERVICE)
+    """Show per service and day what it proposed, what came of it, and when and why Helios suspended."""
+    _list_fields(helpformat, decisions_report.BY_SERVICE)
     ask = _ask(cluster, start, end, None, None, None)
     form = _form(fields, noheader, parsable, parsable2, json)
     _show(reports.service_report(ask, services=_listed(service)), form)
@@ -262,8 +264,9 @@ def energy(
     ] = None,
     end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window; else now.")] = None,
     by: Annotated[
-        EnergyBy, typer.Option("--by", help="A row for each: nodes of the same partitions and GPUs are one partition.")
-    ] = EnergyBy.DAY,
+        EnergyGrouping,
+        typer.Option("--by", help="A row for each: nodes of the same partitions and GPUs are one partition."),
+    ] = EnergyGrouping.DAY,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Also draw it here: .png, or .html for a page with all of it.")
     ] = None,
@@ -304,7 +307,7 @@ def shadow(
     json: AsJson = False,
 ) -> None:
     """Show what a day's shadow decisions would have changed, by replaying that day without and with them."""
-    from helios.app.machine import parse_nodes  # noqa: PLC0415 - no other report replays, which takes numba
+    from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - no other report replays, which takes numba
 
     settings = configuration().settings
     name, found = reports.shadow_report(
@@ -336,6 +339,8 @@ def nightly(
     json: AsJson = False,
 ) -> None:
     """Write the report of a day: an HTML page, a plain text, and a mail with both, ready for sendmail -t."""
+    from helios.app.nightly import nightly_pages  # noqa: PLC0415 - drawing takes a second to import
+
     settings = configuration().settings
     report = nightly_pages(
         settings.database.url,
@@ -358,19 +363,19 @@ def nightly(
 def _draw(found: EnergyLedger, path: Path) -> None:
     # Drawing takes a second to import, which no table should wait for.
     if path.suffix == ".png":
-        from helios.report.energy.figures import as_png  # noqa: PLC0415 - as above
+        from helios.report.energy_charts import as_png  # noqa: PLC0415 - as above
 
         content = as_png(found)
     elif path.suffix in {".html", ".htm"}:
-        from helios.report.energy.page import render_energy  # noqa: PLC0415 - as above
+        from helios.report.energy_page import render_energy  # noqa: PLC0415 - as above
 
         content = render_energy(found).encode()
     else:
-        raise Misuse(f"--plot {path}: a plot is a .png or an .html file.", remedy="Name it energy.png or energy.html")
+        raise UsageError(f"--plot {path}: a plot is a .png or an .html file.", hint="Name it energy.png or energy.html")
     try:
         path.write_bytes(content)
     except OSError as reason:
-        raise Misuse(f"{path} cannot be written: {reason}", remedy="Choose another place: --plot") from reason
+        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --plot") from reason
     say(f"Drawn: {path}")
 
 
@@ -381,8 +386,8 @@ def _ask(
     user: list[str] | None,
     account: list[str] | None,
     partition: list[str] | None,
-) -> Ask:
-    return Ask(
+) -> ReportQuery:
+    return ReportQuery(
         url=configuration().settings.database.url,
         cluster=cluster,
         start=start,
@@ -400,7 +405,7 @@ def _listed(given: list[str] | None) -> list[str]:
 
 def _form(fields: str | None, noheader: bool, parsable: bool, parsable2: bool, json: bool) -> _Form:
     if sum((parsable, parsable2, json)) > 1:
-        raise Misuse("-p, -P and --json are different forms of the answer.", remedy="Give one of them.")
+        raise UsageError("-p, -P and --json are different forms of the answer.", hint="Give one of them.")
     return _Form(
         fields=fields,
         header=not noheader,
@@ -417,7 +422,7 @@ def _list_fields(asked: bool, fields: Iterable[Field]) -> None:
         raise typer.Exit
 
 
-def _show(answer: Answer, form: _Form) -> None:
+def _show(answer: ReportTable, form: _Form) -> None:
     """Print the answer on standard output, and what to know about it on standard error."""
     fields = chosen_fields(answer, form.fields)
     if form.json:

@@ -8,12 +8,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from helios.app.machine import parse_nodes
-from helios.app.plans import Estimates, Policy, RunTimes, plans, with_options
-from helios.app.repeats import FEWEST_REPEATS, repeats
-from helios.app.sweep_plan import again_s
-from helios.app.whatif import Question, whatif
-from helios.cli import whatif_explain, whatif_published, whatif_slurm
+from helios.app.replay_cluster import parse_nodes
+from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
+from helios.app.sweep import FEWEST_REPEATS, repeats, repredict_interval_s
+from helios.app.whatif import WhatIfRequest, whatif
+from helios.cli import job, whatif_published, whatif_slurm
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -35,7 +34,7 @@ from helios.cli.options import (
     history_from,
     moment,
 )
-from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.cli.whatif_sweep import (
     Csv,
     DaskAt,
@@ -48,11 +47,11 @@ from helios.cli.whatif_sweep import (
     run_sweep,
     show_sweep,
 )
-from helios.errors import Misuse
-from helios.report.describe import describe
-from helios.report.differences import differences_table, of_one_replay
+from helios.errors import UsageError
+from helios.report.history import describe
+from helios.report.significance import differences_table, of_one_replay
 from helios.report.tables import whatif_table
-from helios.report.verdict import nobody_waits
+from helios.report.whatif_text import nobody_waits
 from helios.simulate import Backfill
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -130,7 +129,7 @@ def whatif_(
         of_many={"--out": out, "--csv": csv},
         repeat=repeat,
     )
-    chosen = plans(
+    chosen = scenarios(
         policies=_choices(policy, Policy, "--policy"),
         backfills=_choices(backfill, Backfill, "--backfill"),
         estimates=_estimates(estimates),
@@ -142,7 +141,7 @@ def whatif_(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = Question(
+        request = WhatIfRequest(
             plans=chosen,
             since=moment(since, timezone=history.timezone),
             until=moment(until, timezone=history.timezone),
@@ -152,25 +151,25 @@ def whatif_(
             resource=resource.value if resource else None,
             skip_oversized=oversized is Oversized.SKIP,
             default_time_limit_s=settings.whatif.default_time_limit_s,
-            predict_again_s=None if predict_again is None else again_s(predict_again) or 0,
+            predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
             seed=settings.model.seed,
         )
         if sweep_file is not None:
-            swept = run_sweep(sweep_file, history, question, out=out, dask=dask, workers=workers, progress=progress)
+            swept = run_sweep(sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress)
         else:
-            result = whatif(history, question, progress=progress)
+            result = whatif(history, request, progress=progress)
             differences = of_one_replay(result)
             if repeat:
                 engine = engine_for(dask=dask, workers=workers or 1)
                 differences = repeats(
-                    history, question, times=repeat, over=repeat_over, engine=engine, progress=progress
+                    history, request, times=repeat, over=repeat_over, engine=engine, progress=progress
                 )
     if sweep_file is not None:
         show_sweep(swept, csv=csv, as_json=as_json)
         return
     say_notes(result.notes)
     if report is not None:
-        from helios.report.page import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
 
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
         write_page(report, render_whatif(result, description=description, differences=differences))
@@ -190,38 +189,38 @@ def _refuse_contradictions(
     """Refuse options that would be ignored: those of one what-if in a sweep, those of a sweep without one."""
     ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
     if ignored and sweep:
-        raise Misuse(f"{', '.join(ignored)} has no part in a sweep.", remedy="Write it into the plan of --sweep.")
+        raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", hint="Write it into the plan of --sweep.")
     if ignored:
-        raise Misuse(f"{', '.join(ignored)} belongs to a sweep.", remedy="Give a plan: --sweep PLAN.toml")
+        raise UsageError(f"{', '.join(ignored)} belongs to a sweep.", hint="Give a plan: --sweep PLAN.toml")
     if 0 < repeat < FEWEST_REPEATS:
-        raise Misuse(f"{repeat} repeats say nothing of chance.", remedy=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
+        raise UsageError(f"{repeat} repeats say nothing of chance.", hint=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
 
 
 def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
     if unknown := [word for word in words if word not in list(kind)]:
-        raise Misuse(f"{option} has no {', '.join(map(repr, unknown))}.", remedy=f"Choose from: {', '.join(kind)}")
+        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
 
 
 def _estimates(given: list[str] | None) -> list[Estimates]:
     words = [word.strip() for text in given or [] for word in text.split(",")]
-    return [estimate_of(word) for word in words]
+    return [read_estimate(word) for word in words]
 
 
-def estimate_of(word: str) -> Estimates:
+def read_estimate(word: str) -> Estimates:
     """Read what ``--estimates`` says; raises Misuse."""
     if word.isdecimal() and int(word) > 0:
         return int(word)
     try:
         return RunTimes(word)
     except ValueError as reason:
-        raise Misuse(
+        raise UsageError(
             f"--estimates {word!r} is not understood.",
-            remedy="Write limit, predicted, expected, true or a number of seconds.",
+            hint="Write limit, predicted, expected, true or a number of seconds.",
         ) from reason
 
 
-whatif_explain.add_to(commands)
+job.add_to(commands)
 whatif_published.add_to(commands)
 whatif_slurm.add_to(commands)

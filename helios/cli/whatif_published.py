@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.app.machine import parse_nodes
+from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -26,7 +26,7 @@ from helios.cli.options import (
     moment,
     refuse_misplaced,
 )
-from helios.cli.screen import progress_bars, say_notes, show, show_json
+from helios.cli.output import progress_bars, say_notes, show, show_json
 
 if TYPE_CHECKING:
     from helios.app.published import PublishedAnswer, PublishedRow
@@ -41,7 +41,7 @@ NAMES = {
 LEGEND = (
     "Mean seconds, by the semantics of the SC'21 artifact. Draws: lowest to highest over orders of jobs of one second, "
     "and for QSSF over its errors. Queued: jobs that did not start at once. Helios: same jobs and order, strict queue, "
-    "our semantics.{printed} What differs: docs/published.md."
+    "our semantics.{printed} What differs: docs/whatif.md."
 )
 PRINTED = " Printed: the artifact's own table, Philly, October and November 2017."
 
@@ -83,7 +83,7 @@ def published(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = PublishedQuestion(
+        request = PublishedQuestion(
             nodes=parse_nodes(nodes) if nodes is not None else None,
             gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
             since=moment(since, timezone=history.timezone),
@@ -92,7 +92,7 @@ def published(
             draws=draws,
             seed=settings.model.seed,
         )
-        answer = as_published(history, question, progress=progress)
+        answer = as_published(history, request, progress=progress)
     say_notes(answer.notes)
     if as_json:
         show_json(answer.to_json())

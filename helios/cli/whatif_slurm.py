@@ -24,8 +24,8 @@ from helios.cli.options import (
     moment,
     refuse_misplaced,
 )
-from helios.cli.screen import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.errors import FileUnreadable, HeliosError, Misuse
+from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.errors import FileUnreadable, HeliosError, UsageError
 from helios.model import SlurmSite
 
 
@@ -62,7 +62,7 @@ def slurm(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            "--service", help="Also replay with this service acting in turns, as the configuration has it; repeatable."
+            "--service", help="Also replay with this service acting in cycles, as the configuration has it; repeatable."
         ),
     ] = None,
     report: Report = None,
@@ -76,11 +76,11 @@ def slurm(
 
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
-    from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif  # noqa: PLC0415 - only this command needs it
-    from helios.cli.rehearse import services_asked_for  # noqa: PLC0415 - as above
+    from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - only this command needs it
+    from helios.cli.replay_services import services_asked_for  # noqa: PLC0415 - as above
     from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
     from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
-    from helios.slurm.site_files import read_site  # noqa: PLC0415 - as above
+    from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")
     texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
@@ -93,7 +93,7 @@ def slurm(
         history = history_from(
             trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
         )
-        question = SlurmQuestion(
+        request = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,
             changed=", ".join(changes),
@@ -105,11 +105,11 @@ def slurm(
             default_time_limit_s=chosen.whatif.default_time_limit_s,
             seed=chosen.model.seed,
         )
-        answer = slurm_whatif(history, question, services=services, progress=progress)
+        answer = slurm_whatif(history, request, services=services, progress=progress)
     say_notes(answer.whatif.notes)
     if report is not None:
-        from helios.report.describe import describe  # noqa: PLC0415 - drawing takes a second to import
-        from helios.report.page import render_whatif  # noqa: PLC0415 - as above
+        from helios.report.history import describe  # noqa: PLC0415 - drawing takes a second to import
+        from helios.report.html import render_whatif  # noqa: PLC0415 - as above
 
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
         write_page(report, render_whatif(answer.whatif, description=description))
@@ -134,7 +134,7 @@ def _text(path: Path | None) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as reason:
-        raise FileUnreadable(f"{path}: {reason.strerror}", remedy="Give the path of a text file.") from reason
+        raise FileUnreadable(f"{path}: {reason.strerror}", hint="Give the path of a text file.") from reason
 
 
 def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite:
@@ -142,14 +142,14 @@ def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite
     try:
         return read()
     except HeliosError as reason:
-        _, _, fact = reason.fact.rpartition(": ")
-        raise Misuse(f"--set {' --set '.join(changes)}: {fact}", remedy=reason.remedy) from reason
+        _, _, message = reason.message.rpartition(": ")
+        raise UsageError(f"--set {' --set '.join(changes)}: {message}", hint=reason.hint) from reason
 
 
 def _setting(text: str) -> str:
     key, _, value = text.partition("=")
     if not key.strip() or not value.strip():
-        raise Misuse(
-            f"--set {text!r} is not KEY=VALUE.", remedy="Write a line of slurm.conf: PriorityWeightFairshare=0"
+        raise UsageError(
+            f"--set {text!r} is not KEY=VALUE.", hint="Write a line of slurm.conf: PriorityWeightFairshare=0"
         )
     return text

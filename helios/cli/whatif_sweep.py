@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from helios.app.cells import Engine, here
-from helios.app.dask_engine import Processes, Scheduler, SlurmJobs
-from helios.app.history import History
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import SweepPlan, cross, read_plan
-from helios.app.whatif import Question
-from helios.cli.screen import say, say_notes, show, show_json
-from helios.errors import Misuse
+from helios.app.executors import DaskScheduler, Engine, Processes, SlurmExecutor, run_here
+from helios.app.history import LoadedHistory
+from helios.app.sweep import SweepPlan, cross_options, read_sweep_plan, sweep
+from helios.app.whatif import WhatIfRequest
+from helios.cli.output import say, say_notes, show, show_json
+from helios.errors import UsageError
 from helios.ports import Progress
-from helios.report.differences import Over
+from helios.report.significance import ResampledUnit
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 
 SLURM = "slurm"
@@ -32,7 +30,9 @@ Repeat = Annotated[
         "differences are more than chance; 20 do. 0: once, with intervals from the days of that one replay.",
     ),
 ]
-RepeatOver = Annotated[Over | None, typer.Option("--repeat-over", help="Draw weeks, days or seeds (arrivals).")]
+RepeatOver = Annotated[
+    ResampledUnit | None, typer.Option("--repeat-over", help="Draw weeks, days or seeds (arrivals).")
+]
 SweepFile = Annotated[
     Path | None, typer.Option("--sweep", help="Replay all that this TOML file crosses; see docs/sweeps.md.")
 ]
@@ -60,14 +60,14 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
         Slurm's jobs are not described.
     """
     if dask != SLURM:
-        return Scheduler(address=dask) if dask else Processes(workers=workers) if workers > 1 else here
+        return DaskScheduler(address=dask) if dask else Processes(workers=workers) if workers > 1 else run_here
     if plan is None or not plan.slurm:
-        raise Misuse(
+        raise UsageError(
             "--dask slurm needs to know what to ask Slurm for.",
-            remedy="Write a table [slurm] into the plan of --sweep: jobs, cores, memory, walltime, queue, account.",
+            hint="Write a table [slurm] into the plan of --sweep: jobs, cores, memory, walltime, queue, account.",
         )
     options = {name: value for name, value in plan.slurm.items() if name not in ("jobs", "wait")}
-    return SlurmJobs(jobs=int(plan.slurm.get("jobs", 1)), options=options)
+    return SlurmExecutor(jobs=int(plan.slurm.get("jobs", 1)), options=options)
 
 
 def all_cores() -> int:
@@ -81,8 +81,8 @@ def all_cores() -> int:
 
 def run_sweep(
     path: Path,
-    history: History,
-    base: Question,
+    history: LoadedHistory,
+    base: WhatIfRequest,
     *,
     out: Path | None,
     dask: str | None,
@@ -96,8 +96,8 @@ def run_sweep(
     Misuse
         The plan, or where results go, cannot be used.
     """
-    plan = read_plan(path)
-    asked = cross(plan, base=base, timezone=history.timezone)
+    plan = read_sweep_plan(path)
+    asked = cross_options(plan, base=base, timezone=history.timezone)
     engine = engine_for(dask=dask, workers=workers or (1 if dask else all_cores()), plan=plan)
     into = out or path.with_suffix(".results.jsonl")
     try:
@@ -133,4 +133,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as reason:
-        raise Misuse(f"The CSV cannot be written: {reason}", remedy="Choose another place: --csv FILE") from reason
+        raise UsageError(f"The CSV cannot be written: {reason}", hint="Choose another place: --csv FILE") from reason

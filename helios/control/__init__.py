@@ -1,35 +1,58 @@
-"""Prudence: one turn - look, ask, check, act, write down - and everything that keeps it from doing harm.
+"""Prudence: one cycle - look, ask, check, act, write down - and everything that keeps it from doing harm.
 
 Services propose, this room disposes. It knows clusters and ledgers by their sockets only, has no clock of its own, and
 passes no service's wish that a guard refuses.
 """
 
-from helios.control.bench import Bench, Fault
-from helios.control.breaker import Breaker, BreakerState
-from helios.control.conditions import Conditions, reasons_to_be_still
-from helios.control.memory import TurnMemory
-from helios.control.modes import CanaryCluster, ServiceMode, ShadowCluster, door_for
-from helios.control.outcome import TurnReport
-from helios.control.plan import Seat
-from helios.control.release import release
-from helios.control.resolution import Resolution
-from helios.control.turn import take_turn
+from __future__ import annotations
+
+from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, Tolerance, Undo, read_applied_nodes
+from helios.control.circuit_breaker import BreakerState, CircuitBreaker, Fault, ServiceSuspension
+from helios.control.cycle import run_cycle, run_node_cycle
+from helios.control.modes import (
+    CanaryCluster,
+    CanaryNodes,
+    ServiceMode,
+    ShadowCluster,
+    ShadowNodes,
+    cluster_for_mode,
+    node_cluster_for_mode,
+)
+from helios.control.preconditions import Preconditions, suspension_reasons
+from helios.control.reconcile import ActiveService
+from helios.control.release import release, release_nodes
+from helios.control.report import CycleReport, NodeCycleReport
+from helios.control.state import ControllerState, Failure, NodeControllerState, WakeUp, clear_service
 
 __all__ = [
-    "Bench",
-    "Breaker",
+    "ActiveService",
+    "AppliedNodeChange",
+    "AppliedNodeChanges",
     "BreakerState",
     "CanaryCluster",
-    "Conditions",
+    "CanaryNodes",
+    "CircuitBreaker",
+    "ControllerState",
+    "CycleReport",
+    "Failure",
     "Fault",
-    "Resolution",
-    "Seat",
+    "NodeControllerState",
+    "NodeCycleReport",
+    "Preconditions",
     "ServiceMode",
+    "ServiceSuspension",
     "ShadowCluster",
-    "TurnMemory",
-    "TurnReport",
-    "door_for",
-    "reasons_to_be_still",
+    "ShadowNodes",
+    "Tolerance",
+    "Undo",
+    "WakeUp",
+    "clear_service",
+    "cluster_for_mode",
+    "node_cluster_for_mode",
+    "read_applied_nodes",
     "release",
-    "take_turn",
+    "release_nodes",
+    "run_cycle",
+    "run_node_cycle",
+    "suspension_reasons",
 ]

@@ -1,7 +1,7 @@
-"""The minutes of a turn: every line that goes to the audit, and the sums a person looks at first.
+"""The minutes of a cycle: every line that goes to the audit, and the sums a person looks at first.
 
 What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a
-failure is written when it is new, not every turn: jobs that fail on and on would else fill the audit with one line.
+failure is written when it is new, not every cycle: jobs that fail on and on would else fill the audit with one line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from datetime import datetime
 import pandas as pd
 
 from helios.actions import NodeOutcome, Outcome, Result
-from helios.control.memory import digest_of, target_of
 from helios.control.modes import OUTSIDE
-from helios.control.pending import PendingJob
+from helios.control.observed import PendingJob
+from helios.control.state import jobs_digest, state_digest
 from helios.model import DECISIONS
 
 HELIOS = "helios"
@@ -27,7 +27,7 @@ _OUT_OF_PLACE = {Result.FAILED, Result.MISMATCH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class AuditEntry:
     """One line of the audit; columns of ``DECISIONS`` but for the time. None: not applicable."""
 
     service: str
@@ -41,8 +41,8 @@ class Line:
     model_id: str | None = None
 
 
-class Minutes:
-    """What is taken down while a turn goes on.
+class AuditLog:
+    """What is taken down while a cycle goes on.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Minutes:
 
     def __init__(self, *, decided_at: datetime, said: Mapping[str, frozenset[str]]) -> None:
         self.decided_at = decided_at
-        self.lines: list[Line] = []
+        self.lines: list[AuditEntry] = []
         self._counts: defaultdict[str, Counter[Result]] = defaultdict(Counter)
         self.changed: set[str] = set()
         self.bad = False
@@ -92,7 +92,7 @@ class Minutes:
         """Take note that ``service`` was asked: what it is refused from now on is all that it is refused."""
         self._said[service] = set()
 
-    def say(self, line: Line) -> None:
+    def say(self, line: AuditEntry) -> None:
         """Write a line."""
         self.lines.append(line)
 
@@ -113,49 +113,49 @@ class Minutes:
             self.count(service, outcome.result)
             self.bad |= outcome.result in _OUT_OF_PLACE
             if outcome.result is Result.DONE:
-                self.changed.add(target_of(outcome))
+                self.changed.add(jobs_digest(outcome))
             if outcome.remark == OUTSIDE:
                 continue  # that is what a canary is for: nothing to say of it, turn by turn
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
-                self.say(_line(service, mode, outcome, (jobs or {}).get(target_of(outcome))))
+                self.say(_line(service, mode, outcome, (jobs or {}).get(jobs_digest(outcome))))
 
-    def frame(self, lines: Iterable[Line] | None = None) -> pd.DataFrame:
+    def frame(self, lines: Iterable[AuditEntry] | None = None) -> pd.DataFrame:
         """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
         rows = self.lines if lines is None else list(lines)
         if not rows:
             return DECISIONS.empty()
-        columns = {name: [getattr(row, name) for row in rows] for name in Line.__slots__}
+        columns = {name: [getattr(row, name) for row in rows] for name in AuditEntry.__slots__}
         decided_at = pd.to_datetime([self.decided_at] * len(rows), utc=True)
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
-    def is_news(self, service: str, fact: str) -> bool:
-        """Return whether ``fact`` was not said of ``service`` at the last turn that acted; empty: no."""
+    def is_news(self, service: str, message: str) -> bool:
+        """Return whether ``message`` was not said of ``service`` at the last cycle that acted; empty: no."""
         before = self._said_before.get(service, frozenset())
-        if not fact and not before:
+        if not message and not before:
             return False
         self.asks(service)
-        if not fact:
+        if not message:
             return False
-        digest = hashlib.blake2b(fact.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+        digest = hashlib.blake2b(message.encode(errors="surrogatepass"), digest_size=6).hexdigest()
         self._said[service].add(digest)
         return digest not in before
 
     def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
         if outcome.result not in _OUT_OF_PLACE | {Result.REFUSED}:
             return True
-        digest = digest_of(outcome)
+        digest = state_digest(outcome)
         self._said.setdefault(service, set()).add(digest)
         return digest not in self._said_before.get(service, frozenset())
 
 
-def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJob | None) -> Line:
-    return Line(
+def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJob | None) -> AuditEntry:
+    return AuditEntry(
         service=service,
         mode=mode,
         action=outcome.action,
-        target=target_of(outcome),
+        target=jobs_digest(outcome),
         reason=outcome.reason,
         outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
         before=outcome.before or None,

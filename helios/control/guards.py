@@ -1,7 +1,7 @@
 """What nobody can switch off: no service, no mode, no option.
 
-A guard looks at one wish and the job it is about, and says why not; what is refused leaves that reason. The cap on one
-user's share does not refuse: it makes neutral.
+A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on
+one user's share does not refuse: it makes neutral.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
 
-from helios.actions import Lever, Outcome, Result
+from helios.actions import JobSetting, Outcome, Result
+from helios.changes import JobChange, Key
 from helios.control.modes import OUTSIDE, ServiceMode
-from helios.control.pending import Key, PendingJob
-from helios.control.wishes import Wish
+from helios.control.observed import PendingJob
 
 _Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GuardResult:
     """What may go on, and what not and why."""
 
-    allowed: tuple[Wish, ...]
+    allowed: tuple[JobChange, ...]
     refused: tuple[Outcome, ...]
 
 
-def guarded(
-    wishes: Sequence[Wish],
+def apply_guards(
+    changes: Sequence[JobChange],
     *,
     jobs: Mapping[str, PendingJob],
     mode: ServiceMode,
-    of_the_admins: frozenset[Key],
+    of_the_overridden: frozenset[Key],
     most_of_one_user: float,
-) -> Verdict:
-    """Pass one service's wishes through every guard.
+) -> GuardResult:
+    """Pass one service's changes through every guard.
 
     Parameters
     ----------
@@ -50,50 +50,50 @@ def guarded(
     most_of_one_user : float
         Largest share of the jobs put ahead of others' in a partition that one user may have.
     """
-    reasons = [_refusal(wish, jobs.get(wish.job_id), mode, of_the_admins) for wish in wishes]
-    allowed = [wish for wish, reason in zip(wishes, reasons, strict=True) if not reason]
+    reasons = [_refusal(change, jobs.get(change.job_id), mode, of_the_overridden) for change in changes]
+    allowed = [change for change, reason in zip(changes, reasons, strict=True) if not reason]
     once, twice = _each_once(allowed)
-    return Verdict(
-        allowed=tuple(capped(once, jobs=jobs, share=most_of_one_user)),
+    return GuardResult(
+        allowed=tuple(cap_changes(once, jobs=jobs, share=most_of_one_user)),
         refused=(
-            *(wish.outcome(_result(why), why) for wish, why in zip(wishes, reasons, strict=True) if why),
-            *(wish.outcome(Result.REFUSED, "the service named this job twice") for wish in twice),
+            *(change.outcome(_result(why), why) for change, why in zip(changes, reasons, strict=True) if why),
+            *(change.outcome(Result.REFUSED, "the service named this job twice") for change in twice),
         ),
     )
 
 
-def one_owner_each(
-    wishes: Mapping[str, Sequence[Wish]], *, held: Mapping[Key, str]
-) -> tuple[dict[str, tuple[Wish, ...]], dict[str, tuple[Outcome, ...]]]:
-    """Let each lever of each job have one service: the first configured wins.
+def keep_one_owner(
+    changes: Mapping[str, Sequence[JobChange]], *, held: Mapping[Key, str]
+) -> tuple[dict[str, tuple[JobChange, ...]], dict[str, tuple[Outcome, ...]]]:
+    """Let each setting of each job have one service: the first configured wins.
 
     Parameters
     ----------
-    wishes : mapping
-        By service, in the order of configuration; a service that was not asked this turn has none.
+    changes : mapping
+        By service, in the order of configuration; a service that was not asked this cycle has none.
     held : mapping
-        The service whose change stands there now. It keeps its lever from services configured after it, even in a turn
-        in which it is not asked.
+        The service whose change stands there now. It keeps its setting from services configured after it, even in a
+        cycle in which it is not asked.
 
     Returns
     -------
     allowed, refused : dict
         By service.
     """
-    owner = owners_of({name: [wish.key for wish in asked] for name, asked in wishes.items()}, held=held)
-    allowed = {name: tuple(wish for wish in asked if owner[wish.key] == name) for name, asked in wishes.items()}
+    owner = owners({name: [change.key for change in asked] for name, asked in changes.items()}, held=held)
+    allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
     refused = {
         name: tuple(
-            wish.outcome(Result.REFUSED, f"service {owner[wish.key]} has this lever of the job")
-            for wish in asked
-            if owner[wish.key] != name
+            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the job")
+            for change in asked
+            if owner[change.key] != name
         )
-        for name, asked in wishes.items()
+        for name, asked in changes.items()
     }
     return allowed, refused
 
 
-def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
+def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
     """Return which service has each key: the first configured of those that ask, and of those that hold it.
 
     Parameters
@@ -112,7 +112,7 @@ def owners_of(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) 
     return owner
 
 
-def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: float) -> list[Wish]:
+def cap_changes(changes: Sequence[JobChange], *, jobs: Mapping[str, PendingJob], share: float) -> list[JobChange]:
     """Make neutral what exceeds one user's share of the jobs that are put ahead of others' in a partition.
 
     Such is a job of urgency above 0 where another user's, eligible before it, has less. Who has waited longest is put
@@ -120,18 +120,18 @@ def capped(wishes: Sequence[Wish], *, jobs: Mapping[str, PendingJob], share: flo
     An array counts as the one record that it is in the queue. The least urgent are made neutral first, among equals the
     last in the queue; everybody keeps at least one.
     """
-    ordering = {wish.job_id: wish for wish in wishes if wish.lever is Lever.ORDER}
+    ordering = {change.job_id: change for change in changes if change.setting is JobSetting.ORDER}
     place = {job_id: position for position, job_id in enumerate(jobs)}
-    ahead: defaultdict[str, list[Wish]] = defaultdict(list)
-    for job in _ahead_of_others(jobs.values(), {job_id: wish.value for job_id, wish in ordering.items()}):
+    ahead: defaultdict[str, list[JobChange]] = defaultdict(list)
+    for job in _ahead_of_others(jobs.values(), {job_id: change.value for job_id, change in ordering.items()}):
         ahead[job.partition].append(ordering[job.job_id])
-    excess = {wish.key for some in ahead.values() for wish in _excess(some, jobs, share, place)}
-    return [_neutral(wish, jobs[wish.job_id].user, share) if wish.key in excess else wish for wish in wishes]
+    excess = {change.key for some in ahead.values() for change in _excess(some, jobs, share, place)}
+    return [_neutral(change, jobs[change.job_id].user, share) if change.key in excess else change for change in changes]
 
 
 def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) -> Iterator[PendingJob]:
     """Yield the jobs of which more than nothing is wished, and less of another user's that was eligible before."""
-    movable = (job for job in jobs if job.eligible and not job.hands_off)
+    movable = (job for job in jobs if job.eligible and not job.excluded_reason)
     oldest_first = sorted(movable, key=lambda job: (job.partition, job.eligible_us))
     for _, queue in groupby(oldest_first, key=lambda job: job.partition):
         least: dict[str, float] = {}  # of the older jobs, by user: of the two users with the least
@@ -146,57 +146,59 @@ def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) ->
             least = dict(nsmallest(2, least.items(), key=itemgetter(1)))
 
 
-def _refusal(wish: Wish, job: PendingJob | None, mode: ServiceMode, of_the_admins: frozenset[Key]) -> str:
+def _refusal(change: JobChange, job: PendingJob | None, mode: ServiceMode, of_the_overridden: frozenset[Key]) -> str:
     if job is None:
         return "no such job is pending"
-    if job.hands_off:
-        return job.hands_off
-    if wish.key in of_the_admins:
+    if job.excluded_reason:
+        return job.excluded_reason
+    if change.key in of_the_overridden:
         return "somebody changed it after Helios did: it is theirs"
     if not mode.covers(job):
         return OUTSIDE
-    return _misplaced(wish, job) if wish.lever is Lever.ORDER else _unsound(wish, job)
+    return _misplaced(change, job) if change.setting is JobSetting.ORDER else _unsound(change, job)
 
 
 NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
-def _misplaced(wish: Wish, job: PendingJob) -> str:
-    if not -1 <= wish.value <= 1:
-        return f"urgency {wish.value} is not between -1 and 1"
-    if wish.partition != job.partition:
-        return f"it queues in partition {job.partition}, not {wish.partition}"
+def _misplaced(change: JobChange, job: PendingJob) -> str:
+    if not -1 <= change.value <= 1:
+        return f"urgency {change.value} is not between -1 and 1"
+    if change.partition != job.partition:
+        return f"it queues in partition {job.partition}, not {change.partition}"
     return "" if job.eligible else NOT_ELIGIBLE
 
 
-def _unsound(wish: Wish, job: PendingJob) -> str:
-    if not math.isfinite(wish.value) or wish.value <= 0:
-        return f"a soft limit of {wish.value} s"
+def _unsound(change: JobChange, job: PendingJob) -> str:
+    if not math.isfinite(change.value) or change.value <= 0:
+        return f"a soft limit of {change.value} s"
     if not math.isnan(job.user_soft_limit_s):
         return "the user set a --time-min"
-    if not wish.value < job.time_limit_s:
+    if not change.value < job.time_limit_s:
         return "not below its time limit"
-    return "" if wish.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
+    return "" if change.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
 
 
 def _result(reason: str) -> Result:
     return Result.POSTPONED if reason == NOT_ELIGIBLE else Result.REFUSED
 
 
-def _each_once(wishes: Sequence[Wish]) -> tuple[list[Wish], list[Wish]]:
-    first = {wish.key: wish for wish in reversed(wishes)}
-    return [w for w in wishes if first[w.key] is w], [w for w in wishes if first[w.key] is not w]
+def _each_once(changes: Sequence[JobChange]) -> tuple[list[JobChange], list[JobChange]]:
+    first = {change.key: change for change in reversed(changes)}
+    return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
 
 
-def _excess(ahead: list[Wish], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]) -> list[Wish]:
-    counts = Counter(jobs[wish.job_id].user for wish in ahead)
+def _excess(
+    ahead: list[JobChange], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
+) -> list[JobChange]:
+    counts = Counter(jobs[change.job_id].user for change in ahead)
     left = allowance(counts, share)
     excess = []
-    for wish in sorted(ahead, key=lambda wish: (-wish.value, place[wish.job_id])):
-        user = jobs[wish.job_id].user
+    for change in sorted(ahead, key=lambda change: (-change.value, place[change.job_id])):
+        user = jobs[change.job_id].user
         left[user] -= 1
         if left[user] < 0:
-            excess.append(wish)
+            excess.append(change)
     return excess
 
 
@@ -212,7 +214,7 @@ def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
         kept = fewer
 
 
-def _neutral(wish: Wish, user: str, share: float) -> Wish:
-    where = f"the jobs put ahead of others' in partition {wish.partition}"
+def _neutral(change: JobChange, user: str, share: float) -> JobChange:
+    where = f"the jobs put ahead of others' in partition {change.partition}"
     why = f"neutral: no more than {share:.0%} of {where} may be {user}'s"
-    return replace(wish, value=0.0, reason=f"{wish.reason}; {why}")
+    return replace(change, value=0.0, reason=f"{change.reason}; {why}")

@@ -11,15 +11,29 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from helios.actions import JobAction, Lever, Outcome, Restore, Result
-from helios.control.pending import Key, PendingJob, pending_jobs
-from helios.control.resolution import Resolution
-from helios.control.wishes import Wish, actions_of, proposal_of
+from helios.actions import (
+    FillFirst,
+    JobAction,
+    JobSetting,
+    KeepAwake,
+    NodeAction,
+    NodeOutcome,
+    NodeSetting,
+    Outcome,
+    PowerDown,
+    PowerUp,
+    Result,
+    Revert,
+    RevertNodes,
+)
+from helios.changes import AWAKE, TIER, JobChange, Key, NodeChange, NodeKey, to_actions, to_changes, to_node_changes
+from helios.control.applied import AppliedNodeChange, Tolerance
+from helios.control.observed import PendingJob, observed_nodes, pending_jobs
 from helios.model import Mode, Snapshot
-from helios.ports import Cluster
+from helios.ports import Cluster, NodeCluster
 
 OUTSIDE = "outside the canary"
-NOTHING = {Lever.ORDER: 0.0, Lever.SOFT_LIMIT: math.nan}
+NOTHING = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
 """What a job has that Helios never changed."""
 
 
@@ -33,7 +47,7 @@ class ServiceMode:
         A job belongs to a canary if all partitions it may run in are named; empty: all partitions.
     percent : int, optional
         Share of the jobs, 1 to 100, chosen by a digest of the job's id (of an array: its master's id), so that the same
-        jobs are chosen in every turn, and all tasks of an array alike. A larger share keeps those of a smaller one.
+        jobs are chosen in every cycle, and all tasks of an array alike. A larger share keeps those of a smaller one.
         Of a service that acts on nodes: share of the nodes, by a digest of the node's name.
     """
 
@@ -67,27 +81,27 @@ class ServiceMode:
         return chosen and (not self.partitions or set(partitions) <= set(self.partitions))
 
 
-def door_for(
+def cluster_for_mode(
     mode: ServiceMode,
     cluster: Cluster,
     *,
     look: Callable[[], Snapshot],
     stands: Mapping[Key, float],
-    resolution: Resolution,
+    tolerance: Tolerance,
 ) -> Cluster | None:
     """Return what a service of that mode acts on; None: it is off.
 
     Parameters
     ----------
     look : callable
-        Gives the snapshot of this turn. It must not lead to the cluster: a shadow is given nothing else.
+        Gives the snapshot of this cycle. It must not lead to the cluster: a shadow is given nothing else.
     stands : mapping
         What would stand if the shadows could act.
     """
     if mode.mode is Mode.OFF:
         return None
     if mode.mode is Mode.SHADOW:
-        return ShadowCluster(look=look, stands=stands, resolution=resolution)
+        return ShadowCluster(look=look, stands=stands, tolerance=tolerance)
     if mode.mode is Mode.CANARY:
         return CanaryCluster(cluster=cluster, mode=mode, look=look)
     return cluster
@@ -102,7 +116,7 @@ class ShadowCluster:
 
     look: Callable[[], Snapshot]
     stands: Mapping[Key, float]
-    resolution: Resolution
+    tolerance: Tolerance
 
     def snapshot(self) -> Snapshot:
         """Look."""
@@ -111,36 +125,38 @@ class ShadowCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
-        restores = [action for action in actions if isinstance(action, Restore)]
-        wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
+        restores = [action for action in actions if isinstance(action, Revert)]
+        changes = [change for action in actions for change in to_changes([action]).changes]
         return [
-            *(self._would(wish, jobs.get(wish.job_id)) for wish in wishes),
+            *(self._would(change, jobs.get(change.job_id)) for change in changes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, wish: Wish, job: PendingJob | None) -> Outcome:
+    def _would(self, change: JobChange, job: PendingJob | None) -> Outcome:
         if job is None:
-            return wish.outcome(Result.GONE, "no longer pending")
-        if job.hands_off:
-            return wish.outcome(Result.REFUSED, job.hands_off)
-        before = self.stands.get(wish.key, NOTHING[wish.lever])
-        same = self.resolution.same(wish.lever, asked=wish.value, read=before)
-        outcome = wish.outcome(Result.UNCHANGED if same else Result.WOULD)
-        return replace(outcome, before=worded(wish.lever, before), after=worded(wish.lever, wish.value))
+            return change.outcome(Result.GONE, "no longer pending")
+        if job.excluded_reason:
+            return change.outcome(Result.REFUSED, job.excluded_reason)
+        before = self.stands.get(change.key, NOTHING[change.setting])
+        same = self.tolerance.same(change.setting, asked=change.value, read=before)
+        outcome = change.outcome(Result.UNCHANGED if same else Result.WOULD)
+        return replace(
+            outcome, before=describe_mode(change.setting, before), after=describe_mode(change.setting, change.value)
+        )
 
-    def _taken_back(self, restore: Restore) -> list[Outcome]:
+    def _taken_back(self, restore: Revert) -> list[Outcome]:
         return [
             Outcome(
-                action="Restore",
-                lever=lever,
+                action="Revert",
+                setting=setting,
                 job_id=job_id,
                 result=Result.WOULD,
                 reason=restore.reason,
-                before=worded(lever, before),
-                after=worded(lever, NOTHING[lever]),
+                before=describe_mode(setting, before),
+                after=describe_mode(setting, NOTHING[setting]),
             )
-            for (lever, job_id), before in self.stands.items()
-            if restore.lever in {None, lever} and (restore.job_ids is None or job_id in restore.job_ids)
+            for (setting, job_id), before in self.stands.items()
+            if restore.setting in {None, setting} and (restore.job_ids is None or job_id in restore.job_ids)
         ]
 
 
@@ -159,21 +175,21 @@ class CanaryCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Let pass what concerns jobs of the canary."""
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
-        wishes = [wish for action in actions for wish in proposal_of([action]).wishes]
-        refused = [wish.outcome(Result.REFUSED, OUTSIDE) for wish in wishes if wish.job_id not in inside]
-        restores = [_within(action, inside) for action in actions if isinstance(action, Restore)]
-        allowed = [*actions_of([wish for wish in wishes if wish.job_id in inside]), *restores]
+        changes = [change for action in actions for change in to_changes([action]).changes]
+        refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.job_id not in inside]
+        restores = [_within(action, inside) for action in actions if isinstance(action, Revert)]
+        allowed = [*to_actions([change for change in changes if change.job_id in inside]), *restores]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
-def worded(lever: Lever, value: float) -> str:
+def describe_mode(setting: JobSetting, value: float) -> str:
     """Say in words what a job has, or would have."""
-    if lever is Lever.ORDER:
+    if setting is JobSetting.ORDER:
         return f"urgency {value:.3g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
 
 
-def _within(restore: Restore, inside: set[str]) -> Restore:
+def _within(restore: Revert, inside: set[str]) -> Revert:
     named = sorted(inside) if restore.job_ids is None else [job_id for job_id in restore.job_ids if job_id in inside]
     return replace(restore, job_ids=tuple(named))
 
@@ -181,3 +197,118 @@ def _within(restore: Restore, inside: set[str]) -> Restore:
 def _hundredth(name: str) -> int:
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 100
+
+
+# The doors to the nodes of a cluster: the cluster itself, a part of it, or a shadow that holds nothing that writes.
+
+_UNTOUCHED = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
+"""What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
+
+
+def node_cluster_for_mode(
+    mode: ServiceMode,
+    cluster: NodeCluster,
+    *,
+    look: Callable[[], Snapshot],
+    stands: Mapping[NodeKey, AppliedNodeChange],
+) -> NodeCluster | None:
+    """Return what a service of that mode acts on; None: it is off.
+
+    Parameters
+    ----------
+    look : callable
+        Gives the snapshot of this cycle. It must not lead to the cluster: a shadow is given nothing else.
+    stands : mapping
+        What would stand if the shadows could act.
+    """
+    if mode.mode is Mode.OFF:
+        return None
+    if mode.mode is Mode.SHADOW:
+        return ShadowNodes(look=look, stands=stands)
+    if mode.mode is Mode.CANARY:
+        return CanaryNodes(cluster=cluster, mode=mode, look=look)
+    return cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowNodes:
+    """Nodes that cannot be changed, and a word on what would have been: it holds nothing that could write."""
+
+    look: Callable[[], Snapshot]
+    stands: Mapping[NodeKey, AppliedNodeChange]
+
+    def snapshot(self) -> Snapshot:
+        """Look."""
+        return self.look()
+
+    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        """Say what would become of each node, and change nothing."""
+        nodes = observed_nodes(self.look())
+        changes = to_node_changes(actions).changes
+        restores = [action for action in actions if isinstance(action, RevertNodes)]
+        return [
+            *(self._would(change, known=not change.node or change.node in nodes) for change in changes),
+            *(outcome for restore in restores for outcome in self._taken_back(restore)),
+        ]
+
+    def _would(self, change: NodeChange, *, known: bool) -> NodeOutcome:
+        if not known:
+            return change.outcome(Result.GONE, "no such node")
+        row = self.stands.get(change.key)
+        before = _UNTOUCHED.get(change.setting, "") if row is None else row.value
+        result = Result.UNCHANGED if before == change.value else Result.WOULD
+        return change.outcome(result, before=before, after=change.value)
+
+    def _taken_back(self, restore: RevertNodes) -> list[NodeOutcome]:
+        return [
+            NodeOutcome(
+                action="RevertNodes",
+                setting=restore.setting,
+                node=node,
+                result=Result.WOULD,
+                reason=restore.reason,
+                before=self.stands[restore.setting, node].value,
+                after=own or AWAKE,
+            )
+            for node, own in restore.own
+            if (restore.setting, node) in self.stands
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryNodes:
+    """A cluster of which only the nodes of a canary can be changed; the others are refused."""
+
+    cluster: NodeCluster
+    mode: ServiceMode
+    look: Callable[[], Snapshot]
+
+    def snapshot(self) -> Snapshot:
+        """Look at the whole cluster."""
+        return self.cluster.snapshot()
+
+    def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+        """Let pass what concerns nodes of the canary."""
+        inside = {
+            node.name
+            for node in observed_nodes(self.look()).values()
+            if self.mode.reaches(node.name, partitions=node.partitions)
+        }
+        changes = to_node_changes(actions).changes
+        refused = [
+            change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.node and change.node not in inside
+        ]
+        allowed = [narrowed for action in actions if (narrowed := _nodes_within(action, inside)) is not None]
+        return [*refused, *(self.cluster.steer(allowed) if allowed else [])]
+
+
+def _nodes_within(action: NodeAction, inside: set[str]) -> NodeAction | None:
+    if isinstance(action, PowerDown | PowerUp):
+        return action if action.node in inside else None
+    if isinstance(action, KeepAwake):
+        return replace(action, nodes=tuple(node for node in action.nodes if node in inside))
+    if isinstance(action, FillFirst):
+        tiers = tuple(tuple(node for node in tier if node in inside) for tier in action.tiers)
+        return replace(action, tiers=tiers) if any(tiers) else None
+    own = tuple((node, had) for node, had in action.own if not node or node in inside)
+    return replace(action, own=own) if own else None

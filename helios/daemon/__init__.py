@@ -1,11 +1,11 @@
 """When things happen: the clock, the signals, the health.
 
 What happens is the composition root's business (``helios.app``): this room is handed a
-:class:`~helios.app.clockwork.Chores` and calls it, keeps it from overlapping with itself, survives whatever it raises,
-and tells systemd, the log, Prometheus and a health file how it goes.
+:class:`~helios.app.cycle_summary.DaemonOperations` and calls it, keeps it from overlapping with itself, survives
+whatever it raises, and tells systemd, the log, Prometheus and a health file how it goes.
 """
 
-from helios.daemon.life import Ending, run
+from helios.daemon.daemon import Ending, run
 from helios.daemon.logs import start_logs
 
 __all__ = ["Ending", "run", "start_logs"]

@@ -1,25 +1,89 @@
-"""How the daemon fares: what it remembers of each chore, and whether that is well."""
+"""How the daemon fares: what it remembers of each task, and whether that is well."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from helios import __version__
-from helios.app.clockwork import NodeTurnSummary, TurnSummary
-from helios.daemon.times import Times
+from helios.app.cycle_summary import CycleSummary, NodeCycleSummary
+from helios.private_files import make_folder, write_private
+
+# ``health.json``: the daemon's health for whoever has no port to ask (``helios doctor``, a site that serves none).
+
+NAME = "health.json"
+
+_log = logging.getLogger("helios.daemon.health")
+
+
+class HealthFile:
+    """The file in the state folder; replaced as a whole, so that a reader never sees half of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._problem = ""
+        self._one_at_a_time = Lock()
+
+    def write(self, report: Callable[[], Mapping[str, Any]]) -> None:
+        """Replace the file by what ``report`` says; a failure is said once, and never raised."""
+        with self._one_at_a_time:  # the last to write asks last: "stopping" never lands on top of "stopped"
+            try:
+                self._replace(json.dumps(report(), indent=2) + "\n")
+            except OSError as error:
+                self._say(f"{self._path} cannot be written: {error.strerror}")
+            else:
+                self._say("")
+
+    def _replace(self, text: str) -> None:
+        make_folder(self._path.parent)
+        write_private(self._path, text.encode())
+
+    def _say(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _log.error("%s. What to do: check control.state_folder and the room on its disk.", problem)
+        elif self._problem and not problem:
+            _log.warning("%s is written again", self._path)
+        self._problem = problem
+
+
+# The clocks that the daemon reads: the wall's for people, the monotonic one for lengths of time.
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTimes:
+    """Two clocks; a test hands in its own.
+
+    Attributes
+    ----------
+    now : callable
+        Aware UTC; may jump.
+    monotonic_s : callable
+        Never goes back; its zero means nothing.
+    """
+
+    now: Callable[[], datetime] = _utc_now
+    monotonic_s: Callable[[], float] = time.monotonic
+
 
 FAILURES = 3
 """So many in a row are no accident: the daemon is not well, however lately it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoreHealth:
-    """How one chore fared lately.
+class TaskHealth:
+    """How one task fared lately.
 
     Attributes
     ----------
@@ -41,7 +105,7 @@ class ChoreHealth:
     at_work: bool = False
     line: str = ""
     failures: int = 0
-    trouble: str = ""
+    problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -52,74 +116,74 @@ class ChoreHealth:
             "at_work": self.at_work,
             "line": self.line,
             "failures": self.failures,
-            "trouble": self.trouble,
+            "problem": self.problem,
         }
 
 
 class Health:
-    """What the daemon knows of itself; written by the chores' threads, read by whoever asks.
+    """What the daemon knows of itself; written by the tasks' threads, read by whoever asks.
 
     Parameters
     ----------
     lately_s : mapping of str to float
-        The chores that must have succeeded lately for the daemon to be well, and what lately means for each, s.
+        The tasks that must have succeeded lately for the daemon to be well, and what lately means for each, s.
     times : Times
         The clocks.
     """
 
-    def __init__(self, *, lately_s: Mapping[str, float], times: Times) -> None:
+    def __init__(self, *, lately_s: Mapping[str, float], times: TaskTimes) -> None:
         self._lately_s = dict(lately_s)
         self._times = times
         self._lock = Lock()
         self._started_at = times.now()
-        self._chores = {name: ChoreHealth() for name in lately_s}
-        self._turn: TurnSummary | None = None
-        self._nodes: NodeTurnSummary | None = None
+        self._tasks = {name: TaskHealth() for name in lately_s}
+        self._cycle: CycleSummary | None = None
+        self._nodes: NodeCycleSummary | None = None
         self._ending = ""
         self.note = ""
         """What a person should know besides, though all is well; empty: nothing."""
 
     @property
-    def last_turn(self) -> TurnSummary | None:
-        """The last turn that was taken; None: none yet."""
-        return self._turn
+    def last_cycle(self) -> CycleSummary | None:
+        """The last cycle that was taken; None: none yet."""
+        return self._cycle
 
     @property
     def stands_by(self) -> bool:
-        """Whether other processes of Helios write to this cluster, as far as the last turns saw."""
-        turns = [turn for turn in (self._turn, self._nodes) if turn is not None]
-        return bool(turns) and not any(turn.lease_held for turn in turns)
+        """Whether other processes of Helios write to this cluster, as far as the last cycles saw."""
+        cycles = [cycle for cycle in (self._cycle, self._nodes) if cycle is not None]
+        return bool(cycles) and not any(cycle.lease_held for cycle in cycles)
 
     def began(self, name: str, *, at: datetime) -> None:
-        """Take note that a chore began."""
+        """Take note that a task began."""
         self._change(name, began_at=at, at_work=True)
 
     def succeeded(self, name: str, *, at: datetime, line: str) -> None:
-        """Take note that a chore ended well; an empty line leaves what it said before."""
+        """Take note that a task ended well; an empty line leaves what it said before."""
         said = {"line": line} if line else {}
-        self._change(name, succeeded_at=at, at_work=False, failures=0, trouble="", **said)
+        self._change(name, succeeded_at=at, at_work=False, failures=0, problem="", **said)
 
-    def failed(self, name: str, *, at: datetime, trouble: str) -> None:
-        """Take note that a chore failed."""
+    def failed(self, name: str, *, at: datetime, problem: str) -> None:
+        """Take note that a task failed."""
         failures = self.of(name).failures + 1
-        self._change(name, failed_at=at, at_work=False, failures=failures, trouble=trouble)
+        self._change(name, failed_at=at, at_work=False, failures=failures, problem=problem)
 
-    def turned(self, turn: TurnSummary) -> None:
-        """Take note of a turn."""
-        self._turn = turn
+    def turned(self, cycle: CycleSummary) -> None:
+        """Take note of a cycle."""
+        self._cycle = cycle
 
-    def turned_nodes(self, turn: NodeTurnSummary) -> None:
-        """Take note of a turn on nodes."""
-        self._nodes = turn
+    def turned_nodes(self, cycle: NodeCycleSummary) -> None:
+        """Take note of a cycle on nodes."""
+        self._nodes = cycle
 
     def ending(self, word: str) -> None:
         """Take note that the daemon is ``stopping``, or ``stopped``."""
         self._ending = word
 
-    def of(self, name: str) -> ChoreHealth:
-        """Return how one chore fares."""
+    def of(self, name: str) -> TaskHealth:
+        """Return how one task fares."""
         with self._lock:
-            return self._chores.get(name, ChoreHealth())
+            return self._tasks.get(name, TaskHealth())
 
     def reasons(self) -> list[str]:
         """Say why the daemon is not well; nothing: it is."""
@@ -131,7 +195,7 @@ class Health:
         """Return everything as plain values, as ``/healthz`` and ``health.json`` show it."""
         reasons = self.reasons()
         with self._lock:
-            chores = {name: chore.to_json() for name, chore in sorted(self._chores.items())}
+            tasks = {name: task.to_json() for name, task in sorted(self._tasks.items())}
         return {
             "healthy": not reasons,
             "state": self._state(reasons),
@@ -141,69 +205,69 @@ class Health:
             "pid": os.getpid(),
             "started_at": _text(self._started_at),
             "written_at": _text(self._times.now()),
-            "chores": chores,
-            "turn": None if self._turn is None else _turn(self._turn),
-            "nodes": None if self._nodes is None else _node_turn(self._nodes),
+            "tasks": tasks,
+            "cycle": None if self._cycle is None else _cycle(self._cycle),
+            "nodes": None if self._nodes is None else _node_cycle(self._nodes),
         }
 
     def _state(self, reasons: list[str]) -> str:
         if self._ending:
             return self._ending
         if reasons:
-            return "failing" if any(chore.failures for chore in self._chores.values()) else "waiting"
+            return "failing" if any(task.failures for task in self._tasks.values()) else "waiting"
         if self.stands_by:
             return "standby"
-        still = any(turn is not None and turn.still for turn in (self._turn, self._nodes))
-        return "still" if still else "at work"
+        suspended = any(cycle is not None and cycle.suspended for cycle in (self._cycle, self._nodes))
+        return "suspended" if suspended else "at work"
 
     def _complaint(self, name: str) -> str:
-        chore = self.of(name)
-        since = chore.succeeded_at or self._started_at
+        task = self.of(name)
+        since = task.succeeded_at or self._started_at
         age_s = (self._times.now() - since).total_seconds()
-        if chore.failures >= FAILURES:
-            return f"{name} failed {chore.failures} times in a row: {chore.trouble}"
-        if chore.succeeded_at is not None and age_s <= self._lately_s[name]:
+        if task.failures >= FAILURES:
+            return f"{name} failed {task.failures} times in a row: {task.problem}"
+        if task.succeeded_at is not None and age_s <= self._lately_s[name]:
             return ""
-        fact = f"{name} has not succeeded for {age_s:.0f} s"
-        if chore.trouble:
-            return f"{fact}: {chore.trouble}"
-        return f"{fact}: at work" if chore.at_work else fact
+        message = f"{name} has not succeeded for {age_s:.0f} s"
+        if task.problem:
+            return f"{message}: {task.problem}"
+        return f"{message}: at work" if task.at_work else message
 
     def _change(self, name: str, **changes: Any) -> None:
         with self._lock:
-            self._chores[name] = replace(self._chores.get(name, ChoreHealth()), **changes)
+            self._tasks[name] = replace(self._tasks.get(name, TaskHealth()), **changes)
 
 
-def _turn(turn: TurnSummary) -> dict[str, Any]:
+def _cycle(cycle: CycleSummary) -> dict[str, Any]:
     return {
-        "line": turn.line(),
-        "pending": turn.pending,
-        "running": turn.running,
-        "acted": turn.acted,
-        "still": list(turn.still),
-        "seconds": round(turn.seconds, 3),
-        "predictions": turn.predictions,
-        "history_read_at": _text(turn.history_read_at),
-        "model_trained_at": _text(turn.model_trained_at),
-        "modes": {service: mode.value for service, mode in turn.modes.items()},
-        "breaker": turn.breaker,
-        "lease_held": turn.lease_held,
+        "line": cycle.line(),
+        "pending": cycle.pending,
+        "running": cycle.running,
+        "acted": cycle.acted,
+        "suspended": list(cycle.suspended),
+        "seconds": round(cycle.seconds, 3),
+        "predictions": cycle.predictions,
+        "history_read_at": _text(cycle.history_read_at),
+        "model_trained_at": _text(cycle.model_trained_at),
+        "modes": {service: mode.value for service, mode in cycle.modes.items()},
+        "breaker": cycle.breaker,
+        "lease_held": cycle.lease_held,
     }
 
 
-def _node_turn(turn: NodeTurnSummary) -> dict[str, Any]:
+def _node_cycle(cycle: NodeCycleSummary) -> dict[str, Any]:
     return {
-        "line": turn.line(),
-        "nodes": dict(turn.nodes),
-        "by_helios": turn.by_helios,
-        "acted": turn.acted,
-        "protected": turn.protected,
-        "quarantined": turn.quarantined,
-        "still": list(turn.still),
-        "seconds": round(turn.seconds, 3),
-        "modes": {service: mode.value for service, mode in turn.modes.items()},
-        "breaker": turn.breaker,
-        "lease_held": turn.lease_held,
+        "line": cycle.line(),
+        "nodes": dict(cycle.nodes),
+        "by_helios": cycle.by_helios,
+        "acted": cycle.acted,
+        "protected": cycle.protected,
+        "quarantined": cycle.quarantined,
+        "suspended": list(cycle.suspended),
+        "seconds": round(cycle.seconds, 3),
+        "modes": {service: mode.value for service, mode in cycle.modes.items()},
+        "breaker": cycle.breaker,
+        "lease_held": cycle.lease_held,
     }
 
 

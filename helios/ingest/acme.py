@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from helios.ingest import helios_csv
-from helios.ingest.clock import tells_zone
-from helios.ingest.draft import Draft, Layout, Reading
 from helios.ingest.helios_csv import Wording
+from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.parse import tells_zone
 
 # Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
 ZONE = "Asia/Shanghai"
@@ -36,7 +36,7 @@ def fits(start: bytes) -> bool:
     return set(WORDING.required) <= set(helios_csv.column_names(start))
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield an AcmeTrace job trace as drafts.
 
     Raises
@@ -44,7 +44,7 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     FormatUnknown
         The first line does not name the columns ``job_id``, ``submit_time``, ``type`` and ``gpu_time``.
     """
-    return helios_csv.translated(reading, WORDING)
+    return helios_csv.translate(reading, WORDING)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)

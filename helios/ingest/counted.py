@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable
-from helios.ingest.check import Reason
-from helios.ingest.delimited import Rows
-from helios.ingest.draft import Reading, Refused
-from helios.ingest.stream import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decoded
+from helios.ingest.checks import Reason
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, Refused
+from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decode
 
 _MARK = b"\0"
 """Stands for the delimiter while a block is read; what was read has no other."""
@@ -59,7 +59,7 @@ class Counted:
         return len(self.names) - (not self.closes)
 
 
-def read_counted(reading: Reading, form: Counted, columns: Sequence[str]) -> Iterator[Rows]:
+def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) -> Iterator[DelimitedRows]:
     """Yield the records of a file, with the ``columns`` asked for (those that the file has).
 
     The "line" of a row is the number of its record in the file, from 1; the header is the first.
@@ -71,7 +71,7 @@ def read_counted(reading: Reading, form: Counted, columns: Sequence[str]) -> Ite
     """
     wanted = [name for name in dict.fromkeys(columns) if name in form.names]
     header = form.header.replace(form.delimiter, _MARK)
-    with decoded(reading.path) as (raw, text):
+    with decode(reading.path) as (raw, text):
         first, rest = 1, b""
         for data, ended in _blocks(reading, form, text):
             rest += data
@@ -82,16 +82,16 @@ def read_counted(reading: Reading, form: Counted, columns: Sequence[str]) -> Ite
         reading.tally[REPLACED] += text.replaced
 
 
-def digest_of(path: Path, form: Counted) -> str:
+def counts_digest(path: Path, form: Counted) -> str:
     """Return the SHA-256 of a file's text, which does not depend on the word chosen as its delimiter."""
     digest = sha256()
-    with decoded(path) as (_, text):
+    with decode(path) as (_, text):
         for piece in _marked(text, form):
             digest.update(piece)
     return digest.hexdigest()
 
 
-def _blocks(reading: Reading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
+def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
     """Yield marked text in pieces of about ``rows_per_batch`` records, and whether it is the last."""
     parts: list[bytes] = []
     enough = reading.rows_per_batch * form.delimiters
@@ -100,7 +100,7 @@ def _blocks(reading: Reading, form: Counted, text: Decoded) -> Iterator[tuple[by
         parts.append(piece)
         delimiters, size = delimiters + piece.count(_MARK), size + len(piece)
         if size > LONGEST_LINE_BYTES and delimiters < form.delimiters:
-            raise FileUnreadable(f"{reading.path} has a record longer than 64 MiB.", remedy="It is no table of jobs.")
+            raise FileUnreadable(f"{reading.path} has a record longer than 64 MiB.", hint="It is no table of jobs.")
         if delimiters >= enough or size > _LARGEST_BLOCK_BYTES:
             yield b"".join(parts), False
             parts, delimiters, size = [], 0, 0
@@ -146,13 +146,13 @@ class _Records:
         if broken.any():
             raise FileUnreadable(
                 f"{path}: record {first + int(np.argmax(broken)) + 1:,} does not begin where the one before it ends.",
-                remedy="The file was damaged, or files with different delimiters were joined; export it again.",
+                hint="The file was damaged, or files with different delimiters were joined; export it again.",
             )
         whole = min(int(nexts[-1]), len(data)) if len(nexts) else 0
         self.unfinished = data[whole:] if ended else b""
         self.until = len(data) if ended else whole
 
-    def rows(self, wanted: list[str], header: bytes, *, bytes_read: int) -> Rows:
+    def rows(self, wanted: list[str], header: bytes, *, bytes_read: int) -> DelimitedRows:
         """Return the records as rows, but for those that repeat the header."""
         columns = self._columns(wanted)
         alike = np.flatnonzero(self.ends - self.starts == len(header))
@@ -162,7 +162,7 @@ class _Records:
         if self.unfinished.strip():
             text = self.unfinished.replace(_MARK, _SHOWN)
             refused.append(Refused(self.first + len(self.starts), Reason.WRONG_FIELD_COUNT, text))
-        return Rows(
+        return DelimitedRows(
             columns={name: texts.take(pa.array(kept)) for name, texts in columns.items()} if repeated else columns,
             line=kept + self.first,
             refused=refused,

@@ -19,13 +19,22 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.check import Reason, Verdicts
-from helios.ingest.clock import NEVER, Instants, spans, tells_zone
-from helios.ingest.delimited import Rows, read_rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.repair import Dialect
-from helios.ingest.stream import head
-from helios.ingest.values import category, durations, job_states, known, numbers, strings
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.lines import head
+from helios.ingest.parse import (
+    NEVER,
+    Instants,
+    category,
+    durations,
+    job_states,
+    known_values,
+    numbers,
+    spans,
+    strings,
+    tells_zone,
+)
 from helios.model import JOBS, JobState
 
 REQUIRED = ("job_id", "submit_time")
@@ -91,7 +100,7 @@ def column_names(start: bytes) -> tuple[str, ...]:
     return tuple(name.strip().strip('"').lower() for name in line.split(","))
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a file of the Helios layout as drafts.
 
     Raises
@@ -99,10 +108,10 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     FormatUnknown
         The first line does not name the columns ``job_id`` and ``submit_time``.
     """
-    return translated(reading, PUBLISHED)
+    return translate(reading, PUBLISHED)
 
 
-def translated(reading: Reading, wording: Wording) -> Iterator[Draft]:
+def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
     """Yield a file whose first line names columns of the Helios layout, worded as ``wording`` says.
 
     Raises
@@ -116,7 +125,7 @@ def translated(reading: Reading, wording: Wording) -> Iterator[Draft]:
         raise FormatUnknown(
             f"{reading.path} is not of the {wording.layout} layout: its first line names no column "
             f"{' and no '.join(missing)}.",
-            remedy=f"Its first line should be: {','.join(wording.fields)}",
+            hint=f"Its first line should be: {','.join(wording.fields)}",
         )
     for rows in read_rows(reading, _dialect(start, names), _columns(reading, wording)):
         reading.tally[REJOINED] += rows.rejoined
@@ -170,72 +179,76 @@ def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
     )
 
 
-def _columns(reading: Reading, wording: Wording) -> list[str]:
+def _columns(reading: FileReading, wording: Wording) -> list[str]:
     if reading.only is None:
         return [*wording.fields, *EXTRA_FIELDS]
     return ["job_id", "submit_time", "start_time", "queue", "state"]
 
 
-def _draft(rows: Rows, reading: Reading, wording: Wording) -> Draft:
-    verdicts = Verdicts(len(rows))
+def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
+    results = CheckResults(len(rows))
     jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
-    state, bad = job_states(known(_column(rows, "state")))
-    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+    state, bad = job_states(known_values(_column(rows, "state")))
+    results.refuse(bad, Reason.UNKNOWN_STATE)
     jobs["state"] = state
-    _read_times(jobs, rows, reading, verdicts)
+    _read_times(jobs, rows, reading, results)
     if reading.only is None:
-        _read_run(jobs, rows, reading, verdicts, wording)
-        _read_sizes(jobs, rows, verdicts, wording)
+        _read_run(jobs, rows, reading, results, wording)
+        _read_sizes(jobs, rows, results, wording)
         for name, field in (("user", "user"), ("partition", "vc")):
             jobs[name] = category(_column(rows, field))
         jobs["name"] = strings(_column(rows, *wording.name))
-    return rows.draft(jobs, verdicts)
+    return rows.draft(jobs, results)
 
 
-def _read_times(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts) -> None:
-    submitted = _time(rows, "submit_time", reading, verdicts, None)
-    started = _time(rows, "start_time", reading, verdicts, submitted)
-    waited = _number(rows, "queue", verdicts)
+def _read_times(jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults) -> None:
+    submitted = _time(rows, "submit_time", reading, results, None)
+    started = _time(rows, "start_time", reading, results, submitted)
+    waited = _number(rows, "queue", results)
     jobs["submitted_at"] = submitted
     jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
 
 
-def _read_run(jobs: dict[str, Any], rows: Rows, reading: Reading, verdicts: Verdicts, wording: Wording) -> None:
+def _read_run(
+    jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults, wording: Wording
+) -> None:
     started = jobs["started_at"]
     over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
-    ended = _time(rows, "end_time", reading, verdicts, np.fmax(jobs["submitted_at"], started))
-    duration = _number(rows, "duration" if wording.duration_is_run_time else "", verdicts)
+    ended = _time(rows, "end_time", reading, results, np.fmax(jobs["submitted_at"], started))
+    duration = _number(rows, "duration" if wording.duration_is_run_time else "", results)
     jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
     lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
     # The layout's duration was counted by Slurm; the difference of local times is off where clocks change.
     jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
 
 
-def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, wording: Wording) -> None:
+def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, wording: Wording) -> None:
     for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
-        jobs[name] = _number(rows, field, verdicts)
+        jobs[name] = _number(rows, field, results)
     jobs["gpus"] = np.nan_to_num(jobs["gpus"])
     limit, bad = durations(_column(rows, "time_limit"), bare_unit_s=1.0)
-    verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
+    results.refuse(bad, Reason.UNREADABLE_DURATION)
     jobs["time_limit_s"] = limit
     if wording.gib_each_node is not None:
-        jobs["memory_mib"] = _number(rows, wording.gib_each_node, verdicts) * MIB_PER_GIB * jobs["nodes"]
+        jobs["memory_mib"] = _number(rows, wording.gib_each_node, results) * MIB_PER_GIB * jobs["nodes"]
 
 
-def _column(rows: Rows, *names: str) -> pa.Array:
+def _column(rows: DelimitedRows, *names: str) -> pa.Array:
     found = rows.column(*names)
     return pa.nulls(len(rows), pa.string()) if found is None else found
 
 
-def _time(rows: Rows, field: str, reading: Reading, verdicts: Verdicts, not_before: Instants | None) -> Instants:
+def _time(
+    rows: DelimitedRows, field: str, reading: FileReading, results: CheckResults, not_before: Instants | None
+) -> Instants:
     values, bad = reading.clock.read(_column(rows, field), not_before=not_before)
-    verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+    results.refuse(bad, Reason.UNREADABLE_TIME)
     return values
 
 
-def _number(rows: Rows, field: str, verdicts: Verdicts) -> NDArray[np.float64]:
+def _number(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(_column(rows, field))
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
     return values
 
 

@@ -17,16 +17,16 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from helios.errors import FormatUnknown, Misuse, NothingUnderstood
-from helios.ingest.clock import Clock
-from helios.ingest.stream import blocks, head
+from helios.errors import FormatUnknown, NothingUnderstood, UsageError
+from helios.ingest.lines import blocks, head
+from helios.ingest.parse import TimeParser
 from helios.model import STEP_S, NodeSeries
 
 _TIME = "time"
 _LAYOUTS = {("active", "total"): False, ("running_gpu_num", "total_gpu_num"): True, ("active",): False}
 """Columns beside the time, and whether they count GPUs; the first layout whose columns are all there is taken."""
 _MOST_STEPS = 20_000_000
-_REMEDY = "It needs a header line with the columns time,active,total; or time,active with --total N."
+_HINT = "It needs a header line with the columns time,active,total; or time,active with --total N."
 
 
 def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_per_node: int = 8) -> NodeSeries:
@@ -56,7 +56,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     """
     table, columns, in_gpus = _table(path)
     if total is None and len(columns) == 1:
-        raise Misuse(f"{path} does not tell how many nodes there are.", remedy="Say it: --total N")
+        raise UsageError(f"{path} does not tell how many nodes there are.", hint="Say it: --total N")
     told = _told(path, table, columns, timezone)
     notes = list(told.notes)
     active, there = told.values[:, 0], told.values[:, 1] if len(columns) > 1 else np.zeros(len(told.values))
@@ -71,7 +71,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     return _even(path, told.seconds, active, there, notes)
 
 
-def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
+def resample(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
     """Return the most nodes active at once in each longer step; steps that the series covers in part are left out.
 
     A step counts as a gap where half of it or more is one.
@@ -83,14 +83,14 @@ def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
     """
     parts = step_s // series.step_s
     if parts * series.step_s != step_s:
-        raise Misuse(
+        raise UsageError(
             f"A series in steps of {series.step_s} s cannot be read in steps of {step_s} s.",
-            remedy=f"Give a series whose step divides {step_s} s.",
+            hint=f"Give a series whose step divides {step_s} s.",
         )
     first = -(series.start_s // series.step_s) % parts
     n_steps = max(len(series) - first, 0) // parts
     if n_steps == 0:
-        raise Misuse(f"{series.name} is shorter than one step of {step_s} s.", remedy="Give a longer series.")
+        raise UsageError(f"{series.name} is shorter than one step of {step_s} s.", hint="Give a longer series.")
 
     def cut(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return values[first : first + n_steps * parts].reshape(n_steps, parts)
@@ -105,7 +105,7 @@ def resampled(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
     )
 
 
-def summed(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
+def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
     """Return the sum of several series over the time that all of them cover; a gap of one is a gap of the sum.
 
     Raises
@@ -118,9 +118,9 @@ def summed(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
     step_s = series[0].step_s
     start_s, end_s = max(one.start_s for one in series), min(one.end_s for one in series)
     if any(one.step_s != step_s or (one.start_s - start_s) % step_s for one in series) or end_s <= start_s:
-        raise Misuse(
+        raise UsageError(
             "The series have different steps, or no time in common: they cannot be added up.",
-            remedy="Give files of one cluster and one stretch of time, or one file at a time.",
+            hint="Give files of one cluster and one stretch of time, or one file at a time.",
         )
     cuts = [slice((start_s - one.start_s) // step_s, (end_s - one.start_s) // step_s) for one in series]
     return NodeSeries(
@@ -151,22 +151,22 @@ def _table(path: Path) -> tuple[pd.DataFrame, tuple[str, ...], bool]:
     names = [name.strip().strip('"').lower() for name in header.split(",")]
     layout = next((columns for columns in _LAYOUTS if {_TIME, *columns} <= set(names)), None)
     if layout is None:
-        raise FormatUnknown(f"{path} is no series of nodes: its first line is {header[:100]!r}.", remedy=_REMEDY)
+        raise FormatUnknown(f"{path} is no series of nodes: its first line is {header[:100]!r}.", hint=_HINT)
     data = b"".join(block.data for block in blocks(path, lines_per_block=1_000_000, continues=lambda _: False))
     try:
         table = pd.read_csv(io.BytesIO(data), dtype="str", encoding_errors="replace", on_bad_lines="skip", names=names)
     except (pd.errors.ParserError, ValueError) as reason:
-        raise FormatUnknown(f"{path} cannot be read as a table: {reason}.", remedy=_REMEDY) from reason
+        raise FormatUnknown(f"{path} cannot be read as a table: {reason}.", hint=_HINT) from reason
     return table.iloc[1:], layout, _LAYOUTS[layout]
 
 
 def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str) -> _Told:
-    clock, notes = Clock(timezone), []
+    clock, notes = TimeParser(timezone), []
     seconds, unread = _seconds(clock, table[_TIME])
     values = np.column_stack([pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64) for name in columns])
     sane = ~unread & (np.isfinite(values) & (values >= 0)).all(axis=1)
     if not sane.any():
-        raise NothingUnderstood(f"Not one row of {path} has a time and a number of nodes.", remedy=_REMEDY)
+        raise NothingUnderstood(f"Not one row of {path} has a time and a number of nodes.", hint=_HINT)
     if not sane.all():
         notes.append(f"{path.name}: {int((~sane).sum()):,} rows without a time or a number of nodes were left out.")
     if clock.nonexistent:
@@ -178,7 +178,7 @@ def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: s
     return _Told(seconds[order], values[order], notes)
 
 
-def _seconds(clock: Clock, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _seconds(clock: TimeParser, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the times, and where there is none; of a local time told twice the second is the later of the two."""
     column = pa.array(texts.to_numpy(dtype=object), from_pandas=True, type=pa.string())
     instants, _ = clock.read(column)
@@ -202,7 +202,7 @@ def _even(
     place = (seconds - start_s) // step_s
     n_steps = int(place[-1]) + 1
     if n_steps > _MOST_STEPS:
-        raise Misuse(f"{path} spans {n_steps:,} steps of {step_s} s.", remedy="Look for a wrong date in it.")
+        raise UsageError(f"{path} spans {n_steps:,} steps of {step_s} s.", hint="Look for a wrong date in it.")
     if (twice := len(place) - len(np.unique(place))) > 0:
         notes.append(f"{path.name}: {twice:,} rows fall on a step that has another; the most of them counts.")
     laid = np.full((2, n_steps), -np.inf)

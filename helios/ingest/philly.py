@@ -23,13 +23,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Reason, Verdicts
-from helios.ingest.clock import Instants, tells_zone
-from helios.ingest.delimited import Rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.records import Fields, read_records, text_of, value_at
-from helios.ingest.stream import head
-from helios.ingest.values import category, job_states, known, numbers, strings
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.json_records import Fields, as_text, read_records, value_at
+from helios.ingest.lines import head
+from helios.ingest.parse import Instants, category, job_states, known_values, numbers, strings, tells_zone
 from helios.model import JobState
 
 # The machine utilisation files beside the log name PDT and PST.
@@ -51,7 +50,7 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] == b"[" and len(set(_MEMBER.findall(start))) == 3
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a Philly job log as drafts.
 
     Raises
@@ -64,16 +63,16 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     if not fits(head(reading.path)):
         raise FormatUnknown(
             f"{reading.path} is not Philly's: no list of jobs with jobid, submitted_time and attempts at its start.",
-            remedy="It is the file cluster_job_log of trace-data.tar.gz, github.com/msr-fiddle/philly-traces",
+            hint="It is the file cluster_job_log of trace-data.tar.gz, github.com/msr-fiddle/philly-traces",
         )
-    for rows in read_records(reading, "item", partial(runs_of, tally=reading.tally), FIELDS):
+    for rows in read_records(reading, "item", partial(parse_runs, tally=reading.tally), FIELDS):
         yield _draft(rows, reading)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), zone=ZONE)
 
 
-def runs_of(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] | None:
+def parse_runs(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] | None:
     """Return the runs of a job, the last one with its state; None where the attempts are no list of objects."""
     attempts = job.get("attempts") or []
     if not isinstance(attempts, list) or not all(isinstance(attempt, Mapping) for attempt in attempts):
@@ -90,7 +89,7 @@ def runs_of(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] | No
 
 def _job(job: Mapping[str, Any]) -> Record:
     fields = {"job_id": "jobid", "user": "user", "vc": "vc", "submitted": "submitted_time"}
-    return {name: text_of(job.get(field)) for name, field in fields.items()}
+    return {name: as_text(job.get(field)) for name, field in fields.items()}
 
 
 def _run(attempt: Mapping[str, Any]) -> Record:
@@ -98,8 +97,8 @@ def _run(attempt: Mapping[str, Any]) -> Record:
     machines = [machine for machine in detail if isinstance(machine, Mapping)] if isinstance(detail, list) else []
     gpus = sum(len(found) for machine in machines if isinstance(found := machine.get("gpus"), list))
     return {
-        "started": text_of(attempt.get("start_time")),
-        "ended": text_of(attempt.get("end_time")),
+        "started": as_text(attempt.get("start_time")),
+        "ended": as_text(attempt.get("end_time")),
         "gpus": str(gpus),
         "nodes": str(len(machines)) if machines else None,
         "node_list": ",".join(str(value_at(machine, "ip")) for machine in machines),
@@ -109,30 +108,30 @@ def _run(attempt: Mapping[str, Any]) -> Record:
 def _state(status: Any, last: Fields) -> str | None:
     # README: "If a job has a None value for its last attempt's end_time, the job was still running".
     started, ended = (last.get(name) not in _NO_TIME for name in ("started", "ended"))
-    return JobState.RUNNING if started and not ended else _STATES.get(str(status)) or text_of(status)
+    return JobState.RUNNING if started and not ended else _STATES.get(str(status)) or as_text(status)
 
 
-def _draft(rows: Rows, reading: Reading) -> Draft:
-    verdicts = Verdicts(len(rows))
-    states, bad = job_states(known(rows.columns["state"]))
-    verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+def _draft(rows: DelimitedRows, reading: FileReading) -> JobRows:
+    results = CheckResults(len(rows))
+    states, bad = job_states(known_values(rows.columns["state"]))
+    results.refuse(bad, Reason.UNKNOWN_STATE)
     jobs = {
         "job_id": strings(rows.columns["job_id"]),
         "state": states,
-        **_times(rows, reading, verdicts),
-        "gpus": _number(rows.columns["gpus"], verdicts),
-        "nodes": _number(rows.columns["nodes"], verdicts),
+        **_times(rows, reading, results),
+        "gpus": _number(rows.columns["gpus"], results),
+        "nodes": _number(rows.columns["nodes"], results),
         "user": category(rows.columns["user"]),
         "partition": category(rows.columns["vc"]),
         "node_list": category(rows.columns["node_list"]),
     }
-    return rows.draft(jobs, verdicts)
+    return rows.draft(jobs, results)
 
 
-def _times(rows: Rows, reading: Reading, verdicts: Verdicts) -> dict[str, Any]:
+def _times(rows: DelimitedRows, reading: FileReading, results: CheckResults) -> dict[str, Any]:
     def read(name: str, not_before: Instants | None) -> Instants:
         found, bad = reading.clock.read(rows.columns[name], not_before=not_before)
-        verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+        results.refuse(bad, Reason.UNREADABLE_TIME)
         return found
 
     submitted = read("submitted", None)
@@ -148,7 +147,7 @@ def _times(rows: Rows, reading: Reading, verdicts: Verdicts) -> dict[str, Any]:
     }
 
 
-def _number(texts: pa.Array, verdicts: Verdicts) -> NDArray[np.float64]:
+def _number(texts: pa.Array, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(texts)
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
     return values

@@ -18,15 +18,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Mask, Reason, Verdicts
-from helios.ingest.clock import NEVER, Instants, spans, tells_zone
-from helios.ingest.counted import Counted, digest_of, read_counted
-from helios.ingest.delimited import Rows, read_rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.repair import Dialect
-from helios.ingest.slurm_values import Column, Tres, gpus_per_node, job_ids, memories, tres_lists
-from helios.ingest.stream import head, sha256_of
-from helios.ingest.values import category, durations, job_states, known, numbers, strings
+from helios.ingest.checks import CheckResults, Mask, Reason
+from helios.ingest.counted import Counted, counts_digest, read_counted
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.lines import file_sha256, head
+from helios.ingest.parse import (
+    NEVER,
+    Instants,
+    category,
+    durations,
+    job_states,
+    known_values,
+    numbers,
+    spans,
+    strings,
+    tells_zone,
+)
+from helios.ingest.slurm_values import DistinctColumn, Tres, gpus_per_node, job_ids, memories, tres_lists
 from helios.model import JobState
 
 # The 26 fields of a dump without header, as Open XDMoD's shredder and its reference data have them.
@@ -153,7 +162,7 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a sacct file as drafts.
 
     Raises
@@ -165,7 +174,7 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     if dialect is None:
         raise FormatUnknown(
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
-            remedy="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
+            hint="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
         )
     wanted = fields_wanted(reading)
     if isinstance(dialect, Counted):
@@ -176,24 +185,24 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     for rows in read:
         reading.tally[REJOINED] += rows.rejoined
         reading.tally[FORGEABLE] += len(rows) * forgeable
-        yield translated(rows, reading)
+        yield translate(rows, reading)
 
 
 def _digest(path: Path) -> str:
     dialect = _dialect(head(path))
-    return digest_of(path, dialect) if isinstance(dialect, Counted) else sha256_of(path)
+    return counts_digest(path, dialect) if isinstance(dialect, Counted) else file_sha256(path)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), digest=_digest)
 
 
-def translated(rows: Rows, reading: Reading) -> Draft:
+def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
     """Return rows whose columns are called as sacct's fields are, in small letters, as a draft."""
     return _Translation(rows, reading).draft()
 
 
-def fields_wanted(reading: Reading) -> list[str]:
-    """Return the fields that :func:`translated` looks at."""
+def fields_wanted(reading: FileReading) -> list[str]:
+    """Return the fields that :func:`translate` looks at."""
     wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 
@@ -255,7 +264,7 @@ def _counted(names: tuple[str, ...], delimiter: str, header: bytes) -> Counted:
     if not closes and names[0] in _FREE_TEXT:
         raise FormatUnknown(
             f"Its first column, {names[0]}, can hold line breaks, and no delimiter closes a row.",
-            remedy="Export it with --parsable in place of --parsable2, or with JobIDRaw first.",
+            hint="Export it with --parsable in place of --parsable2, or with JobIDRaw first.",
         )
     return Counted(
         names=_distinct(names[:-1] if closes else names), delimiter=delimiter.encode(), closes=closes, header=header
@@ -288,13 +297,13 @@ def _time_places(names: Sequence[str], until: int) -> list[int]:
 class _Translation:
     """One stretch of rows on its way into columns of JOBS."""
 
-    def __init__(self, rows: Rows, reading: Reading) -> None:
+    def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
         self.rows = rows
         self.reading = reading
-        self.verdicts = Verdicts(len(rows))
+        self.results = CheckResults(len(rows))
         self.jobs: dict[str, Any] = {}
 
-    def draft(self) -> Draft:
+    def draft(self) -> JobRows:
         skipped = self._identify()
         self._read_states()
         self._read_times()
@@ -304,15 +313,15 @@ class _Translation:
             self._read_labels()
             self.reading.tally[STEPS] += int(skipped.sum())
         clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
-        return self.rows.draft(self.jobs, self.verdicts, skipped=skipped, clusters=clusters)
+        return self.rows.draft(self.jobs, self.results, skipped=skipped, clusters=clusters)
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
         assert raw is not None and shown is not None  # because the dialect demands one of them
         parts = job_ids(shown)
-        self.verdicts.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID)
+        self.results.refuse(parts.is_unreadable, Reason.UNREADABLE_JOB_ID)
         if raw is not shown:
-            self.verdicts.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID)
+            self.results.refuse(job_ids(raw).is_unreadable, Reason.UNREADABLE_JOB_ID)
         self.jobs["job_id"] = strings(pc.coalesce(raw, shown))
         for name in ("array_job_id", "array_task_id", "het_job_id"):
             self.jobs[name] = strings(getattr(parts, name))
@@ -323,7 +332,7 @@ class _Translation:
         texts = self.rows.column(*SOURCES["state"])
         if texts is not None:
             self.jobs["state"], bad = job_states(texts)
-            self.verdicts.refuse(bad, Reason.UNKNOWN_STATE)
+            self.results.refuse(bad, Reason.UNKNOWN_STATE)
 
     def _read_times(self) -> None:
         before: Instants | None = None
@@ -332,14 +341,14 @@ class _Translation:
             if texts is None or not self.reading.wants(name):
                 continue
             self.jobs[name], bad = self.reading.clock.read(texts, not_before=before)
-            self.verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+            self.results.refuse(bad, Reason.UNREADABLE_TIME)
             before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 
     def _read_durations(self) -> None:
         limit = self._durations(("timelimit", 60.0), ("timelimitraw", 60.0))
         self.jobs["time_limit_s"] = limit
         elapsed = self._durations(("elapsedraw", 1.0), ("elapsed", 1.0))
-        self.verdicts.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
+        self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
         self._complete_runs(elapsed)
 
     def _durations(self, *fields: tuple[str, float]) -> NDArray[np.float64]:
@@ -347,7 +356,7 @@ class _Translation:
             texts = self.rows.column(name)
             if texts is not None:
                 values, bad = durations(texts, bare_unit_s=unit_s)
-                self.verdicts.refuse(bad, Reason.UNREADABLE_DURATION)
+                self.results.refuse(bad, Reason.UNREADABLE_DURATION)
                 return values
         return np.full(len(self.rows), np.nan)
 
@@ -394,10 +403,10 @@ class _Translation:
         self._read_gpus(asked, given)
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
 
-    def _tres(self, *fields: str) -> Column[Tres]:
+    def _tres(self, *fields: str) -> DistinctColumn[Tres]:
         texts = self.rows.column(*fields)
         found = tres_lists(self._nothing() if texts is None else texts)
-        self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_TRES)
+        self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
         return found
 
     def _nothing(self) -> pa.Array:
@@ -408,7 +417,7 @@ class _Translation:
         if texts is None:
             return np.full(len(self.rows), np.nan)
         values, bad = numbers(texts)
-        self.verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+        self.results.refuse(bad, Reason.UNREADABLE_NUMBER)
         return values
 
     def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -418,7 +427,7 @@ class _Translation:
             chosen = np.where((np.isnan(chosen) | (chosen == 0)) & ~np.isnan(values), values, chosen)
         return chosen
 
-    def _read_gpus(self, asked: Column[Tres], given: Column[Tres]) -> None:
+    def _read_gpus(self, asked: DistinctColumn[Tres], given: DistinctColumn[Tres]) -> None:
         nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
         lists = [
             gpus_per_node(texts) for name in ("reqgres", "allocgres") if (texts := self.rows.column(name)) is not None
@@ -430,7 +439,7 @@ class _Translation:
     def _memory(self) -> NDArray[np.float64]:
         texts = self.rows.column("reqmem")
         found = memories(self._nothing() if texts is None else texts)
-        self.verdicts.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
+        self.results.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
         mib, each_cpu, each_node = (found.floats(name) for name in ("mib", "each_cpu", "each_node"))
         return np.select(
             [each_cpu > 0, each_node > 0], [mib * self.jobs["cpus"], mib * self.jobs["nodes"]], default=mib
@@ -459,4 +468,4 @@ class _Translation:
 
 
 def _distinct_known(texts: pa.Array | None) -> list[str]:
-    return [] if texts is None else pc.unique(known(texts)).drop_null().to_pylist()
+    return [] if texts is None else pc.unique(known_values(texts)).drop_null().to_pylist()

@@ -21,9 +21,9 @@ from typing import Any
 
 from helios.errors import FormatUnknown
 from helios.ingest import sacct
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.records import Fields, read_records, text_of, value_at
-from helios.ingest.stream import head
+from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.json_records import Fields, as_text, read_records, value_at
+from helios.ingest.lines import head
 
 UNLIMITED = "UNLIMITED"
 _NOT_SET = (2**32 - 2, 2**64 - 2)  # slurm.h NO_VAL, NO_VAL64: printed as they are by the older plugins
@@ -45,7 +45,7 @@ def fits(start: bytes) -> bool:
     return start.lstrip()[:1] == b"{" and b"jobs" in found and (b"submission" in found or b"job_id" not in found)
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a ``sacct --json`` file as drafts.
 
     Raises
@@ -59,17 +59,17 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     if not fits(start):
         raise FormatUnknown(
             f"{reading.path} is not what sacct --json prints: no object with jobs and their times at its start.",
-            remedy="Export it with: sacct --allusers --json --starttime=... (squeue and scontrol print another JSON).",
+            hint="Export it with: sacct --allusers --json --starttime=... (squeue and scontrol print another JSON).",
         )
 
     def records_of(job: Mapping[str, Any]) -> list[Fields]:
-        fields = lifted(job)
+        fields = lift_records(job)
         reading.tally[REPAIRED_START] += _has_wrong_start(job)
         return [fields]
 
     wanted = [name for name in sacct.fields_wanted(reading) if name in FIELDS]
     for rows in read_records(reading, "jobs.item", records_of, wanted):
-        yield sacct.translated(rows, reading)
+        yield sacct.translate(rows, reading)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
@@ -81,17 +81,17 @@ FIELDS = (
 )
 
 
-def lifted(job: Mapping[str, Any]) -> Fields:
+def lift_records(job: Mapping[str, Any]) -> Fields:
     """Return one job of any release as fields of ``sacct --parsable2``, times in seconds after 1970."""
     times = {field: _time(job, name) for field, name in (("submit", "submission"), ("eligible", "eligible"))}
     sizes = {"allocnodes": _count(job, "allocation_nodes"), "reqcpus": _count(job, "required", "CPUs")}
-    texts = {name: text_of(job.get(name)) for name in ("cluster", "group", "account", "qos", "partition")}
+    texts = {name: as_text(job.get(name)) for name in ("cluster", "group", "account", "qos", "partition")}
     return {
         "jobidraw": _number_of_job(job),
         "jobid": _job_id(job),
-        "user": text_of(job.get("user")) or text_of(value_at(job, "association", "user")),
-        "jobname": text_of(job.get("name")),
-        "nodelist": text_of(job.get("nodes")),
+        "user": as_text(job.get("user")) or as_text(value_at(job, "association", "user")),
+        "jobname": as_text(job.get("name")),
+        "nodelist": as_text(job.get("nodes")),
         "state": _state(value_at(job, "state", "current")),
         "exitcode": _exit_code(job),
         "start": _start(job),
@@ -119,16 +119,16 @@ def _number(value: Any) -> Any:
 
 
 def _count(job: Mapping[str, Any], *path: str) -> str | None:
-    return text_of(_number(value_at(job, *path)))
+    return as_text(_number(value_at(job, *path)))
 
 
 def _time(job: Mapping[str, Any], name: str) -> str | None:
     moment = _number(value_at(job, "time", name))
-    return None if moment in (0, UNLIMITED) else text_of(moment)
+    return None if moment in (0, UNLIMITED) else as_text(moment)
 
 
 def _start(job: Mapping[str, Any]) -> str | None:
-    return text_of(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start")
+    return as_text(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start")
 
 
 def _has_wrong_start(job: Mapping[str, Any]) -> bool:
@@ -147,7 +147,7 @@ def _start_from_end(job: Mapping[str, Any]) -> int | None:
 
 def _job_id(job: Mapping[str, Any]) -> str | None:
     array, task = _count(job, "array", "job_id"), _count(job, "array", "task_id")
-    tasks = text_of(value_at(job, "array", "task"))
+    tasks = as_text(value_at(job, "array", "task"))
     if array not in (None, "0") and (task or tasks):
         return f"{array}_{task}" if task else f"{array}_[{_tasks(str(tasks), job)}]"
     master, offset = _count(job, "het", "job_id"), _count(job, "het", "job_offset")
@@ -177,13 +177,13 @@ def _ranges(mask: int) -> str:
 def _state(current: Any) -> str | None:
     words = current if isinstance(current, list) else [current]
     flags = [word for word in words if word in _STATE_FLAGS]
-    return text_of((flags or words or [None])[0])
+    return as_text((flags or words or [None])[0])
 
 
 def _exit_code(job: Mapping[str, Any]) -> str | None:
     code = job.get("exit_code")
     if not isinstance(code, Mapping):
-        return text_of(code)
+        return as_text(code)
     returned = _number(code.get("return_code"))
     signal = _number(value_at(code, "signal", "id")) or _number(value_at(code, "signal", "signal_id")) or 0
     worded_in_one = isinstance(code.get("status"), str)
@@ -203,7 +203,7 @@ def _memory(required: Any) -> str | None:
 
 def _tres(entries: Any) -> str | None:
     if not isinstance(entries, list):
-        return text_of(entries)
+        return as_text(entries)
     counts = {_tres_name(entry): value_at(entry, "count") for entry in entries}
     known = {name: count for name, count in counts.items() if _is_amount(count)}
     return ",".join(f"{name}={count}{'M' * (name == 'mem')}" for name, count in sorted(known.items())) or None

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from helios.ingest.check import Mask
-from helios.ingest.values import distinct_texts
+from helios.ingest.checks import Mask
+from helios.ingest.parse import distinct_texts
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 
@@ -41,7 +41,7 @@ class Tres(NamedTuple):
     readable: bool = True
 
 
-class Memory(NamedTuple):
+class ParsedTexts(NamedTuple):
     """A ReqMem text: MiB for the job, for each CPU or for each node; and whether it was understood."""
 
     mib: float = np.nan
@@ -61,10 +61,10 @@ class JobIds(NamedTuple):
     het_job_offset: NDArray[np.float64]
 
 
-Entry = TypeVar("Entry", bound=Tres | Memory)
+Entry = TypeVar("Entry", bound=Tres | ParsedTexts)
 
 
-class Column(Generic[Entry]):
+class DistinctColumn(Generic[Entry]):
     """A column of texts read once for each distinct one."""
 
     def __init__(self, texts: pa.Array, read: Callable[[str], Entry], missing: Entry) -> None:
@@ -89,19 +89,19 @@ class Column(Generic[Entry]):
         return np.where(self.codes < 0, len(self.entries) - 1, self.codes).astype(np.int64)
 
 
-def tres_lists(texts: pa.Array) -> Column[Tres]:
+def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
     """Return what each TRES list names, as ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``."""
-    return Column(texts, _tres, Tres())
+    return DistinctColumn(texts, _tres, Tres())
 
 
-def gpus_per_node(texts: pa.Array) -> Column[Tres]:
+def gpus_per_node(texts: pa.Array) -> DistinctColumn[Tres]:
     """Return the GPUs and their type that each GRES list names, as ``gpu:a100:2`` or ``gres:gpu:2(IDX:0-1)``."""
-    return Column(texts, _gres, Tres())
+    return DistinctColumn(texts, _gres, Tres())
 
 
-def memories(texts: pa.Array) -> Column[Memory]:
+def memories(texts: pa.Array) -> DistinctColumn[ParsedTexts]:
     """Return what each ReqMem text says; 0 (Slurm: all memory of the node) is unknown."""
-    return Column(texts, _memory, Memory())
+    return DistinctColumn(texts, _memory, ParsedTexts())
 
 
 def job_ids(texts: pa.Array) -> JobIds:
@@ -173,10 +173,10 @@ def _gres(text: str) -> Tres:
     return Tres(gpus=gpus, gpu_type=",".join(sorted(kinds)) or None)
 
 
-def _memory(text: str) -> Memory:
+def _memory(text: str) -> ParsedTexts:
     found = _MEMORY.fullmatch(text.strip())
     if not found:
-        return Memory(readable=text.strip() in {"", "?", "Unknown", "None", "N/A"})
+        return ParsedTexts(readable=text.strip() in {"", "?", "Unknown", "None", "N/A"})
     number, unit, each = float(found[1]), found[2] or "M", found[3]
     # Only whole numbers are compared: a float cannot hold 2**63 and a few thousand at once.
     whole = int(found[1]) if found[1].isdigit() else 0
@@ -184,7 +184,7 @@ def _memory(text: str) -> Memory:
         if unit == "M" and whole >= flag:
             number, each = float(whole - flag), "c"
             break
-    return Memory(mib=number * MIB_PER_UNIT[unit] or np.nan, each_cpu=each == "c", each_node=each == "n")
+    return ParsedTexts(mib=number * MIB_PER_UNIT[unit] or np.nan, each_cpu=each == "c", each_node=each == "n")
 
 
 def _amount(text: str) -> float | None:

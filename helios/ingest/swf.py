@@ -18,13 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.check import Reason, Verdicts
-from helios.ingest.clock import NEVER, Instants, instants
-from helios.ingest.delimited import Rows, read_rows
-from helios.ingest.draft import Draft, Layout, Reading
-from helios.ingest.repair import Dialect
-from helios.ingest.stream import head
-from helios.ingest.values import category, numbers, strings
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.lines import head
+from helios.ingest.parse import NEVER, Instants, category, instants, numbers, strings
 from helios.model import JobState
 
 FIELDS = (
@@ -66,7 +64,7 @@ def fits(start: bytes) -> bool:
     return any(_NUMBERS.fullmatch(line) for line in rows[:20])
 
 
-def drafts(reading: Reading) -> Iterator[Draft]:
+def drafts(reading: FileReading) -> Iterator[JobRows]:
     """Yield a file in the Standard Workload Format as drafts.
 
     Raises
@@ -78,7 +76,7 @@ def drafts(reading: Reading) -> Iterator[Draft]:
     if not fits(start):
         raise FormatUnknown(
             f"{reading.path} is not in the Standard Workload Format: no line at its start has 18 numbers.",
-            remedy="The format is described at https://www.cs.huji.ac.il/labs/parallel/workload/swf.html",
+            hint="The format is described at https://www.cs.huji.ac.il/labs/parallel/workload/swf.html",
         )
     told = _UNIX_START.search(start)
     reading.tally[NO_START] += told is None
@@ -91,55 +89,57 @@ def drafts(reading: Reading) -> Iterator[Draft]:
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
 
 
-def _draft(rows: Rows, reading: Reading, unix_start_s: float) -> Draft:
-    verdicts = Verdicts(len(rows))
-    status = _number(rows, "status", verdicts)
+def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> JobRows:
+    results = CheckResults(len(rows))
+    status = _number(rows, "status", results)
     jobs: dict[str, Any] = {"job_id": strings(_label(rows, "job")), "state": _states(status)}
     skipped = np.isin(status, _PARTIAL)
     reading.tally[PARTIAL] += int(skipped.sum())
-    submit = _number(rows, "submit", verdicts)
-    jobs["submitted_at"] = _instants(unix_start_s + submit, verdicts)
-    wait = _number(rows, "wait", verdicts)
-    jobs["started_at"] = _instants(unix_start_s + submit + wait, verdicts)
+    submit = _number(rows, "submit", results)
+    jobs["submitted_at"] = _instants(unix_start_s + submit, results)
+    wait = _number(rows, "wait", results)
+    jobs["started_at"] = _instants(unix_start_s + submit + wait, results)
     if reading.only is None:
-        _read_run(jobs, rows, verdicts, unix_start_s + submit + wait)
-        _read_sizes(jobs, rows, verdicts)
+        _read_run(jobs, rows, results, unix_start_s + submit + wait)
+        _read_sizes(jobs, rows, results)
         _read_labels(jobs, rows)
-    return rows.draft(jobs, verdicts, skipped=skipped)
+    return rows.draft(jobs, results, skipped=skipped)
 
 
-def _read_run(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts, left_queue_s: NDArray[np.float64]) -> None:
-    run, procs = _number(rows, "run", verdicts), _number(rows, "procs", verdicts)
+def _read_run(
+    jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, left_queue_s: NDArray[np.float64]
+) -> None:
+    run, procs = _number(rows, "run", results), _number(rows, "procs", results)
     # The standard: a job cancelled before it started has a wait until then, and neither run time nor processors.
     cancelled = np.asarray(jobs["state"] == JobState.CANCELLED.value)
     unstarted = cancelled & ~(run > 0) & ~(procs > 0)
     jobs["started_at"] = np.where(unstarted, NEVER, jobs["started_at"])
-    jobs["ended_at"] = _instants(left_queue_s + np.where(unstarted, 0.0, run), verdicts)
+    jobs["ended_at"] = _instants(left_queue_s + np.where(unstarted, 0.0, run), results)
     jobs["run_time_s"] = np.where(unstarted, np.nan, run)
 
 
-def _read_sizes(jobs: dict[str, Any], rows: Rows, verdicts: Verdicts) -> None:
-    asked = _number(rows, "requested_procs", verdicts)
-    jobs["cpus"] = np.where(asked > 0, asked, _number(rows, "procs", verdicts))
+def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults) -> None:
+    asked = _number(rows, "requested_procs", results)
+    jobs["cpus"] = np.where(asked > 0, asked, _number(rows, "procs", results))
     jobs["gpus"] = np.zeros(len(rows))
-    jobs["time_limit_s"] = _number(rows, "requested_time", verdicts)
-    jobs["memory_mib"] = _number(rows, "requested_memory", verdicts) / KIB_PER_MIB * jobs["cpus"]
+    jobs["time_limit_s"] = _number(rows, "requested_time", results)
+    jobs["memory_mib"] = _number(rows, "requested_memory", results) / KIB_PER_MIB * jobs["cpus"]
 
 
-def _read_labels(jobs: dict[str, Any], rows: Rows) -> None:
+def _read_labels(jobs: dict[str, Any], rows: DelimitedRows) -> None:
     jobs["user"] = category(_label(rows, "user"))
     jobs["group"] = category(_label(rows, "group"))
     jobs["partition"] = category(pc.coalesce(_label(rows, "queue"), _label(rows, "partition")))
     jobs["name"] = strings(_label(rows, "executable"))
 
 
-def _number(rows: Rows, field: str, verdicts: Verdicts) -> NDArray[np.float64]:
+def _number(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(rows.columns[field])
-    verdicts.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
     return np.where(values == -1, np.nan, values)
 
 
-def _label(rows: Rows, field: str) -> pa.Array:
+def _label(rows: DelimitedRows, field: str) -> pa.Array:
     texts = rows.columns[field]
     return pc.if_else(pc.equal(texts, "-1"), pa.scalar(None, pa.string()), texts)
 
@@ -152,7 +152,7 @@ def _states(status: NDArray[np.float64]) -> pd.Categorical:
     return pd.Categorical.from_codes(codes, categories=names)
 
 
-def _instants(seconds: NDArray[np.float64], verdicts: Verdicts) -> Instants:
+def _instants(seconds: NDArray[np.float64], results: CheckResults) -> Instants:
     found, bad = instants(seconds)
-    verdicts.refuse(bad, Reason.UNREADABLE_TIME)
+    results.refuse(bad, Reason.UNREADABLE_TIME)
     return found

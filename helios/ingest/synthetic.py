@@ -1,4 +1,4 @@
-"""Made-up months of a GPU cluster that have the published shape of a real one (:mod:`helios.ingest.profiles`).
+"""Made-up months of a GPU cluster that have the published shape of a real one (:mod:`helios.ingest.synthetic`).
 
 Jobs come in campaigns: one person, one name, one size, run times alike. Every job has a place on two hidden
 scales, size and length; ranks on them are mapped to the published distributions, which are therefore met
@@ -8,28 +8,151 @@ asked for is the published share of what the cluster has.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import Misuse
-from helios.ingest.profiles import (
-    BUSIEST_USERS,
-    DAYS_OBSERVED,
-    GPUS_PER_NODE,
-    OFFERED_LOAD,
-    RUN_TIMES_S,
-    SHARE_OF_BUSIEST,
-    SIZES,
-    STATUS_BY_SIZE,
-    SUBMISSIONS_BY_HOUR,
-    SUBMISSIONS_BY_WEEKDAY,
-    Profile,
-    profile_named,
-)
+from helios.errors import UsageError
 from helios.model import JOBS, JobState
+
+# Four GPU clusters in figures, to make traces like theirs.
+#
+# Source of every figure that is not marked otherwise: Hu, Sun, Yan, Wen, Zhang, *Characterization and Prediction of
+# Deep Learning Workloads in Large-Scale GPU Datacenters*, SC'21 (doi 10.1145/3458817.3476223) and its artifact;
+# clusters of SenseTime, April to September 2020, GPU jobs only.
+
+GPUS_PER_NODE = 8
+DAYS_OBSERVED = 183
+
+# Sizes at which the share of jobs "at or below" is published; what is larger has the profile's largest size.
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+# Run times, s, at which the share of jobs "at or below" is published.
+RUN_TIMES_S = (1, 8, 32, 64, 128, 256, 512, 1_024, 4_096, 16_384, 65_536, 262_144)
+
+# Completed, cancelled and failed jobs, %, by GPUs, over all four clusters.
+STATUS_BY_SIZE = {
+    1: (66.8, 18.5, 14.7),
+    8: (55.1, 29.3, 15.7),
+    16: (42.8, 46.3, 10.9),
+    64: (21.3, 68.5, 10.2),
+}
+
+# Relative submissions by hour of the local day: only the shape is published (trough 08-09 h, dips at 12 h and
+# 18 h, peak 17-24 h); the numbers are ours.
+SUBMISSIONS_BY_HOUR = (
+    *(0.95, 0.80, 0.70, 0.60, 0.55, 0.50, 0.45, 0.40),
+    *(0.35, 0.70, 1.00, 1.05, 0.75, 0.90, 1.10, 1.15),
+    *(1.15, 1.20, 0.90, 1.15, 1.25, 1.30, 1.30, 1.20),
+)
+# Ours: a mild week, as the paper describes it in words.
+SUBMISSIONS_BY_WEEKDAY = (1.05, 1.05, 1.05, 1.05, 1.0, 0.9, 0.9)
+
+# The share of GPU time that the busiest 5 % of users hold is published as 46-61 %.
+BUSIEST_USERS, SHARE_OF_BUSIEST = 0.05, 0.56
+# Utilisation is published as 65-90 %; this is GPU time asked for over GPU time there is.
+OFFERED_LOAD = 0.80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterProfile:
+    """One cluster.
+
+    Attributes
+    ----------
+    jobs : int
+        GPU jobs in ``DAYS_OBSERVED`` days.
+    mean_run_time_s : float
+        Mean run time, s.
+    at_or_below_size : tuple of float
+        % of jobs of at most ``SIZES`` GPUs.
+    at_or_below_run_time : tuple of float
+        % of jobs of at most ``RUN_TIMES_S``.
+    status : tuple of float
+        % of jobs completed, cancelled, failed.
+    longest_run_time_s : float
+        The longest run time; ours, so that the mean is the published one.
+    largest_size : int
+        GPUs of jobs above 64; ours, so that the mean size is the published one.
+    users : int
+        People; ours.
+    nodes : tuple of int
+        Nodes of each partition; the sum is published, the partition is ours.
+    """
+
+    jobs: int
+    mean_run_time_s: float
+    at_or_below_size: tuple[float, ...]
+    at_or_below_run_time: tuple[float, ...]
+    status: tuple[float, float, float]
+    longest_run_time_s: float
+    largest_size: int
+    users: int
+    nodes: tuple[int, ...]
+
+
+PROFILES = {
+    "venus": ClusterProfile(
+        jobs=125_303,
+        mean_run_time_s=13_041,
+        at_or_below_size=(51.8, 57.4, 64.8, 90.0, 94.1, 97.8, 98.7),
+        at_or_below_run_time=(1.9, 6.4, 14.8, 23.2, 37.6, 55.1, 65.1, 72.9, 83.7, 89.7, 95.4, 98.9),
+        status=(52.6, 27.2, 20.2),
+        longest_run_time_s=770_000,
+        largest_size=104,
+        users=180,
+        nodes=(40, 28, 20, 16, 12, 8, 5, 4),
+    ),
+    "earth": ClusterProfile(
+        jobs=427_148,
+        mean_run_time_s=5_131,
+        at_or_below_size=(89.2, 90.0, 92.1, 97.5, 99.1, 99.8, 99.9),
+        at_or_below_run_time=(1.0, 2.1, 4.1, 9.1, 17.8, 55.1, 71.6, 76.5, 88.7, 95.7, 98.6, 99.7),
+        status=(73.5, 13.6, 12.9),
+        longest_run_time_s=830_000,
+        largest_size=128,
+        users=240,
+        nodes=(44, 30, 22, 16, 12, 9, 6, 4),
+    ),
+    "saturn": ClusterProfile(
+        jobs=698_896,
+        mean_run_time_s=5_253,
+        at_or_below_size=(68.3, 71.1, 79.4, 94.9, 97.5, 99.3, 99.7),
+        at_or_below_run_time=(7.2, 12.7, 25.1, 35.9, 50.8, 61.6, 69.6, 76.3, 88.8, 95.6, 98.1, 99.7),
+        status=(58.2, 27.2, 14.5),
+        longest_run_time_s=495_000,
+        largest_size=152,
+        users=320,
+        nodes=(80, 54, 40, 30, 22, 16, 10, 6, 4),
+    ),
+    "uranus": ClusterProfile(
+        jobs=329_117,
+        mean_run_time_s=9_164,
+        at_or_below_size=(66.3, 69.4, 73.7, 92.3, 97.9, 99.6, 100.0),
+        at_or_below_run_time=(2.0, 4.9, 13.4, 22.6, 36.3, 48.3, 59.0, 72.3, 85.0, 91.7, 96.8, 99.4),
+        status=(60.7, 20.1, 19.2),
+        longest_run_time_s=680_000,
+        largest_size=128,
+        users=280,
+        nodes=(80, 56, 40, 30, 22, 16, 10, 6, 4),
+    ),
+}
+
+
+def profile_named(name: str) -> ClusterProfile:
+    """Return the profile called ``name``.
+
+    Raises
+    ------
+    Misuse
+        There is none of that name.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"There is no cluster profile {name!r}.", hint=f"Choose one of {', '.join(PROFILES)}.")
+    return PROFILES[name]
+
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -89,7 +212,7 @@ def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, 
     """
     figures = profile_named(profile)
     if start.tzinfo is None or days < 1:
-        raise Misuse("A synthetic trace needs a start with a time zone, and at least one day.")
+        raise UsageError("A synthetic trace needs a start with a time zone, and at least one day.")
     rng = np.random.default_rng(seed)
     campaign = _campaigns(max(1, round(figures.jobs * days / DAYS_OBSERVED)), rng)
     gpus, run_time_s = _sizes_and_run_times(figures, campaign, days, rng)
@@ -121,7 +244,7 @@ def synthetic_nodes(profile: str = "venus") -> dict[str, int]:
     return dict(zip(partition_names(figures), figures.nodes, strict=True))
 
 
-def partition_names(figures: Profile) -> list[str]:
+def partition_names(figures: ClusterProfile) -> list[str]:
     """Return the partitions' names, in the order of ``figures.nodes``."""
     return [f"vc{number:02d}" for number in range(1, len(figures.nodes) + 1)]
 
@@ -134,7 +257,7 @@ def _campaigns(jobs: int, rng: np.random.Generator) -> Counts:
 
 
 def _sizes_and_run_times(
-    figures: Profile, campaign: Counts, days: int, rng: np.random.Generator
+    figures: ClusterProfile, campaign: Counts, days: int, rng: np.random.Generator
 ) -> tuple[Counts, Floats]:
     """Return GPUs and run time (s) of each job: both as published, and tied so that the load is."""
     campaigns = int(campaign[-1]) + 1
@@ -165,12 +288,12 @@ def _ranks(values: Floats) -> Floats:
     return (places + 0.5) / len(values)
 
 
-def _sizes(figures: Profile, ranks: Floats) -> Counts:
+def _sizes(figures: ClusterProfile, ranks: Floats) -> Counts:
     places = np.searchsorted(np.array(figures.at_or_below_size) / 100, ranks)
     return np.array([*SIZES, figures.largest_size], dtype=np.int64)[places]
 
 
-def _run_times(figures: Profile, ranks: Floats) -> Floats:
+def _run_times(figures: ClusterProfile, ranks: Floats) -> Floats:
     """Return run times, whole s, by interpolation of the published distribution in log time."""
     shares = np.array([*figures.at_or_below_run_time, 100.0]) / 100
     seconds = np.interp(ranks, shares, np.log([*RUN_TIMES_S, figures.longest_run_time_s]))
@@ -178,7 +301,7 @@ def _run_times(figures: Profile, ranks: Floats) -> Floats:
 
 
 def _places(
-    figures: Profile, campaign: Counts, gpus: Counts, run_time_s: Floats, rng: np.random.Generator
+    figures: ClusterProfile, campaign: Counts, gpus: Counts, run_time_s: Floats, rng: np.random.Generator
 ) -> tuple[Counts, Counts]:
     """Return partition and user of each job.
 
@@ -198,7 +321,7 @@ def _places(
     return partition[campaign], _of_two_partitions_at_most(user, partition)[campaign]
 
 
-def _partitions(figures: Profile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
+def _partitions(figures: ClusterProfile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
     """Return the partition of each campaign: the longest work first, to where most is still to be asked for."""
     capacity = np.array(figures.nodes, dtype=np.float64)
     left = capacity * rng.uniform(*LOAD_BY_PARTITION, size=len(capacity))
@@ -260,7 +383,7 @@ def _names(campaign: Counts, user: Counts, rng: np.random.Generator) -> NDArray[
     return np.char.add(np.char.add(stem, "_"), number[campaign].astype(np.str_))
 
 
-def _states(figures: Profile, gpus: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
+def _states(figures: ClusterProfile, gpus: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
     """Return how each job ended: by its size, scaled so that the whole cluster's shares are the published ones."""
     sizes = np.log2(list(STATUS_BY_SIZE))
     published = np.array(list(STATUS_BY_SIZE.values()))

@@ -5,20 +5,20 @@ every room checks them at its door with :meth:`FrameKind.check`. A change of a c
 in a migration, and nowhere else; ``tests/unit/test_model.py`` holds schema and frames together.
 """
 
-from helios.model.book import (
+from helios.model.audit import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
     COVERAGE,
+    CYCLES,
     DECISIONS,
     MODES,
-    NODE_STANDINGS,
     NODE_TALLIES,
     PROMOTIONS,
-    STANDINGS,
-    TURNS,
+    AuditStep,
     Mode,
-    Step,
 )
 from helios.model.frames import TIME, Column, FrameKind, seconds_of
-from helios.model.history import (
+from helios.model.jobs import (
     JOBS,
     NODE_EVENTS,
     NODES,
@@ -29,9 +29,8 @@ from helios.model.history import (
     ModelRecord,
     in_submission_order,
 )
-from helios.model.live import QUEUE, Snapshot, plain_values
 from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pools
-from helios.model.site import (
+from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,
     PriorityRules,
@@ -40,25 +39,27 @@ from helios.model.site import (
     Share,
     SlurmSite,
 )
+from helios.model.snapshot import QUEUE, Snapshot, plain_values
 
 __all__ = [
+    "APPLIED_CHANGES",
+    "APPLIED_NODE_CHANGES",
     "COVERAGE",
+    "CYCLES",
     "DECISIONS",
     "JOBS",
     "MODES",
     "NODES",
     "NODE_EVENTS",
-    "NODE_STANDINGS",
     "NODE_STATES",
     "NODE_TALLIES",
     "PREDICTIONS",
     "PROMOTIONS",
     "QUEUE",
     "REJECTS",
-    "STANDINGS",
     "STEP_S",
     "TIME",
-    "TURNS",
+    "AuditStep",
     "Batch",
     "Column",
     "Demand",
@@ -77,7 +78,6 @@ __all__ = [
     "Share",
     "SlurmSite",
     "Snapshot",
-    "Step",
     "in_submission_order",
     "plain_values",
     "pools",

@@ -38,7 +38,7 @@ NODE_STATES = FrameKind(
         ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
         ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
         ("power", "category", "A NodePower; missing: it is down, or does not answer"),
-        ("hands_off", "category", "Why Helios must not change its power, for a person; missing: it may"),
+        ("excluded_reason", "category", "Why Helios must not change its power, for a person; missing: it may"),
         ("kept_awake", "int32", "1: the cluster's own keep-awake list (SuspendExcNodes) names it, whoever put it in"),
         ("rack", "category", "Rack or leaf switch; missing: unknown"),
         ("cpus", "float64", "CPUs"),

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel, HistoryPredictor, train
-    from helios.predict.evaluation import Evaluation, Figures, evaluate
-    from helios.predict.features import FeatureMatrix, JobTable, causal_features
-    from helios.predict.live import LivePredictor
-    from helios.predict.online import OnlinePredictor
-    from helios.predict.registry import from_record, to_record
+    from helios.predict.evaluation import Evaluation, Scores, evaluate
+    from helios.predict.job_table import FeatureMatrix, JobTable, causal_features
+    from helios.predict.live_predictor import LivePredictor
+    from helios.predict.model_record import from_record, to_record
+    from helios.predict.replay_predictor import ReplayTrainedPredictor
 
 __all__ = [
     "DurationModel",
     "Evaluation",
     "FeatureMatrix",
-    "Figures",
     "HistoryPredictor",
     "JobTable",
     "LivePredictor",
-    "OnlinePredictor",
+    "ReplayTrainedPredictor",
+    "Scores",
     "causal_features",
     "evaluate",
     "from_record",
@@ -32,16 +32,16 @@ __all__ = [
 _FROM = {
     "DurationModel": "duration",
     "Evaluation": "evaluation",
-    "FeatureMatrix": "features",
-    "Figures": "evaluation",
+    "FeatureMatrix": "job_table",
+    "Scores": "evaluation",
     "HistoryPredictor": "duration",
-    "JobTable": "features",
-    "LivePredictor": "live",
-    "OnlinePredictor": "online",
-    "causal_features": "features",
+    "JobTable": "job_table",
+    "LivePredictor": "live_predictor",
+    "ReplayTrainedPredictor": "replay_predictor",
+    "causal_features": "job_table",
     "evaluate": "evaluation",
-    "from_record": "registry",
-    "to_record": "registry",
+    "from_record": "model_record",
+    "to_record": "model_record",
     "train": "duration",
 }
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.kernels import kept, part
-from helios.predict.history import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
+from helios.jit import cached_jit, inline_jit
+from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
 
 GROUPS = ("all", "new user", "burst", "more than 8 GPUs", "more than 8 CPUs, no GPU")
 """Whose intervals are kept right, each for itself, besides each user's."""
@@ -88,8 +88,8 @@ class Calibration(NamedTuple):
     outlived: NDArray[np.float64]
 
 
-class Intervals(NamedTuple):
-    """What is remembered of each job's interval until the job ends, and of each user; see :func:`intervals_of`.
+class PredictionIntervals(NamedTuple):
+    """What is remembered of each job's interval until the job ends, and of each user; see :func:`empty_intervals`.
 
     Attributes
     ----------
@@ -124,27 +124,27 @@ class Intervals(NamedTuple):
     last_burst: NDArray[np.int64]
 
 
-def nothing_learned() -> Calibration:
+def empty_calibration() -> Calibration:
     """Return the calibration before the first end: all stays as predicted, but for p90 of the groups."""
     offsets = np.zeros((2, len(GROUPS)))
     offsets[_ABOVE, 1:] = START_ABOVE
     return Calibration(offsets=offsets, ends=np.zeros(len(GROUPS)), outlived=np.array([OUTLIVED_BEFORE]))
 
 
-def intervals_of(groups: NDArray[np.int32], *, start: Calibration | None = None) -> Intervals:
+def empty_intervals(groups: NDArray[np.int32], *, start: Calibration | None = None) -> PredictionIntervals:
     """Return the memory for a walk through jobs, with room for all of them.
 
     Parameters
     ----------
     groups : int32 array of shape (n, n_levels)
-        As :func:`helios.predict.features.groups_of` makes them.
+        As :func:`helios.predict.job_table.group_columns` makes them.
     start : Calibration, optional
         What was learned before; left as it is. None: nothing.
     """
     n, n_groups = len(groups), int(groups.max(initial=-1)) + 1
     known = groups[:, USER_SIZE] >= 0
-    return Intervals(
-        learned=Calibration(*(part.copy() for part in start or nothing_learned())),
+    return PredictionIntervals(
+        learned=Calibration(*(part.copy() for part in start or empty_calibration())),
         of_user=np.zeros((n_groups, 2)),
         user=groups[:, USER].copy(),
         alike=np.where(known, groups[:, USER_SIZE], groups[:, REQUEST]),
@@ -158,7 +158,7 @@ def intervals_of(groups: NDArray[np.int32], *, start: Calibration | None = None)
     )
 
 
-def calibrated(
+def calibrate(
     features: NDArray[np.float32],
     quantiles: NDArray[np.float64],
     *,
@@ -178,7 +178,7 @@ def calibrated(
     quantiles : float64 array of shape (n, 3)
         p10, p50 and p90 in s, ascending; NaN: not predicted, then its end teaches nothing.
     groups : int32 array of shape (n, n_levels)
-        As :func:`helios.predict.features.groups_of` makes them.
+        As :func:`helios.predict.job_table.group_columns` makes them.
     ended_s : int64 array of shape (n,)
         ``NEVER_S``: not ended.
     run_time_s : float64 array of shape (n,)
@@ -197,23 +197,23 @@ def calibrated(
     """
     ended = np.flatnonzero(ended_s < min(until_s, NEVER_S))
     ended = ended[np.argsort(ended_s[ended], kind="stable")]
-    intervals = intervals_of(groups, start=start)
+    intervals = empty_intervals(groups, start=start)
     found = quantiles.copy()
     _follow(intervals, submitted_s, ended, ended_s[ended], np.log1p(run_time_s), features, found)
     return found, intervals.learned
 
 
-def calibrated_alone(
+def calibrate_each(
     features: NDArray[np.float32], quantiles: NDArray[np.float64], learned: Calibration
 ) -> NDArray[np.float64]:
-    """Calibrate predictions by what is ``learned`` and nothing else; shapes as in :func:`calibrated`."""
+    """Calibrate predictions by what is ``learned`` and nothing else; shapes as in :func:`calibrate`."""
     found = quantiles.copy()
     strangers = np.full((len(found), len(LEVELS)), -1, dtype=np.int32)
-    calibrate_again(intervals_of(strangers, start=learned), np.arange(len(found)), features, found)
+    calibrate_again(empty_intervals(strangers, start=learned), np.arange(len(found)), features, found)
     return found
 
 
-@kept
+@cached_jit
 def _follow(  # noqa: PLR0917 - numba kernels are called by position
     intervals: Any, submitted_s: Any, ends: Any, ends_s: Any, log_run: Any, features: Any, quantiles: Any
 ) -> None:
@@ -228,27 +228,27 @@ def _follow(  # noqa: PLR0917 - numba kernels are called by position
         _learn(intervals, end, log_run[end])
 
 
-def members_of(features: NDArray[np.float32]) -> NDArray[np.bool_]:
+def quantile_columns(features: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Say which of ``GROUPS`` each job is in, from its row of ``FEATURES``: of shape (n, len(GROUPS))."""
     member = np.empty((len(features), len(GROUPS)), dtype=np.bool_)
     _memberships(features, member)
     return member
 
 
-@kept
+@cached_jit
 def _memberships(features: Any, member: Any) -> None:
     for row in range(len(features)):
         _membership(features[row], member[row])
 
 
-@kept
+@cached_jit
 def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
     """Learn from jobs that ended, in the order of their ends.
 
     Parameters
     ----------
     ends : int64 array
-        Jobs, as rows of what :func:`intervals_of` was given; those never predicted are passed over.
+        Jobs, as rows of what :func:`empty_intervals` was given; those never predicted are passed over.
     log_run : float64 array of shape (n,)
         log1p of every job's run time, s; NaN: unknown.
     """
@@ -256,7 +256,7 @@ def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
         _learn(intervals, job, log_run[job])
 
 
-@kept
+@cached_jit
 def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, quantiles: Any) -> None:
     """Calibrate ``jobs``, submitted at ``now_s``, in place; every end before ``now_s`` must be learned.
 
@@ -272,7 +272,7 @@ def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, qu
         _move(intervals, jobs[place], intervals.member[jobs[place]], features[place], quantiles[place])
 
 
-@kept
+@cached_jit
 def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) -> None:
     """Calibrate new predictions of ``jobs`` that still wait, in place; their ends go on teaching of the first ones."""
     member = np.zeros(len(GROUPS), dtype=np.bool_)
@@ -281,7 +281,7 @@ def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) ->
         _move(intervals, jobs[place], member, features[place], quantiles[place])
 
 
-@part
+@inline_jit
 def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> None:
     """Remember at its submission what will be needed when the job ends."""
     alike = intervals.alike[job]
@@ -296,7 +296,7 @@ def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> Non
     intervals.bounds[job, 2] = row[_LOG_LIMIT]
 
 
-@part
+@inline_jit
 def _membership(row: Any, member: Any) -> None:
     """Say which of ``GROUPS`` a job is in; an unknown user is not a new one."""
     member[0] = True
@@ -306,13 +306,13 @@ def _membership(row: Any, member: Any) -> None:
     member[4] = row[_GPUS] <= 0 and row[_LOG_CPUS] > _LOG_MANY
 
 
-@part
+@inline_jit
 def _spread(row: Any) -> float:
     spread = float(row[_ANCHOR_SD])
     return spread if spread > SMALLEST_SPREAD else SMALLEST_SPREAD
 
 
-@part
+@inline_jit
 def _offset(intervals: Any, job: int, member: Any, side: int) -> float:
     offset = 0.0
     for group in range(len(member)):
@@ -322,7 +322,7 @@ def _offset(intervals: Any, job: int, member: Any, side: int) -> float:
     return offset + intervals.of_user[user, side] if user >= 0 else offset
 
 
-@part
+@inline_jit
 def _highest(intervals: Any, log_limit: float) -> float:
     """Return the log1p of the longest run time that a job's time limit allows; infinite where limits do not hold."""
     if intervals.learned.outlived[0] > OUTLIVED_AT_MOST or np.isnan(log_limit):
@@ -330,7 +330,7 @@ def _highest(intervals: Any, log_limit: float) -> float:
     return float(np.log1p(np.expm1(log_limit) + GRACE_S))
 
 
-@part
+@inline_jit
 def _move(intervals: Any, job: int, member: Any, row: Any, quantiles: Any) -> None:
     if np.isnan(quantiles[1]):
         return
@@ -342,7 +342,7 @@ def _move(intervals: Any, job: int, member: Any, row: Any, quantiles: Any) -> No
     quantiles[2] = max(np.expm1(above), quantiles[1])
 
 
-@part
+@inline_jit
 def _learn(intervals: Any, job: int, log_run: float) -> None:
     if np.isnan(log_run):
         return
@@ -362,7 +362,7 @@ def _learn(intervals: Any, job: int, log_run: float) -> None:
     _learn_limit(intervals.learned.outlived, log_run, bounds[2])
 
 
-@part
+@inline_jit
 def _step(intervals: Any, job: int, side: int, missed: float) -> None:
     learned = intervals.learned
     for group in range(len(GROUPS)):
@@ -373,7 +373,7 @@ def _step(intervals: Any, job: int, side: int, missed: float) -> None:
         intervals.of_user[intervals.user[job], side] += USER_STEP * missed
 
 
-@part
+@inline_jit
 def _learn_limit(outlived: Any, log_run: float, log_limit: float) -> None:
     if np.isfinite(log_limit):
         over = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.predict.contest import Score, score_of
-from helios.predict.features import JobTable
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.comparison import PredictorScore, predictor_score
+from helios.predict.job_table import JobTable
 
 BINS = 10
 MOVED, CHANGED = 0.1, 0.25
@@ -109,7 +109,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class FeatureShift:
     """How far one feature is from training.
 
     Attributes
@@ -151,11 +151,11 @@ class WeekOfErrors:
 
     begin: datetime
     jobs: int
-    model: Score
-    shrinkage: Score
+    model: PredictorScore
+    shrinkage: PredictorScore
 
 
-def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
+def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
     """Describe the jobs ``rows`` that a model learned from.
 
     Parameters
@@ -175,7 +175,9 @@ def inputs_of(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.i
     )
 
 
-def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[Moved, ...]:
+def shifted_features(
+    inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
+) -> tuple[FeatureShift, ...]:
     """Compare the jobs ``rows`` with training, the feature that moved farthest first; fewer than ``FEWEST_JOBS``: ().
 
     Features that training did not know are left out.
@@ -183,7 +185,9 @@ def moved(inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
     if len(rows) < FEWEST_JOBS:
         return ()
     found = [
-        Moved(feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual)
+        FeatureShift(
+            feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual
+        )
         for column, name in enumerate(FEATURES)
         if (spread := inputs.spreads.get(name)) is not None
     ]
@@ -233,8 +237,8 @@ def weeks_of_errors(
         WeekOfErrors(
             begin=datetime.fromtimestamp(end_s - (back + 1) * WEEK_S, UTC),
             jobs=int((week == back).sum()),
-            model=score_of(predicted[week == back], truth_s[week == back]),
-            shrinkage=score_of(shrinkage[week == back], truth_s[week == back]),
+            model=predictor_score(predicted[week == back], truth_s[week == back]),
+            shrinkage=predictor_score(shrinkage[week == back], truth_s[week == back]),
         )
         for back in np.unique(week[week >= 0])[::-1].tolist()
     )

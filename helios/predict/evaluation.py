@@ -14,26 +14,25 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.errors import Misuse, NotEnoughHistory
-from helios.ports import Progress, in_silence
-from helios.predict.again import Known, known_of
-from helios.predict.calibration import Calibration, calibrated
+from helios.errors import NotEnoughHistory, UsageError
+from helios.ports import Progress, no_progress
+from helios.predict.bursts import BurstUpdate
+from helios.predict.calibration import Calibration, calibrate
+from helios.predict.causal_stats import FEATURES
 from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
-from helios.predict.features import JobTable, groups_of
-from helios.predict.history import FEATURES
-from helios.predict.judging import Figures, GroupCoverage, Judged, figures_of, judged_of, spearman
-from helios.predict.siblings import Siblings
+from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
+from helios.predict.scores import EvaluationSet, GroupCoverage, Scores, evaluation_set, scores_for, spearman
 
 __all__ = [
     "Evaluation",
-    "Figures",
+    "EvaluationSet",
     "GroupCoverage",
-    "Judged",
+    "Scores",
     "calibrated_quantiles",
     "evaluate",
+    "evaluation_set",
     "figures_at_start",
-    "figures_of",
-    "judged_of",
+    "scores_for",
     "spearman",
 ]
 
@@ -65,10 +64,10 @@ class Evaluation:
     train_jobs: int
     jobs: int
     model_id: str
-    figures: Figures
-    uncalibrated: Figures
-    controls: Mapping[str, Figures]
-    figures_at_start: Figures | None = None
+    figures: Scores
+    uncalibrated: Scores
+    controls: Mapping[str, Scores]
+    figures_at_start: Scores | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def evaluate(
     gpu_only: bool = False,
     refit_every: timedelta | None = None,
     seed: int = 0,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
     timezone: str = "UTC",
 ) -> Evaluation:
     """Train on what ended before a moment, and judge on the jobs submitted from then on.
@@ -124,7 +123,7 @@ def evaluate(
         Too few jobs ended before the moment, or none with a known run time was submitted after it.
     """
     if refit_every is not None and refit_every <= timedelta(0):
-        raise Misuse("The trees cannot be grown anew every 0 s.", remedy="Write 7d, or leave --refit-every out.")
+        raise UsageError("The trees cannot be grown anew every 0 s.", hint="Write 7d, or leave --refit-every out.")
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     first_test, split_s = _split(table, train_until, test_fraction)
@@ -132,14 +131,14 @@ def evaluate(
     taught = (table.ended_s < split_s) & np.isfinite(table.run_time_s)
     refuse_too_few(int(taught.sum()), moment)
     tested = _tested(table, first_test, moment, gpu_only=gpu_only)
-    known = known_of(table)
+    known = features_at_start(table)
     features = known.at_submission
     model = train_on(table, known, cluster=cluster, until=moment, seed=seed, progress=progress)
     course = _course(model, table, known, refit_every=refit_every, seed=seed, progress=progress)
     progress("Judging predictions", 0.0)
-    judged = judged_of(table, features, tested)
+    judged = evaluation_set(table, features, tested)
     learned = _as_learned(course, features, table.submitted_s, first_test)
-    figures = figures_of(calibrated_quantiles(model, table, features, learned)[tested], judged)
+    figures = scores_for(calibrated_quantiles(model, table, features, learned)[tested], judged)
     controls = _controls(table, features, taught, tested, judged)
     return Evaluation(
         cluster=cluster,
@@ -148,7 +147,7 @@ def evaluate(
         jobs=len(tested),
         model_id=model.model_id,
         figures=figures,
-        uncalibrated=figures_of(learned[tested], judged),
+        uncalibrated=scores_for(learned[tested], judged),
         figures_at_start=figures_at_start(course, table, known, tested=tested, judged=judged),
         controls=controls,
         notes=(*_grown_anew(course), *_better_controls(figures, controls), *_notes(table, tested, judged)),
@@ -158,14 +157,14 @@ def evaluate(
 def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> tuple[int, int]:
     """Return the first job to judge on and the moment of the split, s."""
     if (moment is None) == (fraction is None):
-        raise Misuse("Say either a moment to train until or a fraction of the jobs to test on.")
+        raise UsageError("Say either a moment to train until or a fraction of the jobs to test on.")
     if table.n == 0:
-        raise NotEnoughHistory("There are no jobs.", remedy="Load a trace first: helios trace load FILE.")
+        raise NotEnoughHistory("There are no jobs.", hint="Load a trace first: helios trace load FILE.")
     if moment is not None:
         split_s = int(np.ceil(moment.timestamp()))
         return int(np.searchsorted(table.submitted_s, split_s)), split_s
     if fraction is None or not 0 < fraction < 1:
-        raise Misuse(f"The fraction of jobs to test on must lie between 0 and 1, not at {fraction}.")
+        raise UsageError(f"The fraction of jobs to test on must lie between 0 and 1, not at {fraction}.")
     first_test = min(int(table.n * (1 - fraction)), table.n - 1)
     return first_test, int(table.submitted_s[first_test])
 
@@ -178,7 +177,7 @@ def _tested(table: JobTable, first_test: int, moment: datetime, *, gpu_only: boo
         kind = "GPU job" if gpu_only else "job"
         raise NotEnoughHistory(
             f"No {kind} with a known run time was submitted at or after {moment:%Y-%m-%d %H:%M}.",
-            remedy="Choose an earlier moment, or a larger fraction to test on.",
+            hint="Choose an earlier moment, or a larger fraction to test on.",
         )
     return np.flatnonzero(eligible)
 
@@ -190,7 +189,7 @@ _Course = list[tuple[int, Predictor]]  # who predicts, and from when, s; ascendi
 def _course(
     model: DurationModel,
     table: JobTable,
-    known: Known,
+    known: FeaturesAtStart,
     *,
     refit_every: timedelta | None,
     seed: int,
@@ -241,10 +240,10 @@ def calibrated_quantiles(
     order = np.argsort(at_s, kind="stable")
     start: Calibration | None = getattr(model, "calibration", None)
     found = np.empty_like(learned)
-    found[order], _ = calibrated(
+    found[order], _ = calibrate(
         features[order],
         learned[order],
-        groups=groups_of(table)[order],
+        groups=group_columns(table)[order],
         submitted_s=at_s[order],
         ended_s=table.ended_s[order],
         run_time_s=table.run_time_s[order],
@@ -254,8 +253,8 @@ def calibrated_quantiles(
 
 
 def figures_at_start(
-    course: _Course, table: JobTable, known: Known, *, tested: NDArray[np.int64], judged: Judged
-) -> Figures | None:
+    course: _Course, table: JobTable, known: FeaturesAtStart, *, tested: NDArray[np.int64], judged: EvaluationSet
+) -> Scores | None:
     """Judge predictions of ``tested`` made again when each job starts, as a replay does, siblings and all.
 
     None where no job is known to have waited.
@@ -274,8 +273,8 @@ def figures_at_start(
     learned = _as_learned(course, latest, at_s, int(tested[0]))
     found = calibrated_quantiles(course[0][1], table, latest, learned, predicted_at_s=at_s)
     again = np.intersect1d(known.waited, tested)
-    found[again] = Siblings(groups_of(table)).revised_at_start(found[again], again, table)
-    return figures_of(found[tested], judged)
+    found[again] = BurstUpdate(group_columns(table)).revised_at_start(found[again], again, table)
+    return scores_for(found[tested], judged)
 
 
 def _controls(
@@ -283,8 +282,8 @@ def _controls(
     features: NDArray[np.float32],
     taught: NDArray[np.bool_],
     tested: NDArray[np.int64],
-    judged: Judged,
-) -> dict[str, Figures]:
+    judged: EvaluationSet,
+) -> dict[str, Scores]:
     median_s = float(np.median(table.run_time_s[taught]))
     last_s = np.expm1(features[tested, _USER_LAST].astype(np.float64))
     limit_s = table.time_limit_s[tested]
@@ -293,10 +292,10 @@ def _controls(
         shrinkage, table, features, _as_learned([(0, shrinkage)], features, table.submitted_s, 0)
     )
     return {
-        "user_last": figures_of(np.where(np.isnan(last_s), median_s, last_s), judged),
-        "time_limit": figures_of(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
-        "size_only": figures_of(_median_of_size(table, taught, tested, median_s), judged),
-        "shrinkage": figures_of(by_shrinkage[tested], judged),
+        "user_last": scores_for(np.where(np.isnan(last_s), median_s, last_s), judged),
+        "time_limit": scores_for(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
+        "size_only": scores_for(_median_of_size(table, taught, tested, median_s), judged),
+        "shrinkage": scores_for(by_shrinkage[tested], judged),
     }
 
 
@@ -313,7 +312,7 @@ def _grown_anew(course: _Course) -> list[str]:
     return [f"The trees were grown anew {times} times during the test."] if times else []
 
 
-def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[str]:
+def _better_controls(figures: Scores, controls: Mapping[str, Scores]) -> list[str]:
     """Say which controls, if any, order jobs better than the model does."""
     mine = figures.spearman or 0.0
     better = [f"{name} ({its.spearman:.2f})" for name, its in controls.items() if its.spearman and its.spearman > mine]
@@ -324,7 +323,7 @@ def _better_controls(figures: Figures, controls: Mapping[str, Figures]) -> list[
     ]
 
 
-def _notes(table: JobTable, tested: NDArray[np.int64], judged: Judged) -> tuple[str, ...]:
+def _notes(table: JobTable, tested: NDArray[np.int64], judged: EvaluationSet) -> tuple[str, ...]:
     notes = []
     largest = float(judged.groups["top_user"].mean())
     if not (table.user[tested] >= 0).any():

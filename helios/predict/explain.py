@@ -14,12 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.predict.basis import BASES, basis_of
-from helios.predict.calibration import calibrated_alone, nothing_learned
-from helios.predict.duration import LEVEL, Z90, DurationModel, HistoryPredictor
-from helios.predict.features import JobTable, events_of
-from helios.predict.forest import grow
-from helios.predict.history import (
+from helios.jit import cached_jit
+from helios.predict.calibration import calibrate_each, empty_calibration
+from helios.predict.causal_stats import (
     FEATURES,
     IN_CHAIN,
     LEVELS,
@@ -27,13 +24,238 @@ from helios.predict.history import (
     PRIOR_LOG_RUN,
     PSEUDO_JOBS,
     USER,
+    CausalStats,
     Events,
-    History,
-    nothing_known,
-    walk,
+    empty_stats,
+    replay_events,
 )
+from helios.predict.duration import LEVEL, Z90, DurationModel, HistoryPredictor
+from helios.predict.job_table import JobTable, event_order, group_columns
 from helios.predict.model_text import trees_alone
-from helios.predict.resemblance import Precedent, Resemblance, precedent, resembling
+from helios.predict.trees import predict_trees
+
+# Which past jobs a prediction rests on: the narrowest circle around the job in which one has ended.
+#
+# The order is fixed: jobs of the user like this one, the user's other jobs, those of the account, those of anyone
+# that asked for the same, all. It is told from a row of features alone, so that a live prediction, a replayed one and
+# an explanation cannot disagree. It says what was there to rest on; how much each circle weighs is the business of
+# the shrinkage (:mod:`helios.predict.causal_stats`) and of the model.
+
+BASES = ("user+size", "user", "group", "size", "all")
+"""Codes of :func:`fallback_level`, by position: from the narrowest circle to the widest."""
+
+BASIS_WORDS = {
+    "user+size": "jobs of this user with this size and time limit",
+    "user": "jobs of this user, none of them with this size and time limit",
+    "group": "jobs of this account; none of this user has ended",
+    "size": "jobs of others with this size, time limit and partition; none of this user or account has ended",
+    "all": "all jobs of the cluster; none of this user, account or request has ended",
+}
+"""What each of ``BASES`` means, for a person; each reads after "rests on"."""
+
+_USER_SIZE_ENDED, _USER_ENDED, _ACCOUNT_MEAN, _REQUEST_LAST = (
+    FEATURES.index(name) for name in ("user_size_ended", "user_ended", "account_mean", "request_last_1")
+)
+_USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
+
+
+def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Say which jobs each prediction rests on.
+
+    Parameters
+    ----------
+    features : float32 array of shape (n, len(FEATURES))
+        As :func:`helios.predict.causal_features` makes them.
+
+    Returns
+    -------
+    int8 array of shape (n,)
+        Positions in ``BASES``. A job of an unknown user has no user's jobs to rest on, whoever submitted it.
+    """
+    return np.asarray(_bases(features))
+
+
+@cached_jit
+def _bases(features: Any) -> Any:
+    bases = np.empty(len(features), dtype=np.int8)
+    for row in range(len(features)):
+        known = features[row]
+        if known[_USER_SIZE_ENDED] > 0:  # the logarithm of one more than their number; NaN, an unknown user, is not
+            bases[row] = _USER_SIZE
+        elif known[_USER_ENDED] > 0:
+            bases[row] = _USER
+        elif not np.isnan(known[_ACCOUNT_MEAN]):
+            bases[row] = _GROUP
+        elif not np.isnan(known[_REQUEST_LAST]):
+            bases[row] = _SIZE
+        else:
+            bases[row] = _ALL
+    return bases
+
+
+# Past jobs that had ended by a job's submission: those most like it, and the last ones that it rests on.
+#
+# Likeness is that of the walk through history (:mod:`helios.predict.causal_stats`), over the whole past instead of
+# the user's last few jobs: size and limit by their ratio, partition and name by being the same.
+
+LEVEL_OF = {"user+size": "user_size", "user": "user", "group": "account", "size": "request", "all": "global"}
+"""Which of ``LEVELS`` holds the jobs that each of ``BASES`` means."""
+LAST = 12
+"""How many of the last ended jobs stand for those a prediction rests on."""
+
+OTHER_PARTITION, OTHER_STEM, OTHER_NAME, OTHER_USER, OTHER_ACCOUNT = 1.0, 2.0, 0.3, 1.5, 1.0
+"""Distances; 0.69 is a size or limit twice as large. Partition and stem count as in the walk, the rest we chose."""
+AGE = 0.1
+"""Distance of each factor e in the number of jobs of its kind (same request and user) that ended since."""
+UNKNOWN_LIMIT, UNLIMITED, UNKNOWN_SIZE = -5.0, 20.0, -1.0
+"""Stand for a logarithm, as in the walk: an unknown limit is like an unknown one and far from any other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimilarJob:
+    """A past job that is like the one explained.
+
+    Attributes
+    ----------
+    row : int
+        Its row in the jobs given.
+    ended_s : int
+        s since the epoch.
+    run_time_s : float
+    distance : float
+        0: the same request, and no job like it has ended since.
+    differs : tuple of str
+        In what it is not the same: "size", "limit", "partition", "name", "user", "account".
+    """
+
+    row: int
+    ended_s: int
+    run_time_s: float
+    distance: float
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentInGroup:
+    """The last ended jobs of the group that a prediction rests on.
+
+    Attributes
+    ----------
+    jobs : int
+        How many of the group had ended, at any time.
+    last : int
+        How many of them, the last ones, the run times are of; at most ``LAST``.
+    shortest_s, longest_s : float
+        Their run times.
+    """
+
+    jobs: int
+    last: int
+    shortest_s: float
+    longest_s: float
+
+
+def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
+    """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``); None: none had ended."""
+    return _recent(table, group_columns(table), basis)
+
+
+def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
+    """Return the narrowest of ``BASES`` in which a job had ended by the last job's submission, and its last jobs."""
+    groups = group_columns(table)
+    found = ((basis, _recent(table, groups, basis)) for basis in BASES)
+    return next(((basis, there) for basis, there in found if there), (BASES[-1], None))
+
+
+def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
+    """Return the past jobs most like the last of ``table``, the most alike first.
+
+    The user's own come first, however far; if they are fewer than ``most``, others' of the same account, size or name
+    stem follow. O(n log n) in the number of jobs.
+    """
+    ended = _ended_before_the_last(table)
+    own = (table.user[ended] == table.user[-1]) & (table.user[-1] >= 0)
+    chosen = _nearest(table, ended[own], most)
+    if len(chosen) < most:
+        others = ended[~own]
+        kin = others[_kin(table, others)]
+        chosen += _nearest(table, kin, most - len(chosen))
+    return tuple(chosen)
+
+
+def _recent(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInGroup | None:
+    group = groups[:, LEVELS.index(LEVEL_OF[basis])]
+    ended = _ended_before_the_last(table)
+    alike = ended[(group[ended] == group[-1]) & (group[-1] >= 0)]
+    if not len(alike):
+        return None
+    last = alike[np.argsort(table.ended_s[alike], kind="stable")][-LAST:]
+    run_s = table.run_time_s[last]
+    return RecentInGroup(jobs=len(alike), last=len(last), shortest_s=float(run_s.min()), longest_s=float(run_s.max()))
+
+
+def _ended_before_the_last(table: JobTable) -> NDArray[np.int64]:
+    """Return the rows that had ended by the last job's submission, with a known run time."""
+    return np.flatnonzero((table.ended_s < table.submitted_s[-1]) & np.isfinite(table.run_time_s))
+
+
+def _kin(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    account = (table.account[rows] == table.account[-1]) & (table.account[-1] >= 0)
+    stem = (table.stem[rows] == table.stem[-1]) & (table.stem[-1] >= 0)
+    return np.asarray(account | stem | (_size(table)[rows] == _size(table)[-1]))
+
+
+def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[SimilarJob]:
+    newest_first = rows[np.argsort(-table.ended_s[rows], kind="stable")]
+    apart = _apart(table, newest_first)
+    distance = sum(apart.values()) + AGE * np.log1p(_newer_alike(table, newest_first))
+    near = np.argsort(distance, kind="stable")[:most]
+    return [
+        SimilarJob(
+            row=int(newest_first[place]),
+            ended_s=int(table.ended_s[newest_first[place]]),
+            run_time_s=float(table.run_time_s[newest_first[place]]),
+            distance=float(distance[place]),
+            differs=tuple(what for what, far in apart.items() if far[place] > 0),
+        )
+        for place in near
+    ]
+
+
+def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many of each one's kind ended after it: an old job of a kind of its own is not crowded out."""
+    same_stem = table.stem == table.stem[-1]  # not the stem itself: where every name is another, all would be of age 0
+    columns = (_size(table), _limit(table), table.partition, same_stem, table.user)
+    kind = np.zeros(len(newest_first), dtype=np.int64)
+    for column in columns:
+        codes, values = pd.factorize(column[newest_first])
+        kind = pd.factorize(kind * (len(values) + 1) + codes)[0]
+    return np.asarray(pd.Series(kind).groupby(kind).cumcount(), dtype=np.int64)
+
+
+def _apart(table: JobTable, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """Return how far each of ``rows`` is from the last job, by what they differ in."""
+    size, limit = _size(table), _limit(table)
+    cpu_or_gpu = (table.gpus[rows] > 0) != (table.gpus[-1] > 0)
+    other_stem = table.stem[rows] != table.stem[-1]
+    other_name = table.name[rows] != table.name[-1]
+    return {
+        "size": np.abs(size[rows] - size[-1]) + cpu_or_gpu,
+        "limit": np.abs(limit[rows] - limit[-1]),
+        "partition": OTHER_PARTITION * (table.partition[rows] != table.partition[-1]),
+        "name": np.where(other_stem, OTHER_STEM, OTHER_NAME * other_name),
+        "user": OTHER_USER * ((table.user[rows] != table.user[-1]) & (table.user[-1] >= 0)),
+        "account": OTHER_ACCOUNT * (table.account[rows] != table.account[-1]),
+    }
+
+
+def _size(table: JobTable) -> NDArray[np.float64]:
+    return np.nan_to_num(np.log1p(table.size), nan=UNKNOWN_SIZE)
+
+
+def _limit(table: JobTable) -> NDArray[np.float64]:
+    return np.nan_to_num(np.log1p(table.time_limit_s), nan=UNKNOWN_LIMIT, posinf=UNLIMITED)
+
 
 PRIOR, NEIGHBOURHOOD = "prior", "neighbours"
 """Steps beside ``LEVELS``: before anything has ended, and the user's last jobs, near ones counting more."""
@@ -46,7 +268,7 @@ _WEIGHT, _SUM, _ENDED = 0, 1, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Contribution:
     """One step of the shrinkage, from the widest group of jobs to the narrowest.
 
     Attributes
@@ -100,11 +322,11 @@ class Explained:
     quantiles_s: tuple[float, float, float]
     source: str
     basis: str
-    steps: tuple[Step, ...]
+    steps: tuple[Contribution, ...]
     corrections: dict[str, float]
     features: dict[str, float]
-    precedent: Precedent | None
-    resembling: tuple[Resemblance, ...]
+    recent: RecentInGroup | None
+    resembling: tuple[SimilarJob, ...]
 
 
 def explain_last(
@@ -129,9 +351,9 @@ def explain_last(
     table = JobTable.from_frame(jobs, timezone=timezone)
     history, events, row = _known_at_the_end(table)
     predictor = model or HistoryPredictor()
-    learned = (model.calibration if model else None) or nothing_learned()
-    quantiles = calibrated_alone(row, predictor.predict(row), learned)[0]
-    basis = BASES[int(basis_of(row)[0])]
+    learned = (model.calibration if model else None) or empty_calibration()
+    quantiles = calibrate_each(row, predictor.predict(row), learned)[0]
+    basis = BASES[int(fallback_level(row)[0])]
     return Explained(
         quantiles_s=(float(quantiles[0]), float(quantiles[1]), float(quantiles[2])),
         source=predictor.model_id,
@@ -139,24 +361,24 @@ def explain_last(
         steps=_steps(history, events, row[0]),
         corrections=_corrections(model, row, np.log1p(quantiles[1])),
         features={name: float(value) for name, value in zip(FEATURES, row[0], strict=True)},
-        precedent=precedent(table, basis),
-        resembling=resembling(table, most=alike),
+        recent=recent_in_group(table, basis),
+        resembling=similar_jobs(table, most=alike),
     )
 
 
-def _known_at_the_end(table: JobTable) -> tuple[History, Events, NDArray[np.float32]]:
+def _known_at_the_end(table: JobTable) -> tuple[CausalStats, Events, NDArray[np.float32]]:
     """Return what was learned by the last submission, and that job's features, of shape (1, len(FEATURES))."""
-    events = events_of(table)
-    history, ends = nothing_known(events), table.ends()
+    events = event_order(table)
+    history, ends = empty_stats(events), table.ends()
     features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
     # The last job's own arrival is counted too, which touches no mean.
-    walk(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
+    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
     return history, events, features[-1:]
 
 
-def _steps(history: History, events: Events, row: NDArray[np.float32]) -> tuple[Step, ...]:
+def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tuple[Contribution, ...]:
     groups, log_run = events.groups[-1], float(PRIOR_LOG_RUN)
-    steps = [Step(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
+    steps = [Contribution(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
     for level in _chain(groups):
         sums, ended = history.sums[groups[level]], history.counts[groups[level], _ENDED]
         drawn = (sums[_SUM] + PSEUDO_JOBS[level] * log_run) / (sums[_WEIGHT] + PSEUDO_JOBS[level])
@@ -173,8 +395,8 @@ def _chain(groups: NDArray[np.int32]) -> list[int]:
     return [level for level in range(len(LEVELS)) if groups[level] >= 0 and IN_CHAIN[level]]
 
 
-def _step(level: str, jobs: int, weight: float, before: float, after: float) -> Step:
-    return Step(
+def _step(level: str, jobs: int, weight: float, before: float, after: float) -> Contribution:
+    return Contribution(
         level=level,
         jobs=jobs,
         weight=weight,
@@ -206,7 +428,7 @@ def _spoken(model: DurationModel, row: NDArray[np.float32]) -> dict[int, float]:
 
     Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
     """
-    opinions, anchor = grow(model.forest, row)[0], float(row[0, _ANCHOR])
+    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, _ANCHOR])
     learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
     untrained = Z90 * float(row[0, _ANCHOR_SD]) * np.array([-1, 0, 1])
     place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])

@@ -73,7 +73,7 @@ def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Tim
     """
     if len(recorded_s) < FEWEST_JOBS:
         raise NotEnoughHistory(
-            f"{len(recorded_s)} recorded starts are too few to judge a replay by.", remedy="Give a longer window."
+            f"{len(recorded_s)} recorded starts are too few to judge a replay by.", hint="Give a longer window."
         )
     error_s = np.abs(replayed_s - recorded_s)
     return Fidelity(

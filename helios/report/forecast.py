@@ -11,7 +11,16 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.predict.demand.judge import EMPIRICAL, HELIOS, JUDGED_H, PERSISTENCE, UPPER, MostScore, PointScore, Verdict
+from helios.predict.demand.evaluation import (
+    EMPIRICAL,
+    HELIOS,
+    JUDGED_H,
+    PERSISTENCE,
+    UPPER,
+    ForecastVerdict,
+    MostScore,
+    PointScore,
+)
 
 SURE = 2.0
 """Standard errors over days from which a difference is not laid to chance."""
@@ -52,7 +61,7 @@ class ForecastReport:
     unit: str
     window_s: tuple[int, int]
     step_s: int
-    verdict: Verdict
+    verdict: ForecastVerdict
     source: str
     notes: tuple[str, ...] = ()
 

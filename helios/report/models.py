@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,10 +11,11 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from helios.metrics.queue import QueueSummary
 from helios.report.tables import WIDE
-from helios.report.words import percent
+from helios.units import best_unit, change, duration, percent
 
-IN_CHARGE = "*"
+PROMOTED = "*"
 NAMES = {"model": "new model", "in charge": "model in charge", "user_last": "user's last ended job"}
 SHOWN_FEATURES = 10
 TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
@@ -32,7 +34,8 @@ def models_table(
     Parameters
     ----------
     models, decisions : sequences of mappings
-        As :func:`helios.app.models.listing` and :func:`helios.app.models.told_decisions` give them.
+        As :func:`helios.app.model_registry.list_models` and :func:`helios.app.model_registry.describe_decisions` give
+        them.
     drift : str, optional
         What the last night measured.
     width : int
@@ -45,27 +48,27 @@ def models_table(
     for name in ("Learned until", "First job", "Trained at") if wide else ():
         table.add_column(name, justify="right")
     for model in models:
-        table.add_row(*_of_model(model, wide=wide), style="bold" if model["in_charge"] else None)
+        table.add_row(*_of_model(model, wide=wide), style="bold" if model["promoted"] else None)
     return Group(table, "", *_below(models, decisions, drift))
 
 
-def contest_table(contest: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
+def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
     """Compare predictors on the same jobs; the challenger's differences from each, with what chance explains."""
     table = _table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90", right_from=1)
-    challenger = contest["challenger"]
-    for name in (challenger, *contest["against"]):
+    challenger = comparison["challenger"]
+    for name in (challenger, *comparison["against"]):
         style = "bold" if name == challenger else None
-        table.add_row(escape(_named(name)), *_score(contest["scores"][name]), style=style)
+        table.add_row(escape(_named(name)), *_score(comparison["scores"][name]), style=style)
     beside = _table(f"{escape(_named(challenger))} against", "Rank better by", "Error less by", right_from=1)
-    for name, against in contest["against"].items():
+    for name, against in comparison["against"].items():
         beside.add_row(escape(_named(name)), _signed(against["rank"], 1), _signed(against["error"], -1))
-    caption = f"On {contest['jobs']:,} jobs that no model here had learned from, of {_many(contest)}."
+    caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_many(comparison)}."
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
         "inside the interval as it was learned, before it is calibrated. In brackets: what chance allows (90 %, "
-        f"drawing whole {contest['drawn']} anew).[/]"
+        f"drawing whole {comparison['drawn']} anew).[/]"
     )
-    sentences = [escape(_sentence(contest, name)) for name in contest["against"]]
+    sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
     return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
 
 
@@ -77,7 +80,7 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
     else:
         did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
         first = f"{model_id} {did}: {outcome['why']}."
-    if outcome["in_charge"] == model_id and step is None:
+    if outcome["promoted"] == model_id and step is None:
         first = f"{model_id}: {outcome['why']}."
     return [first, *_who(outcome)]
 
@@ -99,7 +102,7 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
     scores = model["scores"].get("scores", {}) if model["scores"] else {}
     mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
     cells = [
-        IN_CHARGE if model["in_charge"] else "",
+        PROMOTED if model["promoted"] else "",
         model["model_id"],
         f"{model['jobs']:,}",
         _figure(mine.get("spearman")),
@@ -113,15 +116,15 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
 
 
 def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None) -> list[str]:
-    chosen = [model["model_id"] for model in models if model["in_charge"]]
-    said = [f"{IN_CHARGE} in charge: {chosen[0]}." if chosen else "No model is in charge: shrinkage predicts."]
+    chosen = [model["model_id"] for model in models if model["promoted"]]
+    said = [f"{PROMOTED} in charge: {chosen[0]}." if chosen else "No model is in charge: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
         at = _minute(last["promoted_at"])
         said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
         said.append("Nothing was ever decided: the newest is in charge.")
-    said += [f"It is not to be trusted. {model['trouble']}" for model in models if model["trouble"]]
+    said += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
     if drift:
         said.append(f"Drift: {drift}.")
     legend = (
@@ -133,20 +136,20 @@ def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
 
 
 def _who(outcome: Mapping[str, Any]) -> list[str]:
-    in_charge, model_id, before = outcome["in_charge"], outcome["model_id"], outcome["previous"]
+    promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
     if not outcome["written"]:
         return [f"In charge, as before: {before}."]
-    if in_charge == model_id:
-        return [f"In charge: {in_charge}" + (f", before it {before}." if before != in_charge else ".")]
-    if in_charge == "shrinkage":
+    if promoted == model_id:
+        return [f"In charge: {promoted}" + (f", before it {before}." if before != promoted else ".")]
+    if promoted == "shrinkage":
         said = "In charge: shrinkage, which needs no training."
         return [said, f"Put it in charge all the same: helios model promote {model_id}"]
-    judge = f"Judge both: helios model compare {in_charge} {model_id}"
-    return [f"In charge: {in_charge}.", judge, f"Switch: helios model promote {model_id}"]
+    judge = f"Judge both: helios model compare {promoted} {model_id}"
+    return [f"In charge: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
 
 
-def _sentence(contest: Mapping[str, Any], name: str) -> str:
-    challenger, against = _named(contest["challenger"]), contest["against"][name]
+def _sentence(comparison: Mapping[str, Any], name: str) -> str:
+    challenger, against = _named(comparison["challenger"]), comparison["against"][name]
     if against["is_chance"]:
         return f"Against {_named(name)}: no difference beyond chance."
     worse, better = against["worse_in"], against["better_in"]
@@ -154,9 +157,9 @@ def _sentence(contest: Mapping[str, Any], name: str) -> str:
     return f"Against {_named(name)}: {challenger} is {', '.join(parts)}."
 
 
-def _many(contest: Mapping[str, Any]) -> str:
-    groups = contest["drawn"] if contest["clusters"] != 1 else contest["drawn"].removesuffix("s")
-    return f"{contest['clusters']:,} {groups}"
+def _many(comparison: Mapping[str, Any]) -> str:
+    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
+    return f"{comparison['clusters']:,} {groups}"
 
 
 def _of_drift(drift: Mapping[str, Any]) -> str:
@@ -239,3 +242,127 @@ def _table(*names: str, right_from: int) -> Table:
         right = place >= right_from
         table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
+
+
+# What predictions are worth to a queue: replays with them, between what a site has today and what is possible.
+
+TODAY, MODEL, ORACLE, UNGUARDED_ORACLE = "today", "model", "oracle", "oracle_unguarded"
+REPLAY_NAMES = {
+    TODAY: "FIFO, today",
+    MODEL: "QSSF, Helios",
+    "model_unguarded": "QSSF, Helios, no guard",
+    "shrinkage": "QSSF, shrinkage untrained",
+    "user_last": "QSSF, user's last ended job",
+    "smallest_first": "Smallest first, no model",
+    ORACLE: "QSSF, true run times",
+    UNGUARDED_ORACLE: "QSSF, true, no guard",
+}
+LEAST_GAIN_S = 1.0
+"""Mean wait that the oracle must save for a share of it to mean anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderValue:
+    """What each order makes of one queue; all with EASY backfill by time limits.
+
+    Attributes
+    ----------
+    nodes : mapping
+        Nodes of each partition that were replayed.
+    gpus_per_node : int
+    resource : str
+        gpus or cpus.
+    guard : str
+        The bound on waiting, in words.
+    replays : mapping of QueueSummary
+        By the names of ``REPLAY_NAMES``; today and both oracles are always there.
+    notes : tuple of str
+        Assumptions, said aloud.
+    """
+
+    nodes: Mapping[str, int]
+    gpus_per_node: int
+    resource: str
+    guard: str
+    replays: Mapping[str, QueueSummary]
+    notes: tuple[str, ...] = ()
+
+    def share(self, name: str, *, oracle: str = ORACLE) -> float | None:
+        """Return the part of the oracle's gain in mean wait over today that a replay realises.
+
+        None: there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits than
+        today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
+        """
+        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[oracle].mean_wait_s
+        if today_s - oracle_s < LEAST_GAIN_S:
+            return None
+        return (today_s - self.replays[name].mean_wait_s) / (today_s - oracle_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return {
+            "nodes": dict(self.nodes),
+            "gpus_per_node": self.gpus_per_node,
+            "resource": self.resource,
+            "guard": self.guard,
+            "share_of_oracle_gain": self.share(MODEL),
+            "replays": {
+                name: {
+                    "share_of_oracle_gain": self.share(name),
+                    "share_of_unguarded_oracle_gain": self.share(name, oracle=UNGUARDED_ORACLE),
+                    **summary.to_json(),
+                }
+                for name, summary in self.replays.items()
+            },
+        }
+
+
+def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
+    """Return what is to be said aloud of the replays, or why there are none; nothing where none were asked for."""
+    if isinstance(value, OrderValue):
+        return value.notes
+    return () if value is None else (value,)
+
+
+def value_table(value: OrderValue) -> RenderableType:
+    """Compare the replays, and say in words what the predictions are worth."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("Replayed, with EASY by limits")
+    for name in ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}"):
+        table.add_column(name, justify="right")
+    for name, words in REPLAY_NAMES.items():
+        if name in value.replays:
+            table.add_row(*_cells(value, name, words), style="bold" if name == MODEL else None)
+    return Group(table, "", *(escape(sentence) for sentence in in_words(value)))
+
+
+def in_words(value: OrderValue) -> Sequence[str]:
+    """Say what the predictions are worth to this queue, and under which bound on waiting."""
+    today = value.replays[TODAY]
+    where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
+    share = value.share(MODEL)
+    if share is None:
+        saved = "no queue" if today.mean_wait_s < LEAST_GAIN_S else "a queue that no order by run time shortens"
+        return (f"{where}: {saved}, nothing to gain. Describe a smaller machine with --nodes to see one.",)
+    free = value.share(MODEL, oracle=UNGUARDED_ORACLE)
+    beside = "" if free is None else f", and {percent(free)} of what they would save if nobody were promoted"
+    mean = change(value.replays[MODEL].mean_wait_s, today.mean_wait_s)
+    return (
+        f"{where}. With these predictions the mean wait changes by {mean}: {percent(share)} of what true run times "
+        f"would save under the same bound{beside}.",
+        f"Bound on waiting: {value.guard}. Whoever has waited longer goes first.",
+    )
+
+
+def _cells(value: OrderValue, name: str, words: str) -> list[str]:
+    summary, share = value.replays[name], value.share(name)
+    large = summary.mean_wait_s_by_size[">8"]
+    return [
+        words,
+        duration(summary.mean_wait_s),
+        "-" if share is None or name == TODAY else percent(share),
+        duration(summary.median_wait_s),
+        duration(summary.p99_wait_s),
+        duration(summary.max_wait_s),
+        "-" if large is None else duration(large),
+    ]

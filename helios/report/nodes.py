@@ -11,8 +11,8 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from helios.hostlist import fold
-from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
+from helios.model.hostlist import fold
 
 MOST_SHOWN = 40
 LAST_LINES = 12
@@ -30,7 +30,7 @@ class NodeStatus:
     pools : DataFrame
         Columns of ``NODE_TALLIES``: each pool now.
     standings : DataFrame
-        Columns of ``NODE_STANDINGS``: what stands changed, and what would in a shadow.
+        Columns of ``APPLIED_NODE_CHANGES``: what stands changed, and what would in a shadow.
     protected : str
         Why nothing is put to sleep; empty: it may be.
     quarantined : mapping of str to str
@@ -43,7 +43,7 @@ class NodeStatus:
 
     taken_at: datetime
     pools: pd.DataFrame
-    standings: pd.DataFrame
+    applied_changes: pd.DataFrame
     protected: str
     quarantined: Mapping[str, str]
     cannot: str
@@ -51,7 +51,7 @@ class NodeStatus:
 
     def __post_init__(self) -> None:
         NODE_TALLIES.check(self.pools)
-        NODE_STANDINGS.check(self.standings)
+        APPLIED_NODE_CHANGES.check(self.applied_changes)
 
     def parts(self) -> Iterator[Table | str]:
         """Yield what to show, for a person."""
@@ -65,9 +65,9 @@ class NodeStatus:
             name = escape(node)
             yield f"{name} is left alone, it failed to wake: {escape(what)}. Once mended: helios power clear {name}"
         yield self._pools()
-        if len(self.standings):
+        if len(self.applied_changes):
             yield ""
-            yield self._standings()
+            yield self._applied_changes()
         else:
             yield "Nothing of Helios stands on any node."
 
@@ -80,7 +80,7 @@ class NodeStatus:
             "protected": self.protected,
             "quarantined": dict(self.quarantined),
             "pools": _records(self.pools.drop(columns=["taken_at", "wanted"])),
-            "standings": _records(self.standings),
+            "applied_changes": _records(self.applied_changes),
         }
 
     def _pools(self) -> Table:
@@ -93,12 +93,14 @@ class NodeStatus:
             table.add_row(escape(str(row["pool"])), *(f"{int(n):,}" for n in (*counts, row["by_helios"])))
         return table
 
-    def _standings(self) -> Table:
+    def _applied_changes(self) -> Table:
         names = ("Nodes", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
         rows = list(self._alike())
         for nodes, cells, since in rows[:MOST_SHOWN]:
-            table.add_row(*(escape(cell) for cell in (folded(nodes) or "(the list)", *cells)), f"{since:%m-%d %H:%M}")
+            table.add_row(
+                *(escape(cell) for cell in (fold_names(nodes) or "(the list)", *cells)), f"{since:%m-%d %H:%M}"
+            )
         if len(rows) > MOST_SHOWN:
             table.add_row(f"... and {len(rows) - MOST_SHOWN:,} more: --json shows all")
         return table
@@ -106,9 +108,9 @@ class NodeStatus:
     def _alike(self) -> Iterator[tuple[list[str], tuple[str, ...], datetime]]:
         """Yield the nodes of which the same stands, what that is, and since when it stands on the first of them."""
         found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
-        for row in self.standings.to_dict("records"):
-            theirs = "; changed by somebody else, left alone" if row["admins"] else ""
-            stands = f"{row['lever']}: {row['value']}{theirs}"
+        for row in self.applied_changes.to_dict("records"):
+            theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
+            stands = f"{row['setting']}: {row['value']}{theirs}"
             cells = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
             found.setdefault(cells, []).append((_text(row["node"]), row["written_at"]))
         for cells, rows in found.items():
@@ -116,7 +118,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeStory:
+class NodeExplanation:
     """What there is to say about one node.
 
     Attributes
@@ -136,7 +138,7 @@ class NodeStory:
 
     def parts(self, *, width: int = WIDE) -> Iterator[Table | str]:
         """Yield what to show, for a person; on a narrow terminal each decision takes two lines."""
-        yield from (escape(fact) for fact in self.facts)
+        yield from (escape(message) for message in self.facts)
         if not len(self.decisions):
             yield "Helios has decided nothing about it in the last 30 days."
             return
@@ -176,10 +178,10 @@ def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
     for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
         target, service, action, outcome, reason = map(_text, row)
         said.setdefault((service, action, outcome, reason), []).append(target)
-    return [(folded(nodes), *rest) for rest, nodes in said.items()]
+    return [(fold_names(nodes), *rest) for rest, nodes in said.items()]
 
 
-def folded(nodes: Iterable[str]) -> str:
+def fold_names(nodes: Iterable[str]) -> str:
     """Return nodes as a hostlist; an empty name, which is the keep-awake list's, is left out."""
     return fold(filter(None, nodes))
 

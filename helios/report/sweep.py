@@ -15,15 +15,15 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.report.differences import CRITERIA, Differences, figures_of
-from helios.report.words import change, duration
+from helios.report.significance import CRITERIA, Differences, whatif_figures
+from helios.units import change, duration
 
 MOST_GROUPS_SHOWN = 12
 """Tables that a person reads one after the other; of more, the summary is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SweepRow:
     """One plan of a group.
 
     Attributes
@@ -43,9 +43,9 @@ class Row:
     failed: tuple[str, ...]
 
     @classmethod
-    def of(cls, found: Sequence[Mapping[str, Any]], reasons: Sequence[str], *, named: str) -> Row:
+    def of(cls, found: Sequence[Mapping[str, Any]], reasons: Sequence[str], *, named: str) -> SweepRow:
         """Return the row of a plan from the figures of its cells, and the reasons of those that failed."""
-        all_figures = [figures_of(figures) for figures in found]
+        all_figures = [whatif_figures(figures) for figures in found]
         first: Mapping[str, Any] = found[0] if found else {"label": named, "is_today": False, "is_oracle": False}
         return cls(
             label=first["label"],
@@ -80,16 +80,16 @@ class Group:
     """
 
     about: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     differences: Differences | None
 
     @property
-    def baseline(self) -> Row | None:
+    def baseline(self) -> SweepRow | None:
         """What a site has today, where it was replayed; else the first that was."""
         there = [row for row in self.rows if row.figures]
         return next((row for row in there if row.is_today), there[0] if there else None)
 
-    def best(self, name: str) -> list[Row]:
+    def best(self, name: str) -> list[SweepRow]:
         """Return the plans that can be had with the smallest of a criterion; none where all are alike."""
         values = {row.label: row.figures[name] for row in self.rows if row.figures and not row.is_oracle}
         known = [value for value in values.values() if value is not None]
@@ -197,12 +197,12 @@ def _group_table(group: Group, found: Sweep) -> RenderableType:
     return Lines(f"[bold]{escape(_named(group, found))}[/]", table)
 
 
-def _marked(row: Row, name: str, group: Group) -> str:
+def _marked(row: SweepRow, name: str, group: Group) -> str:
     text = duration(row.figures[name])
     return f"[bold green]{text}[/]" if row in group.best(name) else text
 
 
-def _against(row: Row, group: Group) -> str:
+def _against(row: SweepRow, group: Group) -> str:
     base = group.baseline
     if base is None or row is base:
         return ""
@@ -271,7 +271,7 @@ def _summary(found: Sweep) -> RenderableType:
     return table
 
 
-def _pairs(label: str, found: Sweep) -> Iterator[tuple[Row, Row]]:
+def _pairs(label: str, found: Sweep) -> Iterator[tuple[SweepRow, SweepRow]]:
     for group in found.groups:
         base = group.baseline
         for row in group.rows:
@@ -279,7 +279,7 @@ def _pairs(label: str, found: Sweep) -> Iterator[tuple[Row, Row]]:
                 yield row, base
 
 
-def _ratio(pair: tuple[Row, Row], name: str) -> float:
+def _ratio(pair: tuple[SweepRow, SweepRow], name: str) -> float:
     new, old = (row.figures[name] or 0.0 for row in pair)
     return new / old if old else new
 

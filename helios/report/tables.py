@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from helios.metrics import SIZE_CLASSES
-from helios.report.describe import Description
-from helios.report.differences import Differences
-from helios.report.verdict import verdict
+from helios.metrics.queue import SIZE_CLASSES
+from helios.report.history import Description
+from helios.report.significance import Differences
 from helios.report.whatif import Run, WhatIf
-from helios.report.words import bar, change, duration, percent, sparkline
+from helios.report.whatif_text import verdict
+from helios.units import bar, change, duration, percent, sparkline
 
 WIDE = 120
 """Terminal columns from which the secondary figures are shown too."""

@@ -8,21 +8,93 @@ Helios' own: the paper's order starves large jobs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.actions import Reorder
-from helios.backlog import LEAST_S, faded
+from helios.actions import Place, Ranking, Reorder
+from helios.metrics.backlog import LEAST_S, age_discount
 from helios.model import Snapshot
-from helios.ports import Columns, Wishes
-from helios.services.jobwise import reorders
-from helios.services.orders import LARGE_FAVOUR, LARGE_GPUS, favour
-from helios.services.wording import counted, duration, gpu_time
+from helios.ports import ChangeRequests, Columns
+from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, weigh_large_jobs
+from helios.units import count_in_words, gpu_time, rounded_duration
+
+# What a jobwise service says to a live cluster, made of what it wishes for each job.
+
+Rows = NDArray[np.int64]
+
+
+def reorders(
+    snapshot: Snapshot,
+    changes: ChangeRequests,
+    *,
+    why: Callable[[Rows], list[str]],
+    reason: Callable[[Rows], str],
+) -> list[Reorder]:
+    """Return an order for each partition in which ``changes`` names a job, by the names of the partitions.
+
+    Jobs of equal urgency stand by submission, then id. A job without a partition is nobody's.
+
+    Parameters
+    ----------
+    changes : Wishes
+        For all pending jobs of ``snapshot``, in its order.
+    why : callable
+        Returns the reason of each place, given the rows of their jobs in the snapshot.
+    reason : callable
+        Returns the reason of an order, given the same. Both are asked when somebody reads them.
+
+    Raises
+    ------
+    ValueError
+        An urgency is not between -1 and 1.
+    """
+    if (np.abs(changes.urgency) > 1).any():
+        raise ValueError("a change has an urgency that is not between -1 and 1")
+    return [
+        Ranking(
+            partition=partition,
+            snapshot=snapshot,
+            rows=rows,
+            urgency=changes.urgency[rows],
+            order=partial(_places, snapshot, rows, changes.urgency, why),
+            reason=partial(reason, rows),
+        )
+        for partition, rows in _by_partition(snapshot, (~np.isnan(changes.urgency)).nonzero()[0])
+    ]
+
+
+def _by_partition(snapshot: Snapshot, rows: Rows) -> Iterator[tuple[str, Rows]]:
+    names = snapshot.pending_values("partition")[rows].tolist()
+    distinct = set(names)
+    known = sorted(name for name in distinct if isinstance(name, str))
+    if len(distinct) == len(known) == 1:
+        yield known[0], rows
+        return
+    number = dict.fromkeys(distinct, -1) | {name: place for place, name in enumerate(known)}
+    home = np.array([*map(number.__getitem__, names)], dtype=np.int64)
+    for place, name in enumerate(known):
+        yield name, rows[home == place]
+
+
+def _places(
+    snapshot: Snapshot, rows: Rows, urgency: NDArray[np.float64], why: Callable[[Rows], list[str]]
+) -> tuple[Place, ...]:
+    job_ids = snapshot.pending_values("job_id")[rows].tolist()
+    submitted = snapshot.pending_values("submitted_at")[rows].astype(np.int64).tolist()
+    ranks = zip((-urgency[rows]).tolist(), submitted, map(len, job_ids), job_ids, rows.tolist(), strict=True)
+    ranked = sorted(ranks)
+    reasons = why(np.array([row for *_, row in ranked], dtype=np.int64))
+    return tuple(
+        Place(job_id=job_id, urgency=-minus_urgency, reason=text)
+        for (minus_urgency, _, _, job_id, _), text in zip(ranked, reasons, strict=True)
+    )
+
 
 SHORTEST_GPU_S = 10.0
 """Service at or below which a job is as urgent as one can be without promotion: ten seconds on one GPU."""
@@ -44,11 +116,67 @@ STICKS = 0.75
 """A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
 
 
-class Rule(StrEnum):
+class OrderRule(StrEnum):
     """Which jobs of a queue go first, where nobody has waited too long."""
 
     BALANCED = "balanced"
     SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QssfOptions:
+    """What a site may choose.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two looks at the queue, s.
+    order : str
+        ``balanced``: the service of jobs above 8 GPUs counts 1/20
+        (:func:`helios.services.queue_orders.balanced`), and that of all fades while they wait; ``service``: the
+        paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8 GPUs are many, the
+        paper's rule has the shorter mean: rehearse both.
+    gpu_exponent : float
+        Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
+        (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
+    share : float
+        Of the longest backlog of the last weeks, after which a job goes first.
+    least_s : float
+        No job goes first for its share of a backlog before it has waited so long, s.
+    fades : bool
+        With ``balanced``: whether the service of a job counts less while it waits.
+    promote_after_s : float
+        Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
+        (the longest wait is then unbounded). See Notes: The price. In a service replay on eleven days of Philly at half
+        its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
+        against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
+    promote_factor : float
+        A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
+    levels : int
+        Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no
+        grid and no logarithm, the urgency falls in proportion to the service, so that no two services are alike.
+        That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
+    """
+
+    every_s: int = 30
+    order: str = OrderRule.BALANCED.value
+    gpu_exponent: float = 1.0
+    share: float = 1.0
+    least_s: float = LEAST_S
+    fades: bool = True
+    promote_after_s: float = 0.0
+    promote_factor: float = 0.0
+    levels: int = 9
+
+    def __post_init__(self) -> None:
+        _require(self.every_s > 0, "every_s must be positive")
+        _require(self.order in [*OrderRule], f"order must be one of {', '.join(OrderRule)}")
+        _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
+        _require(0 <= self.share < np.inf, "share must be finite and not negative")
+        _require(0 < self.least_s < np.inf, "least_s must be finite and positive")
+        _require(self.promote_after_s >= 0, "promote_after_s must not be negative")
+        _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
+        _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
 
 
 class Qssf:
@@ -68,8 +196,9 @@ class Qssf:
     **The bound.** A job that has been eligible for longer than its patience ``P`` is *promoted* to urgency 1. ``P`` is
     ``promote_after_s``, or where that is 0 ``max(least_s, share x longest backlog)``: how long the last in a first-come
     queue would have waited at the worst moment of the last weeks, which Helios reckons each hour
-    (:mod:`helios.backlog`); 12 h while it knows of none. In any case it is no less than ``promote_factor x predicted
-    run time``. Call it a job's turn when it has waited for longer than the largest ``P`` there is while it waits.
+    (:mod:`helios.metrics.backlog`); 12 h while it knows of none. In any case it is no less than ``promote_factor x
+    predicted run time``. Call it a job's turn when it has waited for longer than the largest ``P`` there is while it
+    waits.
 
     ``P`` hangs on the cluster and the job's own waiting, not on a score that a wrong prediction could keep low;
     predictions can lift the longest backlog no higher than if all that waits ran as long as what has ended. Among
@@ -97,76 +226,24 @@ class Qssf:
     history), not as short as one would like it to be.
     """
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Options:
-        """What a site may choose.
+    Options = QssfOptions
 
-        Attributes
-        ----------
-        every_s : int
-            Time between two looks at the queue, s.
-        order : str
-            ``balanced``: the service of jobs above 8 GPUs counts 1/20 (:func:`helios.services.orders.balanced`), and
-            that of all fades while they wait; ``service``: the paper's rule, which starves large jobs. On a cluster of
-            a few nodes, where jobs above 8 GPUs are many, the paper's rule has the shorter mean: rehearse both.
-        gpu_exponent : float
-            Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
-            (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
-        share : float
-            Of the longest backlog of the last weeks, after which a job goes first.
-        least_s : float
-            No job goes first for its share of a backlog before it has waited so long, s.
-        fades : bool
-            With ``balanced``: whether the service of a job counts less while it waits.
-        promote_after_s : float
-            Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
-            (the longest wait is then unbounded). See Notes: The price. In a rehearsal on eleven days of Philly at half
-            its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
-            against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
-        promote_factor : float
-            A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
-        levels : int
-            Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no
-            grid and no logarithm, the urgency falls in proportion to the service, so that no two services are alike.
-            That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
-        """
-
-        every_s: int = 30
-        order: str = Rule.BALANCED.value
-        gpu_exponent: float = 1.0
-        share: float = 1.0
-        least_s: float = LEAST_S
-        fades: bool = True
-        promote_after_s: float = 0.0
-        promote_factor: float = 0.0
-        levels: int = 9
-
-        def __post_init__(self) -> None:
-            _require(self.every_s > 0, "every_s must be positive")
-            _require(self.order in [*Rule], f"order must be one of {', '.join(Rule)}")
-            _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
-            _require(0 <= self.share < np.inf, "share must be finite and not negative")
-            _require(0 < self.least_s < np.inf, "least_s must be finite and positive")
-            _require(self.promote_after_s >= 0, "promote_after_s must not be negative")
-            _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
-            _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
-
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: QssfOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        self._fades = options.fades and options.order == Rule.BALANCED
+        self._fades = options.fades and options.order == OrderRule.BALANCED
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition that has jobs which may be named."""
-        wishes = self.wishes(snapshot.pending_values, snapshot.taken_at)
+        changes = self.changes(snapshot.pending_values, snapshot.taken_at)
         return reorders(
             snapshot,
-            wishes,
-            why=lambda rows: self._reasons(snapshot, wishes.urgency, rows),
-            reason=lambda rows: _summary(wishes.urgency[rows]),
+            changes,
+            why=lambda rows: self._reasons(snapshot, changes.urgency, rows),
+            reason=lambda rows: _summary(changes.urgency[rows]),
         )
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         """Return the urgency of each of ``jobs``; see :class:`helios.ports.JobwiseService`."""
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
         p50_s, now = jobs("p50_s"), jobs("urgency")
@@ -185,13 +262,13 @@ class Qssf:
         early = waited_us < 0  # also where nobody knows when: NaT is the least number there is, and wraps round
         if early.any():
             urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
-        hands_off = jobs("hands_off")
-        urgency[np.equal(hands_off, hands_off)] = np.nan  # missing is NaN, which is not itself
-        return Wishes(urgency=urgency, until=until_us.view("datetime64[us]"))
+        excluded_reason = jobs("excluded_reason")
+        urgency[np.equal(excluded_reason, excluded_reason)] = np.nan  # missing is NaN, which is not itself
+        return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
         """Say why each of the jobs in these rows stands where it does."""
-        jobs, favours = snapshot.pending_values, self.options.order == Rule.BALANCED
+        jobs, favours = snapshot.pending_values, self.options.order == OrderRule.BALANCED
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         patience_us = np.broadcast_to(self._patience_us(jobs, jobs("p50_s")), len(urgency))[rows]
         facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
@@ -218,7 +295,7 @@ class Qssf:
     def _service(self, gpus: NDArray[np.int32], p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
         exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
         service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
-        return service * favour(gpus) if self.options.order == Rule.BALANCED else service
+        return service * weigh_large_jobs(gpus) if self.options.order == OrderRule.BALANCED else service
 
     def _urgency(self, service: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.options.levels:
@@ -236,9 +313,9 @@ class Qssf:
         """Return urgencies by what is left of the service, and up to what waiting they stay as they are, µs."""
         if not self.options.levels:  # no two are alike, and to ask about each at any moment is dear
             by_the_hour_us = waited_us - waited_us % _HOUR_US
-            left = faded(by_the_hour_us, patience_us)
+            left = age_discount(by_the_hour_us, patience_us)
             return _in_proportion(service * left), np.minimum(patience_us, by_the_hour_us + _HOUR_US - 1)
-        exact = _from_scale(service * faded(waited_us, patience_us))
+        exact = _from_scale(service * age_discount(waited_us, patience_us))
         urgency = _on_grid(exact, now=now, levels=self.options.levels)
         next_level = _waited_at_next_level(urgency, exact, service, levels=self.options.levels)
         return urgency, np.minimum(patience_us, np.floor(next_level * patience_us).astype(np.int64) - 1)
@@ -296,11 +373,11 @@ def _reason(expected: str, waited: str, promoted: bool) -> str:
 
 
 def _waited(waited_s: float, patience_us: int, promoted: bool) -> str:
-    so_long = f"waited {duration(waited_s)}"
+    so_long = f"waited {rounded_duration(waited_s)}"
     return (
         so_long
         if promoted or patience_us >= LONGEST_US
-        else f"{so_long}, goes first after {duration(patience_us / 1e6)}"
+        else f"{so_long}, goes first after {rounded_duration(patience_us / 1e6)}"
     )
 
 
@@ -312,13 +389,15 @@ def _summary(urgency: NDArray[np.float64]) -> str:
 def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float, favours: bool) -> str:
     if math.isnan(p50_s):
         return "no prediction, so neutral"
-    width = f" ({duration(p10_s)} to {duration(p90_s)})" if p10_s <= p90_s else ""
+    width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
     if gpus == 0:
-        return f"predicted {duration(p50_s)}{width} without GPUs"
+        return f"predicted {rounded_duration(p50_s)}{width} without GPUs"
     large = f", of which a large job counts 1/{LARGE_FAVOUR:g}" if favours and gpus > LARGE_GPUS else ""
-    return f"predicted {duration(p50_s)}{width} on {counted(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
+    return (
+        f"predicted {rounded_duration(p50_s)}{width} on {count_in_words(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
+    )
 
 
-def _require(holds: bool, fact: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise ValueError(fact)
+        raise ValueError(message)

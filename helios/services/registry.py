@@ -18,13 +18,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from helios.errors import ServiceInvalid, ServiceUnknown
-from helios.ports import Office, Service
+from helios.ports import Domain, Service
 
 GROUP = "helios.services"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class ServiceOption:
     """One option of a service.
 
     Attributes
@@ -57,7 +57,7 @@ class InstalledService:
         First line of the class's docstring.
     options : tuple of Option
         In the declared order.
-    office : Office
+    domain : Domain
         What it acts on.
     needs_proof : str
         What the site's own history must show before it may act; empty: nothing.
@@ -69,9 +69,9 @@ class InstalledService:
     target: str
     package: str
     summary: str = ""
-    options: tuple[Option, ...] = ()
-    office: Office = Office.JOBS
-    needs_proof: str = ""
+    options: tuple[ServiceOption, ...] = ()
+    domain: Domain = Domain.JOBS
+    requires_gain: str = ""
     broken: str = ""
 
 
@@ -98,7 +98,7 @@ def build(name: str, options: Mapping[str, Any]) -> Service:
         allowed is named.
     """
     service_class = find(name)
-    return made(service_class, checked_options(service_class, options, name=name), name=name)
+    return make_service(service_class, checked_options(service_class, options, name=name), name=name)
 
 
 def find(name: str) -> type[Any]:
@@ -113,7 +113,7 @@ def find(name: str) -> type[Any]:
     if name not in entries:
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
-            remedy=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
+            hint=f"Installed are: {', '.join(sorted(entries)) or 'none'}. Is the package that brings it installed?",
         )
     return _loaded(name, entries[name])
 
@@ -127,20 +127,20 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         A key is unknown, or a value does not do; what is allowed is named.
     """
     declared = service_class.Options
-    allowed = f"Options of {name}: {'; '.join(map(str, options_of(service_class))) or 'none'}."
-    unknown = sorted(set(options) - {option.name for option in options_of(service_class)})
+    allowed = f"Options of {name}: {'; '.join(map(str, list_options(service_class))) or 'none'}."
+    unknown = sorted(set(options) - {option.name for option in list_options(service_class)})
     if unknown:
-        raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", remedy=allowed)
+        raise ServiceInvalid(f"Service {name} has no option {', '.join(map(repr, unknown))}.", hint=allowed)
     try:
         # As JSON, strictly: a list may become a tuple and text an enum, but text never a number.
         return TypeAdapter(declared).validate_json(to_json(dict(options), inf_nan_mode="constants"), strict=True)
     except ValidationError as reason:
-        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", remedy=allowed) from reason
+        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", hint=allowed) from reason
     except PydanticSerializationError as reason:
-        raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", remedy=allowed) from reason
+        raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", hint=allowed) from reason
 
 
-def made(service_class: type[Any], options: Any, *, name: str) -> Service:
+def make_service(service_class: type[Any], options: Any, *, name: str) -> Service:
     """Return the service made with its own ``options``.
 
     Raises
@@ -156,27 +156,27 @@ def made(service_class: type[Any], options: Any, *, name: str) -> Service:
     if not isinstance(every, timedelta) or every <= timedelta(0):
         raise ServiceInvalid(
             f"Service {name} has every = {every!r}.",
-            remedy="Set self.every in __init__ to a positive datetime.timedelta: the time between two decisions.",
+            hint="Set self.every in __init__ to a positive datetime.timedelta: the time between two decisions.",
         )
     checked: Service = service
     return checked
 
 
-def office_of(service: object) -> Office:
+def domain_of(service: object) -> Domain:
     """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
-    return Office(getattr(service, "office", Office.JOBS))
+    return Domain(getattr(service, "domain", Domain.JOBS))
 
 
-def flaws_of(service_class: Any) -> list[str]:
+def find_flaws(service_class: Any) -> list[str]:
     """Return what keeps a class from being a service, each with what to do; empty: nothing."""
     if not inspect.isclass(service_class):
         return [f"{service_class!r} is not a class; let the entry point name the service's class"]
     flaws = []
     if not callable(getattr(service_class, "decide", None)):
         flaws.append("it has no method decide(self, snapshot); add one that returns actions")
-    office = getattr(service_class, "office", Office.JOBS)
-    if office not in set(Office):
-        flaws.append(f"its office is {office!r}; let it be Office.JOBS or Office.NODES of helios.ports")
+    domain = getattr(service_class, "domain", Domain.JOBS)
+    if domain not in set(Domain):
+        flaws.append(f"its domain is {domain!r}; let it be Domain.JOBS or Domain.NODES of helios.ports")
     options = getattr(service_class, "Options", None)
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
         flaws.append("it has no dataclass Options; nest one: @dataclass(frozen=True, kw_only=True) class Options")
@@ -185,11 +185,11 @@ def flaws_of(service_class: Any) -> list[str]:
     return flaws
 
 
-def options_of(service_class: type[Any]) -> tuple[Option, ...]:
+def list_options(service_class: type[Any]) -> tuple[ServiceOption, ...]:
     """Return the options of a service class, in the declared order."""
     hints = get_type_hints(service_class.Options, include_extras=False)
     return tuple(
-        Option(name=field.name, type=_type_name(hints[field.name]), default=_default(field))
+        ServiceOption(name=field.name, type=_type_name(hints[field.name]), default=_default(field))
         for field in dataclasses.fields(service_class.Options)
         if field.init
     )
@@ -223,7 +223,7 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
     if len(entries) > 1:
         raise ServiceInvalid(
             f"Several packages offer a service {name}: {', '.join(map(_package, entries))}.",
-            remedy="Uninstall all but one of them.",
+            hint="Uninstall all but one of them.",
         )
     (entry,) = entries
     try:
@@ -231,9 +231,9 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
     except (Exception, SystemExit) as reason:  # because a service is anybody's code
         raise ServiceInvalid(
             f"Service {name} ({entry.value}) cannot be loaded: {type(reason).__name__}: {reason}.",
-            remedy=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
+            hint=f"Repair or uninstall {_package(entry) or 'the package that brings it'}.",
         ) from reason
-    flaws = flaws_of(service_class)
+    flaws = find_flaws(service_class)
     if flaws:
         raise ServiceInvalid(f"Service {name} ({entry.value}) is none: {'; '.join(flaws)}.")
     return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
@@ -248,9 +248,9 @@ def _described(name: str, entries: list[EntryPoint]) -> InstalledService:
     return dataclasses.replace(
         bare,
         summary=(inspect.getdoc(service_class) or "").partition("\n")[0],
-        options=options_of(service_class),
-        office=office_of(service_class),
-        needs_proof=getattr(service_class, "needs_proof", ""),
+        options=list_options(service_class),
+        domain=domain_of(service_class),
+        requires_gain=getattr(service_class, "requires_gain", ""),
     )
 
 

@@ -17,10 +17,45 @@ from numpy.typing import NDArray
 
 from helios.actions import SoftLimit
 from helios.model import Snapshot
-from helios.services.wording import duration
+from helios.units import rounded_duration
 
 STEP_S = 600.0
 """Bounds are whole steps of this, s, so that predicting again rewrites little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftLimitsOptions:
+    """What a site may choose.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two looks at the queue, s.
+    margin : float
+        The bound is this many times the run time that 90 % of such jobs stay below.
+    least_s : float
+        No bound is shorter than this, s.
+    worth_s : float
+        A bound is set only where it is shorter than the time limit by at least this, s.
+    fallbacks : tuple of str
+        Sources of predictions that are not believed; one counts as such if it begins with any of these.
+    """
+
+    every_s: int = 60
+    margin: float = 1.5
+    least_s: float = 600.0
+    worth_s: float = 1_800.0
+    fallbacks: tuple[str, ...] = ("shrinkage",)
+
+    def __post_init__(self) -> None:
+        for holds, message in (
+            (self.every_s > 0, "every_s must be positive"),
+            (1 <= self.margin < np.inf, "margin must be finite and at least 1: the bound is an upper one"),
+            (0 < self.least_s < np.inf, "least_s must be positive and finite"),
+            (self.worth_s >= 0, "worth_s must not be negative"),
+        ):
+            if not holds:
+                raise ValueError(message)
 
 
 class SoftLimits:
@@ -40,43 +75,11 @@ class SoftLimits:
         itself knows nothing of that gate.
     """
 
-    needs_proof = "soft_limits"
+    requires_gain = "soft_limits"
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Options:
-        """What a site may choose.
+    Options = SoftLimitsOptions
 
-        Attributes
-        ----------
-        every_s : int
-            Time between two looks at the queue, s.
-        margin : float
-            The bound is this many times the run time that 90 % of such jobs stay below.
-        least_s : float
-            No bound is shorter than this, s.
-        worth_s : float
-            A bound is set only where it is shorter than the time limit by at least this, s.
-        fallbacks : tuple of str
-            Sources of predictions that are not believed; one counts as such if it begins with any of these.
-        """
-
-        every_s: int = 60
-        margin: float = 1.5
-        least_s: float = 600.0
-        worth_s: float = 1_800.0
-        fallbacks: tuple[str, ...] = ("shrinkage",)
-
-        def __post_init__(self) -> None:
-            for holds, fact in (
-                (self.every_s > 0, "every_s must be positive"),
-                (1 <= self.margin < np.inf, "margin must be finite and at least 1: the bound is an upper one"),
-                (0 < self.least_s < np.inf, "least_s must be positive and finite"),
-                (self.worth_s >= 0, "worth_s must not be negative"),
-            ):
-                if not holds:
-                    raise ValueError(fact)
-
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SoftLimitsOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
 
@@ -95,12 +98,13 @@ class SoftLimits:
 
     def _may_be_given_one(self, jobs: pd.DataFrame) -> NDArray[np.bool_]:
         believed = jobs["source"].notna() & ~jobs["source"].astype("str").str.startswith(self.options.fallbacks)
-        free = jobs["hands_off"].isna() & jobs["user_soft_limit_s"].isna()
+        free = jobs["excluded_reason"].isna() & jobs["user_soft_limit_s"].isna()
         return (believed & free).to_numpy(dtype=np.bool_)
 
 
 def _limits(jobs: pd.DataFrame) -> Iterator[SoftLimit]:
     names = ("job_id", "bound_s", "p90_s", "time_limit_s")
     for job_id, bound_s, p90_s, time_limit_s in zip(*(jobs[name].to_list() for name in names), strict=True):
-        reason = f"9 of 10 such jobs run less than {duration(p90_s)}; the time limit is {duration(time_limit_s)}"
+        p90, limit = rounded_duration(p90_s), rounded_duration(time_limit_s)
+        reason = f"9 of 10 such jobs run less than {p90}; the time limit is {limit}"
         yield SoftLimit(job_id=job_id, run_time=timedelta(seconds=bound_s), reason=reason)

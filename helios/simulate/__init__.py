@@ -67,20 +67,20 @@ Acting on it
     its urgency, negated. At the moment the clock is moved to, ends and arrivals have happened and the pass is still
     due, so that what is decided there counts for it; a change to a partition's queue makes a pass due by itself.
 
-The compiled core (:mod:`helios.simulate.engine`) keeps its state in plain arrays and can stop before any moment.
+The compiled core (:mod:`helios.simulate.core.events`) keeps its state in plain arrays and can stop before any moment.
 """
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown
-from helios.simulate.backlog import Backlog
+from helios.simulate.backlog_bound import Backlog
 from helios.simulate.cluster import SimCluster
-from helios.simulate.guard import Guard
-from helios.simulate.holding import Holding, Tally
-from helios.simulate.nodes import Sleep
-from helios.simulate.policies import ORDERS
-from helios.simulate.reserve import Reservation
-from helios.simulate.rows import Predictions
-from helios.simulate.timeline import RESERVING, Backfill, Placement, Replay, replay
-from helios.simulate.witness import Witness
+from helios.simulate.cluster_nodes import Sleep
+from helios.simulate.core.scheduling import Reservation
+from helios.simulate.core.wait_bound import WaitBound
+from helios.simulate.job_trace import JobTrace
+from helios.simulate.node_usage import NodeHolding, NodeTally
+from helios.simulate.orders import ORDERS
+from helios.simulate.replay import RESERVING, Backfill, Placement, Replay, replay
+from helios.simulate.snapshot import Predictions
 from helios.simulate.workload import ClusterShape, Workload
 
 __all__ = [
@@ -89,9 +89,10 @@ __all__ = [
     "Backfill",
     "Backlog",
     "ClusterShape",
-    "Guard",
-    "Holding",
     "JobLargerThanPartition",
+    "JobTrace",
+    "NodeHolding",
+    "NodeTally",
     "PartitionUnknown",
     "Placement",
     "Predictions",
@@ -99,8 +100,7 @@ __all__ = [
     "Reservation",
     "SimCluster",
     "Sleep",
-    "Tally",
-    "Witness",
+    "WaitBound",
     "Workload",
     "replay",
 ]

@@ -6,27 +6,271 @@ soft limit changes what backfill plans with from the job's start on; the true ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, NodeAction, NodeOutcome, Outcome, Reorder, Result
-from helios.errors import Misuse, WorkloadInvalid
+from helios import ownership
+from helios.actions import JobAction, JobSetting, NodeAction, NodeOutcome, Outcome, Ranking, Reorder, Result
+from helios.changes import GONE as NOT_PENDING
+from helios.changes import TOO_LONG, SettingChange, ValueMapping, setting_changes
+from helios.errors import UsageError, WorkloadInvalid
 from helios.model import STEP_S
-from helios.simulate.asked import BEFORE, CHOICE, Census, Stops, go_on
-from helios.simulate.glance import Frames, Glance, Sight
-from helios.simulate.holding import Tally, holding_of, tally_of
-from helios.simulate.jobs import JobDoor, steps_of
-from helios.simulate.nodes import NodeDoor, Sleep
-from helios.simulate.playable import Halt
-from helios.simulate.rows import Jobs, Predictions, Rows
-from helios.simulate.state import NEVER, new_state
-from helios.simulate.steering import count_up
-from helios.simulate.timeline import MODES, PLACES, Backfill, Placement
-from helios.simulate.view import Marks, View, unique_ids
+from helios.simulate.cluster_nodes import NodeActions, Sleep
+from helios.simulate.core.state import NEVER, NOBODY, EngineState, new_state
+from helios.simulate.core.stepping import (
+    BARRED,
+    BEFORE,
+    CHOICE,
+    DONE,
+    GONE,
+    HELD,
+    REFUSED,
+    UNCHANGED,
+    UNNAMED,
+    Orders,
+    PendingIndex,
+    Stops,
+    admit,
+    advance_replay,
+    count_up,
+    order,
+    withdraw,
+)
+from helios.simulate.node_usage import NodeTally, node_holding, node_tally
+from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S
+from helios.simulate.replay import MODES, PLACES, Backfill, Placement
+from helios.simulate.snapshot import (
+    CachedSnapshot,
+    Frames,
+    JobMarks,
+    Jobs,
+    LazySnapshot,
+    PendingRows,
+    Predictions,
+    QueueFacts,
+    SnapshotBuilder,
+    unique_ids,
+)
+from helios.simulate.steppable import StopPoint
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
+
+# The door to the jobs of a simulated cluster: what comes of an action on one, and of holding it.
+#
+# Urgencies are written by one compiled call; each outcome is put into words only for whoever asks for that.
+
+_RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
+
+
+def urgency_steps(tolerance: int | None) -> int:
+    """Return the steps between 0 and 1 that a SiteFactor of this bound has; 0: urgencies are not rounded.
+
+    Raises
+    ------
+    Misuse
+        It leaves no step.
+    """
+    steps = 0 if tolerance is None else ownership.steps(tolerance)
+    if tolerance is not None and steps < 1:
+        raise UsageError(
+            f"a resolution of {tolerance} leaves no step", hint=f"Use at least {ownership.STEP + ownership.MARK}."
+        )
+    return steps
+
+
+class JobActions:
+    """Acts on the pending jobs of a replay.
+
+    Parameters
+    ----------
+    marks : Marks
+        What is set on the jobs, which acting changes.
+    facts : Facts
+        By which an order says whose rows it means.
+    job_ids : list of str
+        Distinct.
+    limit_s : float64 array of shape (n_jobs,)
+        The users' time limits, s.
+    estimates_s : int64 array of shape (n_jobs,)
+        Run time that backfill plans with where no soft limit is set, s.
+    pending : callable
+        Returns the pending jobs in the cluster's order.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        marks: JobMarks,
+        facts: QueueFacts,
+        *,
+        job_ids: list[str],
+        limit_s: NDArray[np.float64],
+        estimates_s: NDArray[np.int64],
+        pending: Callable[[], Jobs],
+    ) -> None:
+        self._state, self._marks, self._facts = state, marks, facts
+        self._job_ids, self._limit_s, self._pending = job_ids, limit_s, pending
+        self._estimates_s = estimates_s.clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
+        state.pending["estimate_s"] = self._estimates_s
+        self._position = {job_id: position for position, job_id in enumerate(job_ids)}
+        self._orders = Orders(urgency=marks.urgency, bar=np.zeros(len(job_ids), dtype=np.uint8))
+        self._orders.bar[list(marks.excluded_reason)] |= BARRED
+        # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
+        self._started_s: Jobs = state.jobs["started_s"]
+        self._n_arrived: Jobs = state.clock["arrived"]
+
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Act, and say what became of each job that an action names."""
+        changed: set[int] = set()
+        outcomes = [outcome for action in actions for outcome in self._carried_out(action, changed)]
+        self._requeue(changed)
+        return outcomes
+
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._marks.steps)
+        return {_RESULTS[code]: n for code, n in enumerate(counts[:UNNAMED]) if n}
+
+    def hold(self, job_id: str, *, why: str = "held") -> None:
+        """Hold a pending job: it does not start, and is ``excluded_reason``.
+
+        Raises
+        ------
+        Misuse
+            It is not pending, or held already.
+        """
+        job = self._pending_position(job_id)
+        if job is None or job in self._marks.held:
+            raise UsageError(f"job {job_id} is not pending, or held already")
+        withdraw(self._state, np.array([job]))
+        self._marks.held.add(job)
+        self._marks.excluded_reason[job] = why
+        self._orders.bar[job] = BARRED | HELD
+
+    def release(self, job_id: str) -> None:
+        """Release a held job.
+
+        Raises
+        ------
+        Misuse
+            It is not held.
+        """
+        job = self._pending_position(job_id)
+        if job is None or job not in self._marks.held:
+            raise UsageError(f"job {job_id} is not held")
+        del self._marks.excluded_reason[job]
+        self._marks.held.remove(job)
+        self._orders.bar[job] = 0
+        self._admit(np.array([job]))
+
+    # What comes of an action.
+
+    def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
+        changes = setting_changes(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
+        if isinstance(action, Reorder):
+            yield from self._reordered([*changes])
+        else:
+            yield from (self._written(change, changed) for change in changes)
+
+    def _reordered(self, changes: Sequence[SettingChange[float]]) -> Iterator[Outcome]:
+        jobs = np.array([self._position.get(change.job_id, NOBODY) for change in changes], dtype=np.int64)
+        wished = np.array([change.wanted for change in changes], dtype=np.float64)
+        results, before, _ = order(self._state, self._orders, jobs, wished, steps=self._marks.steps)
+        for change, job, code, was in zip(changes, jobs.tolist(), results.tolist(), before.tolist(), strict=True):
+            yield self._told(change, job, code, was)
+
+    def _told(self, change: SettingChange[float], job: int, code: int, was: float) -> Outcome:
+        if code == GONE:
+            return change.outcome(Result.GONE, remark=NOT_PENDING)
+        if code == REFUSED:
+            return change.outcome(Result.REFUSED, before=was, remark=self._marks.excluded_reason[job])
+        return change.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
+
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+        """Return the jobs that an order names by position, and their urgencies."""
+        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, LazySnapshot):
+            jobs = reorder.snapshot.positions(reorder.rows, self._facts)
+            if jobs is not None:
+                return jobs, reorder.urgency
+        places = reorder.order
+        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in places], dtype=np.int64)
+        return jobs, np.array([place.urgency for place in places], dtype=np.float64)
+
+    def _written(self, change: SettingChange[float], changed: set[int]) -> Outcome:
+        job = self._pending_position(change.job_id)
+        if job is None:
+            return change.outcome(Result.GONE, remark=NOT_PENDING)
+        if not change.takes_back and change.wanted >= self._limit_s[job]:
+            return change.outcome(Result.REFUSED, remark=TOO_LONG)
+        values = self._values(change.setting)
+        before = float(values[job])
+        if _alike(before, change.wanted):
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        if job in self._marks.excluded_reason and not change.takes_back:
+            return change.outcome(Result.REFUSED, before=before, remark=self._marks.excluded_reason[job])
+        values[job] = change.wanted
+        changed.add(job)
+        return change.outcome(Result.DONE, before=before, after=change.wanted)
+
+    def _requeue(self, changed: set[int]) -> None:
+        queued = np.array(sorted(changed - self._marks.held), dtype=np.int64)
+        if len(queued):
+            withdraw(self._state, queued)
+            self._admit(queued)
+
+    def _admit(self, jobs: Jobs) -> None:
+        """Put ``jobs``, which are in no queue, into theirs, by what stands on them now."""
+        marks, pending = self._marks, self._state.pending
+        urgency, soft_s, plans_s = marks.urgency[jobs], marks.soft_limit_s[jobs], self._estimates_s[jobs]
+        pending["key"][jobs] = -urgency
+        pending["estimate_s"][jobs] = np.where(np.isnan(soft_s), plans_s, np.fmin(soft_s, plans_s))
+        admit(self._state, jobs)
+
+    # What is asked of the tables.
+
+    def _values(self, setting: JobSetting) -> NDArray[np.float64]:
+        return self._marks.urgency if setting is JobSetting.ORDER else self._marks.soft_limit_s
+
+    def _pending_ids(self) -> list[str]:
+        return [self._job_ids[job] for job in self._pending()]
+
+    def _is_set(self, setting: JobSetting, job_id: str) -> bool:
+        return not _alike(self._values(setting)[self._position[job_id]], _nothing(setting))
+
+    def _pending_position(self, job_id: str) -> int | None:
+        job = self._position.get(job_id)
+        return (
+            job if job is not None and job < self._state.clock["arrived"][0] and self._started_s[job] == NEVER else None
+        )
+
+
+def _nothing(setting: JobSetting) -> float:
+    return 0.0 if setting is JobSetting.ORDER else math.nan
+
+
+def _alike(value: float, other: float) -> bool:
+    return value == other or (math.isnan(value) and math.isnan(other))
+
+
+@lru_cache(maxsize=4_096)
+def _worded(setting: JobSetting, value: float) -> str:
+    if setting is JobSetting.ORDER:
+        return f"urgency {value:.4g}"
+    return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
+
+
+_TERMS = ValueMapping(
+    of_urgency=float,
+    of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
+    nothing=_nothing,
+    words=_worded,
+)
+"""What is held here: an urgency as such, and a soft limit in s; NaN: none."""
 
 
 class SimCluster:
@@ -41,7 +285,7 @@ class SimCluster:
         As for :func:`helios.simulate.replay`.
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload: names, users and limits for the snapshot. A component of a
-        heterogeneous job is ``hands_off``.
+        heterogeneous job is ``excluded_reason``.
     estimates_s : int64 array of shape (n_jobs,)
         Run time that EASY plans with where no soft limit is set, s: the users' limits.
     backfill : Backfill
@@ -77,7 +321,7 @@ class SimCluster:
         estimates_s: NDArray[np.int64],
         backfill: Backfill = Backfill.EASY,
         name: str = "replay",
-        resolution: int | None = 10_000,
+        tolerance: int | None = 10_000,
         resource: str = "gpus",
         placement: Placement = Placement.PACKED,
         seed: int = 0,
@@ -98,17 +342,19 @@ class SimCluster:
             versatile=True,
         )
         job_ids = unique_ids(workload)
-        self._view = View(workload, shape, jobs, job_ids=job_ids, resource=resource)
+        self._view = SnapshotBuilder(workload, shape, jobs, job_ids=job_ids, resource=resource)
         self._resource, self._partitions = resource, shape.partitions
-        self._door = NodeDoor(self._state, self._view.names, sleep)
-        self._marks = Marks(
+        self._door = NodeActions(self._state, self._view.names, sleep)
+        self._marks = JobMarks(
             urgency=np.zeros(len(jobs)),
             soft_limit_s=np.full(len(jobs), np.nan),
-            steps=steps_of(resolution),
-            hands_off={int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())},
+            steps=urgency_steps(tolerance),
+            excluded_reason={
+                int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())
+            },
             held=set(),
         )
-        self._jobs = JobDoor(
+        self._jobs = JobActions(
             self._state,
             self._marks,
             self._view.facts,
@@ -117,9 +363,9 @@ class SimCluster:
             estimates_s=estimates_s,
             pending=self._queue,
         )
-        self._sight = Sight()
+        self._sight = CachedSnapshot()
         self._between = False
-        self._census = Census(self._state)
+        self._census = PendingIndex(self._state)
         # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
         self._started_s: Jobs = self._state.jobs["started_s"]
         self._ends_s: Jobs = self._state.jobs["ends_s"]
@@ -131,7 +377,7 @@ class SimCluster:
     def next_event_s(self) -> int | None:
         """Let start what can start now, and return when the next job ends or arrives: perhaps now; None: never."""
         self._leave()
-        moment_s, _ = go_on(self._state, self._census.seen, Stops(before=-NEVER), now=self.now_s)
+        moment_s, _ = advance_replay(self._state, self._census.seen, Stops(before=-NEVER), now=self.now_s)
         return None if moment_s == NEVER else int(moment_s)
 
     def advance(self, until_s: int) -> None:
@@ -145,14 +391,14 @@ class SimCluster:
             ``until_s`` lies in the past.
         """
         if until_s < self.now_s:
-            raise Misuse(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
         self._leave()
-        go_on(self._state, self._census.seen, Stops(until=until_s), now=self.now_s)
+        advance_replay(self._state, self._census.seen, Stops(until=until_s), now=self.now_s)
         self.now_s = until_s
 
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
-    ) -> Halt | None:
+    ) -> StopPoint | None:
         """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over.
 
         Its ends and arrivals have then happened, and what they make possible starts when time goes on.
@@ -172,13 +418,13 @@ class SimCluster:
         between = self._between
         if not between:
             self._leave()
-        moment_s, where = go_on(self._state, self._census.seen, stops, now=self.now_s, between=between)
+        moment_s, where = advance_replay(self._state, self._census.seen, stops, now=self.now_s, between=between)
         if moment_s == NEVER:
             return None
         self._between = where == BEFORE
         if not self._between:
             self.now_s = moment_s
-        return Halt(moment_s, where == BEFORE, where == CHOICE)
+        return StopPoint(moment_s, where == BEFORE, where == CHOICE)
 
     def _leave(self) -> None:
         """Let whoever still holds a snapshot keep what it shows."""
@@ -214,21 +460,21 @@ class SimCluster:
 
     # The socket.
 
-    def snapshot(self) -> Glance:
+    def snapshot(self) -> LazySnapshot:
         """Look."""
         return self.look(None)
 
-    def look(self, predictions: Predictions | None) -> Glance:
+    def look(self, predictions: Predictions | None) -> LazySnapshot:
         """Look, with predictions already in the columns of the pending jobs."""
-        return Glance.at(
+        return LazySnapshot.at(
             self.now_s,
             cluster=self.name,
             pending=self._view.pending(self._queue(), self._marks, predictions),
-            scene=self._sight.now(self._frames),
+            context=self._sight.now(self._frames),
             power=self._door.settings,
         )
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> Rows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
         """Look at pending ``jobs`` alone, by position."""
         return self._view.pending(jobs, self._marks, predictions)
 
@@ -257,9 +503,9 @@ class SimCluster:
         """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
         return self._jobs.ranked(reorder)
 
-    def wish(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
-        return self._jobs.wish(jobs, urgency)
+        return self._jobs.change(jobs, urgency)
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         """Act on nodes, and say what became of each that an action names; see :class:`helios.ports.NodeCluster`."""
@@ -270,12 +516,12 @@ class SimCluster:
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
         """Return how many nodes of each partition held a job until now, by steps; see :meth:`Holding.in_steps`."""
-        return holding_of(self._state, until_s=self.now_s).in_steps(step_s)
+        return node_holding(self._state, until_s=self.now_s).in_steps(step_s)
 
-    def tally(self) -> Tally:
+    def tally(self) -> NodeTally:
         """Return what nodes have done until now."""
         count_up(self._state, now=self.now_s)
-        return tally_of(self._state, self._partitions, resource=self._resource)
+        return node_tally(self._state, self._partitions, resource=self._resource)
 
     @property
     def late_s(self) -> Jobs:
@@ -294,12 +540,12 @@ class SimCluster:
         """
         self._leave()
         number = self._door.number(node)
-        self._door.hands_off.pop(number, None)
+        self._door.excluded_reason.pop(number, None)
         if why is not None:
-            self._door.hands_off[number] = why
+            self._door.excluded_reason[number] = why
 
     def hold(self, job_id: str, *, why: str = "held") -> None:
-        """Hold a pending job: it does not start, and is ``hands_off``.
+        """Hold a pending job: it does not start, and is ``excluded_reason``.
 
         Raises
         ------

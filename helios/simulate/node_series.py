@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.energy import NodeSeconds
-from helios.simulate.kernel import entry_point
+from helios.jit import entry_point
+from helios.metrics.energy import NodeSeconds
 
 _BUSY, _IDLE, _ASLEEP, _FALLING, _WAKING = range(5)
 _WAKES, _SLEEPS, _WOKEN, _SHORTAGES, _SHORT = range(5)

@@ -68,7 +68,7 @@ class Workload:
             raise WorkloadInvalid(
                 f"jobs {earlier[first]} and {later[first]}, submitted in the same second, are not in the order of "
                 "their ids",
-                remedy="Order the jobs with helios.model.in_submission_order.",
+                hint="Order the jobs with helios.model.in_submission_order.",
             )
 
 
@@ -129,7 +129,7 @@ def refuse_misfits(workload: Workload, shape: ClusterShape) -> None:
         raise PartitionUnknown(
             f"{int(strangers.sum()):,} jobs (the first is {workload.job_id[np.argmax(strangers)]}) name a "
             "partition that the cluster does not have",
-            remedy=f"It has {', '.join(shape.partitions)}. Name every partition with --nodes PARTITION=N[,..].",
+            hint=f"It has {', '.join(shape.partitions)}. Name every partition with --nodes PARTITION=N[,..].",
         )
     excess = workload.gpus - shape.capacity[workload.partition]
     if (excess > 0).any():
@@ -143,7 +143,7 @@ def _too_large(workload: Workload, shape: ClusterShape, excess: NDArray[np.int64
         f"{int((excess > 0).sum()):,} jobs are larger than their partition; the largest, {workload.job_id[largest]}, "
         f"asks for {workload.gpus[largest]:,} GPUs of partition {shape.partitions[home]!r}, which has "
         f"{shape.capacity[home]:,} ({shape.nodes[home]} nodes x {shape.gpus_per_node[home]})",
-        remedy="Give the partition more nodes with --nodes, or leave such jobs out with --oversized skip.",
+        hint="Give the partition more nodes with --nodes, or leave such jobs out with --oversized skip.",
     )
 
 

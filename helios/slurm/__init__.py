@@ -1,1 +1,1 @@
-"""The one room that touches a running Slurm: looks through commands or pyslurm, acts through two levers, reads back."""
+"""A running Slurm: read through commands or pyslurm, changed through two settings, read back."""

@@ -20,9 +20,9 @@ from typing import Any
 
 import pandas as pd
 
-from helios.errors import AnswerNotUnderstood, Misuse
+from helios.errors import AnswerNotUnderstood, UsageError
 from helios.model import NODE_EVENTS, TIME
-from helios.slurm import values
+from helios.slurm import parse
 from helios.slurm.shell import Shell, lines
 from helios.slurm.translate import readable
 
@@ -131,12 +131,12 @@ class Accounting:
 
 def _window(start: datetime, end: datetime) -> tuple[str, str]:
     if start.tzinfo is None or end.tzinfo is None:
-        raise Misuse("A window of the accounting needs times with a zone.")
+        raise UsageError("A window of the accounting needs times with a zone.")
     if not timedelta(0) < end - start <= LONGEST_WINDOW:
         longest = f"{LONGEST_WINDOW.days} days"
-        raise Misuse(
+        raise UsageError(
             f"The window from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty or longer than {longest}.",
-            remedy="Read the history in shorter windows: [history] window_s.",
+            hint="Read the history in shorter windows: [history] window_s.",
         )
     begins, ends = (moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") for moment in (start, end))
     return begins, ends
@@ -150,7 +150,7 @@ def _events(printed: str) -> pd.DataFrame:
             "node": match[1],
             "state": match[4] or None,
             "started_at": int(match[2]),
-            "ended_at": values.time_s(match[3]),
+            "ended_at": parse.time_s(match[3]),
             "reason": readable(printed[match.end() : end].strip()) or None,
         }
         for match, end in zip(found, ends, strict=True)

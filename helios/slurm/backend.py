@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from helios.hostlist import fold
+from helios.model.hostlist import fold
 
 UNLIMITED = "UNLIMITED"
 """A length without bound, in :class:`RawJob`."""
@@ -118,8 +118,8 @@ class RawNode(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What is to be written to one job; at least one of the two levers.
+class JobUpdate:
+    """What is to be written to one job; at least one of the two settings.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChange:
+class NodeUpdate:
     """What is to be written to one node; just one of the two.
 
     Attributes
@@ -183,7 +183,7 @@ class NodeBatch:
     places : tuple of int
         Where among the changes each of them stands.
     state, weight
-        As in :class:`NodeChange`.
+        As in :class:`NodeUpdate`.
     """
 
     nodes: str
@@ -192,7 +192,7 @@ class NodeBatch:
     weight: int | None = None
 
 
-def batches(changes: Sequence[NodeChange]) -> list[NodeBatch]:
+def batches(changes: Sequence[NodeUpdate]) -> list[NodeBatch]:
     """Return changes of nodes gathered into calls of at most ``NODES_PER_CALL`` nodes, in the order of the first."""
     alike: dict[tuple[str, int | None], list[int]] = {}
     for place, change in enumerate(changes):
@@ -226,7 +226,7 @@ class Backend(Protocol):
         """Return what ``scontrol show config`` shows: its keys, and its values as text."""
         ...
 
-    def change(self, changes: Sequence[Change]) -> list[str]:
+    def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write each change, and return one answer for each, in order.
 
         An answer is empty where Slurm accepted the change, else Slurm's message. What fails for one job does not stop
@@ -235,7 +235,7 @@ class Backend(Protocol):
         """
         ...
 
-    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         """Write each change of a node, and return one answer for each, in order, as :meth:`change` does.
 
         Nodes that are written the same go in one call, and have its answer in common; what stands on each is for the

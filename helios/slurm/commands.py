@@ -12,12 +12,13 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 
-from helios.errors import AnswerNotUnderstood, ClusterUnavailable
-from helios.slurm import values
-from helios.slurm.backend import Backend, Change, NodeBatch, NodeChange, RawJob, RawNode, batches
-from helios.slurm.shell import Answer, Shell, lines, quoted
+from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
+from helios.slurm import parse
+from helios.slurm.backend import Backend, JobUpdate, NodeBatch, NodeUpdate, RawJob, RawNode, batches
+from helios.slurm.shell import CommandResult, Shell, failure, lines, quoted
 
 _FIELDS = (
     "JobID",
@@ -126,7 +127,7 @@ class CommandsBackend(Backend):
             try:
                 return self.shell.run("squeue", "--array-unique", *words)
             except AnswerNotUnderstood as reason:
-                if "array-unique" not in reason.fact:
+                if "array-unique" not in reason.message:
                     raise
                 self._tells_tasks = False
         return self.shell.run("squeue", *words)
@@ -147,7 +148,7 @@ class CommandsBackend(Backend):
         self._scrontab = "enable" in settings.get("ScronParameters", "")
         return settings
 
-    def change(self, changes: Sequence[Change]) -> list[str]:
+    def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write the changes through a few ``scontrol`` processes, each of which reads many commands."""
         if not changes:
             return []
@@ -159,7 +160,7 @@ class CommandsBackend(Backend):
         }
         return [by_place[at] for at in range(len(changes))]
 
-    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         """Write the changes through one ``scontrol`` process, nodes that are written the same in one command."""
         calls = batches(changes)
         said = self._said([_node_command(call) for call in calls]) if calls else []
@@ -177,11 +178,11 @@ class CommandsBackend(Backend):
         by_number = {int(number): said for said, number in zip(parts[0::2], parts[1::2], strict=False)}
         return [_meaning(by_number.get(number)) for number in range(len(commands))]
 
-    def _told(self, script: str) -> Answer:
+    def _told(self, script: str) -> CommandResult:
         try:
             return self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape"))
         except ClusterUnavailable as reason:
-            return Answer(output=b"", complaint=reason.fact, status=1)
+            return CommandResult(output=b"", complaint=reason.message, status=1)
 
     def _cron_jobs(self) -> frozenset[str]:
         if self._scrontab is None:
@@ -207,7 +208,7 @@ def cron_jobs(shown: str) -> frozenset[str]:
 def _records(printed: bytes, end: str) -> list[list[str]]:
     records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
     if records.pop():
-        raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", remedy="Run: squeue --version")
+        raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", hint="Run: squeue --version")
     return [_fields(record) for record in records]
 
 
@@ -219,7 +220,7 @@ def _fields(record: str) -> list[str]:
 
 
 def _is_pending_array(record: list[str]) -> bool:
-    return record[_STATE] in {"PENDING", *_PENDING_FLAGS} and values.tasks(record[_TASKS]) > 1
+    return record[_STATE] in {"PENDING", *_PENDING_FLAGS} and parse.tasks(record[_TASKS]) > 1
 
 
 def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
@@ -237,12 +238,12 @@ def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[s
     for job, group in of_job.items():
         first = list(group[0])
         if len(group) > 1:
-            first[_TASKS] = values.joined(int(line[_TASKS]) for line in group) + at_once.get(job, "")
+            first[_TASKS] = parse.join_words(int(line[_TASKS]) for line in group) + at_once.get(job, "")
         joined.append(first)
     return joined
 
 
-def _command(change: Change) -> str:
+def _command(change: JobUpdate) -> str:
     words = [f"update JobId={change.job_id}" + (f"_[{change.tasks}]" if change.tasks else "")]
     if change.site_factor is not None:
         words.append(f"SiteFactor={change.site_factor}")
@@ -266,81 +267,81 @@ def _job(record: list[str], cron: frozenset[str]) -> RawJob:
     field = dict(zip(_FIELDS, record, strict=True))
     state = _BASE_STATE.get(field["State"], field["State"])
     pending = state == "PENDING"
-    array_tasks = values.text(field["ArrayTaskID"])
-    het_job_id = values.text(field["HetJobID"]) if field["HetJobID"] != "0" else None
-    start = values.time_s(field["StartTime"])
-    held = values.tres(field["tres-alloc"])
+    array_tasks = parse.text(field["ArrayTaskID"])
+    het_job_id = parse.text(field["HetJobID"]) if field["HetJobID"] != "0" else None
+    start = parse.time_s(field["StartTime"])
+    held = parse.tres(field["tres-alloc"])
     gpus = _job_gpus(field)
     return {
         "job_id": field["JobID"],
-        "restart": values.whole(field["RestartCnt"]) or 0,
+        "restart": parse.whole(field["RestartCnt"]) or 0,
         "array_job_id": field["ArrayJobID"] if array_tasks else None,
         "array_tasks": array_tasks,
-        "tasks": values.tasks(array_tasks) if array_tasks and pending else 1,
+        "tasks": parse.tasks(array_tasks) if array_tasks and pending else 1,
         "het_job_id": het_job_id,
-        "het_job_offset": values.whole(field["HetJobOffset"]) if het_job_id else None,
+        "het_job_offset": parse.whole(field["HetJobOffset"]) if het_job_id else None,
         "name": field["Name"],
-        "user": values.text(field["UserName"]),
-        "group": values.text(field["GroupName"]),
-        "account": values.text(field["Account"]),
-        "qos": values.text(field["QOS"]),
-        "partition": values.text(field["Partition"]),
+        "user": parse.text(field["UserName"]),
+        "group": parse.text(field["GroupName"]),
+        "account": parse.text(field["Account"]),
+        "qos": parse.text(field["QOS"]),
+        "partition": parse.text(field["Partition"]),
         "state": state,
-        "reason": values.text(field["Reason"]),
-        "submitted": values.time_s(field["SubmitTime"]) or 0,
-        "eligible": values.time_s(field["EligibleTime"]),
+        "reason": parse.text(field["Reason"]),
+        "submitted": parse.time_s(field["SubmitTime"]) or 0,
+        "eligible": parse.time_s(field["EligibleTime"]),
         "started": None if pending else start,
         "planned_start": start if pending else None,
-        "time_limit_s": values.length_s(field["TimeLimit"]),
-        "time_min_s": values.length_s(field["MinTime"]),
-        "nodes": values.whole(held.get("node") or field["NumNodes"]),
-        "cpus": values.whole(held.get("cpu") or field["NumCPUs"]),
+        "time_limit_s": parse.length_s(field["TimeLimit"]),
+        "time_min_s": parse.length_s(field["MinTime"]),
+        "nodes": parse.whole(held.get("node") or field["NumNodes"]),
+        "cpus": parse.whole(held.get("cpu") or field["NumCPUs"]),
         "gpus": gpus.count,
         "gpu_type": gpus.type,
-        "memory_mib": values.memory_mib(held.get("mem", "")),
-        "node_list": None if pending else values.text(field["NodeList"]),
-        "priority": values.whole(field["PriorityLong"]),
-        "reservation": values.text(field["Reservation"]),
+        "memory_mib": parse.memory_mib(held.get("mem", "")),
+        "node_list": None if pending else parse.text(field["NodeList"]),
+        "priority": parse.whole(field["PriorityLong"]),
+        "reservation": parse.text(field["Reservation"]),
         "cron": field["JobID"] in cron,
         "nice": int(field["Nice"]) if re.fullmatch(r"-?\d+", field["Nice"]) else 0,
     }
 
 
-def _job_gpus(field: Mapping[str, str]) -> values.Gpus:
+def _job_gpus(field: Mapping[str, str]) -> parse.Gpus:
     """Return a job's GPUs: counted by TRES where the site accounts for them, else from what was asked for."""
-    nodes, tasks = values.whole(field["NumNodes"]) or 1, values.whole(field["NumTasks"]) or 1
+    nodes, tasks = parse.whole(field["NumNodes"]) or 1, parse.whole(field["NumTasks"]) or 1
     asked = ((field["tres-per-job"], 1), (field["tres-per-node"], nodes), (field["tres-per-task"], tasks))
     return _gpus_of(field["tres-alloc"], tuple(pair for pair in asked if "gpu" in pair[0]))
 
 
 @lru_cache(maxsize=20_000)
-def _gpus_of(counted_text: str, asked: tuple[tuple[str, int], ...]) -> values.Gpus:
-    counted = values.gpus(counted_text)
-    found = [(values.gpus(text), times) for text, times in asked]
+def _gpus_of(counted_text: str, asked: tuple[tuple[str, int], ...]) -> parse.Gpus:
+    counted = parse.gpus(counted_text)
+    found = [(parse.gpus(text), times) for text, times in asked]
     total = max((gpus.count * times for gpus, times in found), default=0)
     kinds = {gpus.type for gpus in (counted, *(gpus for gpus, _ in found))} - {None}
-    return values.Gpus(count=counted.count or total, type=kinds.pop() if len(kinds) == 1 else None)
+    return parse.Gpus(count=counted.count or total, type=kinds.pop() if len(kinds) == 1 else None)
 
 
 def _node(record: str) -> RawNode:
     field = dict(_node_fields(record))
     state, *flags = field.get("State", "UNKNOWN").replace("*", "+NOT_RESPONDING").split("+")
-    held, has = values.tres(field.get("AllocTRES", "")), values.gpus(field.get("Gres", ""))
+    held, has = parse.tres(field.get("AllocTRES", "")), parse.gpus(field.get("Gres", ""))
     return {
         "name": field["NodeName"],
         "partitions": field.get("Partitions", ""),
         "state": state,
         "flags": "+".join(dict.fromkeys(flags)) or None,
-        "cpus": values.whole(field.get("CPUTot", "")) or 0,
-        "cpus_held": values.whole(field.get("CPUAlloc", "")) or 0,
+        "cpus": parse.whole(field.get("CPUTot", "")) or 0,
+        "cpus_held": parse.whole(field.get("CPUAlloc", "")) or 0,
         "gpus": has.count,
-        "gpus_held": values.gpus(",".join(f"{name}={count}" for name, count in held.items())).count,
+        "gpus_held": parse.gpus(",".join(f"{name}={count}" for name, count in held.items())).count,
         "gpu_type": has.type,
-        "memory_mib": values.memory_mib(field.get("RealMemory", "")),
-        "weight": values.whole(field.get("Weight", "")),
-        "features": values.text(field.get("ActiveFeatures", "")),
-        "idle_since": values.time_s(field.get("LastBusyTime", "")) if state == "IDLE" else None,
-        "reason": values.text(field.get("Reason", "")),
+        "memory_mib": parse.memory_mib(field.get("RealMemory", "")),
+        "weight": parse.whole(field.get("Weight", "")),
+        "features": parse.text(field.get("ActiveFeatures", "")),
+        "idle_since": parse.time_s(field.get("LastBusyTime", "")) if state == "IDLE" else None,
+        "reason": parse.text(field.get("Reason", "")),
     }
 
 
@@ -351,3 +352,68 @@ def _node_fields(record: str) -> Iterator[tuple[str, str]]:
         yield key, value.strip()
     if reason := re.search(r" Reason=(.*)", free, re.DOTALL):
         yield "Reason", reason[1].strip()
+
+
+# Read the site factor of every job that has one to read: only ``sprio`` shows it.
+#
+# ``sprio`` lists pending jobs that are eligible: not held, no begin time ahead, no dependency left. A job whose
+# priority was set directly (``Priority=``) is listed with that priority and all factors 0, whatever they are (seen on
+# 22.05.8): that is how a direct priority is recognised, and what its site factor is nobody can read.
+
+_SPRIO_FIELDS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
+"""Job, priority, site factor; then age, association, fair share, job size, partition, QOS, nice, TRES."""
+_ROUNDING = 10
+"""A priority up to here may be the sum of factors that are each printed as 0; a larger one cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteFactor:
+    """What ``sprio`` says of one job.
+
+    Attributes
+    ----------
+    value : int
+        The site factor; of a job with a direct priority 0, which means nothing.
+    direct : bool
+        Whether its priority was set directly.
+    """
+
+    value: int
+    direct: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sprio:
+    """Ask ``sprio`` through a shell."""
+
+    shell: Shell
+
+    def __call__(self) -> dict[str, SiteFactor]:
+        """Return what it says, by job id (of a pending array, the master's); jobs that are not eligible are missing.
+
+        Raises
+        ------
+        ClusterUnavailable
+            The controller does not answer.
+        ClusterRefused
+            The cluster does not order jobs by several factors: there is no site factor.
+        """
+        answer = self.shell.answer("sprio", "--noheader", f"--format={_SPRIO_FIELDS}")
+        if "priority/multifactor" in answer.complaint or "priority type" in answer.complaint.lower():
+            raise ClusterRefused(
+                "This cluster does not order its jobs by priority factors: PriorityType is not priority/multifactor.",
+                hint="Set PriorityType=priority/multifactor in slurm.conf; Helios can order jobs only with it.",
+            )
+        if answer.status != 0:
+            raise failure("sprio", answer.complaint)
+        return dict(_parsed(line) for line in lines(answer.output) if line and not line.startswith("Unable to find"))
+
+
+def _parsed(line: str) -> tuple[str, SiteFactor]:
+    job_id, priority, site, *factors = (part.strip() for part in line.split("|"))
+    try:
+        value, weight = int(site), int(priority)
+    except ValueError as reason:
+        raise AnswerNotUnderstood(f"sprio printed a line that makes no sense: {line!r}") from reason
+    nothing = value == 0 and all(factor in {"", "0"} for factor in factors)
+    return job_id, SiteFactor(value=value, direct=nothing and weight > _ROUNDING)

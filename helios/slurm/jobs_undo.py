@@ -1,7 +1,7 @@
 """What Helios wrote to jobs, in a file that a shell reads too: the proof that a value is Helios' own.
 
 A mark alone proves nothing: a user may ask for a minimum of 17 minutes, an admin may write a SiteFactor of 537. Helios
-takes back a value only if it bears the mark and stands here, for this job, with this submission. A value that the
+reverts a value only if it bears the mark and stands here, for this job, with this submission. A value that the
 priority hook wrote is proved by what was published for that user and partition when the job was submitted.
 
 Lines of words with tabs between, ``site_factor JOB SUBMITTED VALUE`` and ``time_min JOB SUBMITTED MINUTES``; an array
@@ -18,18 +18,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.private_files import atomic_write, fsync_directory, hand_over, make_folder
 from helios.slurm.backend import RawJob
-from helios.slurm.hook import PUBLISHED, Published, read_published
-from helios.slurm.undo import UndoNotWritten
+from helios.slurm.hook_table import PUBLISHED, PublishedTables, read_published
+from helios.slurm.undo_file import UndoNotWritten
 
 JOBS_FILE = "jobs.undo"
 """Its name within ``[control] state_folder``."""
 MODE = 0o640
 """The service and its group; ``helios-release.sh`` reads it as root or as the service's user."""
-_WORD = {Lever.ORDER: "site_factor", Lever.SOFT_LIMIT: "time_min"}
-_LEVER = {word: lever for lever, word in _WORD.items()}
+_WORD = {JobSetting.ORDER: "site_factor", JobSetting.SOFT_LIMIT: "time_min"}
+_SETTING = {word: setting for setting, word in _WORD.items()}
 _LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
 _SLACK = 1000
 """Lines that may be of jobs long gone before the file is written anew."""
@@ -45,7 +45,7 @@ _Job = tuple[str, int]
 class Written:
     """One value that Helios wrote, or is about to write, to a job: a SiteFactor, or a TimeMin in minutes."""
 
-    lever: Lever
+    setting: JobSetting
     job_id: str
     submitted: int
     value: int
@@ -53,13 +53,13 @@ class Written:
     @property
     def line(self) -> str:
         """The line of the file."""
-        return f"{_WORD[self.lever]}\t{self.job_id}\t{self.submitted}\t{self.value}\n"
+        return f"{_WORD[self.setting]}\t{self.job_id}\t{self.submitted}\t{self.value}\n"
 
 
 class JobsUndo:
     """The record of what Helios wrote to jobs.
 
-    One process at a time may add to it (the turn's lock), any number may read.
+    One process at a time may add to it (the cycle's lock), any number may read.
 
     Parameters
     ----------
@@ -73,13 +73,13 @@ class JobsUndo:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.trouble = ""
+        self.problem = ""
         self._path = None if folder is None else folder / JOBS_FILE
         self._hook_path = None if folder is None else folder / PUBLISHED
-        self._values: dict[tuple[Lever, _Job], tuple[int, ...]] = {}
-        self._book: dict[tuple[Lever, _Job], int] = {}
+        self._values: dict[tuple[JobSetting, _Job], tuple[int, ...]] = {}
+        self._applied_now: dict[tuple[JobSetting, _Job], int] = {}
         self._submissions: dict[str, set[int]] = {}
-        self._published = Published()
+        self._published = PublishedTables()
         self._lines = self._kept = 0  # lines of the file, and those of them that were there when it was written anew
         self._read_as: tuple[object, object] = (None, None)
 
@@ -96,31 +96,34 @@ class JobsUndo:
 
     def know(self, entries: Iterable[Written]) -> None:
         """Take the other record there is, the database's book, in place of the one given before; in memory."""
-        self._book = {_key(entry): entry.value for entry in entries}
-        for _, (job_id, submitted) in self._book:
+        self._applied_now = {_key(entry): entry.value for entry in entries}
+        for _, (job_id, submitted) in self._applied_now:
             self._submissions.setdefault(job_id, set()).add(submitted)
 
-    def proves(self, lever: Lever, job: RawJob, value: int) -> bool:
+    def proves(self, setting: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether it was Helios, or its hook, that wrote ``value`` to a job."""
         if not value:
             return False
-        of_the_book = any(self._book.get((lever, known)) == value for known in self._names(job))
-        return of_the_book or self.has(lever, job, value) or self._published.has(lever, job, value)
+        of_the_applied_now = any(self._applied_now.get((setting, known)) == value for known in self._names(job))
+        return of_the_applied_now or self.has(setting, job, value) or self._published.has(setting, job, value)
 
-    def has(self, lever: Lever, job: RawJob, value: int) -> bool:
+    def has(self, setting: JobSetting, job: RawJob, value: int) -> bool:
         """Return whether the file itself names ``value`` of a job."""
-        return any(value in self._values.get((lever, known), ()) for known in self._names(job))
+        return any(value in self._values.get((setting, known), ()) for known in self._names(job))
 
     def names(self, entry: Written) -> bool:
         """Return whether the file itself has ``entry``."""
         return entry.value in self._values.get(_key(entry), ())
 
-    def last(self, lever: Lever, job: RawJob) -> int:
+    def last(self, setting: JobSetting, job: RawJob) -> int:
         """Return what Helios wrote last to a job, as far as is known; 0: nothing, or it was seen to be gone."""
         for known in self._names(job):
-            if values := self._values.get((lever, known)):
+            if values := self._values.get((setting, known)):
                 return values[-1]
-        return next((self._book[lever, known] for known in self._names(job) if (lever, known) in self._book), 0)
+        return next(
+            (self._applied_now[setting, known] for known in self._names(job) if (setting, known) in self._applied_now),
+            0,
+        )
 
     def add(self, entries: Iterable[Written], *, queue: Collection[RawJob] = ()) -> None:
         """Write down values before they are written to Slurm, or 0 after they were seen to be gone.
@@ -150,7 +153,7 @@ class JobsUndo:
         except OSError as reason:
             self._read_as = (None, None)  # what is not on the disk must not count as if it were
             raise UndoNotWritten(
-                f"{self._path} cannot be written: {reason.strerror}", remedy="Give Helios its [control] state_folder."
+                f"{self._path} cannot be written: {reason.strerror}", hint="Give Helios its [control] state_folder."
             ) from reason
         self._read_as = (_state_of(self._path), self._read_as[1])
 
@@ -178,7 +181,7 @@ class JobsUndo:
             self._values[_key(entry)] = (*known, entry.value)[-_MOST_VALUES:]
 
     def _read(self) -> None:
-        self._values, self._lines, self._kept, self.trouble = {}, 0, 0, ""
+        self._values, self._lines, self._kept, self.problem = {}, 0, 0, ""
         if self._path is None:
             return
         try:
@@ -186,12 +189,12 @@ class JobsUndo:
         except FileNotFoundError:
             return
         except OSError as reason:
-            self.trouble = f"{self._path} cannot be read: {reason.strerror}"
+            self.problem = f"{self._path} cannot be read: {reason.strerror}"
             return
         self._lines = len(lines)
         # A line that a crash cut short, or that is damaged, proves nothing; the shell leaves it out too.
         self._remember(
-            Written(lever=_LEVER[word], job_id=job_id, submitted=int(submitted), value=int(value))
+            Written(setting=_SETTING[word], job_id=job_id, submitted=int(submitted), value=int(value))
             for line in lines
             if (found := _LINE.fullmatch(line))
             for word, job_id, submitted, value in [found.groups()]
@@ -202,8 +205,8 @@ class JobsUndo:
         self._values = {key: values for key, values in self._values.items() if key[1][0] in alive}
         self._submissions = {job_id: them for job_id, them in self._submissions.items() if job_id in alive}
         lines = [
-            Written(lever=lever, job_id=job[0], submitted=job[1], value=value).line
-            for (lever, job), values in self._values.items()
+            Written(setting=setting, job_id=job[0], submitted=job[1], value=value).line
+            for (setting, job), values in self._values.items()
             for value in values
         ]
         assert self._path is not None
@@ -211,8 +214,8 @@ class JobsUndo:
         self._lines = self._kept = len(lines)
 
 
-def _key(entry: Written) -> tuple[Lever, _Job]:
-    return entry.lever, (entry.job_id, entry.submitted)
+def _key(entry: Written) -> tuple[JobSetting, _Job]:
+    return entry.setting, (entry.job_id, entry.submitted)
 
 
 def _state_of(path: Path | None) -> object:

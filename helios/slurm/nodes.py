@@ -8,17 +8,325 @@ brings back those of slurm.conf, and the next look shows them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from helios.actions import NodeAction, NodeLever, NodeOutcome, Result
-from helios.errors import HeliosError
-from helios.model import Snapshot
-from helios.slurm import translate
-from helios.slurm.backend import Backend
-from helios.slurm.cluster import OVERRULED, SPENT, now
-from helios.slurm.node_wishes import DOWN, UP, NodeLook, NodeWish, became, verdict, wishes_of
-from helios.slurm.power_settings import PowerDesk
+from helios.actions import (
+    FillFirst,
+    KeepAwake,
+    NodeAction,
+    NodeOutcome,
+    NodeSetting,
+    PowerDown,
+    PowerUp,
+    Result,
+    RevertNodes,
+)
+from helios.errors import HeliosError, HostlistInvalid
+from helios.model import NodePower, Snapshot
+from helios.slurm import parse, translate
+from helios.slurm.backend import Backend, NodeUpdate, RawNode
+from helios.slurm.jobs import OVERRULED, SPENT, now
+from helios.slurm.power import (
+    KEEP_AWAKE_SINCE,
+    PowerConfig,
+    PowerConfigReader,
+    excluded_reason,
+    in_hand,
+    is_idle,
+    join_exceptions,
+    keep_awake_list,
+    kept_awake,
+    power,
+    same_list,
+)
+
+# Which weight a node is given, so that Slurm fills nodes in a wanted order without leaving the site's own.
+#
+# Slurm fills the lowest ``Weight`` first. Nodes to which the site gave the same weight are told apart by what is
+# added to it, and what is added never reaches the site's next higher weight: of two nodes that the site itself set
+# apart, the one that it fills first is still filled first. Where the site's weights lie too close for all tiers,
+# tiers are merged.
+
+HEAVIEST = 4_294_967_280
+"""The largest weight that scontrol takes (22.05.8)."""
+
+
+def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return the weight of each node that ``tiers`` name, first to fill first.
+
+    Parameters
+    ----------
+    own : mapping
+        The site's own weight of every node of the cluster, those too that no tier names.
+    tiers : sequence of sequence of str
+        Nodes of ``own``.
+    """
+    rank = {node: tier for tier, nodes in enumerate(tiers) for node in nodes}
+    levels = sorted(set(own.values()))
+    weights: dict[str, int] = {}
+    for level in sorted({own[node] for node in rank}):
+        members = [node for node in rank if own[node] == level]
+        above = bisect_right(levels, level)
+        room = (levels[above] - 1 if above < len(levels) else HEAVIEST) - level
+        weights |= {node: level + added for node, added in _added(members, rank, max(room, 0)).items()}
+    return weights
+
+
+def _added(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
+    """Return what is added to one own weight: the tier's number; where there is no room for that, a step for each tier.
+
+    The number of the tier does not depend on who else is in which tier: fewer writes when they change places.
+    """
+    if max(rank[node] for node in members) <= room:
+        return {node: rank[node] for node in members}
+    places = {tier: place for place, tier in enumerate(sorted({rank[node] for node in members}))}
+    steps = min(len(places), room + 1)
+    return {node: places[rank[node]] * steps // len(places) for node in members}
+
+
+# What actions ask of Slurm's nodes: one thing wanted on one setting of one node each, and whether it may be written.
+
+DOWN, UP = "POWER_DOWN", "POWER_UP"
+"""The two states that are ever written: never ``POWER_DOWN_ASAP``, which drains, or ``_FORCE``, which kills jobs."""
+NO_NODE = "there is no such node"
+FALLING = "it is falling asleep: Slurm ignores a power_up until it is asleep"
+TAKEN = "a job was started on it in between: it runs to its end, and then Slurm puts the node to sleep"
+TOO_OLD = f"this Slurm cannot change SuspendExcNodes while it runs; {'.'.join(f'{n:02}' for n in KEEP_AWAKE_SINCE)} can"
+
+_ON_THE_WAY_DOWN = (NodePower.FALLING_ASLEEP, NodePower.ASLEEP)
+_ON_THE_WAY_UP = (NodePower.WAKING, NodePower.AWAKE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReading:
+    """What was read of the nodes at one moment: the ground that every change is judged on.
+
+    Attributes
+    ----------
+    nodes : mapping
+        The nodes by name.
+    powering : Powering
+        How the cluster powers them.
+    warm : set of str
+        Nodes that the cluster's own keep-awake list keeps awake now.
+    """
+
+    nodes: Mapping[str, RawNode]
+    powering: PowerConfig
+    warm: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, nodes: Sequence[RawNode], powering: PowerConfig) -> NodeReading:
+        """Return what was read."""
+        kept = kept_awake(nodes, powering.surroundings.exclusions)
+        return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
+
+    def said(self, setting: NodeSetting, node: str) -> str:
+        """Return what stands on a setting of a node, in Slurm's words; empty: it cannot be read."""
+        if setting is NodeSetting.KEEP_AWAKE:
+            return f"SuspendExcNodes {self.powering.settings.keep_awake or '(null)'}"
+        if node not in self.nodes:
+            return ""
+        if setting is NodeSetting.WEIGHT:
+            return f"Weight {self.nodes[node]['weight']}"
+        return "+".join(filter(None, (self.nodes[node]["state"], self.nodes[node]["flags"])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedNodeUpdate:
+    """What is wanted on one setting of one node.
+
+    Attributes
+    ----------
+    wanted : str
+        :data:`DOWN` or :data:`UP`; a weight; of the keep-awake list the whole list.
+    note : str
+        What to say of it besides what becomes of it.
+    """
+
+    action: str
+    setting: NodeSetting
+    node: str
+    reason: str
+    wanted: str
+    note: str = ""
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it is part of a ``RevertNodes``."""
+        return self.action == RevertNodes.__name__
+
+    @property
+    def change(self) -> NodeUpdate:
+        """The change that fulfils it; of the keep-awake list there is none."""
+        if self.setting is NodeSetting.WEIGHT:
+            return NodeUpdate(node=self.node, weight=_weight(self.wanted))
+        return NodeUpdate(node=self.node, state=self.wanted)
+
+    def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
+        """Return ``result`` as the outcome of this change."""
+        return NodeOutcome(
+            action=self.action,
+            setting=self.setting,
+            node=self.node,
+            result=result,
+            reason=self.reason,
+            before=before,
+            after=after,
+            remark="; ".join(filter(None, (remark, self.note))),
+        )
+
+
+def to_node_updates(actions: Sequence[NodeAction], look: NodeReading) -> list[PlannedNodeUpdate]:
+    """Return what the actions ask for, in their order.
+
+    Raises
+    ------
+    TypeError
+        There is no such action on nodes.
+    """
+    return [change for action in actions for change in _of(action, look)]
+
+
+def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
+    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
+    if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in look.nodes:
+        return change.outcome(Result.GONE, remark=NO_NODE)
+    before = look.said(change.setting, change.node)
+    if is_in_state(change, look):
+        return change.outcome(Result.UNCHANGED, before=before, after=before)
+    result, why = _RESULTS[change.setting](change, look)
+    return change.outcome(result, before=before, remark=why) if why else None
+
+
+def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
+    """Return whether what is wanted is so, or on its way; of a node that exists."""
+    if change.setting is NodeSetting.KEEP_AWAKE:
+        return same_list(look.powering.settings.keep_awake, change.wanted)
+    node = look.nodes[change.node]
+    if change.setting is NodeSetting.WEIGHT:
+        return node["weight"] == _weight(change.wanted)
+    return power(node) in (_ON_THE_WAY_DOWN if change.wanted == DOWN else _ON_THE_WAY_UP)
+
+
+def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
+    """Return what became of a change that was written, from what was read before and after and what Slurm answered."""
+    was, seen = before.said(change.setting, change.node), after.said(change.setting, change.node)
+    if not seen:
+        return change.outcome(Result.GONE, before=was, remark=NO_NODE)
+    if is_in_state(change, after):
+        return change.outcome(Result.DONE, before=was, after=seen, remark=_landed(change, after))
+    if answer:
+        return change.outcome(Result.FAILED, before=was, after=seen, remark=answer)
+    return change.outcome(
+        Result.MISMATCH, before=was, after=seen, remark="Slurm accepted it, and something else stands"
+    )
+
+
+def _landed(change: PlannedNodeUpdate, after: NodeReading) -> str:
+    """Return what to say of a job that came before the sleep did: it is in no danger, Slurm waits for its end."""
+    return TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
+
+
+def _of(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
+    name = type(action).__name__
+    if isinstance(action, PowerDown | PowerUp):
+        state = DOWN if isinstance(action, PowerDown) else UP
+        yield PlannedNodeUpdate(
+            action=name, setting=NodeSetting.POWER, node=action.node, reason=action.reason, wanted=state
+        )
+    elif isinstance(action, KeepAwake):
+        yield _kept(action, look)
+    elif isinstance(action, FillFirst):
+        for node, weight in _weights(action, look).items():
+            wanted = "" if weight is None else str(weight)
+            yield PlannedNodeUpdate(
+                action=name, setting=NodeSetting.WEIGHT, node=node, reason=action.reason, wanted=wanted
+            )
+    elif isinstance(action, RevertNodes):
+        for node, own in action.own:
+            wanted = UP if action.setting is NodeSetting.POWER else own
+            yield PlannedNodeUpdate(action=name, setting=action.setting, node=node, reason=action.reason, wanted=wanted)
+    else:
+        raise TypeError(f"{name} is no action on nodes; there are {', '.join(_NAMES)}")
+
+
+_NAMES = tuple(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RevertNodes))
+
+
+def _kept(action: KeepAwake, look: NodeReading) -> PlannedNodeUpdate:
+    own = look.powering.settings.keep_awake if action.own is None else action.own
+    known = [node for node in action.nodes if node in look.nodes]
+    missing = [node for node in action.nodes if node not in look.nodes]
+    return PlannedNodeUpdate(
+        action=type(action).__name__,
+        setting=NodeSetting.KEEP_AWAKE,
+        node="",
+        reason=action.reason,
+        wanted=join_exceptions(own, known),
+        # Slurm takes a list with a node that does not exist (26.05.5), and then may keep nothing awake.
+        note=f"left out, as there are no such nodes: {', '.join(missing)}" if missing else "",
+    )
+
+
+def _weights(action: FillFirst, look: NodeReading) -> dict[str, int | None]:
+    """Return the weight of each node that a tier names; None: it does not exist."""
+    own = {name: node["weight"] or 0 for name, node in look.nodes.items()}
+    own |= {node: weight for node, weight in action.own if node in own}
+    tiers = [[node for node in tier if node in own] for tier in action.tiers]
+    return dict.fromkeys(node for tier in action.tiers for node in tier) | weights_by_tier(own, tiers)
+
+
+def _of_power(change: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
+    node = look.nodes[change.node]
+    if change.wanted == DOWN:
+        return Result.REFUSED, _why_awake(node, look)
+    if power(node) is NodePower.FALLING_ASLEEP:
+        return Result.POSTPONED, FALLING
+    return Result.REFUSED, in_hand(node) or ("" if power(node) else "it does not answer")
+
+
+def _why_awake(node: RawNode, look: NodeReading) -> str:
+    """Return why a node must not be put to sleep now; empty: it may be."""
+    if why := look.powering.settings.why_not or excluded_reason(node, look.powering.surroundings.exclusions):
+        return why
+    if power(node) is NodePower.WAKING:
+        return "it is waking"
+    if not is_idle(node):
+        return f"it is not idle: {look.said(NodeSetting.POWER, node['name'])}"
+    return "SuspendExcNodes keeps it awake" if node["name"] in look.warm else ""
+
+
+def _of_the_list(change: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
+    if look.powering.release < KEEP_AWAKE_SINCE:
+        return Result.REFUSED, TOO_OLD
+    if why := "" if change.takes_back else look.powering.settings.why_not:
+        return Result.REFUSED, why
+    try:
+        keep_awake_list(change.wanted)
+    except HostlistInvalid as reason:
+        return Result.REFUSED, reason.message
+    return Result.REFUSED, ""
+
+
+def _of_weight(change: PlannedNodeUpdate, _: NodeReading) -> tuple[Result, str]:
+    readable = _weight(change.wanted) is not None
+    return Result.REFUSED, "" if readable else f"{change.wanted!r} is no weight"
+
+
+def _weight(text: str) -> int | None:
+    text = text.partition(".")[0]
+    return parse.whole(text) if text.isascii() and text.isdigit() else None
+
+
+_RESULTS: Mapping[NodeSetting, Callable[[PlannedNodeUpdate, NodeReading], tuple[Result, str]]] = {
+    NodeSetting.POWER: _of_power,
+    NodeSetting.KEEP_AWAKE: _of_the_list,
+    NodeSetting.WEIGHT: _of_weight,
+}
 
 
 class SlurmNodes:
@@ -34,8 +342,8 @@ class SlurmNodes:
         The cluster's name.
     site_factor_most : int
         Bound of the SiteFactor that Helios writes to jobs.
-    writes_per_turn : int
-        Most nodes changed by one :meth:`steer`; what is taken back comes first, then wakes, sleeps and weights, and the
+    writes_per_cycle : int
+        Most nodes changed by one :meth:`steer`; what is reverted comes first, then wakes, sleeps and weights, and the
         rest is ``POSTPONED``.
     clock : callable
         Returns the time, aware.
@@ -46,20 +354,20 @@ class SlurmNodes:
     def __init__(
         self,
         backend: Backend,
-        desk: PowerDesk,
+        operations: PowerConfigReader,
         *,
         name: str,
         site_factor_most: int,
-        writes_per_turn: int,
+        writes_per_cycle: int,
         clock: Callable[[], datetime] = now,
         notes: Sequence[str] = (),
     ) -> None:
         self.backend = backend
-        self.desk = desk
+        self.operations = operations
         self.name = name
         self.notes = tuple(notes)
         self._most = site_factor_most
-        self._writes_per_turn = writes_per_turn
+        self._writes_per_cycle = writes_per_cycle
         self._clock = clock
 
     def snapshot(self) -> Snapshot:
@@ -71,7 +379,7 @@ class SlurmNodes:
             It cannot be reached, or did not answer in time.
         """
         taken_at = self._clock()
-        powering, jobs = self.desk(), self.backend.queue()
+        powering, jobs = self.operations(), self.backend.queue()
         return Snapshot(
             taken_at=taken_at,
             cluster=self.name,
@@ -91,104 +399,112 @@ class SlurmNodes:
         """
         if not actions:
             return []
-        look = NodeLook.of(nodes=self.backend.nodes(), powering=self.desk())
-        wishes = wishes_of(actions, look)
-        outcomes = {at: said for at, wish in enumerate(wishes) if (said := verdict(wish, look)) is not None}
-        outcomes |= _left_out(wishes, outcomes, look, self._writes_per_turn)
-        open_wishes = {at: wish for at, wish in enumerate(wishes) if at not in outcomes}
-        outcomes |= self._written(open_wishes, look)
-        return [outcomes[at] for at in range(len(wishes))]
+        look = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations())
+        changes = to_node_updates(actions, look)
+        outcomes = {
+            at: said for at, change in enumerate(changes) if (said := judge_node_update(change, look)) is not None
+        }
+        outcomes |= _left_out(changes, outcomes, look, self._writes_per_cycle)
+        open_changes = {at: change for at, change in enumerate(changes) if at not in outcomes}
+        outcomes |= self._written(open_changes, look)
+        return [outcomes[at] for at in range(len(changes))]
 
     def close(self) -> None:
         """Let go of the way in."""
         self.backend.close()
 
-    def _written(self, wishes: Mapping[int, NodeWish], look: NodeLook) -> dict[int, NodeOutcome]:
-        """Write, read back, and return what became of each wish; sleeps last, each judged once more right before."""
-        sleeps = {at: wish for at, wish in wishes.items() if wish.wanted == DOWN and wish.lever is NodeLever.POWER}
-        others = {at: wish for at, wish in wishes.items() if at not in sleeps}
+    def _written(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
+        """Write, read back, and return what became of each change; sleeps last, each judged once more right before."""
+        sleeps = {
+            at: change
+            for at, change in changes.items()
+            if change.wanted == DOWN and change.setting is NodeSetting.POWER
+        }
+        others = {at: change for at, change in changes.items() if at not in sleeps}
         answers = self._answers(others, first=True)
         late: dict[int, NodeOutcome] = {}
         if sleeps:
             late = self._too_late(sleeps, look, first=not others)
-            answers |= self._answers({at: wish for at, wish in sleeps.items() if at not in late}, first=not others)
-        written = {at: wish for at, wish in wishes.items() if at not in late}
+            answers |= self._answers({at: change for at, change in sleeps.items() if at not in late}, first=not others)
+        written = {at: change for at, change in changes.items() if at not in late}
         return late | self._read_back(written, answers, look)
 
-    def _too_late(self, sleeps: Mapping[int, NodeWish], look: NodeLook, *, first: bool) -> dict[int, NodeOutcome]:
+    def _too_late(
+        self, sleeps: Mapping[int, PlannedNodeUpdate], look: NodeReading, *, first: bool
+    ) -> dict[int, NodeOutcome]:
         """Return the sleeps that must not be written any more: by the freshest look there can be."""
         try:
-            fresh = NodeLook.of(nodes=self.backend.nodes(), powering=look.powering)
+            fresh = NodeReading.of(nodes=self.backend.nodes(), powering=look.powering)
         except HeliosError as reason:
             if first:
                 raise
-            why = f"not written: {reason.fact}"
-            return {at: wish.outcome(Result.FAILED, remark=why) for at, wish in sleeps.items()}
-        return {at: said for at, wish in sleeps.items() if (said := verdict(wish, fresh)) is not None}
+            why = f"not written: {reason.message}"
+            return {at: change.outcome(Result.FAILED, remark=why) for at, change in sleeps.items()}
+        return {at: said for at, change in sleeps.items() if (said := judge_node_update(change, fresh)) is not None}
 
-    def _answers(self, wishes: Mapping[int, NodeWish], *, first: bool) -> dict[int, str]:
+    def _answers(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write, and return Slurm's answer to each; where nothing was written before, a silent cluster is an error."""
-        lists = {at: wish for at, wish in wishes.items() if wish.lever is NodeLever.KEEP_AWAKE}
-        nodes = {at: wish for at, wish in wishes.items() if at not in lists}
-        answers = {at: self._told(wish.wanted) for at, wish in lists.items()}
+        lists = {at: change for at, change in changes.items() if change.setting is NodeSetting.KEEP_AWAKE}
+        nodes = {at: change for at, change in changes.items() if at not in lists}
+        answers = {at: self._told(change.wanted) for at, change in lists.items()}
         if nodes:
             said = self._changed(list(nodes.values()), first=first and not lists)
             answers |= dict(zip(nodes, said, strict=True))
         return answers
 
-    def _changed(self, wishes: Sequence[NodeWish], *, first: bool) -> list[str]:
+    def _changed(self, changes: Sequence[PlannedNodeUpdate], *, first: bool) -> list[str]:
         try:
-            return self.backend.change_nodes([wish.change for wish in wishes])
+            return self.backend.change_nodes([change.change for change in changes])
         except HeliosError as reason:
             if first:
                 raise
             # Something was written before: that must be read back and told.
-            return [reason.fact] * len(wishes)
+            return [reason.message] * len(changes)
 
     def _told(self, keep_awake: str) -> str:
         try:
-            return self.desk.keep_awake(keep_awake)
+            return self.operations.keep_awake(keep_awake)
         except HeliosError as reason:
             # The list may have been written: that must be read back and told.
-            return reason.fact
+            return reason.message
 
     def _read_back(
-        self, wishes: Mapping[int, NodeWish], answers: Mapping[int, str], look: NodeLook
+        self, changes: Mapping[int, PlannedNodeUpdate], answers: Mapping[int, str], look: NodeReading
     ) -> dict[int, NodeOutcome]:
-        if not wishes:
+        if not changes:
             return {}
         try:
-            lists = any(wish.lever is NodeLever.KEEP_AWAKE for wish in wishes.values())
-            after = NodeLook.of(nodes=self.backend.nodes(), powering=self.desk() if lists else look.powering)
+            lists = any(change.setting is NodeSetting.KEEP_AWAKE for change in changes.values())
+            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations() if lists else look.powering)
         except HeliosError as reason:
-            return {at: _unread(wish, look, reason) for at, wish in wishes.items()}
-        return {at: became(wish, look, after, answers[at]) for at, wish in wishes.items()}
+            return {at: _unread(change, look, reason) for at, change in changes.items()}
+        return {at: node_outcome_after(change, look, after, answers[at]) for at, change in changes.items()}
 
 
 def _left_out(
-    wishes: Sequence[NodeWish], judged: Mapping[int, NodeOutcome], look: NodeLook, most: int
+    changes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
 ) -> dict[int, NodeOutcome]:
-    """Return what is not written now: of each lever of a node all wishes but the last, and what exceeds the budget."""
-    last = {(wish.lever, wish.node): at for at, wish in enumerate(wishes)}
-    open_wishes = [at for at in range(len(wishes)) if at not in judged]
-    overruled = [at for at in open_wishes if last[wishes[at].lever, wishes[at].node] != at]
-    due = sorted(set(open_wishes) - set(overruled), key=lambda at: (_turn(wishes[at]), at))
+    """Return what is not written now: all but the last change of each setting, and what exceeds the budget."""
+    last = {(change.setting, change.node): at for at, change in enumerate(changes)}
+    open_changes = [at for at in range(len(changes)) if at not in judged]
+    overruled = [at for at in open_changes if last[changes[at].setting, changes[at].node] != at]
+    due = sorted(set(open_changes) - set(overruled), key=lambda at: (_cycle(changes[at]), at))
     spent = due[most:]
     said = dict.fromkeys(overruled, (Result.REFUSED, OVERRULED)) | dict.fromkeys(spent, (Result.POSTPONED, SPENT))
     return {
-        at: wishes[at].outcome(result, before=look.said(wishes[at].lever, wishes[at].node), remark=why)
+        at: changes[at].outcome(result, before=look.said(changes[at].setting, changes[at].node), remark=why)
         for at, (result, why) in said.items()
     }
 
 
-def _turn(wish: NodeWish) -> int:
-    if wish.takes_back:
+def _cycle(change: PlannedNodeUpdate) -> int:
+    if change.takes_back:
         return 0
-    return {UP: 1, DOWN: 3}.get(wish.wanted, 2 if wish.lever is NodeLever.KEEP_AWAKE else 4)
+    return {UP: 1, DOWN: 3}.get(change.wanted, 2 if change.setting is NodeSetting.KEEP_AWAKE else 4)
 
 
-def _unread(wish: NodeWish, look: NodeLook, reason: HeliosError) -> NodeOutcome:
-    before = look.said(wish.lever, wish.node)
-    return wish.outcome(
-        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.fact}"
+def _unread(change: PlannedNodeUpdate, look: NodeReading, reason: HeliosError) -> NodeOutcome:
+    before = look.said(change.setting, change.node)
+    return change.outcome(
+        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.message}"
     )

@@ -6,20 +6,23 @@ never heard of keeps its hands off.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from helios.errors import HostlistInvalid
-from helios.hostlist import expand
-from helios.model import NodePower
-from helios.slurm import values
+from helios.errors import ConfigurationInvalid, HostlistInvalid
+from helios.model import NodePower, PowerSettings
+from helios.model.hostlist import expand
+from helios.slurm import parse
 from helios.slurm.backend import RawNode
+from helios.slurm.commands import CommandsBackend
+from helios.slurm.shell import Shell, lines, quoted
 
 _POWER_FLAGS = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
 _HARMLESS = _POWER_FLAGS | {"CLOUD", "PERFCTRS", "NET"}
 _BASES = frozenset({"IDLE", "ALLOCATED", "MIXED"})
-_ADMINS = {
+_OVERRIDDEN = {
     "DRAIN": "it is drained",
     "FAIL": "it is marked as failing",
     "MAINT": "it is under maintenance",
@@ -49,7 +52,7 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warm:
+class KeptAwake:
     """Nodes of which the cluster keeps ``least`` idle and awake; None: every one."""
 
     nodes: tuple[str, ...]
@@ -68,7 +71,7 @@ class Exclusions:
         ``SuspendExcParts`` and ``SuspendExcStates``.
     """
 
-    warm: tuple[Warm, ...] = ()
+    warm: tuple[KeptAwake, ...] = ()
     partitions: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
 
@@ -82,7 +85,7 @@ class Exclusions:
             ``SuspendExcNodes`` cannot be read: nobody knows then what must stay awake.
         """
         return cls(
-            warm=warm(configuration.get("SuspendExcNodes", "")),
+            warm=keep_awake_list(configuration.get("SuspendExcNodes", "")),
             partitions=_words(configuration.get("SuspendExcParts", "")),
             states=frozenset(word.upper() for word in _words(configuration.get("SuspendExcStates", ""))),
         )
@@ -99,7 +102,7 @@ class Surroundings:
     racks: Mapping[str, str] = field(default_factory=dict)
 
 
-def warm(keep_awake: str) -> tuple[Warm, ...]:
+def keep_awake_list(keep_awake: str) -> tuple[KeptAwake, ...]:
     """Return what a ``SuspendExcNodes`` as ``n[10-20]:4,n100`` keeps awake.
 
     Slurm up to 22.05 gives a number to all that stands before it since the last one, later ones to the word that it is
@@ -110,11 +113,11 @@ def warm(keep_awake: str) -> tuple[Warm, ...]:
     HostlistInvalid
         It is no such list.
     """
-    if values.text(keep_awake.strip()) is None:
+    if parse.text(keep_awake.strip()) is None:
         return ()
     found = (_COUNTED.fullmatch(word) for word in _BETWEEN.split(keep_awake.strip()) if word)
     return tuple(
-        Warm(nodes=expand(match["nodes"]), least=int(match["least"]) if match["least"] else None)
+        KeptAwake(nodes=expand(match["nodes"]), least=int(match["least"]) if match["least"] else None)
         for match in found
         if match
     )
@@ -128,17 +131,17 @@ def same_list(one: str, other: str) -> bool:
         return one.strip() == other.strip()
 
 
-def joined(own: str, nodes: Sequence[str]) -> str:
+def join_exceptions(own: str, nodes: Sequence[str]) -> str:
     """Return a keep-awake list of ``nodes`` beside those of the site's ``own``; empty: none."""
-    own = values.text(own.strip()) or ""
-    kept = {node for part in warm(own) if part.least is None for node in part.nodes}
+    own = parse.text(own.strip()) or ""
+    kept = {node for part in keep_awake_list(own) if part.least is None for node in part.nodes}
     # Plain names, behind the site's own: with a number anywhere Slurm splits at every comma, also within brackets.
     return ",".join([own] * bool(own) + [node for node in dict.fromkeys(nodes) if node not in kept])
 
 
 def power(node: RawNode) -> NodePower | None:
     """Return whether a node is awake; None: it is down, does not answer, or its state is unknown."""
-    flags = flags_of(node)
+    flags = state_flags(node)
     if node["state"] not in _BASES:
         return None
     if flags & {"POWER_DOWN", "POWERING_DOWN"}:
@@ -155,7 +158,7 @@ def is_idle(node: RawNode) -> bool:
     return node["state"] == "IDLE" and not node["cpus_held"] and not node["gpus_held"]
 
 
-def flags_of(node: RawNode) -> frozenset[str]:
+def state_flags(node: RawNode) -> frozenset[str]:
     """Return a node's state flags."""
     return frozenset((node["flags"] or "").split("+")) - {""}
 
@@ -167,26 +170,26 @@ def in_hand(node: RawNode) -> str:
         return f"it is down{why}"
     if node["state"] not in _BASES:
         return f"its state is {node['state']}"
-    if found := next((said for flag, said in _ADMINS.items() if flag in flags_of(node)), ""):
+    if found := next((said for flag, said in _OVERRIDDEN.items() if flag in state_flags(node)), ""):
         return f"{found}{why}"
-    unknown = flags_of(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
+    unknown = state_flags(node) - _HARMLESS - _SLURMS.keys() - {"NOT_RESPONDING"}
     return f"its flag {min(unknown)} is not known to Helios" if unknown else ""
 
 
-def hands_off(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
+def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
     """Return why Helios must not put a node to sleep, idle or not, for a person; empty: it may.
 
     ``SuspendExcNodes`` is not among the reasons; see :func:`kept_awake`.
     """
     if why := in_hand(node):
         return why
-    if found := next((said for flag, said in _SLURMS.items() if flag in flags_of(node)), ""):
+    if found := next((said for flag, said in _SLURMS.items() if flag in state_flags(node)), ""):
         return found
     if power(node) is None:
         return "it does not answer"
     if parts := exclusions.partitions & _words(node["partitions"]):
         return f"SuspendExcParts names its partition {min(parts)}"
-    states = exclusions.states & (flags_of(node) | {node["state"]})
+    states = exclusions.states & (state_flags(node) | {node["state"]})
     return f"SuspendExcStates names {min(states)}" if states else ""
 
 
@@ -205,10 +208,204 @@ def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[st
 
 
 def _meaning(keep_awake: str) -> tuple[frozenset[str], frozenset[tuple[frozenset[str], int]]]:
-    parts = warm(keep_awake)
+    parts = keep_awake_list(keep_awake)
     plain = frozenset(node for part in parts if part.least is None for node in part.nodes)
     return plain, frozenset((frozenset(part.nodes), part.least) for part in parts if part.least is not None)
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(word for word in re.split(r"[,\s]+", values.text(text) or "") if word)
+    return frozenset(word for word in re.split(r"[,\s]+", parse.text(text) or "") if word)
+
+
+# How a cluster is set to put nodes to sleep and to wake them: read from ``scontrol``, and what it lacks, for a
+# person.
+#
+# Always asked of Slurm's commands, whatever the way in: pyslurm 25.11 knows neither a partition's own times nor
+# topology.
+
+KEEP_AWAKE_SINCE = (23, 2)
+"""First release in which ``scontrol update SuspendExcNodes=`` is known; 22.05.8: No valid entity in update command."""
+KEEPS_LIST = "KeepPowerSaveSettings"
+"""Flag of ``ReconfigFlags`` without which ``scontrol reconfigure`` forgets the list and goes back to slurm.conf."""
+_ENDLESS = frozenset({"INFINITE", "UNLIMITED", "NONE", "-1", "-1 sec"})
+_FIELD = re.compile(r"(\w+)=(\S*)")
+_NO_TOPOLOGY = ("none", "flat", "default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerConfig:
+    """What was read of how a cluster powers its nodes.
+
+    Attributes
+    ----------
+    settings : PowerSettings
+        What services and control are told.
+    surroundings : Surroundings
+        What the cluster never puts to sleep, and its racks.
+    release : tuple of int
+        Slurm's release.
+    """
+
+    settings: PowerSettings
+    surroundings: Surroundings
+    release: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerConfigReader:
+    """Asks Slurm's commands how nodes are powered, and changes the keep-awake list.
+
+    Parameters
+    ----------
+    shell : Shell
+        How commands are run.
+    racks : mapping
+        Rack by node, where the site says it; goes before Slurm's topology.
+    """
+
+    shell: Shell
+    racks: Mapping[str, str]
+
+    def __call__(self) -> PowerConfig:
+        """Return how nodes are powered now.
+
+        Raises
+        ------
+        ClusterUnavailable
+            The controller does not answer.
+        """
+        configuration = self.configuration()
+        partitions = lines(self.shell.run("scontrol", "--all", "--oneliner", "show", "partition"))
+        racks = self._topology(configuration) | dict(self.racks)
+        return power_config(configuration, partitions, racks)
+
+    def configuration(self) -> dict[str, str]:
+        """Return what ``scontrol show config`` shows."""
+        backend = CommandsBackend(commands_folder=self.shell.folder, timeout_s=self.shell.timeout_s)
+        backend.shell = self.shell
+        return backend.configuration()
+
+    def keep_awake(self, keep_awake: str) -> str:
+        """Write the keep-awake list; return nothing where Slurm accepted it, else its message."""
+        answer = self.shell.answer("scontrol", "update", f"SuspendExcNodes={keep_awake}")
+        return quoted(answer.complaint) if answer.complaint.strip() or answer.status else ""
+
+    def _topology(self, configuration: Mapping[str, str]) -> dict[str, str]:
+        if configuration.get("TopologyPlugin", "").rpartition("/")[2] in _NO_TOPOLOGY:
+            return {}
+        answer = self.shell.answer("scontrol", "--oneliner", "show", "topology")
+        return topology_racks(lines(answer.output)) if answer.status == 0 else {}
+
+
+def power_config(
+    configuration: Mapping[str, str], partitions: Sequence[str] = (), racks: Mapping[str, str] | None = None
+) -> PowerConfig:
+    """Return what the answers of ``scontrol`` mean.
+
+    Parameters
+    ----------
+    configuration : mapping
+        ``scontrol show config``.
+    partitions : sequence of str
+        ``scontrol --oneliner show partition``.
+    racks : mapping, optional
+        Rack by node.
+    """
+    release = parse.release(configuration.get("SLURM_VERSION", ""))
+    exclusions, unread = _exclusions(configuration)
+    own = [dict(_FIELD.findall(line)) for line in partitions]
+    suspend_times = _of_all("SuspendTime", configuration, own)
+    why_not = _why_not(configuration, min(suspend_times)) or unread
+    settings = PowerSettings(
+        suspend_time_s=min(suspend_times),
+        suspend_timeout_s=max(_finite(_of_all("SuspendTimeout", configuration, own))),
+        resume_timeout_s=max(_finite(_of_all("ResumeTimeout", configuration, own))),
+        keep_awake=parse.text(configuration.get("SuspendExcNodes", "")) or "",
+        can_sleep=not why_not,
+        can_keep_awake=not why_not and release >= KEEP_AWAKE_SINCE,
+        why_not=why_not,
+    )
+    return PowerConfig(
+        settings=settings, surroundings=Surroundings(exclusions=exclusions, racks=racks or {}), release=release
+    )
+
+
+def topology_racks(shown: Sequence[str]) -> dict[str, str]:
+    """Return the leaf switch or block of each node, as ``scontrol --oneliner show topology`` lists them."""
+    racks: dict[str, str] = {}
+    for line in shown:
+        field: dict[str, str] = dict(_FIELD.findall(line))
+        name = field.get("SwitchName") or field.get("BlockName")
+        if name and field.get("Level", "0") == "0" and "Nodes" in field:
+            for node in expand(field["Nodes"]):
+                racks.setdefault(node, name)
+    return racks
+
+
+def feature_racks(text: str) -> dict[str, str]:
+    """Return the rack of each node as ``[power] racks`` names them: ``r1=gpu[01-08]; r2=gpu[09-16]``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It is written otherwise.
+    """
+    racks: dict[str, str] = {}
+    for part in filter(str.strip, text.split(";")):
+        rack, equals, nodes = (word.strip() for word in part.partition("="))
+        try:
+            named = expand(nodes)
+        except HostlistInvalid as reason:
+            raise ConfigurationInvalid(f"[power] racks: {reason.message}", hint=reason.hint) from reason
+        if not (rack and equals and named):
+            raise ConfigurationInvalid(
+                f"[power] racks: {part.strip()!r} names no rack and its nodes.",
+                hint="Write it as: r1=gpu[01-08]; r2=gpu[09-16]",
+            )
+        racks |= dict.fromkeys(named, rack)
+    return racks
+
+
+def seconds(text: str) -> float:
+    """Return a length as ``604800 sec``, ``604800`` or ``INFINITE`` in seconds; inf: never, or not said."""
+    found = re.match(r"\d+", text)
+    return math.inf if text in _ENDLESS or found is None else float(found[0])
+
+
+def programs(configuration: Mapping[str, str]) -> dict[str, str]:
+    """Return the power programs by their keys in slurm.conf, those that are set."""
+    keys = ("SuspendProgram", "ResumeProgram")
+    return {key: program for key in keys if (program := parse.text(configuration.get(key, "")))}
+
+
+def _why_not(configuration: Mapping[str, str], suspend_time_s: float) -> str:
+    lacking = [key for key in ("SuspendProgram", "ResumeProgram") if key not in programs(configuration)]
+    if lacking:
+        return (
+            f"slurm.conf has no {' and no '.join(lacking)}: Slurm cannot switch nodes off and on. "
+            "Set both (docs/power.md), and SuspendTime; then restart slurmctld"
+        )
+    if math.isinf(suspend_time_s):
+        return (
+            "SuspendTime is INFINITE, with which Slurm refuses every power_down and wakes no node for a job. "
+            "Set SuspendTime=604800 (a week) in slurm.conf; then: scontrol reconfigure"
+        )
+    return ""
+
+
+def _exclusions(configuration: Mapping[str, str]) -> tuple[Exclusions, str]:
+    try:
+        return Exclusions.of(configuration), ""
+    except HostlistInvalid as reason:
+        return NO_EXCLUSIONS, f"SuspendExcNodes in slurm.conf: {reason.message}"
+
+
+def _of_all(key: str, configuration: Mapping[str, str], partitions: Sequence[Mapping[str, str]]) -> list[float]:
+    """Return a time of the whole cluster, and those of the partitions that have their own (21.08 and newer)."""
+    own = (field.get(key, "GLOBAL") for field in partitions)
+    return [seconds(configuration.get(key, "")), *(seconds(text) for text in own if text != "GLOBAL")]
+
+
+def _finite(lengths: Sequence[float]) -> Iterator[float]:
+    found = [length for length in lengths if math.isfinite(length)]
+    yield from found or [0.0]

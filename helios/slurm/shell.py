@@ -45,7 +45,7 @@ def quoted(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """What a program printed, and how it ended."""
 
     output: bytes
@@ -88,7 +88,7 @@ class Shell:
             raise failure(program, answer.complaint)
         return answer.output
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> Answer:
+    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
         """Return what ``program`` prints and says when it is given ``given`` to read, however it ends.
 
         Raises
@@ -103,7 +103,7 @@ class Shell:
             raise self._too_slow(program, timeout_s or self.timeout_s) from reason
         finally:
             stop(started)
-        return Answer(output=output, complaint=complaint.decode("utf-8", "replace"), status=started.returncode)
+        return CommandResult(output=output, complaint=complaint.decode("utf-8", "replace"), status=started.returncode)
 
     def write(self, path: Path, program: str, *words: str, timeout_s: float | None = None) -> None:
         """Let ``program`` print into the file ``path``, without holding its output in memory.
@@ -136,7 +136,7 @@ class Shell:
                 start_new_session=True,
             )
         except OSError as reason:
-            raise ClusterUnavailable(f"{program} could not be started: {reason}", remedy=_WHERE) from reason
+            raise ClusterUnavailable(f"{program} could not be started: {reason}", hint=_WHERE) from reason
 
     def find(self, program: str) -> str:
         """Return the path of ``program``.
@@ -148,7 +148,7 @@ class Shell:
         """
         path = self.folder or self.environment.get("PATH", os.defpath)
         if (found := shutil.which(program, path=path)) is None:
-            raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", remedy=_WHERE)
+            raise ClusterUnavailable(f"Slurm's command {program} was not found in {path}.", hint=_WHERE)
         return found
 
     def surroundings(self) -> dict[str, str]:
@@ -164,7 +164,7 @@ class Shell:
     def _too_slow(program: str, timeout_s: float) -> ClusterUnavailable:
         return ClusterUnavailable(
             f"{program} did not answer within {timeout_s:g} s.",
-            remedy="Look at the load of slurmctld with sdiag; raise [slurm] timeout_s if the cluster is just slow.",
+            hint="Look at the load of slurmctld with sdiag; raise [slurm] timeout_s if the cluster is just slow.",
         )
 
 
@@ -187,12 +187,12 @@ def failure(program: str, complaint: str) -> ClusterUnavailable | ClusterRefused
     """Return the error that a program's complaint stands for."""
     said = f"{program} failed: {quoted(complaint)}"
     if _NO_CONTROLLER.search(complaint):
-        remedy = "See whether it answers: scontrol ping; sacctmgr ping. SLURM_CONF must name this cluster's slurm.conf."
-        return ClusterUnavailable(said, remedy=remedy)
+        hint = "See whether it answers: scontrol ping; sacctmgr ping. SLURM_CONF must name this cluster's slurm.conf."
+        return ClusterUnavailable(said, hint=hint)
     if _NO_PRIVILEGE.search(complaint):
-        remedy = "Give the user that runs Helios the right: sacctmgr modify user NAME set adminlevel=Operator"
-        return ClusterRefused(said, remedy=remedy)
-    return AnswerNotUnderstood(said, remedy=f"Run {program} by hand as the user that runs Helios.")
+        hint = "Give the user that runs Helios the right: sacctmgr modify user NAME set adminlevel=Operator"
+        return ClusterRefused(said, hint=hint)
+    return AnswerNotUnderstood(said, hint=f"Run {program} by hand as the user that runs Helios.")
 
 
 def lines(output: bytes) -> Sequence[str]:

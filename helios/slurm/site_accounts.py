@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import QosRules, Share
-from helios.slurm.conf_text import amount
+from helios.model.slurm_site import QosRules, Share
+from helios.slurm.site_conf import amount
 
 _QOS_IDLE = frozenset({
     "name", "priority", "usagefactor", "maxtrespu", "maxtresperuser", "maxjobspu", "maxjobsperuser", "grptres",
@@ -24,7 +24,7 @@ _NOTHING = frozenset({"", "0", "00:00:00", "cluster", "none", "n/a", "(null)"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class AssociationRow:
     """A row of a printed table, by its heads in lower case and without blanks."""
 
     number: int
@@ -44,10 +44,10 @@ class Row:
 
     def wrong(self, what: str) -> ConfigurationInvalid:
         """Return the error that this row is wrong."""
-        return ConfigurationInvalid(f"line {self.number}: {what}", remedy="Print it anew, with -P and with its heads.")
+        return ConfigurationInvalid(f"line {self.number}: {what}", hint="Print it anew, with -P and with its heads.")
 
 
-def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Row]:
+def table(text: str, *, needed: Sequence[str], made_by: str) -> list[AssociationRow]:
     """Read a table with bars between its columns.
 
     Parameters
@@ -55,7 +55,7 @@ def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Row]:
     needed : sequence of str
         Heads without which it is of no use, in lower case and without blanks.
     made_by : str
-        The command that prints such a table, for the remedy.
+        The command that prints such a table, for the hint.
 
     Raises
     ------
@@ -69,9 +69,12 @@ def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Row]:
     if missing := [head for head in needed if head not in heads]:
         raise ConfigurationInvalid(
             f"line {printed[0][0]}: the table has no column {missing[0]!r}; it begins {printed[0][1].strip()[:60]!r}",
-            remedy=f"Make it with: {made_by}",
+            hint=f"Make it with: {made_by}",
         )
-    return [Row(number=number, words=dict(zip(heads, line.split("|"), strict=False))) for number, line in printed[1:]]
+    return [
+        AssociationRow(number=number, words=dict(zip(heads, line.split("|"), strict=False)))
+        for number, line in printed[1:]
+    ]
 
 
 def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
@@ -125,19 +128,19 @@ def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Shar
     return tuple(found.values())
 
 
-def _of_cluster(rows: list[Row], cluster: str) -> list[Row]:
+def _of_cluster(rows: list[AssociationRow], cluster: str) -> list[AssociationRow]:
     names = {row.text("cluster") for row in rows}
     if len(names) < 2:
         return rows
     if cluster not in names:
         raise ConfigurationInvalid(
             f"the associations are those of several clusters: {', '.join(sorted(names))}",
-            remedy="Print those of one: sacctmgr show assoc tree -P cluster=NAME",
+            hint="Print those of one: sacctmgr show assoc tree -P cluster=NAME",
         )
     return [row for row in rows if row.text("cluster") == cluster]
 
 
-def _with_parents(rows: Sequence[Row], notes: list[str]) -> Iterator[tuple[Row, str]]:
+def _with_parents(rows: Sequence[AssociationRow], notes: list[str]) -> Iterator[tuple[AssociationRow, str]]:
     """Yield each row with the account above it, from its column, else from how far its account is indented."""
     named = any(row.text("parentname", "par_name") for row in rows)
     above: dict[int, str] = {}
@@ -156,7 +159,7 @@ def _with_parents(rows: Sequence[Row], notes: list[str]) -> Iterator[tuple[Row, 
         yield row, told or indented or ("root" if flat and account != "root" else "")
 
 
-def _share(row: Row, parent: str) -> Share:
+def _share(row: AssociationRow, parent: str) -> Share:
     told = row.text("share", "fairshare", "rawshares").lower()
     if told == "parent":
         shares: int | None = None
@@ -172,7 +175,7 @@ def _share(row: Row, parent: str) -> Share:
     )
 
 
-def _gpus(row: Row, *keys: str) -> int | None:
+def _gpus(row: AssociationRow, *keys: str) -> int | None:
     for word in row.text(*keys).split(","):
         name, _, value = word.partition("=")
         if name.strip().lower() == "gres/gpu":
@@ -183,17 +186,17 @@ def _gpus(row: Row, *keys: str) -> int | None:
     return None
 
 
-def _limit(row: Row, *keys: str) -> int | None:
+def _limit(row: AssociationRow, *keys: str) -> int | None:
     return int(row.number_of(*keys)) if row.text(*keys) else None
 
 
-def _say_other_tres(row: Row, keys: tuple[str, ...], where: str, notes: list[str]) -> None:
+def _say_other_tres(row: AssociationRow, keys: tuple[str, ...], where: str, notes: list[str]) -> None:
     other = [word for word in row.text(*keys).split(",") if word and not word.lower().startswith("gres/gpu=")]
     if other:
         notes.append(f"Of {where}, {keys[0]} is simulated for gres/gpu only: {', '.join(other)} is left out.")
 
 
-def _say_limits(row: Row, where: str, known: frozenset[str], notes: list[str]) -> None:
+def _say_limits(row: AssociationRow, where: str, known: frozenset[str], notes: list[str]) -> None:
     limits = [
         f"{key}={value.strip()}"
         for key, value in row.words.items()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from helios.errors import ConfigurationInvalid, HostlistInvalid
-from helios.hostlist import expand
-from helios.model.site import UNTYPED, NodeGroup, PartitionRules
-from helios.slurm.conf_text import Line, amount
+from helios.model.hostlist import expand
+from helios.model.slurm_site import UNTYPED, NodeGroup, PartitionRules
+from helios.slurm.site_conf import ConfLine, amount
 
 _DEFAULT = "default"
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
@@ -29,7 +29,7 @@ _PARTITION_KEYS = frozenset({
 
 
 @dataclass(slots=True, kw_only=True)
-class Machines:
+class MachineCounts:
     """Nodes and partitions as they are read, line by line; what is said besides goes to ``notes``.
 
     ``with_rules`` is False where of the partitions nothing but the nodes is known.
@@ -42,9 +42,9 @@ class Machines:
     with_rules: bool = True
     _node_defaults: dict[str, str] = field(default_factory=dict)
     _partition_defaults: dict[str, str] = field(default_factory=dict)
-    _waiting: list[Line] = field(default_factory=list)
+    _waiting: list[ConfLine] = field(default_factory=list)
 
-    def take(self, line: Line) -> None:
+    def take(self, line: ConfLine) -> None:
         """Read a ``NodeName``, ``PartitionName`` or ``NodeSet`` line; partitions are read by :meth:`finish`.
 
         Raises
@@ -66,7 +66,7 @@ class Machines:
                 self._take_partition(line, settings)
         self._waiting.clear()
 
-    def take_printed_partition(self, line: Line) -> None:
+    def take_printed_partition(self, line: ConfLine) -> None:
         """Read a partition as ``scontrol show partition`` prints it."""
         name = line.text("partitionname")
         self.partitions[name] = _partition(line, name, self._members(line))
@@ -86,11 +86,11 @@ class Machines:
         alike = groupby(ordered, key=lambda name: _description(self.nodes[name]))
         return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))
 
-    def _take_node(self, line: Line) -> None:
+    def _take_node(self, line: ConfLine) -> None:
         if line.text("nodename").lower() == _DEFAULT:
             self._node_defaults |= line.words
             return
-        whole = Line(number=line.number, title=line.title, words={**self._node_defaults, **line.words})
+        whole = ConfLine(number=line.number, title=line.title, words={**self._node_defaults, **line.words})
         names = _nodes_of(whole, "nodename")
         self._say_strange(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
         state = whole.text("state").lower()
@@ -100,20 +100,22 @@ class Machines:
         group = _node_group(whole, names)
         self.nodes |= {name: replace(group, names=(name,)) for name in names}
 
-    def _take_partition(self, line: Line, settings: Mapping[str, str]) -> None:
+    def _take_partition(self, line: ConfLine, settings: Mapping[str, str]) -> None:
         name = line.text("partitionname")
         if name.lower() == _DEFAULT:
             self._partition_defaults |= line.words
             return
-        whole = Line(number=line.number, title=line.title, words={**settings, **self._partition_defaults, **line.words})
+        whole = ConfLine(
+            number=line.number, title=line.title, words={**settings, **self._partition_defaults, **line.words}
+        )
         self._say_strange(
-            Line(number=line.number, title=line.title, words={**self._partition_defaults, **line.words}),
+            ConfLine(number=line.number, title=line.title, words={**self._partition_defaults, **line.words}),
             _PARTITION_KEYS,
             f"partition {name}",
         )
         self.partitions[name] = _partition(whole, name, self._members(whole))
 
-    def _members(self, line: Line) -> tuple[str, ...]:
+    def _members(self, line: ConfLine) -> tuple[str, ...]:
         """Return the nodes that a line names: a list, sets of nodes, ALL, or those with a feature."""
         if feature := line.text("feature"):
             return tuple(name for name, group in self.nodes.items() if feature in group.features)
@@ -127,7 +129,7 @@ class Machines:
                 members += _expanded(line, "nodes", word)
         return self._known(line, tuple(dict.fromkeys(members)))
 
-    def _known(self, line: Line, members: tuple[str, ...]) -> tuple[str, ...]:
+    def _known(self, line: ConfLine, members: tuple[str, ...]) -> tuple[str, ...]:
         known = tuple(sorted((name for name in members if name in self.nodes), key=_by_name))
         if missing := len(members) - len(known):
             name = next(name for name in members if name not in self.nodes)
@@ -136,13 +138,13 @@ class Machines:
             )
         return known
 
-    def _say_strange(self, line: Line, known: frozenset[str], where: str) -> None:
+    def _say_strange(self, line: ConfLine, known: frozenset[str], where: str) -> None:
         strange = [f"{key}={value}" for key, value in line.words.items() if key not in known and _says_something(value)]
         if strange:
             self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(strange))}.")
 
 
-def machines_of_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> Machines:
+def parse_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> MachineCounts:
     """Read ``sinfo -N``: a row for each node and partition of it; keys in capitals, as sinfo's heads are.
 
     Raises
@@ -150,11 +152,11 @@ def machines_of_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int])
     ConfigurationInvalid
         A column that is needed is missing, or a value not understood.
     """
-    found = Machines()
+    found = MachineCounts()
     members: dict[str, list[str]] = {}
     for number, row in zip(numbers, rows, strict=True):
         words = {key.lower(): value for key, value in row.items()}
-        line = Line(number=number, title="nodelist", words=words)
+        line = ConfLine(number=number, title="nodelist", words=words)
         names = _nodes_of(line, "nodelist")
         translated = {
             "cpus": words.get("cpus", ""),
@@ -163,16 +165,16 @@ def machines_of_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int])
             "weight": words.get("weight", ""),
             "features": words.get("avail_features", words.get("features", words.get("active_features", ""))),
         }
-        group = _node_group(Line(number=number, title="nodelist", words=translated), names)
+        group = _node_group(ConfLine(number=number, title="nodelist", words=translated), names)
         found.nodes |= {name: replace(group, names=(name,)) for name in names}
         members.setdefault(words.get("partition", ""), []).extend(names)
     found.take_members(members)
     return found
 
 
-def machines_of_records(nodes: Iterable[Line], partitions: Iterable[Line]) -> Machines:
+def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]) -> MachineCounts:
     """Read what ``scontrol show node`` and ``scontrol show partition`` print."""
-    found = Machines()
+    found = MachineCounts()
     members: dict[str, list[str]] = {}
     unwell = 0
     for line in nodes:
@@ -182,7 +184,7 @@ def machines_of_records(nodes: Iterable[Line], partitions: Iterable[Line]) -> Ma
             "cpus": line.text("cpuefctv") or line.text("cputot"),
             "features": line.text("availablefeatures"),
         }
-        group = _node_group(Line(number=line.number, title=line.title, words=translated), names)
+        group = _node_group(ConfLine(number=line.number, title=line.title, words=translated), names)
         found.nodes |= {name: replace(group, names=(name,)) for name in names}
         for name in filter(None, line.text("partitions").split(",")):
             members.setdefault(name, []).extend(names)
@@ -196,7 +198,7 @@ def machines_of_records(nodes: Iterable[Line], partitions: Iterable[Line]) -> Ma
     return found
 
 
-def _partition(line: Line, name: str, nodes: tuple[str, ...]) -> PartitionRules:
+def _partition(line: ConfLine, name: str, nodes: tuple[str, ...]) -> PartitionRules:
     both = line.whole("priority", 1)  # up to 15.08 one word for the tier and the factor
     return PartitionRules(
         name=name,
@@ -216,11 +218,11 @@ def _partition(line: Line, name: str, nodes: tuple[str, ...]) -> PartitionRules:
     )
 
 
-def _mib(line: Line, key: str) -> int:
+def _mib(line: ConfLine, key: str) -> int:
     return 0 if line.text(key).lower() == "unlimited" else line.whole(key, 0)
 
 
-def _node_group(line: Line, names: tuple[str, ...]) -> NodeGroup:
+def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
     threads = line.whole("threadspercore", 1)
     cpus = line.whole("cpus", line.whole("procs", 0)) or _product(line) * threads
     kept_back = line.whole("corespeccount", 0) * threads or len(_numbers(line.text("cpuspeclist")))
@@ -235,13 +237,13 @@ def _node_group(line: Line, names: tuple[str, ...]) -> NodeGroup:
     )
 
 
-def _product(line: Line) -> int:
+def _product(line: ConfLine) -> int:
     boards = line.whole("boards", 1)
     sockets = line.whole("sockets", 0) or boards * line.whole("socketsperboard", 1)
     return sockets * line.whole("corespersocket", 1)
 
 
-def _gpus(line: Line) -> dict[str, int]:
+def _gpus(line: ConfLine) -> dict[str, int]:
     """Return the GPUs of each type of ``gpu:a100:4(S:0-1),gpu:8``."""
     found: dict[str, int] = {}
     for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
@@ -262,15 +264,15 @@ def _numbers(text: str) -> set[int]:
     return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
 
 
-def _nodes_of(line: Line, key: str) -> tuple[str, ...]:
+def _nodes_of(line: ConfLine, key: str) -> tuple[str, ...]:
     return _expanded(line, key, line.text(key))
 
 
-def _expanded(line: Line, key: str, text: str) -> tuple[str, ...]:
+def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
     try:
         return expand(text)
     except HostlistInvalid as reason:
-        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.fact}", remedy=reason.remedy) from reason
+        raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
 
 
 def _description(group: NodeGroup) -> tuple[object, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import PriorityRules, SchedulingRules, SlurmSite
-from helios.slurm.conf_text import MINUTE_S, Line
+from helios.model.slurm_site import PriorityRules, SchedulingRules, SlurmSite
+from helios.slurm.site_conf import MINUTE_S, ConfLine
 
 _NO_NORMAL = ("NO_NORMAL_PART", "NO_NORMAL_QOS", "NO_NORMAL_TRES")
 FLAGS_SIMULATED = frozenset(
@@ -105,13 +105,13 @@ _HARMLESS_ENDS = ("/none", "/default", "/flat")
 
 
 @dataclass(slots=True, kw_only=True)
-class Settings:
+class SchedulingSettings:
     """The settings of a whole cluster, with the line of each; the last of several counts, as with Slurm."""
 
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, ConfLine] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def take(self, line: Line) -> None:
+    def take(self, line: ConfLine) -> None:
         """Take note of one setting."""
         earlier = self.lines.get(line.title)
         if earlier is not None and earlier.words != line.words and line.title in _READ | _MATTERS.keys():
@@ -138,7 +138,7 @@ class Settings:
         return 0 if length is None else -(-length // MINUTE_S) * MINUTE_S
 
 
-def priority_rules(settings: Settings) -> PriorityRules:
+def priority_rules(settings: SchedulingSettings) -> PriorityRules:
     """Return how priorities are made.
 
     Raises
@@ -171,7 +171,7 @@ def priority_rules(settings: Settings) -> PriorityRules:
     )
 
 
-def scheduling_rules(settings: Settings) -> SchedulingRules:
+def scheduling_rules(settings: SchedulingSettings) -> SchedulingRules:
     """Return how the main scheduler and backfill go through the queue; raises as :func:`priority_rules`."""
     values: dict[str, int | float | bool] = {}
     strange: list[str] = []
@@ -188,7 +188,7 @@ def scheduling_rules(settings: Settings) -> SchedulingRules:
     )
 
 
-def selection(settings: Settings) -> tuple[str, bool, bool]:
+def selection(settings: SchedulingSettings) -> tuple[str, bool, bool]:
     """Return how nodes are chosen: ``select``, ``least_loaded`` and ``holds_memory`` of :class:`SlurmSite`."""
     kind = settings.text("selecttype", "select/cons_tres").lower().removeprefix("select/")
     parameters = {word.strip().upper() for word in settings.text("selecttypeparameters").split(",")}
@@ -201,7 +201,7 @@ def selection(settings: Settings) -> tuple[str, bool, bool]:
     return kind, "CR_LLN" in parameters, holds_memory
 
 
-def say_the_rest(settings: Settings) -> None:
+def say_the_rest(settings: SchedulingSettings) -> None:
     """Add a note of each setting that the replay does not follow, or that nobody here knows."""
     unknown = []
     for key, line in settings.lines.items():
@@ -224,7 +224,7 @@ _READ = frozenset({
 
 
 def _take_parameter(
-    key: str, value: str, settings: Settings, values: dict[str, int | float | bool], strange: list[str]
+    key: str, value: str, settings: SchedulingSettings, values: dict[str, int | float | bool], strange: list[str]
 ) -> None:
     if not key or key in _NO_BEARING:
         return
@@ -240,17 +240,17 @@ def _take_parameter(
         strange.append(f"{key}={value}" if value else key)
 
 
-def _number(settings: Settings, key: str, value: str, read: Callable[[str], int]) -> int:
+def _number(settings: SchedulingSettings, key: str, value: str, read: Callable[[str], int]) -> int:
     try:
         return read(value)
     except ValueError:
         line = settings.lines["schedulerparameters"]
         raise ConfigurationInvalid(
             f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
-            remedy=f"Write {key}=N.",
+            hint=f"Write {key}=N.",
         ) from None
 
 
-def _tres_weights(settings: Settings) -> Mapping[str, float]:
+def _tres_weights(settings: SchedulingSettings) -> Mapping[str, float]:
     line = settings.lines.get("priorityweighttres")
     return line.weights("priorityweighttres") if line is not None else {}

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from helios import marks
-from helios.actions import Lever
+from helios import ownership
+from helios.actions import JobSetting
 from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
+from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
-from helios.slurm.sprio import SiteFactor
 
 SOFT_LIMITS_SINCE = (23, 11)
 """First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
@@ -53,21 +53,25 @@ def minutes(length: Length) -> int:
 
 def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
     """Return whether a SiteFactor bears Helios' mark and is one that Helios wrote to this job."""
-    return marks.is_ours(value) and undo.proves(Lever.ORDER, job, value)
+    return ownership.has_helios_mark(value) and undo.proves(JobSetting.ORDER, job, value)
 
 
 def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
     """Return whether a job's TimeMin bears Helios' mark, on a Slurm of this release, and is one that Helios wrote."""
     value = minutes(job["time_min_s"])
-    return release >= SOFT_LIMITS_SINCE and marks.is_our_time_min(value) and undo.proves(Lever.SOFT_LIMIT, job, value)
+    return (
+        release >= SOFT_LIMITS_SINCE
+        and ownership.has_helios_time_min(value)
+        and undo.proves(JobSetting.SOFT_LIMIT, job, value)
+    )
 
 
 def unproved(undo: JobsUndo) -> str:
     """Return the remark about a value that bears Helios' mark and that no record proves."""
-    return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.trouble or JOBS_FILE})"
+    return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.problem or JOBS_FILE})"
 
 
-def hands_off(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
+def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
     """Return why Helios must leave a job alone, for a person; empty: it may act.
 
     Parameters
@@ -95,7 +99,7 @@ def _hand_on_it(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
         return f"its priority was set directly, to {job['priority']}"
     if factor is not None and factor.value and not is_our_site_factor(factor.value, job, undo):
         theirs = f"an admin set SiteFactor {factor.value}"
-        return f"{theirs}, or {unproved(undo)}" if marks.is_ours(factor.value) else theirs
+        return f"{theirs}, or {unproved(undo)}" if ownership.has_helios_mark(factor.value) else theirs
     return ""
 
 
@@ -112,15 +116,15 @@ def pending(
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
     ours = [is_our_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
-    levers = {
+    setting_kinds = {
         "state": [JobState.PENDING.value] * len(waiting),
         "reason": [job["reason"] for job in waiting],
         "urgency": [_urgency_of(job, factors.get(job["job_id"]), most, undo) for job in waiting],
         "soft_limit_s": [length if own else None for length, own in zip(soft, ours, strict=True)],
         "user_soft_limit_s": [None if own else length for length, own in zip(soft, ours, strict=True)],
-        "hands_off": [hands_off(job, factors.get(job["job_id"]), undo) or None for job in waiting],
+        "excluded_reason": [excluded_reason(job, factors.get(job["job_id"]), undo) or None for job in waiting],
     }
-    return _frame(QUEUE, _columns(waiting) | levers, rows=len(waiting))
+    return _frame(QUEUE, _columns(waiting) | setting_kinds, rows=len(waiting))
 
 
 def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
@@ -130,14 +134,14 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo 
     """
     holding = [job for job in jobs if job["state"] in _HOLDING]
     holding.sort(key=lambda job: (job["started"] or 0, int(job["job_id"])))
-    levers = {
+    setting_kinds = {
         "state": [_HOLDING[job["state"]].value for job in holding],
         "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
         "urgency": [0.0] * len(holding),
         "user_soft_limit_s": [_of_the_user(job, release, undo) for job in holding],
-        "hands_off": [hands_off(job, None) or None for job in holding],
+        "excluded_reason": [excluded_reason(job, None) or None for job in holding],
     }
-    return _frame(QUEUE, _columns(holding) | levers, rows=len(holding))
+    return _frame(QUEUE, _columns(holding) | setting_kinds, rows=len(holding))
 
 
 def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -> pd.DataFrame:
@@ -154,7 +158,7 @@ def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -
     columns: dict[str, Any] = {name: [_clean(dict(node)[name]) for node in ordered] for name in plain}
     columns["idle_since"] = _times(node["idle_since"] for node in ordered)
     columns["power"] = [power.power(node) for node in ordered]
-    columns["hands_off"] = [_clean(power.hands_off(node, around.exclusions)) or None for node in ordered]
+    columns["excluded_reason"] = [_clean(power.excluded_reason(node, around.exclusions)) or None for node in ordered]
     columns["kept_awake"] = [int(node["name"] in kept) for node in ordered]
     columns["rack"] = [around.racks.get(node["name"]) for node in ordered]
     return _frame(NODE_STATES, columns, rows=len(ordered))
@@ -192,7 +196,7 @@ def _of_the_user(job: RawJob, release: tuple[int, int], undo: JobsUndo) -> float
 def _urgency_of(job: RawJob, factor: SiteFactor | None, most: int, undo: JobsUndo) -> float:
     if factor is None or not is_our_site_factor(factor.value, job, undo):
         return 0.0
-    return marks.urgency(factor.value, most=most)
+    return ownership.urgency(factor.value, most=most)
 
 
 def _times(values: Iterable[Any]) -> pd.Series[Any]:

@@ -14,12 +14,10 @@ from helios.testing.builders import (
     frame_of,
     power_settings,
 )
-from helios.testing.cluster import Crash, FakeCluster
-from helios.testing.contract import check_cluster
-from helios.testing.ledger import FakeLedger
-from helios.testing.node_service import node_situations
-from helios.testing.nodes import FakeNodes, PowerDownSeen
-from helios.testing.service import check_service, situations
+from helios.testing.check_cluster import check_cluster
+from helios.testing.check_service import check_service, node_situations, situations
+from helios.testing.fake_cluster import Crash, FakeCluster, FakeLedger
+from helios.testing.fake_nodes import FakeNodes, PowerDownSeen
 
 __all__ = [
     "NOON",

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
     DECISIONS,
-    NODE_STANDINGS,
     NODE_STATES,
     NODE_TALLIES,
     QUEUE,
-    STANDINGS,
     STEP_S,
     Demand,
     FrameKind,
@@ -188,7 +188,7 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
 @cache
 def _blank(kind_name: str) -> pd.DataFrame:
     """One row of that kind of which everything is missing: taken often, where typing empty columns is slow."""
-    kinds = (QUEUE, NODE_STATES, DECISIONS, STANDINGS, NODE_STANDINGS, NODE_TALLIES)
+    kinds = (QUEUE, NODE_STATES, DECISIONS, APPLIED_CHANGES, APPLIED_NODE_CHANGES, NODE_TALLIES)
     (kind,) = (kind for kind in kinds if kind.name == kind_name)
     return kind.conform(pd.DataFrame(index=[0]))
 

@@ -1,7 +1,7 @@
 """The memory of Helios: the one room that speaks SQL."""
 
 from helios.warehouse.engine import sqlite_file
-from helios.warehouse.loading import LoadReport
+from helios.warehouse.jobs import LoadReport
 from helios.warehouse.retention import Horizon
 from helios.warehouse.store import Warehouse
 

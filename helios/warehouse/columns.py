@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pandas.api.types import pandas_dtype
 
-from helios.errors import FrameInvalid, Misuse
+from helios.errors import FrameInvalid, UsageError
 from helios.model import JOBS, TIME, in_submission_order
-from helios.warehouse.names import NameBook
+from helios.warehouse.keys import StringTable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -29,11 +29,11 @@ def stored_time(moment: datetime) -> int:
         ``moment`` has no time zone.
     """
     if moment.tzinfo is None:
-        raise Misuse(f"{moment} has no time zone.", remedy="Give one, for example UTC.")
+        raise UsageError(f"{moment} has no time zone.", hint="Give one, for example UTC.")
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: NameBook) -> pa.Table:
+def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa.Table:
     """Return a frame of ``JOBS`` columns as stored columns.
 
     Raises
@@ -49,7 +49,7 @@ def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: NameBook) -> pa.Ta
     return pa.table({"cluster_id": pa.array(np.full(len(jobs), cluster_id))} | columns)
 
 
-def stored_column(values: pd.Series, dtype: str, book: NameBook | None = None) -> Any:
+def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None) -> Any:
     """Return one declared column as an Arrow array in its stored type; without a ``book``, categories as text."""
     if dtype == "category" and book:
         return _numbers(values, book)
@@ -58,7 +58,7 @@ def stored_column(values: pd.Series, dtype: str, book: NameBook | None = None) -
     return pa.array(values, from_pandas=True).cast(pa.float64() if dtype == "float64" else pa.int64())
 
 
-def frame_of(table: pa.Table, dtypes: Mapping[str, str], book: NameBook | None = None) -> pd.DataFrame:
+def frame_of(table: pa.Table, dtypes: Mapping[str, str], book: StringTable | None = None) -> pd.DataFrame:
     """Return stored columns as a frame, each of the type that ``dtypes`` declares for it.
 
     Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one.
@@ -84,7 +84,7 @@ def _among_ties(keys: pa.Table, positions: NDArray[np.int64]) -> NDArray[np.int6
     return ordered["position"].to_numpy(dtype=np.int64)
 
 
-def _numbers(values: pd.Series, book: NameBook) -> Any:
+def _numbers(values: pd.Series, book: StringTable) -> Any:
     codes = values.cat.codes.to_numpy()
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=0))
     # One slot more than there are categories: code -1, a missing value, reads the last.
@@ -104,7 +104,7 @@ def _without_nul(texts: Any) -> Any:
     return texts
 
 
-def _series(column: pa.ChunkedArray, dtype: str, book: NameBook | None) -> pd.Series:
+def _series(column: pa.ChunkedArray, dtype: str, book: StringTable | None) -> pd.Series:
     if dtype == "category":
         return _categories(column, book)
     if dtype == "object":
@@ -116,7 +116,7 @@ def _series(column: pa.ChunkedArray, dtype: str, book: NameBook | None) -> pd.Se
     return pd.Series(column.to_numpy()).astype(pandas_dtype(dtype))
 
 
-def _categories(column: pa.ChunkedArray, book: NameBook | None) -> pd.Series:
+def _categories(column: pa.ChunkedArray, book: StringTable | None) -> pd.Series:
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

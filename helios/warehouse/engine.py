@@ -31,7 +31,7 @@ _SECRETS = ("password", "sslpassword", "passfile")
 def engine_for(url: str) -> Engine:
     """Return the engine of ``url``, the same whenever it is asked for; nothing is opened yet.
 
-    One engine is kept since SQLAlchemy keeps compiled statements with it; a turn opens the warehouse several times.
+    One engine is kept since SQLAlchemy keeps compiled statements with it; a cycle opens the warehouse several times.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def shown(url: URL) -> str:
 
 
 @contextmanager
-def answering(engine: Engine) -> Iterator[None]:
+def check_answers(engine: Engine) -> Iterator[None]:
     """Turn a database's errors into :class:`WarehouseUnavailable`, which says what to try next."""
     try:
         yield
@@ -85,7 +85,11 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 
     ``alone`` makes other such transactions wait; SQLite has one writer at a time in any case.
     """
-    with answering(engine), engine.connect().execution_options(helios_writes=True) as connection, connection.begin():
+    with (
+        check_answers(engine),
+        engine.connect().execution_options(helios_writes=True) as connection,
+        connection.begin(),
+    ):
         if alone and engine.dialect.name == "postgresql":
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{BUSY_TIMEOUT_S}s'")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ALONE_LOCK})")
@@ -95,7 +99,7 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """Open a transaction that reads."""
-    with answering(engine), engine.connect() as connection, connection.begin():
+    with check_answers(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
@@ -104,9 +108,9 @@ def _parsed(url: str) -> URL:
         parsed = make_url(url.replace("postgres://", "postgresql://", 1))
     except ArgumentError as reason:
         # The text of the URL is not repeated: a broken one may still carry its password.
-        raise WarehouseUnavailable("The database URL cannot be understood.", remedy=_FORMS) from reason
+        raise WarehouseUnavailable("The database URL cannot be understood.", hint=_FORMS) from reason
     if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
-        raise WarehouseUnavailable(f"Helios does not speak to {parsed.get_backend_name()!r} databases.", remedy=_FORMS)
+        raise WarehouseUnavailable(f"Helios does not speak to {parsed.get_backend_name()!r} databases.", hint=_FORMS)
     return parsed
 
 
@@ -115,7 +119,7 @@ def _sqlite_engine(url: URL) -> Engine:
     try:
         engine = create_engine(url.set(drivername="sqlite"), connect_args=given)
     except (SQLAlchemyError, TypeError, ValueError) as reason:
-        raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", remedy=_FORMS) from reason
+        raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", hint=_FORMS) from reason
     event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
     event.listen(engine, "connect", _leave_transactions_to_helios)
     event.listen(engine, "connect", lambda *_: _close_to_others(engine))
@@ -129,7 +133,7 @@ def _postgres_engine(url: URL) -> Engine:
     except ModuleNotFoundError as reason:
         raise WarehouseUnavailable(
             f"{shown(url)} needs the PostgreSQL driver psycopg, which is not installed.",
-            remedy="Install it: pip install 'helios-slurm[postgres]'",
+            hint="Install it: pip install 'helios-slurm[postgres]'",
         ) from reason
 
 
@@ -150,7 +154,7 @@ def _as_a_file_that_nobody_writes(
     elif not file.with_name(f"{file.name}-shm").exists():
         raise WarehouseUnavailable(
             f"{file} lies on a read-only mount and was not closed: what {log.name} holds cannot be read there.",
-            remedy=f"Copy {file.name} and {log.name} together to a folder that can be written, and name the copy "
+            hint=f"Copy {file.name} and {log.name} together to a folder that can be written, and name the copy "
             "in HELIOS_DATABASE_URL.",
         )
 
@@ -190,13 +194,13 @@ def prepare_file(engine: Engine) -> None:
         if not path.parent.exists():
             raise WarehouseUnavailable(
                 f"There is no folder {path.parent} for the database.",
-                remedy=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
+                hint=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
             )
         if not path.exists():  # SQLite would make it readable by all; -wal and -shm take the mode of this file
             os.close(open_private(path))
     except OSError as reason:
         raise _unavailable(engine, reason) from reason
-    with answering(engine), engine.connect() as connection:
+    with check_answers(engine), engine.connect() as connection:
         raw: Any = connection.connection.driver_connection
         raw.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         raw.execute("PRAGMA journal_mode = WAL")
@@ -216,7 +220,7 @@ def _unavailable(engine: Engine, reason: Exception) -> WarehouseUnavailable:
     # SQLAlchemy's own text repeats the statement and its rows; the driver's says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
     says = _without_secret(str(original).strip(), engine.url)
-    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", remedy=_remedy(says.lower()))
+    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=_hint(says.lower()))
 
 
 def _without_secret(text: str, url: URL) -> str:
@@ -244,6 +248,6 @@ _REMEDIES = {
 }
 
 
-def _remedy(says: str) -> str:
-    matching = (remedy for sign, remedy in _REMEDIES.items() if sign in says)
+def _hint(says: str) -> str:
+    matching = (hint for sign, hint in _REMEDIES.items() if sign in says)
     return next(matching, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from sqlalchemy import Connection, Engine
 
-from helios.errors import Misuse
-from helios.ports import Office
+from helios.errors import UsageError
+from helios.ports import Domain
 from helios.warehouse.engine import writing
 
 YOUNGEST_DELETED = timedelta(days=7)
@@ -31,17 +31,17 @@ _OF_JOBS: Mapping[str, str] = {
     "predictions": "INSERT, DELETE",
     "decisions": "INSERT, DELETE",
     "leases": "INSERT, UPDATE",
-    "standings": "INSERT, DELETE",
+    "applied_changes": "INSERT, DELETE",
     "memories": "INSERT, DELETE",
     "modes": "INSERT",
-    "turns": "INSERT, DELETE",
+    "cycles": "INSERT, DELETE",
     "coverage": "INSERT, DELETE",
 }
 _OF_NODES: Mapping[str, str] = {
     "clusters": "INSERT",
     "decisions": "INSERT",
     "leases": "INSERT, UPDATE",
-    "node_standings": "INSERT, DELETE",
+    "applied_node_changes": "INSERT, DELETE",
     "node_tallies": "INSERT, DELETE",
     "memories": "INSERT, DELETE",
     "modes": "INSERT",
@@ -78,13 +78,15 @@ def grant(
         The database refused: who asks must own the tables.
     """
     if engine.dialect.name != "postgresql":
-        raise Misuse(
+        raise UsageError(
             "A SQLite file has no roles: whoever may write it may write all of it.",
-            remedy="Give each office a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
+            hint="Give each domain a file of its own (database.url), or trust one user with both, or use PostgreSQL.",
         )
     roles = [role for role in (jobs, nodes, reader) if role]
     if len(set(roles)) < len(roles):
-        raise Misuse("The roles are to be different ones.", remedy="Make one for each: CREATE ROLE helios_nodes LOGIN")
+        raise UsageError(
+            "The roles are to be different ones.", hint="Make one for each: CREATE ROLE helios_nodes LOGIN"
+        )
     with writing(engine, alone=True) as connection:
         for role in roles:
             _refuse_unfit(connection, role)
@@ -105,11 +107,11 @@ def _refuse_unfit(connection: Connection, role: str) -> None:
         "SELECT rolsuper OR rolbypassrls OR rolname = current_user FROM pg_roles WHERE rolname = %s", (role,)
     ).scalar_one_or_none()
     if found is None:
-        raise Misuse(f"There is no role {role!r} in this database.", remedy=f"Make it: CREATE ROLE {role} LOGIN")
+        raise UsageError(f"There is no role {role!r} in this database.", hint=f"Make it: CREATE ROLE {role} LOGIN")
     if found:
-        raise Misuse(
+        raise UsageError(
             f"Role {role!r} is a superuser, or the one you are connected as: no grant holds it back.",
-            remedy="Connect as the owner of the tables, and give the daemons roles of their own.",
+            hint="Connect as the owner of the tables, and give the daemons roles of their own.",
         )
 
 
@@ -141,7 +143,7 @@ def _statements(
         yield f"CREATE POLICY helios_read ON {schema}.{table} FOR SELECT USING (true)"
     of_nodes = f"service IN ({_texts(services)})"
     rows = {
-        "leases": (f"office = '{Office.JOBS}'", f"office = '{Office.NODES}'"),
+        "leases": (f"domain = '{Domain.JOBS}'", f"domain = '{Domain.NODES}'"),
         "modes": (f"NOT ({of_nodes})", of_nodes),
         "memories": (f"name NOT IN ({_texts(memories)})", f"name IN ({_texts([*memories, *common])})"),
         "decisions": (f"NOT ({of_nodes})", f"{of_nodes} OR service = 'helios'"),

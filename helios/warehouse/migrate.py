@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # The newest migration, which a test holds to the folder's: only who changes a schema need import Alembic, a quarter of
 # a second, and every command opens the database.
-HEAD = "0005"
+HEAD = "0006"
 
 
 def migrations_folder() -> Path:
@@ -64,7 +64,7 @@ def refuse_unknown(found: str | None) -> None:
     if found is not None and not knows(found):
         raise SchemaOutdated(
             f"The database is at revision {found}, which this version of Helios does not know.",
-            remedy="A newer Helios made it: upgrade Helios (pip install --upgrade helios-slurm).",
+            hint="A newer Helios made it: upgrade Helios (pip install --upgrade helios-slurm).",
         )
 
 

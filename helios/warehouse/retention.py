@@ -1,4 +1,4 @@
-"""What is deleted once it is old: rows of the audit, turns, predictions, and the notes of live readings.
+"""What is deleted once it is old: rows of the audit, cycles, predictions, and the notes of live readings.
 
 Jobs, nodes, models and what stands changed are never deleted here. SQLite uses the space again for new rows, so that
 the file stops growing; nothing is vacuumed, which would lock the database and need its size again on the disk.
@@ -17,12 +17,12 @@ from helios.warehouse import schema
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import writing
 
-# Rows deleted in one transaction: about 50 ms, which a turn that writes meanwhile can wait for.
+# Rows deleted in one transaction: about 50 ms, which a cycle that writes meanwhile can wait for.
 BATCH = 5_000
 # Shadow rows are searched among the last rows before their horizon only, not every night in the whole audit. What a
 # longer outage leaves goes with the rest of the audit.
 SHADOWS_SEARCHED = timedelta(days=30)
-# How helios.app.reading names what it read from a live accounting; files that a person loaded are kept.
+# How helios.app.sync names what it read from a live accounting; files that a person loaded are kept.
 LIVE_READING = "sacct ____-__-__T__:__:__Z to ____-__-__T__:__:__Z"
 
 
@@ -34,27 +34,27 @@ class Horizon:
     ----------
     audit, shadow : datetime
         Of decisions, and of those that a service in shadow only would have made.
-    turns, predictions, readings : datetime
-        Of turns taken, of predictions (by the submission of their job), and of notes about readings of the accounting
+    cycles, predictions, readings : datetime
+        Of cycles taken, of predictions (by the submission of their job), and of notes about readings of the accounting
         with the rows that they rejected.
     """
 
     audit: datetime
     shadow: datetime
-    turns: datetime
+    cycles: datetime
     predictions: datetime
     readings: datetime
 
 
 def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
     """Delete what is older than ``horizon``, in transactions of bounded size; return how many rows went, by what."""
-    decisions, turns, predictions = schema.decisions, schema.turns, schema.predictions
+    decisions, cycles, predictions = schema.decisions, schema.cycles, schema.predictions
     shadow = decisions.c.mode == Mode.SHADOW.value
     shadow &= decisions.c.decided_at >= stored_time(horizon.shadow - SHADOWS_SEARCHED)
     return {
         "decisions": _older(engine, cluster_id, decisions.c.decided_at, horizon.audit),
         "shadow decisions": _older(engine, cluster_id, decisions.c.decided_at, horizon.shadow, shadow),
-        "turns": _older(engine, cluster_id, turns.c.taken_at, horizon.turns),
+        "cycles": _older(engine, cluster_id, cycles.c.taken_at, horizon.cycles),
         "predictions": _older(engine, cluster_id, predictions.c.submitted_at, horizon.predictions),
         "readings": _readings(engine, cluster_id, horizon.readings),
     }

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.elements import ColumnElement
 
 from helios.warehouse.bulk import Bulk, with_values
-from helios.warehouse.names import NameBook
+from helios.warehouse.keys import StringTable
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
 LIVE_SOURCE = "jobs"
@@ -71,7 +71,7 @@ class Revisions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class RevisionRule:
     """Which rows win, in SQL.
 
     Attributes
@@ -132,9 +132,9 @@ def revise(
     if not len(rows):
         return 0
     filled = rows if live else with_values(rows)
-    rule = Rule(live=live, names=filled.column_names, stretches=_stretches(connection, cluster_id))
+    rule = RevisionRule(live=live, names=filled.column_names, stretches=_stretches(connection, cluster_id))
     with bulk.staged(connection, filled) as incoming:
-        _take_note(connection, incoming, rule, NameBook(connection, bulk), revisions)
+        _take_note(connection, incoming, rule, StringTable(connection, bulk), revisions)
         return bulk.upsert_jobs(connection, incoming, rule.conflict)
 
 
@@ -155,7 +155,9 @@ def _knowledge(job: Any) -> ColumnElement[int]:
     return case((_has_ended(job), end), (job.started_at.is_not(None), start), else_=none)
 
 
-def _take_note(connection: Connection, incoming: TableClause, rule: Rule, book: NameBook, revisions: Revisions) -> None:
+def _take_note(
+    connection: Connection, incoming: TableClause, rule: RevisionRule, book: StringTable, revisions: Revisions
+) -> None:
     missing = {name: null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names}
     new = select(*incoming.c, *missing.values()).subquery("new").c
     other_user = new.user != jobs.c.user
@@ -174,7 +176,7 @@ def _take_note(connection: Connection, incoming: TableClause, rule: Rule, book: 
             revisions.examples[name] += [_example(*row, book=book) for row in connection.execute(query).all()]
 
 
-def _example(job: str, user: int, ended_at: int, new_user: int, new_end: int, *, book: NameBook) -> str:
+def _example(job: str, user: int, ended_at: int, new_user: int, new_end: int, *, book: StringTable) -> str:
     texts = book.texts([number for number in (user, new_user) if number is not None])
     before, now = f"{_user(texts, user)} {_end(ended_at)}", f"{_user(texts, new_user)} {_end(new_end)}"
     return f"{job[:40]!a} (was: {before}; this row: {now})"

@@ -213,18 +213,18 @@ leases = Table(
     "leases",
     metadata,
     _of_a_cluster(),
-    Column("office", Text, nullable=False),
+    Column("domain", Text, nullable=False),
     Column("token", BigInteger, nullable=False),
     Column("holder", Text),
     Column("expires_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "office"),
+    PrimaryKeyConstraint("cluster_id", "domain"),
 )
 
-standings = Table(
-    "standings",
+applied_changes = Table(
+    "applied_changes",
     metadata,
     _of_a_cluster(),
-    Column("lever", Text, nullable=False),
+    Column("setting", Text, nullable=False),
     Column("job_id", JobId, nullable=False),
     Column("submitted_at", BigInteger, nullable=False),
     Column("service", Text, nullable=False),
@@ -232,15 +232,15 @@ standings = Table(
     Column("value", Double),
     Column("after", Text),
     Column("written_at", BigInteger, nullable=False),
-    Column("admins", Integer, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "lever", "job_id", "mode"),
+    Column("overridden", Integer, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "setting", "job_id", "mode"),
 )
 
-node_standings = Table(
-    "node_standings",
+applied_node_changes = Table(
+    "applied_node_changes",
     metadata,
     _of_a_cluster(),
-    Column("lever", Text, nullable=False),
+    Column("setting", Text, nullable=False),
     Column("node", Text, nullable=False),
     Column("service", Text, nullable=False),
     Column("mode", Text, nullable=False),
@@ -248,8 +248,8 @@ node_standings = Table(
     Column("own", Text),
     Column("after", Text),
     Column("written_at", BigInteger, nullable=False),
-    Column("admins", Integer, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "lever", "node", "mode"),
+    Column("overridden", Integer, nullable=False),
+    PrimaryKeyConstraint("cluster_id", "setting", "node", "mode"),
 )
 
 node_tallies = Table(
@@ -293,10 +293,10 @@ modes = Table(
     Column("reason", Text, nullable=False),
 )
 
-turns = Table(
-    "turns",
+cycles = Table(
+    "cycles",
     metadata,
-    Column("turn_id", Number, primary_key=True),
+    Column("cycle_id", Number, primary_key=True),
     _of_a_cluster(),
     Column("taken_at", BigInteger, nullable=False),
     Column("seconds", Double),
@@ -305,7 +305,7 @@ turns = Table(
     Column("gpus_pending", BigInteger, nullable=False),
     Column("gpus_running", BigInteger, nullable=False),
     Column("acted", Integer, nullable=False),
-    Column("still", Text),
+    Column("suspended", Text),
     Column("counts", Text),
     Index(None, "cluster_id", "taken_at"),
 )

@@ -12,19 +12,24 @@ from sqlalchemy import Connection, Engine, Select, Table, delete, func, select
 
 from helios.errors import FrameInvalid, SchemaOutdated
 from helios.model import JOBS, TIME, Batch
-from helios.ports import Office
-from helios.warehouse import acting, grants, migrate, records, schema
-from helios.warehouse.bulk import Bulk
-from helios.warehouse.bulk_postgres import PostgresBulk
-from helios.warehouse.bulk_sqlite import SqliteBulk
-from helios.warehouse.clusters import CLUSTERS, cluster_id_for_loading, cluster_id_of, known_clusters, timezone_of
+from helios.ports import Domain
+from helios.warehouse import control_state, grants, migrate, schema
+from helios.warehouse import jobs as jobs_module
+from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk
 from helios.warehouse.columns import frame_of, in_order, stored_column, stored_time
+from helios.warehouse.control_state import SqlLedger
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_path, writing
-from helios.warehouse.ledger import SqlLedger
-from helios.warehouse.loading import LoadReport, TraceFile, load
-from helios.warehouse.names import NameBook
+from helios.warehouse.jobs import LoadedFile, LoadReport, load
+from helios.warehouse.keys import (
+    CLUSTERS,
+    StringTable,
+    cluster_id_for_loading,
+    cluster_timezone,
+    find_cluster_id,
+    known_clusters,
+)
+from helios.warehouse.models import ModelStore
 from helios.warehouse.retention import Horizon, forget
-from helios.warehouse.shelf import ModelShelf
 
 _ORDER = ("submitted_at", "job_id", "restart")
 _JOB_TYPES = {column.name: column.dtype for column in JOBS.columns}
@@ -32,7 +37,7 @@ _AT_ONCE = 2_000
 """Values written out in one condition."""
 
 
-class Warehouse(ModelShelf):
+class Warehouse(ModelStore):
     """All that Helios remembers, in one SQLite or PostgreSQL database.
 
     Made by :meth:`open`; a context manager that closes it. Every method that writes is one transaction. Every method
@@ -148,14 +153,14 @@ class Warehouse(ModelShelf):
             Whether this is what the live accounting says: it wins over everything, no file wins over it, and what it
             does not know is not so.
         path, sha256, format, timezone
-            Recorded with the load; see :class:`~helios.warehouse.loading.TraceFile`.
+            Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
 
         Raises
         ------
         FrameInvalid
             A batch lacks a declared column, or a job its id or submit time.
         """
-        trace = TraceFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
+        trace = LoadedFile(cluster=cluster, path=path, sha256=sha256, format=format, timezone=timezone, live=live)
         with writing(self._engine, alone=True) as connection:
             return load(connection, self._bulk, batches, trace)
 
@@ -194,17 +199,17 @@ class Warehouse(ModelShelf):
         if unknown := [name for name in wanted if name not in JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
-            query = records.of_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
+            cluster_id = find_cluster_id(connection, cluster)
+            query = jobs_module.jobs_in_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
             query = _between(query, schema.jobs, "submitted_at", since, until)
             if unended_at is not None:
                 ended_at = schema.jobs.c.ended_at
                 query = query.where(ended_at.is_(None) | (ended_at >= stored_time(unended_at)))
             if last is not None:
-                query = records.last_jobs(query, cluster_id, last)
+                query = jobs_module.last_jobs(query, cluster_id, last)
             ordered = in_order(self._bulk.select(connection, query))
             return frame_of(
-                ordered, {name: JOBS.by_name[name].dtype for name in wanted}, NameBook(connection, self._bulk)
+                ordered, {name: JOBS.by_name[name].dtype for name in wanted}, StringTable(connection, self._bulk)
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
@@ -213,12 +218,12 @@ class Warehouse(ModelShelf):
         master, _, task = name.partition("_")
         named = (jobs.job_id == name) | ((jobs.array_job_id == master) & (jobs.array_task_id == task))
         with reading(self._engine) as connection:
-            of_cluster = jobs.cluster_id == cluster_id_of(connection, cluster)
+            of_cluster = jobs.cluster_id == find_cluster_id(connection, cluster)
             within = jobs.submitted_at >= stored_time(since)
             times = list(connection.execute(select(jobs.submitted_at).where(of_cluster, within, named)).scalars())
-            query = records.of_cluster(schema.jobs, cluster_id_of(connection, cluster), JOBS.names)
+            query = jobs_module.jobs_in_cluster(schema.jobs, find_cluster_id(connection, cluster), JOBS.names)
             found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(found), _JOB_TYPES, NameBook(connection, self._bulk))
+            frame = frame_of(in_order(found), _JOB_TYPES, StringTable(connection, self._bulk))
         array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
         return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
 
@@ -226,48 +231,52 @@ class Warehouse(ModelShelf):
         """Return how many of a cluster's jobs submitted at or after ``since`` have an end."""
         ended = func.count(schema.jobs.c.ended_at)
         with reading(self._engine) as connection:
-            query = select(ended).where(schema.jobs.c.cluster_id == cluster_id_of(connection, cluster))
+            query = select(ended).where(schema.jobs.c.cluster_id == find_cluster_id(connection, cluster))
             return int(connection.execute(_between(query, schema.jobs, "submitted_at", since, None)).scalar_one())
 
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return what changes with every load and promotion: the last load's number, the id of the model in charge."""
         with reading(self._engine) as connection:
-            return records.edition(connection, cluster_id_of(connection, cluster))
+            return jobs_module.edition(connection, find_cluster_id(connection, cluster))
 
     def loads(self, cluster: str) -> pd.DataFrame:
         """Return what was loaded into a cluster, oldest first; the watermark is the last submission in the file."""
         with reading(self._engine) as connection:
-            query = records.of_cluster(schema.loads, cluster_id_of(connection, cluster), list(records.LOADS))
-            return self._frame(connection, query.order_by(schema.loads.c.load_id), records.LOADS)
+            query = jobs_module.jobs_in_cluster(
+                schema.loads, find_cluster_id(connection, cluster), list(jobs_module.LOADS)
+            )
+            return self._frame(connection, query.order_by(schema.loads.c.load_id), jobs_module.LOADS)
 
     def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
         """Return the rows refused of all loads of a cluster: columns of ``REJECTS`` and the file's ``path``."""
         with reading(self._engine) as connection:
-            query = records.rejects_of(cluster_id_of(connection, cluster), limit=limit)
-            return self._frame(connection, query, records.REJECTS_OF_A_CLUSTER)
+            query = jobs_module.read_rejects(find_cluster_id(connection, cluster), limit=limit)
+            return self._frame(connection, query, jobs_module.REJECTS_OF_A_CLUSTER)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster, most frequent first."""
         with reading(self._engine) as connection:
-            query = records.reject_counts_of(cluster_id_of(connection, cluster))
-            return self._frame(connection, query, records.REJECT_COUNTS)
+            query = jobs_module.read_reject_counts(find_cluster_id(connection, cluster))
+            return self._frame(connection, query, jobs_module.REJECT_COUNTS)
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
         """Store a ``NODES`` frame; a node that is known by name and partition is replaced."""
         with writing(self._engine) as connection:
-            records.add_nodes(connection, self._cluster_id(connection, cluster), nodes)
+            jobs_module.add_nodes(connection, self._cluster_id(connection, cluster), nodes)
 
     def nodes(self, cluster: str) -> pd.DataFrame:
         """Return a cluster's nodes, a ``NODES`` frame ordered by name and partition."""
         with reading(self._engine) as connection:
-            query = records.of_cluster(schema.nodes, cluster_id_of(connection, cluster), list(records.NODE_TYPES))
-            found = self._frame(connection, query, records.NODE_TYPES)
+            query = jobs_module.jobs_in_cluster(
+                schema.nodes, find_cluster_id(connection, cluster), list(jobs_module.NODE_TYPES)
+            )
+            found = self._frame(connection, query, jobs_module.NODE_TYPES)
         return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
 
     def add_node_events(self, cluster: str, events: pd.DataFrame) -> None:
         """Store a ``NODE_EVENTS`` frame; an event that is known by node, start and state takes the newer end."""
         with writing(self._engine) as connection:
-            records.add_node_events(connection, self._cluster_id(connection, cluster), events)
+            jobs_module.add_node_events(connection, self._cluster_id(connection, cluster), events)
 
     def node_events(
         self, cluster: str, since: datetime | None = None, until: datetime | None = None, *, reaching: bool = False
@@ -278,12 +287,14 @@ class Warehouse(ModelShelf):
         """
         events = schema.node_events
         with reading(self._engine) as connection:
-            query = records.of_cluster(events, cluster_id_of(connection, cluster), list(records.NODE_EVENT_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                events, find_cluster_id(connection, cluster), list(jobs_module.NODE_EVENT_TYPES)
+            )
             query = _between(query, events, "started_at", None if reaching else since, until)
             if reaching and since is not None:
                 query = query.where(events.c.ended_at.is_(None) | (events.c.ended_at > stored_time(since)))
             query = query.order_by(events.c.started_at, events.c.node)
-            return _blank_as_missing(self._frame(connection, query, records.NODE_EVENT_TYPES), "state")
+            return _blank_as_missing(self._frame(connection, query, jobs_module.NODE_EVENT_TYPES), "state")
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions; return how many were new.
@@ -297,7 +308,7 @@ class Warehouse(ModelShelf):
         """
         with writing(self._engine) as connection:
             cluster_id = self._cluster_id(connection, cluster)
-            return records.add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
+            return jobs_module.add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
 
     def predictions(
         self, cluster: str, *, since: datetime | None = None, until: datetime | None = None
@@ -305,10 +316,12 @@ class Warehouse(ModelShelf):
         """Return the predictions for jobs submitted in [since, until), by submit time, id and time made."""
         table = schema.predictions
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.PREDICTION_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(jobs_module.PREDICTION_TYPES)
+            )
             query = _between(query, table, "submitted_at", since, until)
             query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
-            return self._frame(connection, query, records.PREDICTION_TYPES)
+            return self._frame(connection, query, jobs_module.PREDICTION_TYPES)
 
     def predictions_of(self, cluster: str, submitted_at: pd.Series[Any]) -> pd.DataFrame:
         """Return the predictions for jobs submitted at these very times, each by the time it was made.
@@ -317,13 +330,15 @@ class Warehouse(ModelShelf):
         """
         table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.PREDICTION_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(jobs_module.PREDICTION_TYPES)
+            )
             query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
             parts = [
                 self._frame(
                     connection,
                     query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])),
-                    records.PREDICTION_TYPES,
+                    jobs_module.PREDICTION_TYPES,
                 )
                 for at in range(0, max(len(times), 1), _AT_ONCE)
             ]
@@ -332,7 +347,7 @@ class Warehouse(ModelShelf):
     def timezone(self, cluster: str) -> str | None:
         """Return a cluster's time zone, without counting its jobs as :meth:`clusters` does; None: not known."""
         with reading(self._engine) as connection:
-            return timezone_of(connection, cluster)
+            return cluster_timezone(connection, cluster)
 
     def add_decisions(self, cluster: str, decisions: pd.DataFrame) -> None:
         """Append to the audit: columns ``decided_at``, ``service``, ``mode``, ``action``, ``target``, ``reason``.
@@ -340,110 +355,118 @@ class Warehouse(ModelShelf):
         ``before``, ``after``, ``model_id`` and ``outcome`` may be missing. Nothing written is ever changed.
         """
         with writing(self._engine) as connection:
-            records.add_decisions(connection, self._cluster_id(connection, cluster), decisions)
+            jobs_module.add_decisions(connection, self._cluster_id(connection, cluster), decisions)
 
     def decisions(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the decisions made in [since, until), oldest first."""
         table = schema.decisions
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(records.DECISION_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(jobs_module.DECISION_TYPES)
+            )
             query = _between(query, table, "decided_at", since, until)
             return self._frame(
-                connection, query.order_by(table.c.decided_at, table.c.decision_id), records.DECISION_TYPES
+                connection, query.order_by(table.c.decided_at, table.c.decision_id), jobs_module.DECISION_TYPES
             )
 
     def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the decisions about one job or node made since, oldest first; by an index, however long the audit."""
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
-            found = records.decisions_about(connection, cluster_id, target, since=since)
-        return frame_of(found, records.DECISION_TYPES)
+            cluster_id = find_cluster_id(connection, cluster)
+            found = jobs_module.decisions_about(connection, cluster_id, target, since=since)
+        return frame_of(found, jobs_module.DECISION_TYPES)
 
     def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
         """Delete what is older than ``horizon``, a bounded number of rows at a time; return how many went, by what."""
         with reading(self._engine) as connection:
-            cluster_id = cluster_id_of(connection, cluster)
+            cluster_id = find_cluster_id(connection, cluster)
         return forget(self._engine, cluster_id, horizon)
 
-    def ledger(self, cluster: str, office: Office = Office.JOBS) -> SqlLedger:
-        """Return what control remembers of an office of ``cluster``, which is made if it is new."""
-        return SqlLedger(self._engine, self._bulk, cluster, office)
+    def ledger(self, cluster: str, domain: Domain = Domain.JOBS) -> SqlLedger:
+        """Return what control remembers of a domain of ``cluster``, which is made if it is new."""
+        return SqlLedger(self._engine, self._bulk, cluster, domain)
 
-    def lease(self, cluster: str, *, office: Office = Office.JOBS) -> Mapping[str, Any] | None:
-        """Return an office's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
+    def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
+        """Return a domain's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
-            return acting.lease(connection, cluster_id_of(connection, cluster), office)
+            return control_state.lease(connection, find_cluster_id(connection, cluster), domain)
 
     def time_of_leases(self, now: datetime) -> datetime:
         """Return the time by which leases run: the database's clock where it has one, else ``now``."""
         with reading(self._engine) as connection:
-            return acting.time_of_leases(connection, now)
+            return control_state.time_of_leases(connection, now)
 
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
         """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
         with writing(self._engine) as connection:
-            acting.remember(connection, self._cluster_id(connection, cluster), name=name, text=text, at=at)
+            control_state.store_state(connection, self._cluster_id(connection, cluster), name=name, text=text, at=at)
 
     def remembered(self, cluster: str, name: str) -> str | None:
         """Return the text stored under ``name``; None: there is none."""
         with reading(self._engine) as connection:
-            return acting.remembered(connection, cluster_id_of(connection, cluster), name=name)
+            return control_state.recall_state(connection, find_cluster_id(connection, cluster), name=name)
 
     def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
         """Append a ``MODES`` frame: how far services may go from now on; ``cluster`` is made if it is new."""
         with writing(self._engine) as connection:
-            acting.add_mode(connection, self._bulk, self._cluster_id(connection, cluster), modes)
+            control_state.add_mode(connection, self._bulk, self._cluster_id(connection, cluster), modes)
 
     def modes(self, cluster: str) -> pd.DataFrame:
         """Return every setting of a mode, oldest first; the last of a service is in force."""
-        return self._rows_of(cluster, schema.modes, acting.MODE_TYPES, "mode_id")
+        return self._rows_of(cluster, schema.modes, control_state.MODE_TYPES, "mode_id")
 
-    def add_turns(self, cluster: str, turns: pd.DataFrame) -> None:
-        """Append a ``TURNS`` frame."""
+    def add_cycles(self, cluster: str, cycles: pd.DataFrame) -> None:
+        """Append a ``CYCLES`` frame."""
         with writing(self._engine) as connection:
-            acting.add_turns(connection, self._bulk, self._cluster_id(connection, cluster), turns)
+            control_state.add_cycles(connection, self._bulk, self._cluster_id(connection, cluster), cycles)
 
-    def turns(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return the turns taken in [since, until), oldest first, a ``TURNS`` frame."""
-        table = schema.turns
+    def cycles(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
+        """Return the turns taken in [since, until), oldest first, a ``CYCLES`` frame."""
+        table = schema.cycles
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(acting.TURN_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(control_state.CYCLE_TYPES)
+            )
             query = _between(query, table, "taken_at", since, until)
-            return self._frame(connection, query.order_by(table.c.taken_at, table.c.turn_id), acting.TURN_TYPES)
+            return self._frame(
+                connection, query.order_by(table.c.taken_at, table.c.cycle_id), control_state.CYCLE_TYPES
+            )
 
     def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
         """Append a ``NODE_TALLIES`` frame; a pool's counts at a time that is known stay as they are."""
         with writing(self._engine) as connection:
-            acting.add_tallies(connection, self._bulk, self._cluster_id(connection, cluster), tallies)
+            control_state.add_tallies(connection, self._bulk, self._cluster_id(connection, cluster), tallies)
 
     def node_tallies(self, cluster: str, start: datetime | None = None, end: datetime | None = None) -> pd.DataFrame:
         """Return the counts of nodes taken in [start, end), oldest first, then by pool, a ``NODE_TALLIES`` frame."""
         table = schema.node_tallies
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(acting.TALLY_TYPES))
+            query = jobs_module.jobs_in_cluster(
+                table, find_cluster_id(connection, cluster), list(control_state.TALLY_TYPES)
+            )
             query = _between(query, table, "taken_at", start, end)
-            return self._frame(connection, query.order_by(table.c.taken_at, table.c.pool), acting.TALLY_TYPES)
+            return self._frame(connection, query.order_by(table.c.taken_at, table.c.pool), control_state.TALLY_TYPES)
 
     def forget_tallies(self, cluster: str, before: datetime) -> int:
         """Delete the counts of nodes taken before a time; return how many rows went."""
         with writing(self._engine) as connection:
-            return acting.forget_tallies(connection, cluster_id_of(connection, cluster), before=before)
+            return control_state.forget_tallies(connection, find_cluster_id(connection, cluster), before=before)
 
     def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
         """Note that the history of [started_at, ended_at) was read; what touches is joined."""
         with writing(self._engine) as connection:
             cluster_id = self._cluster_id(connection, cluster)
-            acting.cover(
+            control_state.cover(
                 connection, cluster_id, source=source, started_at=started_at, ended_at=ended_at, read_at=read_at
             )
 
     def coverage(self, cluster: str) -> pd.DataFrame:
         """Return the stretches of live history that were read, oldest first, a ``COVERAGE`` frame."""
-        return self._rows_of(cluster, schema.coverage, acting.COVERAGE_TYPES, "started_at")
+        return self._rows_of(cluster, schema.coverage, control_state.COVERAGE_TYPES, "started_at")
 
     def _rows_of(self, cluster: str, table: Table, dtypes: Mapping[str, str], order: str) -> pd.DataFrame:
         with reading(self._engine) as connection:
-            query = records.of_cluster(table, cluster_id_of(connection, cluster), list(dtypes))
+            query = jobs_module.jobs_in_cluster(table, find_cluster_id(connection, cluster), list(dtypes))
             return self._frame(connection, query.order_by(table.c[order]), dtypes)
 
     def _make_or_refuse(self) -> None:
@@ -454,7 +477,7 @@ class Warehouse(ModelShelf):
             migrate.refuse_unknown(found)
             raise SchemaOutdated(
                 f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
-                remedy="Bring it up to date: helios db upgrade",
+                hint="Bring it up to date: helios db upgrade",
             )
 
     def _frame(self, connection: Connection, query: Select[Any], dtypes: Mapping[str, str]) -> pd.DataFrame:

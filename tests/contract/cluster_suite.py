@@ -12,7 +12,7 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.model import NODE_STATES, QUEUE
 from helios.ports import Cluster
 from helios.testing import check_cluster
@@ -46,7 +46,7 @@ class World:
         snapshot = self.cluster.snapshot()
         pending = snapshot.pending
         eligible = pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at)
-        return list(pending.loc[pending["hands_off"].isna() & eligible & (pending["urgency"] == 0), "job_id"])
+        return list(pending.loc[pending["excluded_reason"].isna() & eligible & (pending["urgency"] == 0), "job_id"])
 
     def of(self, job_id: str) -> pd.Series[object]:
         return self.pending().set_index("job_id").loc[job_id]
@@ -87,7 +87,7 @@ class ClusterContract:
     def test_an_outcome_carries_its_place_and_what_was_read(self, world: World) -> None:
         job_id = world.free()[0]
         (outcome,) = world.order({job_id: 0.5})
-        assert (outcome.action, outcome.lever, outcome.job_id) == ("Reorder", Lever.ORDER, job_id)
+        assert (outcome.action, outcome.setting, outcome.job_id) == ("Reorder", JobSetting.ORDER, job_id)
         assert (outcome.result, outcome.reason) == (Result.DONE, "short")
         assert outcome.before != outcome.after
 
@@ -97,7 +97,7 @@ class ClusterContract:
         by_job = {outcome.job_id: outcome for outcome in world.order({held: 0.9, other: 0.5})}
         assert (by_job[held].result, by_job[other].result) == (Result.REFUSED, Result.DONE)
         assert by_job[held].remark
-        assert world.of(held)["hands_off"]
+        assert world.of(held)["excluded_reason"]
 
     def test_a_soft_limit_beyond_the_hard_one_is_refused(self, world: World) -> None:
         job_id = world.free()[0]
@@ -109,15 +109,15 @@ class ClusterContract:
         assert outcome.result is Result.UNCHANGED
 
     def test_a_restore_of_a_job_that_is_not_there_is_gone(self, world: World) -> None:
-        outcomes = world.cluster.apply([Restore(reason="stop", job_ids=("999999",))])
+        outcomes = world.cluster.apply([Revert(reason="stop", job_ids=("999999",))])
         assert {outcome.result for outcome in outcomes} == {Result.GONE}
 
-    def test_an_admins_site_factor_is_refused_and_survives_a_restore(self, world: World) -> None:
+    def test_an_overridden_site_factor_is_refused_and_survives_a_restore(self, world: World) -> None:
         job_id = world.free()[0]
         able(world.set_site_factor)(job_id, 500)
         before = world.of(job_id)["priority"]
         (outcome,) = world.order({job_id: 0.9})
-        world.cluster.apply([Restore(reason="stop")])
+        world.cluster.apply([Revert(reason="stop")])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["priority"] == before
         assert world.of(job_id)["urgency"] == 0
@@ -126,7 +126,7 @@ class ClusterContract:
         job_id = world.free()[0]
         able(world.set_priority)(job_id, 4321)
         (outcome,) = world.order({job_id: 0.9})
-        world.cluster.apply([Restore(reason="stop")])
+        world.cluster.apply([Revert(reason="stop")])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["priority"] == 4321
 
@@ -135,6 +135,6 @@ class ClusterContract:
         able(world.set_time_min)(job_id, 30)
         limit = SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="p90")
         (outcome,) = world.cluster.apply([limit])
-        world.cluster.apply([Restore(reason="stop"), Restore(reason="stop", job_ids=(job_id,))])
+        world.cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=(job_id,))])
         assert outcome.result is Result.REFUSED
         assert world.of(job_id)["user_soft_limit_s"] == 1800

@@ -15,12 +15,12 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
 from helios.model import NODE_STATES, NodePower
 from helios.ports import NodeCluster
@@ -38,7 +38,7 @@ class NodeWorld:
     longest_s : int
         Longest time to fall asleep or to wake, s.
     forbid : callable, optional
-        Make a node ``hands_off``, as by a drain; None: nobody can, here.
+        Make a node ``excluded_reason``, as by a drain; None: nobody can, here.
     set_weight : callable, optional
         Change a node's weight past Helios; None: nobody can, here.
     can_keep_awake : bool
@@ -59,7 +59,7 @@ class NodeWorld:
     def idle(self) -> list[str]:
         """Return nodes that are awake and idle, and that nothing says to leave alone."""
         nodes = self.nodes()
-        free = (nodes["power"] == NodePower.AWAKE) & (nodes["state"] == "IDLE") & nodes["hands_off"].isna()
+        free = (nodes["power"] == NodePower.AWAKE) & (nodes["state"] == "IDLE") & nodes["excluded_reason"].isna()
         return list(nodes.index[free & (nodes["kept_awake"] == 0) & nodes["flags"].isna()])
 
     def busy(self) -> str:
@@ -100,7 +100,7 @@ class NodesContract:
     def test_an_idle_node_falls_asleep_and_then_sleeps(self, world: NodeWorld) -> None:
         node = world.idle()[0]
         outcome = world.steer(PowerDown(node=node, reason="not needed"))
-        assert (outcome.action, outcome.lever, outcome.node) == ("PowerDown", NodeLever.POWER, node)
+        assert (outcome.action, outcome.setting, outcome.node) == ("PowerDown", NodeSetting.POWER, node)
         assert (outcome.result, outcome.reason) == (Result.DONE, "not needed")
         assert outcome.before != outcome.after
         assert world.power(node) in (NodePower.FALLING_ASLEEP, NodePower.ASLEEP)
@@ -146,7 +146,7 @@ class NodesContract:
         outcome = world.steer(PowerDown(node=node, reason="why"))
         assert outcome.result is Result.REFUSED
         assert outcome.remark
-        assert world.nodes().loc[node, "hands_off"]
+        assert world.nodes().loc[node, "excluded_reason"]
 
     def test_a_node_that_is_not_there_stops_nobody(self, world: NodeWorld) -> None:
         idle = world.idle()[0]
@@ -160,11 +160,13 @@ class NodesContract:
         fill = FillFirst(tiers=((second,), (first, third)), reason="packed")
         outcomes = world.cluster.steer([fill])
         assert {outcome.node for outcome in outcomes} == {first, second, third}
-        assert {outcome.lever for outcome in outcomes} == {NodeLever.WEIGHT}
+        assert {outcome.setting for outcome in outcomes} == {NodeSetting.WEIGHT}
         weight = world.nodes()["weight"]
         assert weight[second] < weight[first] == weight[third]
-        restore = RestoreNodes(
-            lever=NodeLever.WEIGHT, own=tuple((node, str(own[node])) for node in (first, second, third)), reason="stop"
+        restore = RevertNodes(
+            setting=NodeSetting.WEIGHT,
+            own=tuple((node, str(own[node])) for node in (first, second, third)),
+            reason="stop",
         )
         assert {outcome.result for outcome in world.cluster.steer([restore])} <= {Result.DONE, Result.UNCHANGED}
         assert {node: round(value) for node, value in world.nodes()["weight"].items()} == own
@@ -182,18 +184,18 @@ class NodesContract:
         own = world.cluster.snapshot().power.keep_awake
         first, second = world.idle()[:2]
         outcome = world.steer(KeepAwake(nodes=(first, second), reason="why"))
-        assert (outcome.lever, outcome.node, outcome.result) == (NodeLever.KEEP_AWAKE, "", Result.DONE)
+        assert (outcome.setting, outcome.node, outcome.result) == (NodeSetting.KEEP_AWAKE, "", Result.DONE)
         assert list(world.nodes().loc[[first, second], "kept_awake"]) == [1, 1]
         assert world.steer(KeepAwake(nodes=(second, first), reason="why", own=own)).result is Result.UNCHANGED
         world.steer(KeepAwake(nodes=(second,), reason="why", own=own))
         assert list(world.nodes().loc[[first, second], "kept_awake"]) == [0, 1]
-        world.steer(RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", own),), reason="stop"))
+        world.steer(RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", own),), reason="stop"))
         assert world.cluster.snapshot().power.keep_awake == own
         assert world.nodes().loc[second, "kept_awake"] == 0
 
     def test_restored_power_wakes_what_sleeps_and_nothing_else(self, world: NodeWorld) -> None:
         node, awake = world.asleep(), world.idle()[0]
-        restore = RestoreNodes(lever=NodeLever.POWER, own=((node, ""), (awake, "")), reason="stop")
+        restore = RevertNodes(setting=NodeSetting.POWER, own=((node, ""), (awake, "")), reason="stop")
         results = {outcome.node: outcome.result for outcome in world.cluster.steer([restore])}
         assert results == {node: Result.DONE, awake: Result.UNCHANGED}
         world.let_pass(world.longest_s)

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from helios.slurm.cluster import SlurmCluster
-from helios.slurm.commands import CommandsBackend
-from helios.slurm.sprio import Sprio
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.jobs import SlurmCluster
 from helios.testing import FakeCluster
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.unit.simulate.builders import a_sim_cluster
@@ -74,7 +73,7 @@ def world_of(slurm: MemorySlurm) -> World:
         slurm,
         name="venus",
         site_factor_most=10_000,
-        writes_per_turn=500,
+        writes_per_cycle=500,
         sprio=slurm.sprio,
         clock=lambda: datetime.fromtimestamp(slurm.now, UTC),
     )

@@ -22,7 +22,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from helios.errors import HeliosError
-from helios.model import DECISIONS, STANDINGS
+from helios.model import APPLIED_CHANGES, DECISIONS
 from helios.warehouse import Warehouse
 from helios.warehouse.engine import engine_for
 from helios.warehouse.migrate import migrations_folder
@@ -48,7 +48,7 @@ def a_loaded_database(url: str) -> None:
     with Warehouse.open(url) as warehouse:
         warehouse.load([a_batch(a_job(job_id="0"))], cluster="v", path="p", sha256="0", format="sacct", timezone="UTC")
         warehouse.ledger("v").acquire(holder="me", now=NOW, lasts=timedelta(minutes=3))
-        warehouse.ledger("v").record(token=1, decisions=meant("1"), standings=standing("1"))
+        warehouse.ledger("v").record(token=1, decisions=meant("1"), applied_changes=applied("1"))
 
 
 def load(url: str) -> None:
@@ -62,7 +62,7 @@ def load(url: str) -> None:
 
 def record(url: str) -> None:
     with Warehouse.open(url) as warehouse:
-        warehouse.ledger("v").record(token=1, decisions=meant("2", "3"), standings=standing("2", "3"))
+        warehouse.ledger("v").record(token=1, decisions=meant("2", "3"), applied_changes=applied("2", "3"))
 
 
 def the_first_schema(url: str) -> None:
@@ -96,9 +96,9 @@ def meant(*jobs: str) -> pd.DataFrame:
     return DECISIONS.conform(pd.DataFrame({"target": list(jobs), "decided_at": NOW} | texts))
 
 
-def standing(*jobs: str) -> pd.DataFrame:
-    one = {"lever": "order", "service": "qssf", "mode": "active", "value": 1.0, "written_at": NOW, "admins": 0}
-    return STANDINGS.conform(pd.DataFrame({"job_id": list(jobs), "submitted_at": NOW} | one))
+def applied(*jobs: str) -> pd.DataFrame:
+    one = {"setting": "order", "service": "qssf", "mode": "active", "value": 1.0, "written_at": NOW, "overridden": 0}
+    return APPLIED_CHANGES.conform(pd.DataFrame({"job_id": list(jobs), "submitted_at": NOW} | one))
 
 
 # Numbers and times that a database gives; PostgreSQL leaves out numbers of what was undone.
@@ -109,7 +109,7 @@ NUMBERS = {
     "reject_id",
     "decision_id",
     "mode_id",
-    "turn_id",
+    "cycle_id",
     "promotion_id",
     "loaded_at",
 }
@@ -148,7 +148,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
         yield another
 
 
-KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))]
+KINDS = ["sqlite", "postgresql"]
 HOW_MANY = [SOME, pytest.param(ALL, marks=pytest.mark.nightly)]
 
 

@@ -14,15 +14,14 @@ from sqlalchemy.exc import DatabaseError
 
 from helios.app.roles import roles_granted
 from helios.config import Settings
-from helios.errors import LeaseLost, Misuse
-from helios.model import DECISIONS, MODES, NODE_STANDINGS, NODE_TALLIES, STANDINGS, FrameKind
-from helios.ports import Office
+from helios.errors import LeaseLost, UsageError
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, MODES, NODE_TALLIES, FrameKind
+from helios.ports import Domain
 from helios.warehouse import Horizon, Warehouse
 from helios.warehouse.engine import engine_for
 from tests.builders import a_batch, a_job
 from tests.postgres import fresh_database
 
-pytestmark = pytest.mark.xdist_group("postgres")
 NOW = datetime.now(UTC)
 MINUTE = timedelta(minutes=1)
 
@@ -59,25 +58,25 @@ def a_mode(service: str) -> pd.DataFrame:
 
 
 def decided(service: str, *, at: datetime = NOW) -> pd.DataFrame:
-    texts = {"mode": "active", "action": "Turn", "target": "venus", "reason": "because", "outcome": "meant"}
+    texts = {"mode": "active", "action": "Cycle", "target": "venus", "reason": "because", "outcome": "meant"}
     return rows(DECISIONS, decided_at=at, service=service, **texts)
 
 
-def standing(kind: FrameKind) -> pd.DataFrame:
-    one = {"lever": "power", "service": "s", "mode": "active", "written_at": NOW, "admins": 0}
+def applied(kind: FrameKind) -> pd.DataFrame:
+    one = {"setting": "power", "service": "s", "mode": "active", "written_at": NOW, "overridden": 0}
     of_job = {"job_id": "1", "submitted_at": NOW, "value": 1.0}
-    return rows(kind, **(one | (of_job if kind is STANDINGS else {"node": "n1", "value": "asleep"})))
+    return rows(kind, **(one | (of_job if kind is APPLIED_CHANGES else {"node": "n1", "value": "asleep"})))
 
 
 def refused(url: str, act: str) -> bool:
-    """Return whether PostgreSQL refuses a role one of the things that its daemon would do for an office."""
+    """Return whether PostgreSQL refuses a role one of the things that its daemon would do for a domain."""
     with Warehouse.open(url) as warehouse:
         acts = {
             "lease of jobs": lambda: warehouse.ledger("venus").acquire(holder="me", now=NOW, lasts=MINUTE),
-            "lease of nodes": lambda: warehouse.ledger("venus", Office.NODES).acquire(
+            "lease of nodes": lambda: warehouse.ledger("venus", Domain.NODES).acquire(
                 holder="me", now=NOW, lasts=MINUTE
             ),
-            "memory of jobs": lambda: warehouse.remember("venus", "turn", "{}", at=NOW),
+            "memory of jobs": lambda: warehouse.remember("venus", "cycle", "{}", at=NOW),
             "memory of nodes": lambda: warehouse.remember("venus", "nodes", "{}", at=NOW),
             "pause": lambda: warehouse.remember("venus", "paused", "{}", at=NOW),
             "mode of qssf": lambda: warehouse.add_modes("venus", a_mode("qssf")),
@@ -103,36 +102,36 @@ OF_NODES = ("lease of nodes", "memory of nodes", "mode of ces", "decision of ces
 
 
 @pytest.mark.parametrize("act", [*OF_JOBS, *OF_NODES, "pause", "upgrade"])
-def test_each_role_does_the_business_of_its_office_and_not_the_others(granted: dict[str, str], act: str) -> None:
-    with Warehouse.open(granted["owner"]) as warehouse:  # rows of both offices are there
-        for office in Office:
-            warehouse.ledger("venus", office).acquire(holder="me", now=NOW, lasts=MINUTE)
-        for name in ("turn", "nodes", "paused"):
+def test_each_role_does_the_business_of_its_domain_and_not_the_others(granted: dict[str, str], act: str) -> None:
+    with Warehouse.open(granted["owner"]) as warehouse:  # rows of both domains are there
+        for domain in Domain:
+            warehouse.ledger("venus", domain).acquire(holder="me", now=NOW, lasts=MINUTE)
+        for name in ("cycle", "nodes", "paused"):
             warehouse.remember("venus", name, "{}", at=NOW)
     may = {"jobs": act in {*OF_JOBS, "pause"}, "nodes": act in {*OF_NODES, "pause"}, "reader": False}
     assert {role: not refused(granted[role], act) for role in may} == may
 
 
-@pytest.mark.parametrize(("role", "office"), [("jobs", Office.NODES), ("nodes", Office.JOBS)])
-def test_what_stands_of_an_office_is_written_by_its_own_role_alone(
-    granted: dict[str, str], role: str, office: Office
+@pytest.mark.parametrize(("role", "domain"), [("jobs", Domain.NODES), ("nodes", Domain.JOBS)])
+def test_what_stands_of_an_domain_is_written_by_its_own_role_alone(
+    granted: dict[str, str], role: str, domain: Domain
 ) -> None:
-    kinds = {Office.JOBS: STANDINGS, Office.NODES: NODE_STANDINGS}
-    own = Office.JOBS if role == "jobs" else Office.NODES
+    kinds = {Domain.JOBS: APPLIED_CHANGES, Domain.NODES: APPLIED_NODE_CHANGES}
+    own = Domain.JOBS if role == "jobs" else Domain.NODES
     with Warehouse.open(granted["owner"]) as warehouse:
-        tokens = {each: warehouse.ledger("venus", each).acquire(holder="me", now=NOW, lasts=MINUTE) for each in Office}
+        tokens = {each: warehouse.ledger("venus", each).acquire(holder="me", now=NOW, lasts=MINUTE) for each in Domain}
     with Warehouse.open(granted[role]) as warehouse:
 
-        def write(each: Office) -> None:
+        def write(each: Domain) -> None:
             warehouse.ledger("venus", each).record(
-                token=tokens[each] or 0, decisions=DECISIONS.empty(), standings=standing(kinds[each])
+                token=tokens[each] or 0, decisions=DECISIONS.empty(), applied_changes=applied(kinds[each])
             )
 
         write(own)
-        assert len(warehouse.ledger("venus", own).standings()) == 1
+        assert len(warehouse.ledger("venus", own).applied_changes()) == 1
         with pytest.raises(LeaseLost):  # of the other's lease it sees what it may write: nothing
-            write(office)
-    other = "standings" if office is Office.JOBS else "node_standings"
+            write(domain)
+    other = "applied_changes" if domain is Domain.JOBS else "applied_node_changes"
     with engine_for(granted[role]).connect() as connection, pytest.raises(DatabaseError, match="permission denied"):
         connection.exec_driver_sql(f"DELETE FROM {other}")
 
@@ -141,7 +140,7 @@ def test_no_daemon_deletes_what_the_audit_says_of_the_last_week(granted: dict[st
     with Warehouse.open(granted["owner"]) as warehouse:
         for days in (0, 6, 500):
             warehouse.add_decisions("venus", decided("qssf", at=NOW - timedelta(days=days)))
-    everything = dict.fromkeys(("audit", "shadow", "turns", "predictions", "readings"), NOW + MINUTE)
+    everything = dict.fromkeys(("audit", "shadow", "cycles", "predictions", "readings"), NOW + MINUTE)
     with Warehouse.open(granted["jobs"]) as warehouse:
         assert warehouse.forget("venus", Horizon(**everything))["decisions"] == 1
         assert len(warehouse.decisions("venus")) == 2
@@ -150,19 +149,19 @@ def test_no_daemon_deletes_what_the_audit_says_of_the_last_week(granted: dict[st
 def test_who_only_reads_reads_all(granted: dict[str, str]) -> None:
     with Warehouse.open(granted["reader"]) as warehouse:
         assert len(warehouse.jobs("venus")) == 1
-        assert warehouse.ledger("venus").standings().empty
+        assert warehouse.ledger("venus").applied_changes().empty
 
 
 def test_a_role_that_nothing_holds_back_is_refused(granted: dict[str, str]) -> None:
     settings = Settings.model_validate({"database": {"url": granted["owner"]}})
-    with pytest.raises(Misuse, match="no role"):
+    with pytest.raises(UsageError, match="no role"):
         roles_granted(settings, jobs="nobody_of_that_name", nodes=None, reader=None)
-    with pytest.raises(Misuse, match="superuser"):
+    with pytest.raises(UsageError, match="superuser"):
         roles_granted(settings, jobs=str(make_url(granted["owner"]).username), nodes=None, reader=None)
 
 
 def test_on_sqlite_there_are_no_roles_and_it_says_what_there_is(tmp_path: Path) -> None:
     settings = Settings.model_validate({"database": {"url": f"sqlite:///{tmp_path / 'helios.db'}"}})
-    with pytest.raises(Misuse, match="no roles") as refusal:
+    with pytest.raises(UsageError, match="no roles") as refusal:
         roles_granted(settings, jobs="a", nodes="b", reader=None)
-    assert "file of its own" in refusal.value.remedy
+    assert "file of its own" in refusal.value.hint

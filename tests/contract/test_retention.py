@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.model import DECISIONS, PREDICTIONS, TURNS
-from helios.ports import Office
-from helios.warehouse import Horizon, Warehouse, records, retention
+from helios.model import CYCLES, DECISIONS, PREDICTIONS
+from helios.ports import Domain
+from helios.warehouse import Horizon, Warehouse, retention
+from helios.warehouse import jobs as jobs_module
 from helios.warehouse.engine import engine_for, reading
 from tests.builders import a_batch, a_job
 
@@ -22,7 +23,7 @@ DAY = timedelta(days=1)
 HORIZON = Horizon(
     audit=NOW - 400 * DAY,
     shadow=NOW - 60 * DAY,
-    turns=NOW - 400 * DAY,
+    cycles=NOW - 400 * DAY,
     predictions=NOW - 400 * DAY,
     readings=NOW - 60 * DAY,
 )
@@ -70,16 +71,16 @@ def test_however_few_rows_go_at_a_time_all_that_is_old_goes(
     assert ages(warehouse) == [3]
 
 
-def test_turns_and_predictions_go_when_they_are_old(warehouse: Warehouse) -> None:
+def test_cycles_and_predictions_go_when_they_are_old(warehouse: Warehouse) -> None:
     times = [NOW - 401 * DAY, NOW - DAY]
     counts = dict.fromkeys(("pending", "running", "gpus_pending", "gpus_running", "acted"), 0)
-    warehouse.add_turns("venus", TURNS.conform(pd.DataFrame({"taken_at": times, "seconds": 1.0} | counts)))
+    warehouse.add_cycles("venus", CYCLES.conform(pd.DataFrame({"taken_at": times, "seconds": 1.0} | counts)))
     predicted = dict.fromkeys(PREDICTIONS.names[:3], 60.0) | {"source": "m"}
     jobs = pd.DataFrame({"job_id": ["1", "2"], "submitted_at": times, "restart": np.int32(0)} | predicted)
     warehouse.add_predictions("venus", jobs.astype({"job_id": "str"}), made_at=NOW)
     gone = warehouse.forget("venus", HORIZON)
-    assert (gone["turns"], gone["predictions"]) == (1, 1)
-    assert warehouse.turns("venus")["taken_at"].tolist() == [times[1]]
+    assert (gone["cycles"], gone["predictions"]) == (1, 1)
+    assert warehouse.cycles("venus")["taken_at"].tolist() == [times[1]]
     assert warehouse.predictions("venus")["job_id"].tolist() == ["2"]
 
 
@@ -103,7 +104,7 @@ def test_notes_about_old_readings_go_with_their_rejects_and_jobs_files_and_the_l
     a_file = read_of(warehouse, "sacct of last year.txt", job_id="2")
     last = read_of(warehouse, "sacct 2025-01-02T00:00:00Z to 2025-01-03T00:00:00Z", job_id="3")
     edition = warehouse.edition("venus")
-    far = {"audit": NOW, "shadow": NOW, "turns": NOW, "predictions": NOW}
+    far = {"audit": NOW, "shadow": NOW, "cycles": NOW, "predictions": NOW}
     gone = warehouse.forget("venus", Horizon(**far, readings=datetime.now(UTC) + DAY))
     assert gone["readings"] == 1
     assert warehouse.loads("venus")["load_id"].tolist() == [a_file, last] != [first, last]
@@ -114,11 +115,11 @@ def test_notes_about_old_readings_go_with_their_rejects_and_jobs_files_and_the_l
 
 def test_what_control_relies_on_is_never_old(warehouse: Warehouse) -> None:
     old = NOW - 2_000 * DAY
-    token = warehouse.ledger("venus", Office.NODES).acquire(holder="me", now=old, lasts=DAY)
-    warehouse.remember("venus", "turn", "{}", at=old)
+    token = warehouse.ledger("venus", Domain.NODES).acquire(holder="me", now=old, lasts=DAY)
+    warehouse.remember("venus", "cycle", "{}", at=old)
     warehouse.forget("venus", HORIZON)
-    assert warehouse.remembered("venus", "turn") == "{}"
-    lease = warehouse.lease("venus", office=Office.NODES)
+    assert warehouse.remembered("venus", "cycle") == "{}"
+    lease = warehouse.lease("venus", domain=Domain.NODES)
     assert lease is not None and lease["token"] == token
 
 
@@ -144,7 +145,7 @@ def test_one_jobs_decisions_are_found_by_an_index_and_old_ones_too(tmp_path: Pat
             text = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
             return str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all())
 
-        found = plan(records.about(1, "7", since=NOW))
+        found = plan(jobs_module.decision_columns(1, "7", since=NOW))
         assert "ix_decisions_cluster_id_target_decided_at (cluster_id=? AND target=? AND decided_at>?)" in found
         old = plan(retention.oldest(1, retention.schema.decisions.c.decided_at, NOW))
         assert "ix_decisions_cluster_id_decided_at (cluster_id=? AND decided_at<?)" in old

@@ -22,30 +22,30 @@ from sqlalchemy import create_engine, inspect, text
 from helios.errors import (
     FrameInvalid,
     LeaseLost,
-    Misuse,
     NoSuchCluster,
     NotEnoughHistory,
     SchemaOutdated,
+    UsageError,
     WarehouseUnavailable,
 )
 from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
     COVERAGE,
+    CYCLES,
     DECISIONS,
     JOBS,
     MODES,
     NODE_EVENTS,
-    NODE_STANDINGS,
     NODE_TALLIES,
     NODES,
     REJECTS,
-    STANDINGS,
-    TURNS,
     Batch,
     ModelRecord,
     in_submission_order,
 )
-from helios.ports import LONGEST_LEASE, Office
-from helios.warehouse import LoadReport, Warehouse, acting, engine, migrate
+from helios.ports import LONGEST_LEASE, Domain
+from helios.warehouse import LoadReport, Warehouse, control_state, engine, migrate
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
@@ -656,7 +656,7 @@ def test_an_undeclared_column_is_refused(warehouse: Warehouse) -> None:
 
 def test_a_time_without_a_zone_is_refused(warehouse: Warehouse) -> None:
     load(warehouse, a_batch())
-    with pytest.raises(Misuse, match="no time zone"):
+    with pytest.raises(UsageError, match="no time zone"):
         warehouse.jobs("venus", since=NOON.replace(tzinfo=None))
 
 
@@ -694,7 +694,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005"]
+        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005", "0006"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 
@@ -725,6 +725,7 @@ def take_back_to_the_first_schema(database: str) -> None:
         "node_tallies",
         "promotions",
     )
+    migrated(database, "0006", "downgrade")
     with engine_for(database).begin() as connection:
         for table in later:
             connection.execute(text(f"DROP TABLE {table}"))
@@ -740,10 +741,10 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004", "0005"]
+        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
-        assert newer.turns("venus").empty
+        assert newer.cycles("venus").empty
 
 
 def migrated(database: str, revision: str, step: str) -> None:
@@ -763,18 +764,20 @@ def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
         assert warehouse.promotions("venus").empty
 
 
-def test_the_lease_of_the_jobs_survives_the_way_to_offices_and_back(database: str) -> None:
+def test_the_lease_of_the_jobs_survives_the_way_to_domains_and_back(database: str) -> None:
     with Warehouse.open(database) as warehouse:
         token = warehouse.ledger("venus").acquire(holder="a", now=NOON, lasts=MINUTE)
-        warehouse.ledger("venus", Office.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
+        warehouse.ledger("venus", Domain.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
         before = warehouse.lease("venus")
+    migrated(database, "0006", "downgrade")
     migrated(database, "0003", "downgrade")
     with engine_for(database).connect() as connection:
         assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
     migrated(database, "0003", "upgrade")
+    migrated(database, "0006", "upgrade")
     with Warehouse.open(database) as warehouse:
         assert warehouse.lease("venus") == before
-        assert warehouse.lease("venus", office=Office.NODES) is None
+        assert warehouse.lease("venus", domain=Domain.NODES) is None
 
 
 def test_a_database_of_another_program_is_left_alone(database: str) -> None:
@@ -792,9 +795,9 @@ def test_two_warehouses_on_one_database_see_each_others_loads(database: str) -> 
         assert len(one.jobs("venus")) == len(other.jobs("venus")) == 2
 
 
-def a_standing(**overrides: Any) -> dict[str, Any]:
+def a_applied(**overrides: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "lever": "order",
+        "setting": "order",
         "job_id": "7",
         "submitted_at": NOON,
         "service": "qssf",
@@ -802,7 +805,7 @@ def a_standing(**overrides: Any) -> dict[str, Any]:
         "value": 0.5,
         "after": "SiteFactor 5037",
         "written_at": NOON,
-        "admins": 0,
+        "overridden": 0,
     }
     return row | overrides
 
@@ -820,8 +823,8 @@ def a_decision(**overrides: Any) -> dict[str, Any]:
     return row | overrides
 
 
-def standings_frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    return STANDINGS.conform(pd.DataFrame(rows)) if rows else STANDINGS.empty()
+def applied_changes_frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    return APPLIED_CHANGES.conform(pd.DataFrame(rows)) if rows else APPLIED_CHANGES.empty()
 
 
 def decisions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
@@ -834,7 +837,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the database's clock, where it has one, show what whoever asks calls now."""
-    monkeypatch.setattr(acting, "_time", lambda _, now: stored_time(now))
+    monkeypatch.setattr(control_state, "_time", lambda _, now: stored_time(now))
 
 
 @pytest.mark.usefixtures("one_clock")
@@ -865,9 +868,11 @@ def test_a_stale_token_writes_nothing(warehouse: Warehouse) -> None:
     current = ledger.acquire(holder="b", now=NOON + 2 * MINUTE, lasts=MINUTE)
     assert stale is not None and current is not None
     with pytest.raises(LeaseLost, match="Another Helios"):
-        ledger.record(token=stale, decisions=decisions_frame(a_decision()), standings=standings_frame(a_standing()))
-    assert warehouse.decisions("venus").empty and ledger.standings().empty
-    ledger.record(token=current, decisions=decisions_frame(a_decision()), standings=None)
+        ledger.record(
+            token=stale, decisions=decisions_frame(a_decision()), applied_changes=applied_changes_frame(a_applied())
+        )
+    assert warehouse.decisions("venus").empty and ledger.applied_changes().empty
+    ledger.record(token=current, decisions=decisions_frame(a_decision()), applied_changes=None)
     assert len(warehouse.decisions("venus")) == 1
 
 
@@ -932,22 +937,22 @@ def test_where_the_database_has_a_clock_that_of_who_asks_does_not_matter(warehou
     assert ledger.acquire(holder="b", now=NOON - year, lasts=MINUTE) == (token or 0) + 1
 
 
-def test_standings_are_replaced_and_read_as_they_were_written(warehouse: Warehouse) -> None:
+def test_applied_changes_are_replaced_and_read_as_they_were_written(warehouse: Warehouse) -> None:
     ledger = warehouse.ledger("venus")
     token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
     assert token is not None
-    before = standings_frame(a_standing(job_id="7"), a_standing(job_id="8", admins=1), a_standing(mode="shadow"))
-    ledger.record(token=token, decisions=DECISIONS.empty(), standings=before)
-    after = standings_frame(a_standing(job_id="9", lever="soft_limit", value=2220.0, after="TimeMin 37 min"))
-    ledger.record(token=token, decisions=DECISIONS.empty(), standings=None)
-    assert len(ledger.standings()) == 3
-    ledger.record(token=token, decisions=DECISIONS.empty(), standings=after)
-    assert_frame_equal(STANDINGS.check(ledger.standings()), after)
+    before = applied_changes_frame(a_applied(job_id="7"), a_applied(job_id="8", overridden=1), a_applied(mode="shadow"))
+    ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=before)
+    after = applied_changes_frame(a_applied(job_id="9", setting="soft_limit", value=2220.0, after="TimeMin 37 min"))
+    ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=None)
+    assert len(ledger.applied_changes()) == 3
+    ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=after)
+    assert_frame_equal(APPLIED_CHANGES.check(ledger.applied_changes()), after)
 
 
-def a_node_standing(**overrides: Any) -> dict[str, Any]:
+def a_node_applied(**overrides: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "lever": "power",
+        "setting": "power",
         "node": "n1",
         "service": "ces",
         "mode": "active",
@@ -955,7 +960,7 @@ def a_node_standing(**overrides: Any) -> dict[str, Any]:
         "own": "",
         "after": None,
         "written_at": NOON,
-        "admins": 0,
+        "overridden": 0,
     }
     return row | overrides
 
@@ -980,43 +985,45 @@ def tallies_frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 @pytest.mark.usefixtures("one_clock")
-def test_the_offices_have_leases_and_tokens_of_their_own(warehouse: Warehouse) -> None:
-    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
+def test_the_domains_have_leases_and_tokens_of_their_own(warehouse: Warehouse) -> None:
+    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Domain.NODES)
     assert jobs.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
     assert nodes.acquire(holder="b", now=NOON, lasts=MINUTE) == 1
     taken = nodes.acquire(holder="c", now=NOON + 2 * MINUTE, lasts=MINUTE)
     assert taken == 2
-    jobs.record(token=1, decisions=decisions_frame(a_decision()), standings=None)
+    jobs.record(token=1, decisions=decisions_frame(a_decision()), applied_changes=None)
     with pytest.raises(LeaseLost):
-        nodes.record(token=1, decisions=decisions_frame(a_decision()), standings=None)
+        nodes.record(token=1, decisions=decisions_frame(a_decision()), applied_changes=None)
     jobs.release(holder="c")
-    of_nodes = warehouse.lease("venus", office=Office.NODES)
+    of_nodes = warehouse.lease("venus", domain=Domain.NODES)
     assert of_nodes is not None and (of_nodes["holder"], of_nodes["token"]) == ("c", 2)
 
 
 def test_what_stands_of_nodes_leaves_what_stands_of_jobs_alone(warehouse: Warehouse) -> None:
-    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Office.NODES)
+    jobs, nodes = warehouse.ledger("venus"), warehouse.ledger("venus", Domain.NODES)
     for ledger in (jobs, nodes):
         assert ledger.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
-    jobs.record(token=1, decisions=DECISIONS.empty(), standings=standings_frame(a_standing()))
+    jobs.record(token=1, decisions=DECISIONS.empty(), applied_changes=applied_changes_frame(a_applied()))
     rows = [
-        a_node_standing(lever="keep_awake", node="", value="n[1-2]", own="login1"),
-        a_node_standing(),
-        a_node_standing(lever="weight", value="20", own="10", after="Weight 20", admins=1),
+        a_node_applied(setting="keep_awake", node="", value="n[1-2]", own="login1"),
+        a_node_applied(),
+        a_node_applied(setting="weight", value="20", own="10", after="Weight 20", overridden=1),
     ]
-    written = NODE_STANDINGS.conform(pd.DataFrame(rows))
-    nodes.record(token=1, decisions=decisions_frame(a_decision(service="ces")), standings=written)
-    assert_frame_equal(NODE_STANDINGS.check(nodes.standings()), written)
-    assert len(jobs.standings()) == 1
-    nodes.record(token=1, decisions=DECISIONS.empty(), standings=NODE_STANDINGS.empty())
-    assert nodes.standings().empty and len(jobs.standings()) == 1
+    written = APPLIED_NODE_CHANGES.conform(pd.DataFrame(rows))
+    nodes.record(token=1, decisions=decisions_frame(a_decision(service="ces")), applied_changes=written)
+    assert_frame_equal(APPLIED_NODE_CHANGES.check(nodes.applied_changes()), written)
+    assert len(jobs.applied_changes()) == 1
+    nodes.record(token=1, decisions=DECISIONS.empty(), applied_changes=APPLIED_NODE_CHANGES.empty())
+    assert nodes.applied_changes().empty and len(jobs.applied_changes()) == 1
 
 
-def test_what_stands_of_jobs_is_refused_by_the_office_of_nodes(warehouse: Warehouse) -> None:
-    nodes = warehouse.ledger("venus", Office.NODES)
+def test_what_stands_of_jobs_is_refused_by_the_domain_of_nodes(warehouse: Warehouse) -> None:
+    nodes = warehouse.ledger("venus", Domain.NODES)
     nodes.acquire(holder="a", now=NOON, lasts=MINUTE)
     with pytest.raises(FrameInvalid, match="node standings"):
-        nodes.record(token=1, decisions=decisions_frame(a_decision()), standings=standings_frame(a_standing()))
+        nodes.record(
+            token=1, decisions=decisions_frame(a_decision()), applied_changes=applied_changes_frame(a_applied())
+        )
     assert warehouse.decisions("venus").empty
 
 
@@ -1044,10 +1051,10 @@ def test_only_counts_of_nodes_from_before_are_forgotten(warehouse: Warehouse) ->
 
 
 def test_a_text_is_remembered_under_its_name_alone(warehouse: Warehouse) -> None:
-    warehouse.remember("venus", "turn", "{}", at=NOON)
-    warehouse.remember("venus", "turn", '{"é": 1}', at=NOON)
+    warehouse.remember("venus", "cycle", "{}", at=NOON)
+    warehouse.remember("venus", "cycle", '{"é": 1}', at=NOON)
     warehouse.remember("venus", "other", "x", at=NOON)
-    assert warehouse.remembered("venus", "turn") == '{"é": 1}'
+    assert warehouse.remembered("venus", "cycle") == '{"é": 1}'
     assert warehouse.remembered("venus", "never") is None
 
 
@@ -1060,13 +1067,13 @@ def test_modes_are_appended_and_the_last_comes_last(warehouse: Warehouse) -> Non
     assert found["partitions"].isna().all()
 
 
-def test_turns_are_read_by_the_time_they_were_taken(warehouse: Warehouse) -> None:
+def test_cycles_are_read_by_the_time_they_were_taken(warehouse: Warehouse) -> None:
     rows = [
-        {"taken_at": NOON + n * MINUTE, "seconds": 0.5, "pending": n, "still": None if n else "paused"}
+        {"taken_at": NOON + n * MINUTE, "seconds": 0.5, "pending": n, "suspended": None if n else "paused"}
         for n in range(3)
     ]
-    warehouse.add_turns("venus", TURNS.conform(pd.DataFrame(rows)))
-    found = TURNS.check(warehouse.turns("venus", since=NOON + MINUTE))
+    warehouse.add_cycles("venus", CYCLES.conform(pd.DataFrame(rows)))
+    found = CYCLES.check(warehouse.cycles("venus", since=NOON + MINUTE))
     assert list(found["pending"]) == [1, 2]
 
 
@@ -1108,7 +1115,7 @@ def four_days_of_jobs(warehouse: Warehouse) -> list[datetime]:
     return days
 
 
-def test_those_that_had_not_ended_by_a_moment_are_those_open_still_and_those_that_ended_later(
+def test_those_that_had_not_ended_by_a_moment_are_those_open_suspended_and_those_that_ended_later(
     warehouse: Warehouse,
 ) -> None:
     days = four_days_of_jobs(warehouse)

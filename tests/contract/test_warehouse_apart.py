@@ -16,31 +16,31 @@ from pandas.testing import assert_frame_equal
 
 from helios.errors import FrameInvalid, LeaseLost, NoSuchCluster
 from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
+    CYCLES,
     DECISIONS,
     MODES,
     NODE_EVENTS,
-    NODE_STANDINGS,
     NODE_TALLIES,
     NODES,
-    STANDINGS,
-    TURNS,
-    Step,
+    AuditStep,
 )
-from helios.ports import Office
+from helios.ports import Domain
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.contract.test_warehouse import (
     MINUTE,
     NOON,
     UNENDED,
+    a_applied,
     a_decision,
     a_model,
-    a_node_standing,
-    a_standing,
+    a_node_applied,
     a_tally,
+    applied_changes_frame,
     decisions_frame,
     load,
-    standings_frame,
     tallies_frame,
 )
 
@@ -76,8 +76,8 @@ def predictions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
     return frame.assign(submitted_at=pd.to_datetime(frame["submitted_at"], utc=True))
 
 
-def turns_frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    return TURNS.conform(pd.DataFrame([{"taken_at": NOON, "seconds": 0.5, "pending": 1} | row for row in rows]))
+def cycles_frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    return CYCLES.conform(pd.DataFrame([{"taken_at": NOON, "seconds": 0.5, "pending": 1} | row for row in rows]))
 
 
 def modes_frame(mode: str) -> pd.DataFrame:
@@ -94,21 +94,21 @@ def fill(warehouse: Warehouse, cluster: str) -> None:
     warehouse.add_predictions(cluster, predictions_frame({}), NOON)
     warehouse.add_decisions(cluster, decisions_frame(a_decision()))
     warehouse.add_modes(cluster, modes_frame("canary"))
-    warehouse.add_turns(cluster, turns_frame({}))
+    warehouse.add_cycles(cluster, cycles_frame({}))
     warehouse.add_node_tallies(cluster, tallies_frame(a_tally()))
     warehouse.cover(cluster, source="jobs", started_at=NOON, ended_at=NOON + HOUR, read_at=NOON)
-    warehouse.remember(cluster, "turn", f"of {cluster}", at=NOON)
+    warehouse.remember(cluster, "cycle", f"of {cluster}", at=NOON)
     for hour, model_id in enumerate("ab"):
         warehouse.add_model(a_model(model_id=model_id, cluster=cluster, trained_at=NOON + hour * HOUR))
-    warehouse.decide(cluster, step=Step.PROMOTED, model_id="a", by="ann", why="because", at=NOON)
-    for office, standings in (
-        (Office.JOBS, standings_frame(a_standing())),
-        (Office.NODES, NODE_STANDINGS.conform(pd.DataFrame([a_node_standing()]))),
+    warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id="a", by="ann", why="because", at=NOON)
+    for domain, applied_changes in (
+        (Domain.JOBS, applied_changes_frame(a_applied())),
+        (Domain.NODES, APPLIED_NODE_CHANGES.conform(pd.DataFrame([a_node_applied()]))),
     ):
-        ledger = warehouse.ledger(cluster, office)
+        ledger = warehouse.ledger(cluster, domain)
         token = ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
         assert token is not None
-        ledger.record(token=token, decisions=DECISIONS.empty(), standings=standings)
+        ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=applied_changes)
 
 
 def use(warehouse: Warehouse, cluster: str) -> None:
@@ -119,23 +119,23 @@ def use(warehouse: Warehouse, cluster: str) -> None:
     warehouse.add_predictions(cluster, predictions_frame({"p50_s": 9.0}), NOON + HOUR)
     warehouse.add_decisions(cluster, decisions_frame(a_decision(target="8")))
     warehouse.add_modes(cluster, modes_frame("active"))
-    warehouse.add_turns(cluster, turns_frame({"pending": 5}))
+    warehouse.add_cycles(cluster, cycles_frame({"pending": 5}))
     warehouse.forget_tallies(cluster, NOON + HOUR)
     warehouse.cover(cluster, source="jobs", started_at=NOON + HOUR, ended_at=NOON + 2 * HOUR, read_at=NOON)
-    warehouse.remember(cluster, "turn", "changed", at=NOON + HOUR)
-    warehouse.decide(cluster, step=Step.PROMOTED, model_id="b", by="ann", why="newer", at=NOON + HOUR)
+    warehouse.remember(cluster, "cycle", "changed", at=NOON + HOUR)
+    warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id="b", by="ann", why="newer", at=NOON + HOUR)
     warehouse.add_model(a_model(model_id="b", cluster=cluster, trained_at=NOON + HOUR, jobs=99))
     warehouse.add_model(a_model(model_id="c", cluster=cluster, trained_at=NOON + 2 * HOUR))
     warehouse.forget_models(cluster, keep=1)
-    for office, standings in (
-        (Office.JOBS, standings_frame(a_standing(value=0.9), a_standing(job_id="8"))),
-        (Office.NODES, NODE_STANDINGS.empty()),
+    for domain, applied_changes in (
+        (Domain.JOBS, applied_changes_frame(a_applied(value=0.9), a_applied(job_id="8"))),
+        (Domain.NODES, APPLIED_NODE_CHANGES.empty()),
     ):
-        ledger = warehouse.ledger(cluster, office)
+        ledger = warehouse.ledger(cluster, domain)
         ledger.release(holder="a")
         token = ledger.acquire(holder="b", now=NOON + HOUR, lasts=MINUTE)
         assert token is not None
-        ledger.record(token=token, decisions=DECISIONS.empty(), standings=standings)
+        ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=applied_changes)
         ledger.release(holder="b")
 
 
@@ -155,17 +155,17 @@ def all_of(warehouse: Warehouse, cluster: str) -> dict[str, Any]:
         "predictions of": warehouse.predictions_of(cluster, pd.Series(pd.to_datetime([NOON], utc=True))),
         "decisions": warehouse.decisions(cluster),
         "modes": warehouse.modes(cluster),
-        "turns": warehouse.turns(cluster),
+        "cycles": warehouse.cycles(cluster),
         "tallies": warehouse.node_tallies(cluster),
         "coverage": warehouse.coverage(cluster),
-        "memory": warehouse.remembered(cluster, "turn"),
+        "memory": warehouse.remembered(cluster, "cycle"),
         "models": warehouse.models(cluster),
         "in charge": warehouse.model(cluster),
         "promotions": warehouse.promotions(cluster),
         "lease of jobs": warehouse.lease(cluster),
-        "lease of nodes": warehouse.lease(cluster, office=Office.NODES),
-        "standings": warehouse.ledger(cluster).standings(),
-        "node standings": warehouse.ledger(cluster, Office.NODES).standings(),
+        "lease of nodes": warehouse.lease(cluster, domain=Domain.NODES),
+        "applied_changes": warehouse.ledger(cluster).applied_changes(),
+        "node standings": warehouse.ledger(cluster, Domain.NODES).applied_changes(),
     }
 
 
@@ -206,16 +206,16 @@ def test_what_happens_to_a_cluster_is_read_of_it(warehouse: Warehouse) -> None:
     assert after["events"]["ended_at"].isna().tolist() == [False, True]
     assert after["predictions"]["p50_s"].tolist() == after["predictions of"]["p50_s"].tolist() == [2.0, 9.0]
     assert after["decisions"]["target"].tolist() == ["7", "8"]
-    assert (after["modes"]["mode"].tolist(), after["turns"]["pending"].tolist()) == (["canary", "active"], [1, 5])
+    assert (after["modes"]["mode"].tolist(), after["cycles"]["pending"].tolist()) == (["canary", "active"], [1, 5])
     assert after["tallies"].empty
     assert after["coverage"][["started_at", "ended_at"]].to_numpy().tolist() == [
         [pd.Timestamp(NOON), pd.Timestamp(NOON + 2 * HOUR)]
     ]
     assert (after["memory"], after["in charge"].model_id, after["in charge"].jobs) == ("changed", "b", 99)
     assert after["models"]["model_id"].tolist() == ["c", "b", "a"]  # the newest, the one in charge, the one before it
-    assert after["models"]["in_charge"].tolist() == [False, True, False]
+    assert after["models"]["promoted"].tolist() == [False, True, False]
     assert after["promotions"]["previous"].tolist()[-1] == "a"
-    assert after["standings"]["value"].tolist() == [0.9, 0.5]
+    assert after["applied_changes"]["value"].tolist() == [0.9, 0.5]
     assert after["node standings"].empty
     assert {key: after["lease of jobs"][key] for key in ("token", "holder")} == {"token": 2, "holder": None}
 
@@ -229,7 +229,7 @@ def test_a_lease_says_whose_it_is_and_how_long(warehouse: Warehouse) -> None:
     assert found is not None
     assert (found["token"], found["holder"]) == (1, "a")
     assert found["expires_at"] == int((NOON + MINUTE - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6)
-    assert warehouse.lease("venus", office=Office.NODES) is None
+    assert warehouse.lease("venus", domain=Domain.NODES) is None
 
 
 @OF_THIS_MACHINE
@@ -243,19 +243,19 @@ def test_a_lease_is_anothers_at_the_moment_it_runs_out_and_not_before(warehouse:
 
 def test_without_a_lease_nothing_is_recorded(warehouse: Warehouse) -> None:
     with pytest.raises(LeaseLost, match="token 1"):
-        warehouse.ledger("venus").record(token=1, decisions=decisions_frame(a_decision()), standings=None)
+        warehouse.ledger("venus").record(token=1, decisions=decisions_frame(a_decision()), applied_changes=None)
     assert warehouse.decisions("venus").empty
 
 
 def test_times_are_read_from_their_first_moment_to_before_their_last(warehouse: Warehouse) -> None:
     times = [NOON + n * HOUR for n in range(4)]
-    warehouse.add_turns("venus", turns_frame(*({"taken_at": at, "pending": n} for n, at in enumerate(times))))
+    warehouse.add_cycles("venus", cycles_frame(*({"taken_at": at, "pending": n} for n, at in enumerate(times))))
     warehouse.add_decisions("venus", decisions_frame(*(a_decision(decided_at=at, target=str(at.hour)) for at in times)))
     warehouse.add_node_tallies("venus", tallies_frame(*(a_tally(taken_at=at, busy=n) for n, at in enumerate(times))))
     warehouse.add_predictions("venus", predictions_frame(*({"submitted_at": at} for at in times)), NOON)
     warehouse.add_node_events("venus", events_frame(*({"started_at": at, "ended_at": at + HOUR} for at in times)))
     since, until = times[1], times[3]
-    assert warehouse.turns("venus", since=since, until=until)["pending"].tolist() == [1, 2]
+    assert warehouse.cycles("venus", since=since, until=until)["pending"].tolist() == [1, 2]
     assert warehouse.decisions("venus", since=since, until=until)["target"].tolist() == ["13", "14"]
     assert warehouse.node_tallies("venus", since, until)["busy"].tolist() == [1, 2]
     found = warehouse.predictions("venus", since=since, until=until)
@@ -270,16 +270,16 @@ def test_times_are_read_from_their_first_moment_to_before_their_last(warehouse: 
 def test_rows_of_one_time_are_read_in_the_order_they_were_written(warehouse: Warehouse) -> None:
     for target in ("9", "10", "1"):
         warehouse.add_decisions("venus", decisions_frame(a_decision(target=target)))
-        warehouse.add_turns("venus", turns_frame({"pending": int(target)}))
+        warehouse.add_cycles("venus", cycles_frame({"pending": int(target)}))
     warehouse.add_decisions("venus", decisions_frame(a_decision(target="0", decided_at=NOON - HOUR)))
     assert warehouse.decisions("venus")["target"].tolist() == ["0", "9", "10", "1"]
-    assert warehouse.turns("venus")["pending"].tolist() == [9, 10, 1]
+    assert warehouse.cycles("venus")["pending"].tolist() == [9, 10, 1]
 
 
-def test_what_stands_is_read_by_lever_then_job_then_mode(warehouse: Warehouse) -> None:
+def test_what_stands_is_read_by_setting_then_job_then_mode(warehouse: Warehouse) -> None:
     rows = [
-        a_standing(lever=lever, job_id=job, mode=mode)
-        for lever, job, mode in [
+        a_applied(setting=setting, job_id=job, mode=mode)
+        for setting, job, mode in [
             ("soft_limit", "1", "active"),
             ("order", "2", "shadow"),
             ("order", "2", "active"),
@@ -288,9 +288,9 @@ def test_what_stands_is_read_by_lever_then_job_then_mode(warehouse: Warehouse) -
     ]
     ledger = warehouse.ledger("venus")
     ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
-    ledger.record(token=1, decisions=DECISIONS.empty(), standings=standings_frame(*rows))
-    found = STANDINGS.check(ledger.standings())
-    assert found[["lever", "job_id", "mode"]].astype(str).to_numpy().tolist() == [
+    ledger.record(token=1, decisions=DECISIONS.empty(), applied_changes=applied_changes_frame(*rows))
+    found = APPLIED_CHANGES.check(ledger.applied_changes())
+    assert found[["setting", "job_id", "mode"]].astype(str).to_numpy().tolist() == [
         ["order", "1", "shadow"],
         ["order", "2", "active"],
         ["order", "2", "shadow"],
@@ -357,12 +357,12 @@ def test_sizes_of_clusters_count_jobs_of_gpus_and_first_and_last(warehouse: Ware
 def test_a_cluster_that_is_not_known_is_answered_with_those_that_are(warehouse: Warehouse) -> None:
     with pytest.raises(NoSuchCluster) as nothing:
         warehouse.jobs("mars")
-    assert "helios trace load" in nothing.value.remedy
+    assert "helios trace load" in nothing.value.hint
     for name in ("venus", "earth"):
         warehouse.remember(name, "x", "y", at=NOON)
     with pytest.raises(NoSuchCluster) as some:
         warehouse.jobs("mars")
-    assert "mars" in some.value.fact and some.value.remedy.endswith("earth, venus")
+    assert "mars" in some.value.message and some.value.hint.endswith("earth, venus")
 
 
 @pytest.mark.parametrize("missing", ["name", "node", "started_at"])
@@ -394,13 +394,15 @@ def test_tallies_come_back_with_every_figure(warehouse: Warehouse) -> None:
 
 def test_a_decision_on_models_is_kept_whole(warehouse: Warehouse) -> None:
     warehouse.add_model(a_model(model_id="a"))
-    warehouse.decide("venus", step=Step.PROMOTED, model_id="a", by="ann", why="good", at=NOON, candidate="a")
-    warehouse.decide("venus", step=Step.ROLLED_BACK, model_id=None, by="bob", why="bad", at=NOON + HOUR, candidate="b")
+    warehouse.decide("venus", step=AuditStep.PROMOTED, model_id="a", by="ann", why="good", at=NOON, candidate="a")
+    warehouse.decide(
+        "venus", step=AuditStep.ROLLED_BACK, model_id=None, by="bob", why="bad", at=NOON + HOUR, candidate="b"
+    )
     rows = warehouse.promotions("venus").astype(object)
     told = rows.where(rows.notna(), None)[["step", "model_id", "previous", "candidate", "promoted_by", "why"]]
     assert told.to_numpy().tolist() == [
-        [Step.PROMOTED, "a", None, "a", "ann", "good"],
-        [Step.ROLLED_BACK, None, "a", "b", "bob", "bad"],
+        [AuditStep.PROMOTED, "a", None, "a", "ann", "good"],
+        [AuditStep.ROLLED_BACK, None, "a", "b", "bob", "bad"],
     ]
     assert rows["promoted_at"].tolist() == [pd.Timestamp(NOON), pd.Timestamp(NOON + HOUR)]
 

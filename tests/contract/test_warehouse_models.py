@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.errors import NotEnoughHistory
-from helios.model import PROMOTIONS, ModelRecord, Step
+from helios.model import PROMOTIONS, AuditStep, ModelRecord
 from helios.warehouse import Warehouse
-from helios.warehouse.shelf import before_this
+from helios.warehouse.models import previous_model
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -46,7 +46,7 @@ def keep(warehouse: Warehouse, *model_ids: str) -> None:
         warehouse.add_model(a_model(model_id, trained_at=NOON + hour * HOUR))
 
 
-def decide(warehouse: Warehouse, model_id: str | None, *, step: Step = Step.PROMOTED, hour: int = 0) -> None:
+def decide(warehouse: Warehouse, model_id: str | None, *, step: AuditStep = AuditStep.PROMOTED, hour: int = 0) -> None:
     warehouse.decide("venus", step=step, model_id=model_id, by="ann", why="because", at=NOON + hour * HOUR)
 
 
@@ -57,51 +57,51 @@ def test_a_manifest_comes_back_as_it_went_in(warehouse: Warehouse) -> None:
     assert (row["manifest"], row["scores"]) == ({"digest": "abc", "seed": 3}, {"spearman": 0.5})
 
 
-def test_the_promoted_model_is_in_charge_whatever_was_trained_since(warehouse: Warehouse) -> None:
+def test_the_promoted_model_is_promoted_whatever_was_trained_since(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
     decide(warehouse, "a")
     keep(warehouse, "c")
     assert warehouse.model("venus").model_id == "a"
-    listed = warehouse.models("venus").set_index("model_id")["in_charge"]
+    listed = warehouse.models("venus").set_index("model_id")["promoted"]
     assert listed.to_dict() == {"a": True, "b": False, "c": False}
 
 
-def test_a_decision_for_shrinkage_leaves_no_model_in_charge_and_says_so(warehouse: Warehouse) -> None:
+def test_a_decision_for_shrinkage_leaves_no_model_promoted_and_says_so(warehouse: Warehouse) -> None:
     keep(warehouse, "a")
     decide(warehouse, None)
     with pytest.raises(NotEnoughHistory, match="shrinkage predicts"):
         warehouse.model("venus")
     assert warehouse.edition("venus") == (0, "")
-    assert not warehouse.models("venus")["in_charge"].any()
+    assert not warehouse.models("venus")["promoted"].any()
 
 
-def test_the_edition_changes_when_another_model_is_put_in_charge_and_back(warehouse: Warehouse) -> None:
+def test_the_edition_changes_when_another_model_is_put_promoted_and_back(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
     seen = [warehouse.edition("venus")]
-    for step, model_id in ((Step.PROMOTED, "a"), (Step.PROMOTED, "b"), (Step.ROLLED_BACK, "a")):
+    for step, model_id in ((AuditStep.PROMOTED, "a"), (AuditStep.PROMOTED, "b"), (AuditStep.ROLLED_BACK, "a")):
         decide(warehouse, model_id, step=step)
         seen.append(warehouse.edition("venus"))
     assert [model_id for _, model_id in seen] == ["b", "a", "b", "a"]
 
 
-def test_a_model_in_charge_knows_when_that_was_last_confirmed(warehouse: Warehouse) -> None:
+def test_a_model_promoted_knows_when_that_was_last_confirmed(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
     assert warehouse.model("venus").confirmed_at is None
     decide(warehouse, "a")
-    decide(warehouse, "a", step=Step.KEPT, hour=24)
+    decide(warehouse, "a", step=AuditStep.KEPT, hour=24)
     kept = warehouse.model("venus")
     assert kept.confirmed_at == kept.known_good_at == NOON + 24 * HOUR
     other = warehouse.model("venus", "b")
     assert (other.confirmed_at, other.known_good_at) == (None, other.trained_at)
 
 
-def test_every_decision_is_kept_with_who_was_in_charge_before(warehouse: Warehouse) -> None:
+def test_every_decision_is_kept_with_who_was_promoted_before(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
     decide(warehouse, "a")
     warehouse.decide(
-        "venus", step=Step.KEPT, model_id="a", candidate="b", by="nightly", why="b is worse", at=NOON + HOUR
+        "venus", step=AuditStep.KEPT, model_id="a", candidate="b", by="nightly", why="b is worse", at=NOON + HOUR
     )
-    decide(warehouse, None, step=Step.ROLLED_BACK, hour=2)
+    decide(warehouse, None, step=AuditStep.ROLLED_BACK, hour=2)
     found = PROMOTIONS.check(warehouse.promotions("venus"))
     assert found["step"].tolist() == ["promoted", "kept", "rolled back"]
     assert found["previous"].tolist() == ["b", "a", "a"]
@@ -110,9 +110,9 @@ def test_every_decision_is_kept_with_who_was_in_charge_before(warehouse: Warehou
     assert found["promoted_at"].tolist() == [NOON, NOON + HOUR, NOON + 2 * HOUR]
 
 
-def test_a_first_candidate_was_not_in_charge_before_although_it_is_the_newest(warehouse: Warehouse) -> None:
+def test_a_first_candidate_was_not_promoted_before_although_it_is_the_newest(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b")
-    warehouse.decide("venus", step=Step.PROMOTED, model_id="b", candidate="b", by="ann", why="better", at=NOON)
+    warehouse.decide("venus", step=AuditStep.PROMOTED, model_id="b", candidate="b", by="ann", why="better", at=NOON)
     assert warehouse.promotions("venus")["previous"].tolist() == ["a"]
 
 
@@ -124,14 +124,14 @@ def test_clusters_decide_for_themselves(warehouse: Warehouse) -> None:
     assert warehouse.promotions("earth").empty
 
 
-def test_a_model_that_is_not_there_cannot_be_put_in_charge(warehouse: Warehouse) -> None:
+def test_a_model_that_is_not_there_cannot_be_put_promoted(warehouse: Warehouse) -> None:
     keep(warehouse, "a")
     with pytest.raises(NotEnoughHistory, match="'nobody'"):
         decide(warehouse, "nobody")
     assert warehouse.promotions("venus").empty
 
 
-def test_forgetting_spares_the_model_in_charge_and_the_one_before_it(warehouse: Warehouse) -> None:
+def test_forgetting_spares_the_model_promoted_and_the_one_before_it(warehouse: Warehouse) -> None:
     keep(warehouse, "a", "b", "c", "d", "e")
     decide(warehouse, "a")
     decide(warehouse, "b")
@@ -162,11 +162,11 @@ def test_forgetting_spares_the_model_in_charge_and_the_one_before_it(warehouse: 
         ),
     ],
 )
-def test_rolling_back_goes_through_what_was_in_charge_and_skips_what_was_taken_back(
+def test_rolling_back_goes_through_what_was_promoted_and_skips_what_was_taken_back(
     steps: list[tuple[str, str, str | None]], expected: list[str | None]
 ) -> None:
     rows = [{"step": step, "model_id": chosen, "previous": previous} for step, chosen, previous in steps]
-    assert list(before_this(PROMOTIONS.conform(PROMOTIONS.empty()) if not rows else frame(rows))) == expected
+    assert list(previous_model(PROMOTIONS.conform(PROMOTIONS.empty()) if not rows else frame(rows))) == expected
 
 
 def frame(rows: list[dict[str, Any]]) -> Any:
@@ -181,13 +181,13 @@ def frame(rows: list[dict[str, Any]]) -> Any:
 def test_rolling_back_again_and_again_visits_every_change_backwards(promoted: list[str]) -> None:
     changes = [model for n, model in enumerate(promoted) if n == 0 or model != promoted[n - 1]]
     rows: list[dict[str, Any]] = []
-    in_charge: str | None = None
+    promoted: str | None = None
     for model in changes:
-        rows.append({"step": "promoted", "model_id": model, "previous": in_charge})
-        in_charge = model
+        rows.append({"step": "promoted", "model_id": model, "previous": promoted})
+        promoted = model
     visited = []
-    while before := before_this(frame(rows)):
-        rows.append({"step": "rolled back", "model_id": before[0], "previous": in_charge})
-        in_charge = before[0]
-        visited.append(in_charge)
+    while before := previous_model(frame(rows)):
+        rows.append({"step": "rolled back", "model_id": before[0], "previous": promoted})
+        promoted = before[0]
+        visited.append(promoted)
     assert visited == [*changes[-2::-1], None]

@@ -48,7 +48,7 @@ def input_of(target: Target, seeds: Sequence[bytes], seed: int, number: int) -> 
 
 
 def outcome(target: Target, data: bytes) -> str:
-    """Return what is wrong with how ``data`` was read; empty: it was read, or refused with a remedy."""
+    """Return what is wrong with how ``data`` was read; empty: it was read, or refused with a hint."""
     from helios.errors import HeliosError
 
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,9 @@ def outcome(target: Target, data: bytes) -> str:
             target.read(data, Path(folder))
         except HeliosError as refused:
             return (
-                "" if refused.fact and refused.remedy else f"{type(refused).__name__} without a remedy: {refused.fact}"
+                ""
+                if refused.message and refused.hint
+                else f"{type(refused).__name__} without a hint: {refused.message}"
             )
         except BaseException as raised:
             last = traceback.extract_tb(raised.__traceback__)[-1]

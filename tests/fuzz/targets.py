@@ -80,9 +80,9 @@ def _sniffed(data: bytes, folder: Path) -> object:
 
 
 def _series(data: bytes, folder: Path) -> object:
-    from helios.ingest.node_series import read_series, resampled
+    from helios.ingest.node_series import read_series, resample
 
-    return resampled(read_series(_written(folder, "nodes.csv", data), timezone="Europe/Berlin", total=None))
+    return resample(read_series(_written(folder, "nodes.csv", data), timezone="Europe/Berlin", total=None))
 
 
 def _traces(folder: Path) -> dict[str, list[bytes]]:
@@ -159,8 +159,8 @@ def _model(data: bytes, _: Path) -> object:
 
     from helios.model import ModelRecord
     from helios.predict import from_record
-    from helios.predict.calibration import calibrated_alone, nothing_learned
-    from helios.predict.history import FEATURES
+    from helios.predict.calibration import calibrate_each, empty_calibration
+    from helios.predict.causal_stats import FEATURES
 
     record, _text = _record()
     assert isinstance(record, ModelRecord)
@@ -173,7 +173,7 @@ def _model(data: bytes, _: Path) -> object:
     backtest = model.as_judged()
     if backtest is not None:
         backtest.predict(asked)
-    return calibrated_alone(asked, predicted, model.calibration or nothing_learned())
+    return calibrate_each(asked, predicted, model.calibration or empty_calibration())
 
 
 def _resealed_model(data: bytes) -> bytes:
@@ -191,18 +191,18 @@ def _trees(data: bytes, _: Path) -> object:
     import lightgbm
     import numpy as np
 
-    from helios.predict.forest import grow, plant
-    from helios.predict.history import FEATURES
+    from helios.predict.causal_stats import FEATURES
     from helios.predict.model_text import trees_alone
+    from helios.predict.trees import parse_trees, predict_trees
 
     text = data.decode("latin-1")
     try:
-        forest = plant((text,), features=FEATURES)
+        forest = parse_trees((text,), features=FEATURES)
     except ValueError:
         return None
     asked = np.random.default_rng(0).normal(3, 3, (20, len(FEATURES))).astype(np.float32)
     asked[::3, ::2] = np.nan
-    found = grow(forest, asked)[:, 0]
+    found = predict_trees(forest, asked)[:, 0]
     booster = lightgbm.Booster(model_str=trees_alone(text))
     if not np.allclose(found, booster.predict(asked), equal_nan=False):
         raise Wrong("the trees predict otherwise than LightGBM's")
@@ -223,7 +223,7 @@ def _resized_trees(data: bytes) -> bytes:
 
 
 def _tables(_: Path) -> Sequence[bytes]:
-    from helios.slurm.hook import HookRow, render
+    from helios.slurm.hook_table import HookRow, render
 
     rows = [
         HookRow(user="ann", partition="gpu", gpus=2, limit_min=60, site_factor=4037, time_min=17),
@@ -239,7 +239,7 @@ def _tables(_: Path) -> Sequence[bytes]:
 
 
 def _resummed_table(data: bytes) -> bytes:
-    from helios.slurm.hook import FORMAT, checksum
+    from helios.slurm.hook_table import FORMAT, checksum
 
     lines = data.split(b"\n")
     body = b"".join(line + b"\n" for line in lines[1:-1] if not line.startswith(b"end "))
@@ -251,7 +251,7 @@ def _resummed_table(data: bytes) -> bytes:
 
 
 def _table(data: bytes, folder: Path) -> object:
-    from helios.slurm.hook import read_table
+    from helios.slurm.hook_table import read_table
 
     table = read_table(_written(folder, "table", data), NOW)
     return table.row_for(user="ann", partition="gpu", gpus=2, limit_min=LIMIT_MIN)
@@ -260,7 +260,7 @@ def _table(data: bytes, folder: Path) -> object:
 def _hook_in_lua(data: bytes, folder: Path) -> object:
     """Submit a job through the controller's script: what it writes has the mark, and is what Helios reads there."""
     from helios.errors import HookTableInvalid
-    from helios.slurm.hook import read_table
+    from helios.slurm.hook_table import read_table
     from tests.fuzz.lua import submitted
 
     path = _written(folder, "table", data)
@@ -281,7 +281,7 @@ def _hook_in_lua(data: bytes, folder: Path) -> object:
     return site
 
 
-# What would have to be taken back.
+# What would have to be reverted.
 
 
 def _undo_seeds(_: Path) -> Sequence[bytes]:
@@ -289,7 +289,7 @@ def _undo_seeds(_: Path) -> Sequence[bytes]:
 
 
 def _undo(data: bytes, folder: Path) -> object:
-    from helios.slurm.undo import read_undo, write_undo
+    from helios.slurm.undo_file import read_undo, write_undo
 
     found = read_undo(_written(folder, "nodes.undo", data))
     write_undo(folder / "again", asleep=found.asleep, weights=found.weights, keep_awake=found.keep_awake)
@@ -344,35 +344,34 @@ def _release_script(data: bytes, folder: Path) -> object:
 
 
 def _memory_seeds(_: Path) -> Sequence[bytes]:
-    from helios.control import TurnMemory
+    from helios.control import ControllerState
 
-    memory = TurnMemory(
-        asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, still=("x",), said={"qssf": frozenset({"a"})}
+    memory = ControllerState(
+        asked_at={"qssf": NOW}, controller="c1", pending=3, nodes=4, suspended=("x",), said={"qssf": frozenset({"a"})}
     )
     return [memory.to_json().encode()]
 
 
 def _memory(data: bytes, _: Path) -> object:
-    from helios.control import TurnMemory
+    from helios.control import ControllerState
 
-    return TurnMemory.from_json(data.decode("utf-8", "replace")).to_json()
+    return ControllerState.from_json(data.decode("utf-8", "replace")).to_json()
 
 
 def _node_memory_seeds(folder: Path) -> Sequence[bytes]:
-    from helios.control import TurnMemory
-    from helios.control.nodes import NodeMemory
+    from helios.control import ControllerState, NodeControllerState
 
-    turn = TurnMemory.from_json(_memory_seeds(folder)[0].decode())
-    memory = NodeMemory(
-        turn=turn, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW}
+    cycle = ControllerState.from_json(_memory_seeds(folder)[0].decode())
+    memory = NodeControllerState(
+        cycle=cycle, looked_at=NOW, idle={"n1": NOW}, slept={"n1": (NOW,)}, protected_at=NOW, keep_off={"n1": NOW}
     )
     return [memory.to_json().encode()]
 
 
 def _node_memory(data: bytes, _: Path) -> object:
-    from helios.control.nodes import NodeMemory
+    from helios.control import NodeControllerState
 
-    return NodeMemory.from_json(data.decode("utf-8", "replace")).to_json()
+    return NodeControllerState.from_json(data.decode("utf-8", "replace")).to_json()
 
 
 TARGETS: dict[str, Target] = {

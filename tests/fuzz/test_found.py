@@ -1,4 +1,4 @@
-"""What fuzzing found once is read, or refused with a remedy, ever after; and a few new inputs each time."""
+"""What fuzzing found once is read, or refused with a hint, ever after; and a few new inputs each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_finding_stays_mended(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_mutated_inputs_are_read_or_refused_with_a_remedy(name: str) -> None:
+def test_mutated_inputs_are_read_or_refused_with_a_hint(name: str) -> None:
     if not available(name):
         pytest.skip("needs a Lua 5.1 library")
     inputs = max(FEW // TARGETS[name].cost, 5)

@@ -16,9 +16,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from helios.slurm.commands import CommandsBackend
-from helios.slurm.shell import Answer, Shell
-from helios.slurm.sprio import Sprio
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.shell import CommandResult, Shell
 
 NONCE = re.compile(rb"\x1e[0-9a-f]{16}")
 PLACEHOLDER = b"\x1e<nonce>"
@@ -38,7 +37,7 @@ class Recorder(Shell):
     folder_of_answers = Path()
     hidden: tuple[tuple[bytes, bytes], ...] = ()
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> Answer:
+    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
         heard = super().answer(program, *words, given=given, timeout_s=timeout_s)
         output = NONCE.sub(PLACEHOLDER, heard.output)
         for word, other in Recorder.hidden:

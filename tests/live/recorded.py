@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.app.slurm_controls import pooled_easy
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
+from helios.app.slurm_whatif import pooled_easy
+from helios.app.slurm_workload import SlurmJobs, slurm_jobs
 from helios.model import JOBS, seconds_of
-from helios.model.site import SlurmSite
+from helios.model.slurm_site import SlurmSite
 from helios.report.fidelity import Fidelity, fidelity
-from helios.simulate.slurmlike import SlurmLatency, replay_slurm
-from helios.slurm.site_files import read_site
+from helios.simulate.slurm import SlurmLatency, replay_slurm
+from helios.slurm.site import read_site
 from tests.live.rig import Rig
 from tests.live.stretch import ACCOUNTS, Submission
 

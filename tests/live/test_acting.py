@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.chores import Desk, released
+from helios.app.explain_job import JobUnknown, explain
 from helios.app.modes import PAUSE_FILE, pause, resume, set_mode
-from helios.app.why import JobUnknown, explain
-from helios.cli.acting import scope
+from helios.app.operations import Operations, release_jobs
+from helios.cli.control import scope
 from helios.config import Settings
-from helios.control import ServiceMode, TurnReport
+from helios.control import CycleReport, ServiceMode
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from helios.model import Mode
-from helios.slurm.hook import TABLE, read_table
+from helios.slurm.hook_table import TABLE, read_table
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 
@@ -31,9 +31,9 @@ class Helios:
     def __init__(self, rig: Rig, folder: Path) -> None:
         self.rig, self.folder, self.state = rig, folder, folder / "state"
         self.url = f"sqlite:///{folder / 'helios.db'}"
-        self.desk = self.another()
+        self.operations = self.another()
 
-    def another(self, *, state: str = "state", url: str = "", **sections: dict[str, object]) -> Desk:
+    def another(self, *, state: str = "state", url: str = "", **sections: dict[str, object]) -> Operations:
         """Return a Desk as another process would have it."""
         plain: dict[str, object] = {
             "database": {"url": url or self.url},
@@ -42,25 +42,25 @@ class Helios:
             "history": {"start": f"{datetime.now(UTC) - timedelta(hours=2):%Y-%m-%dT%H:%M:%S}"},
             "services": {"qssf": {"every_s": 1}},
         }
-        return Desk(Settings.model_validate(plain | sections))
+        return Operations(Settings.model_validate(plain | sections))
 
     def set(self, mode: Mode, **scope: object) -> None:
         now = datetime.now(UTC)
         set_mode(self.url, self.rig.name, "qssf", mode, by="root", reason="a test", now=now, **scope)  # type: ignore[arg-type]  # because the options are named
 
-    def turn(self, desk: Desk | None = None) -> TurnReport:
-        turns = (desk or self.desk).turns
-        return turns.turn(modes=turns.modes_for_a_turn())
+    def cycle(self, operations: Operations | None = None) -> CycleReport:
+        cycles = (operations or self.operations).cycles
+        return cycles.cycle(modes=cycles.modes_for_a_cycle())
 
-    def turn_that_asks(self, desk: Desk | None = None) -> TurnReport:
-        """Take turns until the service is due again and was asked."""
-        reports: list[TurnReport] = []
-        self.rig.until(lambda: reports.append(self.turn(desk)) or reports[-1].counts.get("qssf"))
+    def cycle_that_asks(self, operations: Operations | None = None) -> CycleReport:
+        """Take cycles until the service is due again and was asked."""
+        reports: list[CycleReport] = []
+        self.rig.until(lambda: reports.append(self.cycle(operations)) or reports[-1].counts.get("qssf"))
         return reports[-1]
 
     def knows_the_end_of(self, job: str) -> bool:
         """Read the accounting, and say whether the job is known to be over."""
-        self.desk.read()
+        self.operations.read()
         with Warehouse.open(self.url) as warehouse:
             jobs = warehouse.jobs(self.rig.name)
         return bool((jobs.loc[jobs["job_id"] == job, "state"] == "COMPLETED").any())
@@ -77,15 +77,15 @@ def helios(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     waiting = [rig.submit(user=user, gpus=gpus, limit="120") for user, gpus in (("alice", 8), ("bob", 1), ("carol", 2))]
     rig.until(lambda: set(waiting) <= set(rig.site_factors()))
     made = Helios(rig, tmp_path)
-    made.desk.read()
+    made.operations.read()
     made.set(Mode.ACTIVE)
     yield made
-    made.desk.turns.site.close()
+    made.operations.cycles.site.close()
 
 
 def test_an_active_service_moves_jobs_and_what_it_wrote_is_read_back(helios: Helios) -> None:
-    report = helios.turn()
-    assert report.still == ()
+    report = helios.cycle()
+    assert report.suspended == ()
     factors = helios.rig.site_factors()
     done = report.decisions[report.decisions["action"] == "Reorder"]
     assert dict(zip(done["target"], done["after"], strict=True)) == {
@@ -96,29 +96,29 @@ def test_an_active_service_moves_jobs_and_what_it_wrote_is_read_back(helios: Hel
 
 def test_a_shadow_leaves_the_cluster_as_it_is(helios: Helios) -> None:
     helios.set(Mode.SHADOW)
-    report = helios.turn()
+    report = helios.cycle()
     assert {line.split(":")[0] for line in report.decisions["outcome"]} >= {"would"}
     assert helios.jobs_set() == 0
 
 
 def test_a_canary_of_another_partition_changes_nothing_here(helios: Helios) -> None:
     helios.set(Mode.CANARY, partitions=("debug",))
-    helios.turn()
+    helios.cycle()
     assert helios.jobs_set() == 0
     assert "debug" in scope(ServiceMode(mode=Mode.CANARY, partitions=("debug",)))
 
 
 def test_going_back_to_shadow_takes_back_what_was_set(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     assert helios.jobs_set() > 0
     helios.set(Mode.SHADOW)
-    helios.turn()
+    helios.cycle()
     assert helios.jobs_set() == 0
 
 
-def test_a_second_turn_of_a_quiet_queue_writes_nothing(helios: Helios) -> None:
-    helios.turn()
-    again = helios.turn_that_asks()
+def test_a_second_cycle_of_a_quiet_queue_writes_nothing(helios: Helios) -> None:
+    helios.cycle()
+    again = helios.cycle_that_asks()
     assert again.acted == 0
     assert again.counts["qssf"]["unchanged"] == 3
 
@@ -126,53 +126,53 @@ def test_a_second_turn_of_a_quiet_queue_writes_nothing(helios: Helios) -> None:
 def test_what_an_admin_sets_stands(helios: Helios) -> None:
     job = next(iter(helios.rig.site_factors()))
     helios.rig.run("scontrol", "update", f"JobId={job}", "SiteFactor=500")
-    helios.turn()
+    helios.cycle()
     assert helios.rig.site_factors()[job] == 500
-    helios.desk.release("a test")
+    helios.operations.release("a test")
     assert helios.rig.site_factors()[job] == 500
 
 
 def test_an_admin_who_takes_a_job_back_twice_has_it_for_good(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     job = max(helios.rig.site_factors().items(), key=lambda item: abs(item[1]))[0]
     for _ in range(2):
         helios.rig.run("scontrol", "update", f"JobId={job}", "SiteFactor=0")
-        helios.turn_that_asks()
+        helios.cycle_that_asks()
     assert helios.rig.site_factors()[job] == 0
-    helios.turn_that_asks()
+    helios.cycle_that_asks()
     assert helios.rig.site_factors()[job] == 0
-    assert "theirs" in "\n".join(explain(helios.desk.turns, job).lines())
+    assert "theirs" in "\n".join(explain(helios.operations.cycles, job).lines())
 
 
 def test_the_first_kill_switch_a_command_leaves_nothing(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
-    assert "nothing is left" in released(helios.another().release("enough"))
+    assert "nothing is left" in release_jobs(helios.another().release("enough"))
     assert helios.jobs_set() == 0
-    assert any("enough" in reason for reason in helios.turn().still)
+    assert any("enough" in reason for reason in helios.cycle().suspended)
     assert helios.jobs_set() == 0
     resume(helios.url, helios.rig.name, helios.state, now=now)
-    helios.turn_that_asks()
+    helios.cycle_that_asks()
     assert helios.jobs_set() > 0
 
 
 def test_the_second_kill_switch_a_file_leaves_nothing(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     (helios.state / PAUSE_FILE).touch()
-    helios.turn()
+    helios.cycle()
     assert helios.jobs_set() == 0
 
 
 def test_the_file_works_with_the_database_gone(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     (helios.state / PAUSE_FILE).touch()
-    helios.turn(helios.another(url=f"sqlite:///{helios.folder}/helios.db/gone.db", history={"start": ""}))
+    helios.cycle(helios.another(url=f"sqlite:///{helios.folder}/helios.db/gone.db", history={"start": ""}))
     assert helios.jobs_set() == 0
 
 
-def test_the_shell_script_leaves_nothing_and_helios_stays_still(helios: Helios) -> None:
-    helios.turn()
+def test_the_shell_script_leaves_nothing_and_helios_stays_suspended(helios: Helios) -> None:
+    helios.cycle()
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SLURM_CONF": helios.rig.environment["SLURM_CONF"]}
     done = subprocess.run(
         ["sh", str(RELEASE), "--state", str(helios.state)],
@@ -183,7 +183,7 @@ def test_the_shell_script_leaves_nothing_and_helios_stays_still(helios: Helios) 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert helios.jobs_set() == 0
-    assert helios.turn().still != ()
+    assert helios.cycle().suspended != ()
     assert helios.jobs_set() == 0
 
 
@@ -191,13 +191,13 @@ def by_pause(helios: Helios) -> str:
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
     with suppress(HeliosError):
-        return released(helios.another().release("enough"))
+        return release_jobs(helios.another().release("enough"))
     return ""
 
 
 def by_file(helios: Helios) -> str:
     (helios.state / PAUSE_FILE).touch()
-    return "; ".join(helios.turn().still)
+    return "; ".join(helios.cycle().suspended)
 
 
 def by_script(helios: Helios) -> str:
@@ -207,7 +207,7 @@ def by_script(helios: Helios) -> str:
 
 
 @pytest.mark.parametrize("kill", [by_pause, by_file, by_script])
-def test_a_kill_switch_leaves_what_users_and_admins_set(helios: Helios, kill: Callable[[Helios], str]) -> None:
+def test_a_kill_switch_leaves_what_users_and_overridden_set(helios: Helios, kill: Callable[[Helios], str]) -> None:
     """Issue 13, A1: a user's own --time-min=7 and 17, an admin's place on held, --begin and dependent jobs."""
     rig = helios.rig
     users = [rig.submit(f"--time-min={minutes}", limit="120") for minutes in (7, 17)]
@@ -222,7 +222,7 @@ def test_a_kill_switch_leaves_what_users_and_admins_set(helios: Helios, kill: Ca
     rig.run("scontrol", "update", f"JobId={held}", "SiteFactor=500")
     rig.run("scontrol", "hold", held)
     before = {job: rig.show_job(job)["Priority"] for job in hidden}
-    helios.turn()
+    helios.cycle()
     kill(helios)
     assert [rig.show_job(job)["TimeMin"] for job in users] == own
     assert {job: rig.show_job(job)["Priority"] for job in hidden} == before
@@ -232,40 +232,40 @@ def test_a_kill_switch_leaves_what_users_and_admins_set(helios: Helios, kill: Ca
     assert all(value in (0, 500) for value in rig.site_factors().values())
 
 
-def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_turn(helios: Helios) -> None:
-    helios.turn()
+def test_what_a_pause_could_not_read_is_named_and_taken_back_by_a_later_cycle(helios: Helios) -> None:
+    helios.cycle()
     job = next(job for job, value in helios.rig.site_factors().items() if value)
     helios.rig.run("scontrol", "hold", job)
     now = datetime.now(UTC)
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="enough", now=now)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
-        released(helios.another().release("enough"))
+        release_jobs(helios.another().release("enough"))
     helios.rig.run("scontrol", "release", job)
     helios.rig.until(lambda: helios.rig.site_factors().get(job))
-    helios.turn()
+    helios.cycle()
     assert helios.jobs_set() == 0
 
 
 def test_what_another_helios_set_is_proved_by_the_database(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     assert helios.jobs_set() > 0
-    assert "nothing is left" in released(helios.another(state="elsewhere").release("enough"))
+    assert "nothing is left" in release_jobs(helios.another(state="elsewhere").release("enough"))
     assert helios.jobs_set() == 0
 
 
-def test_a_stopped_controller_is_a_reason_to_be_still_and_helios_goes_on_by_itself(helios: Helios) -> None:
-    helios.turn()
+def test_a_stopped_controller_is_a_reason_to_suspend_and_helios_goes_on_by_itself(helios: Helios) -> None:
+    helios.cycle()
     helios.rig.control("stop", "slurmctld")
     try:
-        assert any("could not be looked at" in reason for reason in helios.turn().still)
+        assert any("could not be looked at" in reason for reason in helios.cycle().suspended)
         with pytest.raises(HeliosError):
-            released(helios.desk.release("while it is away"))
+            release_jobs(helios.operations.release("while it is away"))
     finally:
         helios.rig.control("start", "slurmctld")
-    settled = helios.turn()
-    assert any("controller changed" in reason for reason in settled.still)
+    settled = helios.cycle()
+    assert any("controller changed" in reason for reason in settled.suspended)
     helios.rig.until(lambda: len(helios.rig.site_factors()) == 3)
-    assert helios.turn().still == ()
+    assert helios.cycle().suspended == ()
     assert helios.jobs_set() > 0
 
 
@@ -273,8 +273,8 @@ def test_a_stopped_database_of_slurm_loses_no_history(helios: Helios) -> None:
     helios.rig.control("stop", "slurmdbd")
     try:
         with pytest.raises(ClusterUnavailable):
-            helios.desk.read()
-        assert helios.turn().still == ()
+            helios.operations.read()
+        assert helios.cycle().suspended == ()
     finally:
         helios.rig.control("start", "slurmdbd")
     job = helios.rig.submit(seconds=0, gpus=0)
@@ -284,10 +284,10 @@ def test_a_stopped_database_of_slurm_loses_no_history(helios: Helios) -> None:
 
 
 def test_two_helioses_never_both_write(helios: Helios) -> None:
-    helios.turn()
+    helios.cycle()
     other = helios.another(state="elsewhere")
-    report = helios.turn(other)
-    assert any("standing by" in reason for reason in report.still)
+    report = helios.cycle(other)
+    assert any("standing by" in reason for reason in report.suspended)
     assert report.acted == 0
 
 
@@ -307,19 +307,19 @@ def test_a_full_disk_means_that_nothing_is_done(helios: Helios, monkeypatch: pyt
             while True:
                 filler.write(b"x" * 512)
         with suppress(WarehouseUnavailable):
-            assert helios.turn(full).still != ()
+            assert helios.cycle(full).suspended != ()
         assert helios.jobs_set() == 0
         (disk / "filler").unlink()
-        helios.turn_that_asks(full)
+        helios.cycle_that_asks(full)
         assert helios.jobs_set() > 0
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_why_tells_a_user_place_prediction_and_deeds(helios: Helios) -> None:
-    helios.turn()
+def test_why_tells_a_user_place_prediction_and_activity(helios: Helios) -> None:
+    helios.cycle()
     job = helios.rig.run("squeue", "-h", "-u", "bob", "-o", "%i").split()[0]
-    said = "\n".join(explain(helios.desk.turns, job).lines())
+    said = "\n".join(explain(helios.operations.cycles, job).lines())
     assert "Predicted run time" in said
     assert "of 3 in its partition" in said
     assert "Helios has set SiteFactor" in said
@@ -327,34 +327,34 @@ def test_why_tells_a_user_place_prediction_and_deeds(helios: Helios) -> None:
 
 def test_why_works_for_a_running_job_an_array_and_one_that_is_over(helios: Helios) -> None:
     filler = helios.rig.lines("squeue", "-h", "-t", "R", "-o", "%i")[0]
-    assert explain(helios.desk.turns, filler).state == "RUNNING"
+    assert explain(helios.operations.cycles, filler).state == "RUNNING"
     array = helios.rig.submit("--array=1-5")
-    assert explain(helios.desk.turns, array).tasks == 5
-    assert explain(helios.desk.turns, f"{array}_3").tasks == 5
+    assert explain(helios.operations.cycles, array).tasks == 5
+    assert explain(helios.operations.cycles, f"{array}_3").tasks == 5
     over = helios.rig.submit(seconds=0, gpus=0)
     helios.rig.until(lambda: over not in helios.rig.run("squeue", "-h", "-t", "PD,R,CG", "-o", "%i").split())
     helios.rig.until(lambda: helios.knows_the_end_of(over))
-    assert "It ran" in "\n".join(explain(helios.desk.turns, over).lines())
+    assert "It ran" in "\n".join(explain(helios.operations.cycles, over).lines())
     with pytest.raises(JobUnknown, match="99999999"):
-        explain(helios.desk.turns, "99999999")
+        explain(helios.operations.cycles, "99999999")
 
 
 def test_the_hooks_table_is_published_from_the_sites_own_history_and_removed_by_a_pause(helios: Helios) -> None:
     for user in ("alice", "bob"):
         job = helios.rig.submit(seconds=0, gpus=0, user=user)
         helios.rig.until(lambda job=job: helios.knows_the_end_of(job))
-    desk = helios.another(hook={"publish": True})
-    assert "rows" in desk.publish_hook()
+    operations = helios.another(hook={"publish": True})
+    assert "rows" in operations.publish_hook()
     table = read_table(helios.state / TABLE, datetime.now(UTC))
     assert {row.user for row in table.rows.values()} >= {"alice", "bob", None}
     (helios.state / PAUSE_FILE).touch()
-    assert "removed" in desk.publish_hook()
+    assert "removed" in operations.publish_hook()
     assert not (helios.state / TABLE).exists()
 
 
 def test_a_night_reads_learns_and_reports(helios: Helios) -> None:
     night = helios.another(report={"folder": str(helios.folder / "reports")}).night()
-    assert night.troubles == ()
+    assert night.problems == ()
     assert night.report is not None and night.report.page.exists() and night.report.mail.exists()
     with Warehouse.open(helios.url) as warehouse:
         assert list(warehouse.nodes(helios.rig.name)["gpus"]) == [8, 8, 8, 8]

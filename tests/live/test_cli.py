@@ -71,13 +71,13 @@ def test_an_evening_with_helios(shell: Shell, rig: Rig) -> None:
     rig.until(lambda: read.append(shell.answers("trace", "sync")["jobs_new"]) or sum(read) >= 6)  # type: ignore[func-returns-value]  # because None goes on
     assert shell.answers("mode") == {"qssf": {"mode": "shadow", "partitions": [], "percent": None}}
 
-    planned = shell.answers("turn", "--as", "active")
+    planned = shell.answers("cycle", "--as", "active")
     moved = planned["counts"]["qssf"]["would"]
     assert moved >= 1
     assert not any(rig.site_factors().values())
 
     shell.says("mode", "qssf", "active", "--reason", "an evening")
-    assert shell.answers("turn", "--apply")["acted"] == moved
+    assert shell.answers("cycle", "--apply")["acted"] == moved
     assert sum(value != 0 for value in rig.site_factors().values()) == moved
 
     long, short = rig.lines("squeue", "-h", "-t", "PD", "-o", "%i", "--sort=i")
@@ -89,7 +89,7 @@ def test_an_evening_with_helios(shell: Shell, rig: Rig) -> None:
 
     assert shell.answers("pause", "--reason", "enough")["remaining"] == []
     assert not any(rig.site_factors().values())
-    assert "enough" in shell.says("turn", "--apply")
+    assert "enough" in shell.says("cycle", "--apply")
     assert "qssf is active" in shell.says("resume")
 
 
@@ -102,7 +102,7 @@ def test_who_waits_is_told_of_the_bound_that_the_accounting_gives(rig: Rig, tmp_
     rig.until(lambda: waits in rig.site_factors())
     rig.until(lambda: shell.says("trace", "sync") and "COMPLETED" in shell.run("why", ended).stdout)
     shell.says("mode", "qssf", "active", "--reason", "a bound")
-    shell.says("turn", "--apply")
+    shell.says("cycle", "--apply")
     assert ", goes first after 3 h" in shell.says("why", waits), "hardly anything ever waited here: the least there is"
 
 
@@ -115,11 +115,11 @@ def test_what_cannot_be_done_is_said_with_a_way_out(shell: Shell, rig: Rig) -> N
     assert canary.returncode == 2 and "--percent" in canary.stderr
     job = shell.run("why", "99999999")
     assert job.returncode == 2 and "99999999" in job.stderr
-    other = shell.run("turn", "--cluster", "elsewhere")
+    other = shell.run("cycle", "--cluster", "elsewhere")
     assert other.returncode == 2 and "SLURM_CONF" in other.stderr
     rig.control("stop", "slurmctld")
     try:
-        away = shell.run("turn")
+        away = shell.run("cycle")
         assert away.returncode == 1 and "Traceback" not in away.stderr
     finally:
         rig.control("start", "slurmctld")

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.reading import Accounting, read_history
+from helios.app.sync import AccountingSource, sync_history
 from helios.slurm import accounting
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.shell import Shell
@@ -52,11 +52,11 @@ def test_no_name_of_a_job_forges_a_row_of_the_history(rig: Rig, tmp_path: Path) 
     assert late() == {}, rig.log("slurmdbd") + rig.log("slurmctld")
     rows = truth()
 
-    books = accounting.Accounting(shell=Shell(environment=rig.environment))
+    applied = accounting.Accounting(shell=Shell(environment=rig.environment))
     url = f"sqlite:///{tmp_path / 'helios.db'}"
-    reading = read_history(
-        Accounting(
-            jobs=lambda start, end, path: books.sacct_window(start, end, path=path), node_events=books.node_events
+    reading = sync_history(
+        AccountingSource(
+            jobs=lambda start, end, path: applied.sacct_window(start, end, path=path), node_events=applied.node_events
         ),
         url=url,
         cluster=rig.name,

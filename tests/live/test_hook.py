@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hook_rate import clocked, script_with_clock
-from helios.slurm.hook import HookRow, read_table, retract
+from helios.slurm.hook_table import HookRow, read_table, retract
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.hooked import HOUR, ODD_PARTITION, ODD_USER, Hooked, hooked, hooked_cluster, script_for
@@ -263,7 +263,7 @@ def test_a_good_table_after_a_damaged_one_is_used(hooked: Hooked) -> None:
     assert (damaged, hooked.site_factor()) == (0, 4037)
 
 
-def test_a_lasting_trouble_is_logged_once_a_minute(hooked: Hooked) -> None:
+def test_a_lasting_problem_is_logged_once_a_minute(hooked: Hooked) -> None:
     hooked.use(script_for(hooked.table))  # forgets when it logged last
     before = hooked.log().count("helios_hook:")
     began = time.monotonic()
@@ -319,7 +319,7 @@ class Helios:
     """``helios`` in a shell, on the hooked cluster, with a history of alice's short jobs."""
 
     def __init__(self, hooked: Hooked, folder: Path) -> None:
-        (folder / "asked.toml").write_text("[services.qssf]\nevery_s = 1\n")  # by each turn
+        (folder / "asked.toml").write_text("[services.qssf]\nevery_s = 1\n")  # by each cycle
         self.environment = hooked.rig.environment | {
             "HELIOS_CONFIG": str(folder / "asked.toml"),
             "HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}",
@@ -364,19 +364,19 @@ def helios(hooked: Hooked, tmp_path: Path) -> Helios:
     return Helios(hooked, tmp_path)
 
 
-def test_a_new_job_has_what_the_next_turn_would_give_it(hooked: Hooked, helios: Helios) -> None:
+def test_a_new_job_has_what_the_next_cycle_would_give_it(hooked: Hooked, helios: Helios) -> None:
     helios.says("mode", "qssf", "active", "--reason", "a test")
     helios.says("hook", "publish", HELIOS_HOOK_PUBLISH="true")
     job = hooked.rig.submit(user="alice")
     at_submission = hooked.place_of(job)
     assert at_submission > 0 and at_submission % 100 == 37
-    turn = json.loads(helios.says("turn", "--apply", "--json"))
-    assert (turn["acted"], turn["still"]) == (0, [])
+    cycle = json.loads(helios.says("cycle", "--apply", "--json"))
+    assert (cycle["acted"], cycle["suspended"]) == (0, [])
     assert hooked.place_of(job) == at_submission
     hooked.publish()
     later = hooked.rig.submit(user="alice")
     assert hooked.place_of(later) == 0
-    assert json.loads(helios.says("turn", "--apply", "--json"))["acted"] == 1
+    assert json.loads(helios.says("cycle", "--apply", "--json"))["acted"] == 1
     assert hooked.place_of(later) == at_submission
 
 

@@ -10,23 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import FillFirst, NodeAction, NodeLever, NodeOutcome, PowerDown, PowerUp, RestoreNodes, Result
-from helios.config import Slurm
+from helios.actions import FillFirst, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
+from helios.config import SlurmSettings
 from helios.model import NodePower
 from helios.slurm.accounting import Accounting
-from helios.slurm.backend import NodeChange
+from helios.slurm.backend import NodeUpdate
 from helios.slurm.commands import CommandsBackend
-from helios.slurm.node_wishes import TAKEN, TOO_OLD
-from helios.slurm.nodes import SlurmNodes
-from helios.slurm.opening import open_nodes
-from helios.slurm.power_settings import PowerDesk
-from helios.slurm.preflight import Level, examine
-from helios.slurm.preflight_power import power_checks
+from helios.slurm.connect import open_nodes
+from helios.slurm.nodes import TAKEN, TOO_OLD, SlurmNodes
+from helios.slurm.power import PowerConfigReader
+from helios.slurm.preflight import FindingLevel, examine, power_checks
 from helios.slurm.shell import Shell
 from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.live.rig import Rig
 
-SETTINGS = Slurm(backend="commands")
+SETTINGS = SlurmSettings(backend="commands")
 
 
 @pytest.fixture
@@ -121,10 +119,10 @@ def test_the_nodes_are_read_with_power_hands_and_racks(sleepy: Rig, nodes: Slurm
     snapshot = nodes.snapshot()
     frame = snapshot.nodes.set_index("name").astype(object)
     assert frame["power"].to_dict() == {name: "asleep" if name == "n2" else "awake" for name in frame.index}
-    hands_off = frame["hands_off"].dropna().to_dict()
-    assert hands_off.keys() == {"n3", "n8"}
-    assert hands_off["n3"].startswith("it is drained (disk")
-    assert hands_off["n8"] == "SuspendExcParts names its partition login"
+    excluded_reason = frame["excluded_reason"].dropna().to_dict()
+    assert excluded_reason.keys() == {"n3", "n8"}
+    assert excluded_reason["n3"].startswith("it is drained (disk")
+    assert excluded_reason["n8"] == "SuspendExcParts names its partition login"
     assert frame.loc[["n1", "n5", "n8"], "rack"].tolist() == ["leaf1", "mine", "leaf2"]
     assert snapshot.power is not None
     assert (snapshot.power.can_sleep, snapshot.power.can_keep_awake) == (True, False)
@@ -136,7 +134,7 @@ def test_a_node_sleeps_and_wakes_as_it_is_told(sleepy: Rig, nodes: SlurmNodes) -
     sleepy.until(is_now(nodes, "n2", NodePower.ASLEEP))
     assert not {"n1", "n2"} & sleepy.machines_on()
     assert results(nodes.steer(down("n2"))) == [Result.UNCHANGED]
-    restore = RestoreNodes(lever=NodeLever.POWER, own=(("n1", ""),), reason="stop")
+    restore = RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop")
     assert results(nodes.steer([*up("n2"), restore])) == [Result.DONE] * 2
     sleepy.until(is_now(nodes, "n1", NodePower.AWAKE))
     sleepy.until(is_now(nodes, "n2", NodePower.AWAKE))
@@ -200,14 +198,14 @@ def test_a_job_that_comes_with_the_write_runs_to_its_end(sleepy: Rig) -> None:
     jobs: list[str] = []
 
     class Late(CommandsBackend):
-        def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+        def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
             jobs.append(sleepy.submit("--nodelist=n1", seconds=3))
             sleepy.until(lambda: sleepy.job_state(jobs[0]) == "RUNNING")
             return super().change_nodes(changes)
 
     backend = Late(environment=sleepy.environment)
-    desk = PowerDesk(shell=Shell(environment=sleepy.environment), racks={})
-    late = SlurmNodes(backend, desk, name="dev", site_factor_most=10_000, writes_per_turn=9)
+    operations = PowerConfigReader(shell=Shell(environment=sleepy.environment), racks={})
+    late = SlurmNodes(backend, operations, name="dev", site_factor_most=10_000, writes_per_cycle=9)
     (outcome,) = late.steer(down("n1"))
     assert (outcome.result, outcome.remark) == (Result.DONE, TAKEN)
     sleepy.until(lambda: sleepy.job_state(jobs[0]) == "COMPLETED")
@@ -225,15 +223,15 @@ def test_an_order_of_filling_decides_where_jobs_go_and_the_sites_own_stands_abov
     job = sleepy.submit(seconds=60)
     sleepy.until(lambda: sleepy.job_state(job) == "RUNNING")
     assert sleepy.show_job(job)["NodeList"] == "n3"
-    back = RestoreNodes(
-        lever=NodeLever.WEIGHT, own=tuple((name, str(weight)) for name, weight in own.items()), reason="stop"
+    back = RevertNodes(
+        setting=NodeSetting.WEIGHT, own=tuple((name, str(weight)) for name, weight in own.items()), reason="stop"
     )
     nodes.steer([back])
     assert sleepy.weights() == own
 
 
 @pytest.mark.parametrize("forgets", ["reconfigure", "restart"])
-def test_slurm_forgets_weights_and_the_next_turn_sets_them_again(sleepy: Rig, nodes: SlurmNodes, forgets: str) -> None:
+def test_slurm_forgets_weights_and_the_next_cycle_sets_them_again(sleepy: Rig, nodes: SlurmNodes, forgets: str) -> None:
     own = sleepy.weights()
     order = fill(["n3"], ["n1", "n2"], own=own)
     nodes.steer(order)
@@ -255,15 +253,15 @@ def test_sleep_survives_a_restart_of_the_controller(sleepy: Rig, nodes: SlurmNod
 
 
 def test_an_old_slurm_has_no_keep_awake_list_to_change(sleepy: Rig, nodes: SlurmNodes) -> None:
-    restore = RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n1"),), reason="stop")
+    restore = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n1"),), reason="stop")
     (outcome,) = nodes.steer([restore])
     assert (outcome.result, outcome.remark) == (Result.REFUSED, TOO_OLD)
-    assert "No valid entity" in nodes.desk.keep_awake("n1")
+    assert "No valid entity" in nodes.operations.keep_awake("n1")
 
 
 def test_slurm_has_no_such_node_and_says_so_of_it_alone(sleepy: Rig) -> None:
     backend = CommandsBackend(environment=sleepy.environment)
-    answers = backend.change_nodes([NodeChange(node="n99", weight=7), NodeChange(node="n1", weight=8)])
+    answers = backend.change_nodes([NodeUpdate(node="n99", weight=7), NodeUpdate(node="n1", weight=8)])
     assert answers[0].endswith("Invalid node name specified")
     assert answers[1] == ""
     assert sleepy.weights()["n1"] == 8
@@ -271,7 +269,7 @@ def test_slurm_has_no_such_node_and_says_so_of_it_alone(sleepy: Rig) -> None:
 
 
 def test_the_accounting_knows_from_when_to_when_a_node_slept(sleepy: Rig, nodes: SlurmNodes) -> None:
-    books = Accounting(shell=Shell(environment=sleepy.environment))
+    applied = Accounting(shell=Shell(environment=sleepy.environment))
     asked = datetime.now(UTC).replace(microsecond=0)
     assert results(nodes.steer(down("n4"))) == [Result.DONE]
     sleepy.until(is_now(nodes, "n4", NodePower.ASLEEP))
@@ -280,7 +278,7 @@ def test_the_accounting_knows_from_when_to_when_a_node_slept(sleepy: Rig, nodes:
     sleepy.until(is_now(nodes, "n4", NodePower.AWAKE))
 
     def rows() -> list[dict[str, object]]:
-        frame = books.node_events(asked, datetime.now(UTC) + timedelta(minutes=1))
+        frame = applied.node_events(asked, datetime.now(UTC) + timedelta(minutes=1))
         own = frame[(frame["node"] == "n4") & (frame["started_at"] >= asked) & frame["ended_at"].notna()]
         return [{str(key): value for key, value in row.items()} for row in own.to_dict("records")]
 
@@ -308,13 +306,13 @@ def test_the_doctor_finds_nothing_that_would_keep_nodes_from_sleeping(sleepy: Ri
         more=power_checks("sleep", tiers=4),
     )
     found = {finding.check: finding.verdict for finding in findings}
-    assert found["power programs"] is found["idle timer"] is found["administrator"] is Level.OK
-    assert Level.FAIL not in {finding.verdict for finding in findings if finding.check != "soft limits"}
+    assert found["power programs"] is found["idle timer"] is found["administrator"] is FindingLevel.OK
+    assert FindingLevel.FAIL not in {finding.verdict for finding in findings if finding.check != "soft limits"}
 
 
-@pytest.mark.parametrize(("level", "verdict"), [("Administrator", Level.OK), ("Operator", Level.FAIL)])
+@pytest.mark.parametrize(("level", "verdict"), [("Administrator", FindingLevel.OK), ("Operator", FindingLevel.FAIL)])
 def test_the_doctor_asks_slurm_itself_who_may_change_nodes(
-    sleepy: Rig, tmp_path: Path, level: str, verdict: Level
+    sleepy: Rig, tmp_path: Path, level: str, verdict: FindingLevel
 ) -> None:
     sleepy.run("sacctmgr", "-i", "modify", "user", "bob", "set", f"adminlevel={level}")
     asks = tmp_path / "scontrol"

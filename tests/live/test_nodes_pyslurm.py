@@ -13,19 +13,20 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
-from helios.slurm.backend import NodeChange
+from helios.slurm.backend import NodeUpdate
+from helios.slurm.connect import open_nodes
 from helios.slurm.nodes import SlurmNodes
-from helios.slurm.opening import open_nodes
-from helios.slurm.undo import UNDO_FILE, write_undo
+from helios.slurm.undo_file import UNDO_FILE, write_undo
 from tests.live.chroot import Chroot
 from tests.live.test_release_script import SCRIPT
+from tests.waiting import TEST_TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_weights_are_written_read_back_and_lost_on_a_reconfiguration(chroot: Chr
     chroot.run("scontrol", "reconfigure")
     chroot.until(lambda: chroot.weights() == {"n1": 1, "n2": 1})
     assert results(nodes.steer(order)) == [Result.UNCHANGED, Result.DONE]
-    back = RestoreNodes(lever=NodeLever.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
+    back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n1", "0"), ("n2", "1")), reason="stop")
     assert results(nodes.steer([back])) == [Result.DONE, Result.UNCHANGED]
     assert chroot.weights() == {"n1": 0, "n2": 1}
 
@@ -130,7 +131,7 @@ def test_both_ways_in_see_the_same_nodes(chroot: Chroot) -> None:
     try:
         by_commands.steer([*down("n1"), FillFirst(tiers=((), ("n2",)), reason="pack")])
         chroot.until(lambda: powers(by_commands)[0] == "asleep")
-        columns = ["name", "state", "power", "hands_off", "kept_awake", "weight", "partitions"]
+        columns = ["name", "state", "power", "excluded_reason", "kept_awake", "weight", "partitions"]
         one, other = (nodes.snapshot().nodes[columns].astype(object) for nodes in (by_commands, by_pyslurm))
         assert one.equals(other), f"{one}\n{other}"
         assert by_commands.snapshot().power == by_pyslurm.snapshot().power
@@ -139,7 +140,7 @@ def test_both_ways_in_see_the_same_nodes(chroot: Chroot) -> None:
 
 
 def test_a_node_that_is_not_there_is_told_of_it_alone(chroot: Chroot, nodes: SlurmNodes) -> None:
-    wrong, right = nodes.backend.change_nodes([NodeChange(node="n99", weight=7), NodeChange(node="n1", weight=8)])
+    wrong, right = nodes.backend.change_nodes([NodeUpdate(node="n99", weight=7), NodeUpdate(node="n1", weight=8)])
     assert "Invalid node name" in wrong
     assert right == ""
     assert chroot.weights()["n1"] == 8
@@ -157,7 +158,7 @@ def test_the_keep_awake_list_is_changed_live_and_given_back(chroot: Chroot, node
     assert results(nodes.steer(kept("n2", own=""))) == [Result.UNCHANGED]
     assert results(nodes.steer(kept("n2", own="n[1-2]:1"))) == [Result.DONE]
     assert the_list(chroot) == "n[1-2]:1,n2"
-    back = RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
+    back = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "(null)"),), reason="stop")
     assert results(nodes.steer([back])) == [Result.DONE]
     assert the_list(chroot) == "(null)"
 
@@ -173,7 +174,7 @@ def test_the_list_is_lost_on_a_reconfiguration_and_set_again(chroot: Chroot, nod
 def test_slurm_takes_a_list_of_nodes_that_do_not_exist_so_the_door_leaves_them_out(
     chroot: Chroot, nodes: SlurmNodes
 ) -> None:
-    assert nodes.desk.keep_awake("n99") == ""
+    assert nodes.operations.keep_awake("n99") == ""
     assert the_list(chroot) == "n99"
     (outcome,) = nodes.steer(kept("n1", "n98", own=""))
     assert (outcome.result, outcome.after) == (Result.DONE, "SuspendExcNodes n1")
@@ -200,7 +201,7 @@ def test_the_kill_switch_without_python_gives_the_sites_own_list_back(chroot: Ch
         env={"PATH": f"{chroot.scratch}:{os.defpath}:/usr/sbin:/sbin"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert the_list(chroot) == own

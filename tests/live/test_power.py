@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 
 from helios.actions import Action, FillFirst, PowerDown, PowerUp, Result
-from helios.app.chores import Desk
 from helios.app.modes import pause, resume
 from helios.app.node_demand import NodeDemand
+from helios.app.operations import Operations
 from helios.config import Settings
-from helios.control import ServiceMode
-from helios.control.nodes import NodeTurnReport
+from helios.control import NodeCycleReport, ServiceMode
 from helios.model import STEP_S, Mode, Snapshot, pools
-from helios.ports import Office
-from helios.services.ces import Ces, CesOptions
+from helios.ports import Domain
+from helios.services.energy_saving import Ces, CesOptions
 from helios.testing import a_demand
 from tests.live.rig import Rig
+from tests.waiting import TEST_TIMEOUT_S
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 OWN_WEIGHTS = {"n1": 10, "n2": 10, "n3": 10, "n4": 20, "n5": 20, "n6": 50, "n7": 50, "n8": 50}
 
 
 class Wish:
-    """A service that asks for what a test wishes."""
+    """A service that asks for what a test changes."""
 
-    office = Office.NODES
+    domain = Domain.NODES
     every = timedelta(0)
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Helios:
     def __init__(self, rig: Rig, folder: Path) -> None:
         self.rig, self.folder, self.state = rig, folder, folder / "state"
         self.url = f"sqlite:///{folder / 'helios.db'}"
-        self.wish, self.mode = Wish(), Mode.ACTIVE
+        self.change, self.mode = Wish(), Mode.ACTIVE
         self.said: list[tuple[str, str]] = []
-        self.turns = self.another().node_turns
+        self.cycles = self.another().node_cycles
 
-    def another(self, **power: object) -> Desk:
-        """Return Helios as another process would have it, with its wish."""
+    def another(self, **power: object) -> Operations:
+        """Return Helios as another process would have it, with its change."""
         wide = {"most_in_transition": 1.0, "most_asleep": 1.0, "idle_s": 0, "payback_s": 0, "cycles_per_day": 100}
         plain: dict[str, object] = {
             "database": {"url": self.url},
@@ -62,12 +62,12 @@ class Helios:
             "services": {"qssf": {}},
             "power": wide | power,
         }
-        desk = Desk(Settings.model_validate(plain))
-        desk.node_turns.services = {"wish": self.wish}
-        return desk
+        operations = Operations(Settings.model_validate(plain))
+        operations.node_cycles.services = {"change": self.change}
+        return operations
 
-    def turn(self) -> NodeTurnReport:
-        report = self.turns.turn(modes={"wish": ServiceMode(mode=self.mode)})
+    def cycle(self) -> NodeCycleReport:
+        report = self.cycles.cycle(modes={"change": ServiceMode(mode=self.mode)})
         lines = report.decisions
         self.said += [
             (str(node), f"{reason}; {outcome}")
@@ -79,23 +79,23 @@ class Helios:
         """Return what the audit says of a node; what does not change it says once."""
         return "; ".join(words for about, words in self.said if about == node)
 
-    def asks(self, *actions: Action) -> NodeTurnReport:
-        """Have the service ask for this until something is done, at most in two turns: a node is looked at twice."""
-        self.wish.actions = actions
-        report = self.turn()
-        return report if report.slept or report.woken or report.weighed else self.turn()
+    def asks(self, *actions: Action) -> NodeCycleReport:
+        """Have the service ask for this until something is done, at most in two cycles: a node is looked at twice."""
+        self.change.actions = actions
+        report = self.cycle()
+        return report if report.slept or report.woken or report.weighed else self.cycle()
 
-    def until(self, claim: Callable[[NodeTurnReport], Any]) -> NodeTurnReport:
-        """Take turns until one is as claimed."""
-        reports: list[NodeTurnReport] = []
-        self.rig.until(lambda: reports.append(self.turn()) or claim(reports[-1]))  # type: ignore[func-returns-value]  # because None goes on
+    def until(self, claim: Callable[[NodeCycleReport], Any]) -> NodeCycleReport:
+        """Take cycles until one is as claimed."""
+        reports: list[NodeCycleReport] = []
+        self.rig.until(lambda: reports.append(self.cycle()) or claim(reports[-1]))  # type: ignore[func-returns-value]  # because None goes on
         return reports[-1]
 
     def sleeps(self, *nodes: str) -> None:
         """Have nodes put to sleep, and wait until Slurm counts them as asleep."""
-        self.wish.actions = [PowerDown(node=node, reason="a test") for node in nodes]
+        self.change.actions = [PowerDown(node=node, reason="a test") for node in nodes]
         self.until(lambda _: all(asleep(self.rig, node) for node in nodes))
-        self.wish.actions = ()
+        self.change.actions = ()
 
 
 def little_demand(_: object, snapshot: Snapshot) -> Snapshot:
@@ -134,7 +134,7 @@ def test_a_node_sleeps_and_wakes_as_decided(helios: Helios) -> None:
     report = helios.asks(PowerDown(node="n1", reason="nobody needs it"))
     assert report.slept == ("n1",)
     helios.rig.until(lambda: asleep(helios.rig, "n1") and "n1" not in helios.rig.machines_on())
-    assert helios.turn().asleep_by_helios == 1
+    assert helios.cycle().asleep_by_helios == 1
     assert helios.asks(PowerUp(node="n1", reason="somebody will")).notes == ()
     helios.rig.until(lambda: helios.rig.nodes()["n1"] == "IDLE")
     assert helios.until(lambda report: report.asleep_by_helios == 0)
@@ -144,16 +144,16 @@ def test_a_job_for_a_sleeping_node_wakes_it_and_runs_to_its_end(helios: Helios) 
     helios.sleeps("n1")
     job = helios.rig.submit("--nodelist=n1", seconds=0)
     helios.rig.until(lambda: helios.rig.job_state(job) == "CONFIGURING")
-    helios.wish.actions = (PowerDown(node="n1", reason="a stubborn service"),)
+    helios.change.actions = (PowerDown(node="n1", reason="a stubborn service"),)
     told = helios.until(lambda report: report.asleep_by_helios == 0)  # Slurm is at it a second later
     assert told.slept == ()
     assert "Slurm woke it for a job" in helios.said_of("n1")
-    helios.rig.until(lambda: helios.turn() and helios.rig.job_state(job) == "COMPLETED", longest_s=90)
+    helios.rig.until(lambda: helios.cycle() and helios.rig.job_state(job) == "COMPLETED")
 
 
 def test_what_must_not_sleep_never_does_whatever_a_service_asks(helios: Helios) -> None:
     rig, before = helios.rig, len(helios.rig.switched())
-    helios.turns = helios.another(never="n3").node_turns
+    helios.cycles = helios.another(never="n3").node_cycles
     busy = rig.submit("--nodelist=n1")
     rig.run("scontrol", "update", "nodename=n2", "state=drain", "reason=a test")
     rig.until(lambda: rig.job_state(busy) == "RUNNING" and "DRAIN" in rig.nodes()["n2"])
@@ -176,7 +176,7 @@ def test_what_must_not_sleep_never_does_whatever_a_service_asks(helios: Helios) 
             "n8": "SuspendExcParts",
         }.items():
             assert why.lower() in helios.said_of(node).lower(), (node, helios.said_of(node))
-        helios.turn()
+        helios.cycle()
     finally:
         rig.run("scontrol", "delete", "reservationname=held")
     assert switched_off(rig, before) == set()
@@ -187,7 +187,7 @@ def test_a_shadow_touches_nothing(helios: Helios) -> None:
     before = len(helios.rig.switched())
     helios.mode = Mode.SHADOW
     helios.asks(PowerDown(node="n1", reason="a test"), FillFirst(tiers=(("n2",), ("n3",)), reason="a test"))
-    helios.turn()
+    helios.cycle()
     assert "would" in helios.said_of("n1")
     assert (set(helios.rig.nodes().values()), helios.rig.weights()) == ({"IDLE"}, OWN_WEIGHTS)
     assert helios.rig.switched()[before:] == []
@@ -195,10 +195,10 @@ def test_a_shadow_touches_nothing(helios: Helios) -> None:
 
 def test_few_nodes_are_on_their_way_at_once_and_a_drained_one_is_not_woken(helios: Helios) -> None:
     rig, before = helios.rig, len(helios.rig.switched())
-    helios.turns = helios.another(most_in_transition=0.1).node_turns
+    helios.cycles = helios.another(most_in_transition=0.1).node_cycles
     report = helios.asks(*(PowerDown(node=node, reason="a test") for node in ("n4", "n1")))
     assert report.slept == ("n4",)
-    assert report.counts["wish"][Result.POSTPONED] == 1
+    assert report.counts["change"][Result.POSTPONED] == 1
     rig.until(lambda: asleep(rig, "n4"))
     rig.run("scontrol", "update", "nodename=n4", "state=drain", "reason=a test")
     assert helios.asks(PowerUp(node="n4", reason="a test")).woken == ()
@@ -221,7 +221,7 @@ def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
     helios: Helios, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, jobs = helios.rig, []
-    backend = helios.turns.nodes.backend  # type: ignore[attr-defined]  # because the door is Slurm's
+    backend = helios.cycles.nodes.backend  # type: ignore[attr-defined]  # because the door is Slurm's
     write = backend.change_nodes
 
     def late(changes: Any) -> Any:
@@ -229,10 +229,10 @@ def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
         rig.until(lambda: rig.job_state(jobs[-1]) == "RUNNING")
         return write(changes)
 
-    helios.turn()
+    helios.cycle()
     monkeypatch.setattr(backend, "change_nodes", late)
-    helios.wish.actions = (PowerDown(node="n1", reason="a test"),)
-    helios.turn()
+    helios.change.actions = (PowerDown(node="n1", reason="a test"),)
+    helios.cycle()
     monkeypatch.undo()
     assert "job" in helios.said_of("n1")
     rig.until(lambda: rig.job_state(jobs[0]) == "COMPLETED")
@@ -241,12 +241,12 @@ def test_a_job_that_comes_between_the_look_and_the_write_runs_to_its_end(
 
 def test_nodes_that_fail_to_wake_are_told_set_apart_and_in_the_end_nothing_sleeps_any_more(helios: Helios) -> None:
     rig = helios.rig
-    helios.turns = helios.another(failures_to_protect=2).node_turns
+    helios.cycles = helios.another(failures_to_protect=2).node_cycles
     helios.sleeps("n1", "n4")
     for node in ("n1", "n4"):
         rig.boots(node, "never")
     helios.asks(*(PowerUp(node=node, reason="a test") for node in ("n1", "n4")))
-    helios.wish.actions = ()
+    helios.change.actions = ()
     notes: list[str] = []
     report = helios.until(lambda report: notes.extend(report.notes) or report.protected)  # type: ignore[func-returns-value]  # because None goes on
     assert sorted(report.memory.quarantined) == ["n1", "n4"]
@@ -254,7 +254,7 @@ def test_nodes_that_fail_to_wake_are_told_set_apart_and_in_the_end_nothing_sleep
     rig.wake_all()
     assert helios.asks(PowerDown(node="n3", reason="a test")).slept == ()
     assert "protected mode" in helios.said_of("n3")
-    helios.turns.clear(None)
+    helios.cycles.clear(None)
     assert helios.asks(PowerDown(node="n3", reason="a test")).slept == ("n3",), helios.said
 
 
@@ -267,7 +267,7 @@ def test_a_pause_wakes_all_that_helios_put_to_sleep_and_nothing_else(helios: Hel
     report = helios.asks(PowerDown(node="n2", reason="it still falls asleep when the pause comes"))
     assert report.slept == ("n2",), helios.said
     pause(helios.url, rig.name, helios.state, by="root", reason="a test", now=datetime.now(UTC))
-    helios.until(lambda report: report.clean and report.still)
+    helios.until(lambda report: report.clean and report.suspended)
     rig.until(lambda: {rig.nodes()[node] for node in ("n1", "n2", "n4")} == {"IDLE"})
     assert asleep(rig, "n5")
     assert rig.weights() == OWN_WEIGHTS
@@ -284,7 +284,7 @@ def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rig.until(lambda: {rig.nodes()[node] for node in ("n1", "n4")} == {"IDLE"})
@@ -314,8 +314,8 @@ def where(rig: Rig, job: str) -> str:
 def test_a_restart_of_helios_and_of_the_controller_forgets_nothing(helios: Helios) -> None:
     helios.sleeps("n1")
     helios.rig.control("restart", "slurmctld")
-    helios.turns = helios.another().node_turns
-    report = helios.until(lambda report: not report.still)
+    helios.cycles = helios.another().node_cycles
+    report = helios.until(lambda report: not report.suspended)
     assert report.asleep_by_helios == 1
     pause(helios.url, helios.rig.name, helios.state, by="root", reason="a test", now=datetime.now(UTC))
     helios.until(lambda report: report.clean)
@@ -338,9 +338,9 @@ def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
 
         return expect
 
-    helios.turns.services = {"wish": Ces(CesOptions(every_s=1, spare=1))}
+    helios.cycles.services = {"change": Ces(CesOptions(every_s=1, spare=1))}
     monkeypatch.setattr(NodeDemand, "__call__", of_three_weeks(1.0))
-    helios.until(lambda report: report.asleep_by_helios and report.still == ())
+    helios.until(lambda report: report.asleep_by_helios and report.suspended == ())
     helios.rig.until(lambda: any(asleep(helios.rig, node) for node in helios.rig.nodes()))
     slept = switched_off(helios.rig, 0)
     assert slept

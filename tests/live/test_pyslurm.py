@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from helios.actions import Place, Reorder, Restore
+from helios.actions import Place, Reorder, Revert
 from helios.errors import ClusterUnavailable
-from helios.slurm.backend import Change, RawJob, RawNode
-from helios.slurm.binding import NOT_KNOWN, PyslurmBackend
-from helios.slurm.opening import open_cluster
+from helios.slurm.backend import JobUpdate, RawJob, RawNode
+from helios.slurm.connect import open_cluster
+from helios.slurm.pyslurm_backend import NOT_KNOWN, PyslurmBackend
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.chroot import Chroot
 
@@ -106,7 +106,7 @@ def test_a_site_factor_moves_the_priority_at_once_and_zero_takes_it_back(
     job = chroot.submit()
     chroot.until(lambda: job in chroot.site_factors())
     for factor in (4037, -2537, 0):
-        assert backend.change([Change(job_id=job, site_factor=factor)]) == [""]
+        assert backend.change([JobUpdate(job_id=job, site_factor=factor)]) == [""]
         chroot.until(lambda factor=factor: chroot.site_factors()[job] == factor)  # type: ignore[misc]  # lambda default
         assert the_job(backend, job)["priority"] == 100_000 + factor
 
@@ -115,16 +115,16 @@ def test_a_soft_limit_is_written_and_zero_takes_it_back(chroot: Chroot, backend:
     chroot.fill()
     job = chroot.submit(limit="120")
     for minutes, seconds in ((37, 2220), (7, 420), (0, None)):
-        assert backend.change([Change(job_id=job, time_min=minutes)]) == [""]
+        assert backend.change([JobUpdate(job_id=job, time_min=minutes)]) == [""]
         assert the_job(backend, job)["time_min_s"] == seconds
         assert the_job(backend, job)["time_limit_s"] == 7200
 
 
-def test_both_levers_are_one_change(chroot: Chroot, backend: PyslurmBackend) -> None:
+def test_both_setting_kinds_are_one_change(chroot: Chroot, backend: PyslurmBackend) -> None:
     chroot.fill()
     job = chroot.submit(limit="120")
     chroot.until(lambda: job in chroot.site_factors())
-    assert backend.change([Change(job_id=job, site_factor=137, time_min=17)]) == [""]
+    assert backend.change([JobUpdate(job_id=job, site_factor=137, time_min=17)]) == [""]
     chroot.until(lambda: chroot.site_factors()[job] == 137)
     assert the_job(backend, job)["time_min_s"] == 1020
 
@@ -135,7 +135,7 @@ def test_one_change_of_an_array_changes_all_its_pending_tasks(chroot: Chroot, ba
     chroot.until(lambda: "R" in chroot.lines("squeue", "-h", "-j", array, "-o", "%t"))
     assert the_job(backend, array)["tasks"] == 6
     chroot.until(lambda: array in chroot.site_factors())
-    assert backend.change([Change(job_id=array, site_factor=537, time_min=7)]) == [""]
+    assert backend.change([JobUpdate(job_id=array, site_factor=537, time_min=7)]) == [""]
     chroot.until(lambda: chroot.site_factors()[array] == 537)
     assert the_job(backend, array)["time_min_s"] == 420
     chroot.run("scontrol", "update", f"JobId={array}_4", "JobName=apart")
@@ -158,7 +158,7 @@ def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(chroot: Ch
         (outcome,) = cluster.apply([Reorder(partition="gpu", order=(place,), reason="a test")])
         assert outcome.after == "SiteFactor 8937"
         chroot.until(lambda: sorted(chroot.site_factors().values()) == [500, 8937])
-        cluster.apply([Restore(reason="a test")])
+        cluster.apply([Revert(reason="a test")])
         chroot.until(lambda: sorted(chroot.site_factors().values()) == [0, 500])
     finally:
         cluster.close()
@@ -171,9 +171,9 @@ def test_a_refused_change_is_answered_with_slurms_words_and_stops_no_other(
     job = chroot.submit(limit="60")
     answers = backend.change(
         [
-            Change(job_id="999999", site_factor=137),
-            Change(job_id=job, time_min=61),
-            Change(job_id=job, time_min=17),
+            JobUpdate(job_id="999999", site_factor=137),
+            JobUpdate(job_id=job, time_min=61),
+            JobUpdate(job_id=job, time_min=17),
         ]
     )
     assert answers[0] == "Invalid job id specified"
@@ -186,7 +186,7 @@ def test_a_user_without_privilege_is_told_so(chroot: Chroot) -> None:
     chroot.fill()
     job = chroot.submit(user="bob")
     with chroot.by_pyslurm("setpriv", "--reuid=alice", "--regid=alice", "--clear-groups") as backend:
-        (answer,) = backend.change([Change(job_id=job, site_factor=137)])
+        (answer,) = backend.change([JobUpdate(job_id=job, site_factor=137)])
     assert "denied" in answer or "Invalid user id" in answer
 
 
@@ -194,7 +194,7 @@ def test_a_soft_limit_moves_the_next_jobs_planned_start_and_does_not_shorten_its
     chroot: Chroot, backend: PyslurmBackend
 ) -> None:
     first = chroot.submit("--nodes=2", "--hold", gpus=4, limit="120")
-    assert backend.change([Change(job_id=first, time_min=7)]) == [""]
+    assert backend.change([JobUpdate(job_id=first, time_min=7)]) == [""]
     chroot.run("scontrol", "release", first)
     chroot.until(lambda: the_job(backend, first)["started"])
     second = chroot.submit("--nodes=2", gpus=4)
@@ -219,7 +219,7 @@ def test_without_a_soft_limit_the_next_job_is_planned_after_the_hard_one(
 def test_a_soft_limit_of_a_running_job_is_accepted_and_does_nothing(chroot: Chroot, backend: PyslurmBackend) -> None:
     job = chroot.submit(limit="120")
     chroot.until(lambda: the_job(backend, job)["started"])
-    assert backend.change([Change(job_id=job, time_min=7)]) == [""]
+    assert backend.change([JobUpdate(job_id=job, time_min=7)]) == [""]
     assert the_job(backend, job)["time_min_s"] is None
     assert the_job(backend, job)["time_limit_s"] == 7200
 
@@ -232,7 +232,7 @@ def test_a_worker_killed_in_the_middle_of_a_change_leaves_it_not_known(chroot: C
         backend.timeout_s = 2.0
         with stopped(chroot.controller_pid()):
             killer.start()
-            answers = backend.change([Change(job_id=job, site_factor=137), Change(job_id=job, site_factor=237)])
+            answers = backend.change([JobUpdate(job_id=job, site_factor=137), JobUpdate(job_id=job, site_factor=237)])
     assert "signal 9" in answers[0]
     assert answers[0].startswith(NOT_KNOWN)
     assert answers[1] != ""
@@ -264,7 +264,7 @@ def test_a_controller_that_is_down_is_said_to_be_and_found_again(chroot: Chroot)
             with pytest.raises(ClusterUnavailable, match="Unable to contact"):
                 backend.queue()
             with pytest.raises(ClusterUnavailable, match="Unable to contact"):
-                backend.change([Change(job_id=job, site_factor=137)])
+                backend.change([JobUpdate(job_id=job, site_factor=137)])
             assert backend.versions().controller is None
         finally:
             chroot.control("up")

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from helios.actions import FillFirst, PowerDown
-from helios.config import Slurm
-from helios.slurm.opening import open_nodes
-from helios.slurm.undo import NodesUndo, read_undo, write_undo
+from helios.config import SlurmSettings
+from helios.slurm.connect import open_nodes
+from helios.slurm.undo_file import NodesUndo, read_undo, write_undo
 from tests.live.rig import Rig
 from tests.live.test_release_script import SCRIPT, SETPRIV, Ran, path
+from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["path"]  # a fixture: a PATH without Python
 
@@ -32,7 +33,7 @@ def release(rig: Rig, path: Path, undo: Path, *options: str, user: str | None = 
         env={"PATH": str(path), "SLURM_CONF": rig.environment["SLURM_CONF"]},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 
@@ -40,7 +41,7 @@ def release(rig: Rig, path: Path, undo: Path, *options: str, user: str | None = 
 def by_helios(rig: Rig, undo: Path, *asleep: str, weights: Mapping[str, int] | None = None) -> None:
     """Do to nodes what Helios would, with word left of it."""
     write_undo(undo, asleep=asleep, weights=weights)
-    nodes = open_nodes(Slurm(backend="commands"), environment=rig.environment)
+    nodes = open_nodes(SlurmSettings(backend="commands"), environment=rig.environment)
     nodes.steer([PowerDown(node=name, reason="nothing to do") for name in asleep])
     nodes.steer([FillFirst(tiers=((), tuple(weights or ())), reason="pack")])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import Lever
-from helios.slurm.hook import HookRow
+from helios.actions import JobSetting
+from helios.slurm.hook_table import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
+from tests.live.rig import roomy_folder
+from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["hooked", "hooked_cluster"]
 
@@ -36,8 +37,7 @@ class Ran:
 @pytest.fixture
 def path() -> Iterator[Path]:
     """A PATH on which there is no Python, and that every user can read."""
-    folder = Path(tempfile.mkdtemp(prefix="helios-path-"))
-    folder.chmod(0o755)
+    folder = roomy_folder()
     for tool in (*TOOLS, *SLURMS):
         found = shutil.which(tool)
         assert found, tool
@@ -57,7 +57,7 @@ def release(
         env={"PATH": str(path), "SLURM_CONF": hooked.rig.environment["SLURM_CONF"]} | dict(more or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 
@@ -73,7 +73,7 @@ def a_job(hooked: Hooked, site_factor: int, *options: str, by_helios: bool = Tru
 def a_job_with_minimum(hooked: Hooked, minutes: int, *, by_helios: bool = False) -> str:
     job = hooked.rig.submit(f"--time-min={minutes}", limit="7-00:00:00")
     if by_helios:
-        hooked.wrote(job, minutes, Lever.SOFT_LIMIT)
+        hooked.wrote(job, minutes, JobSetting.SOFT_LIMIT)
     return job
 
 
@@ -82,13 +82,13 @@ def minimum(hooked: Hooked, job: str) -> str:
 
 
 def test_what_helios_set_is_taken_back_and_what_others_set_stands(hooked: Hooked, path: Path) -> None:
-    boosted, lowered, small, admins, untouched = jobs = [
+    boosted, lowered, small, overridden, untouched = jobs = [
         a_job(hooked, n, by_helios=n % 100 == 37 or n == -2537) for n in (4037, -2537, 37, 777, 0)
     ]
     hooked.rig.until(lambda: hooked.rig.site_factors().keys() == set(jobs))
     ran = release(hooked, path)
     assert ran.status == 0, ran.said
-    assert hooked.rig.site_factors() == {boosted: 0, lowered: 0, small: 0, admins: 777, untouched: 0}
+    assert hooked.rig.site_factors() == {boosted: 0, lowered: 0, small: 0, overridden: 777, untouched: 0}
 
 
 @pytest.mark.parametrize("minutes", [7, 17, 67, 1447, 4327])
@@ -112,7 +112,7 @@ def test_helios_is_paused_and_the_hook_has_no_table(hooked: Hooked, path: Path) 
     hooked.publish(HookRow(user="alice", partition="gpu", site_factor=4037))
     assert release(hooked, path).status == 0
     assert (hooked.state / "PAUSED").exists()
-    assert (hooked.state / "RELEASED").exists()  # what it took back is nobody's will: Helios may set it again
+    assert (hooked.state / "RELEASED").exists()  # what it reverted is nobody's will: Helios may set it again
     assert not hooked.table.exists()
 
 
@@ -200,7 +200,7 @@ def hidden_job(hooked: Hooked, how: str, site_factor: int, *, by_helios: bool) -
 
 
 @pytest.mark.parametrize("how", HIDING)
-def test_an_admins_place_that_slurm_hides_survives(hooked: Hooked, path: Path, how: str) -> None:
+def test_an_overridden_place_that_slurm_hides_survives(hooked: Hooked, path: Path, how: str) -> None:
     job = hidden_job(hooked, how, 600, by_helios=False)
     before = hooked.rig.show_job(job)["Priority"]
     ran = release(hooked, path, "--hidden")

@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
-from helios.config import Slurm
+from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
+from helios.config import SlurmSettings
 from helios.errors import ClusterUnavailable
 from helios.ingest import open_trace
 from helios.slurm.accounting import Accounting
-from helios.slurm.backend import Change
-from helios.slurm.cluster import SlurmCluster
-from helios.slurm.commands import CommandsBackend
-from helios.slurm.opening import open_cluster
-from helios.slurm.preflight import Level, examine
+from helios.slurm.backend import JobUpdate
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.connect import open_cluster
+from helios.slurm.jobs import SlurmCluster
+from helios.slurm.parse import release
+from helios.slurm.preflight import FindingLevel, examine
 from helios.slurm.shell import Shell
-from helios.slurm.sprio import Sprio
-from helios.slurm.values import release
 from tests.contract.cluster_suite import ClusterContract, World
 from tests.live.rig import Rig
 
-SETTINGS = Slurm(backend="commands", site_factor_most=10_000, writes_per_turn=500)
+SETTINGS = SlurmSettings(backend="commands", site_factor_most=10_000, writes_per_cycle=500)
 
 
 @pytest.fixture
@@ -75,16 +74,16 @@ class TestCommands(ClusterContract):
 def test_a_site_factor_moves_the_priority_at_once_and_0_takes_it_back(rig: Rig, backend: CommandsBackend) -> None:
     job, *_ = busy(rig, 1)
     before = int(rig.show_job(job)["Priority"])
-    assert backend.change([Change(job_id=job, site_factor=777)]) == [""]
+    assert backend.change([JobUpdate(job_id=job, site_factor=777)]) == [""]
     assert int(rig.show_job(job)["Priority"]) == before + 777
     assert Sprio(shell=backend.shell)()[job].value == 777
-    backend.change([Change(job_id=job, site_factor=0)])
+    backend.change([JobUpdate(job_id=job, site_factor=0)])
     assert int(rig.show_job(job)["Priority"]) == before
 
 
 def test_a_site_factor_survives_hold_and_release_and_cannot_be_read_between(rig: Rig, backend: CommandsBackend) -> None:
     job, *_ = busy(rig, 1)
-    backend.change([Change(job_id=job, site_factor=4037)])
+    backend.change([JobUpdate(job_id=job, site_factor=4037)])
     rig.run("scontrol", "hold", job)
     assert job not in Sprio(shell=backend.shell)()
     rig.run("scontrol", "release", job)
@@ -96,12 +95,12 @@ def test_a_restore_leaves_a_job_that_was_held_until_it_can_be_read(rig: Rig, clu
     job, *_ = busy(rig, 1)
     cluster_of_slurm.apply([an_order({job: 0.5})])
     rig.run("scontrol", "hold", job)
-    (outcome,) = cluster_of_slurm.apply([Restore(reason="stop")])
+    (outcome,) = cluster_of_slurm.apply([Revert(reason="stop")])
     assert outcome.result is Result.REFUSED
     assert "Helios had written SiteFactor" in outcome.remark
     rig.run("scontrol", "release", job)
     rig.until(lambda: rig.site_factors().get(job))
-    cluster_of_slurm.apply([Restore(reason="stop")])
+    cluster_of_slurm.apply([Revert(reason="stop")])
     assert rig.site_factors()[job] == 0
 
 
@@ -118,11 +117,11 @@ def test_one_change_of_an_array_reaches_all_its_pending_tasks(rig: Rig, cluster_
 
 def test_a_direct_priority_is_told_by_sprio_and_hides_the_site_factor(rig: Rig, backend: CommandsBackend) -> None:
     job, *_ = busy(rig, 1)
-    backend.change([Change(job_id=job, site_factor=4037)])
+    backend.change([JobUpdate(job_id=job, site_factor=4037)])
     rig.run("scontrol", "update", f"JobId={job}", "Priority=5000")
     factor = Sprio(shell=backend.shell)()[job]
     assert (factor.direct, factor.value) == (True, 0)
-    backend.change([Change(job_id=job, site_factor=137)])
+    backend.change([JobUpdate(job_id=job, site_factor=137)])
     assert rig.show_job(job)["Priority"] == "5000"
 
 
@@ -131,7 +130,7 @@ def test_a_change_of_one_component_reaches_the_whole_heterogeneous_job(rig: Rig,
     words = ["sbatch", "--parsable", "--output=/dev/null", "--mem=100", "--gres=gpu:1", "-t10", ":", "--gres=gpu:2"]
     leader = rig.run(*words, "--wrap=sleep 1", user="alice").strip()
     rig.until(lambda: leader in rig.site_factors())
-    backend.change([Change(job_id=leader, site_factor=137)])
+    backend.change([JobUpdate(job_id=leader, site_factor=137)])
     assert sorted(
         Sprio(shell=backend.shell)()[job["job_id"]].value for job in backend.queue() if job["het_job_id"]
     ) == [
@@ -142,7 +141,7 @@ def test_a_change_of_one_component_reaches_the_whole_heterogeneous_job(rig: Rig,
 
 def test_a_time_min_above_the_limit_is_refused_by_name(rig: Rig, backend: CommandsBackend) -> None:
     job, other = busy(rig, 2)
-    refused, taken = backend.change([Change(job_id=job, time_min=9_999), Change(job_id=other, time_min=17)])
+    refused, taken = backend.change([JobUpdate(job_id=job, time_min=9_999), JobUpdate(job_id=other, time_min=17)])
     assert "time-min" in refused
     assert taken == ""
     minutes = {job["job_id"]: job["time_min_s"] for job in backend.queue()}
@@ -151,7 +150,7 @@ def test_a_time_min_above_the_limit_is_refused_by_name(rig: Rig, backend: Comman
 
 def test_a_time_min_on_a_running_job_is_accepted_and_does_nothing(rig: Rig, backend: CommandsBackend) -> None:
     running = rig.fill()[0]
-    assert backend.change([Change(job_id=running, time_min=17)]) == [""]
+    assert backend.change([JobUpdate(job_id=running, time_min=17)]) == [""]
     assert rig.show_job(running)["TimeMin"] == "N/A"
 
 
@@ -225,7 +224,7 @@ def test_a_drain_is_an_event_of_its_node(rig: Rig) -> None:
 
 def test_the_doctor_finds_a_development_cluster_fit(rig: Rig, backend: CommandsBackend) -> None:
     findings = examine(shell=backend.shell, configuration=backend.configuration, user="root", site_factor_most=10_000)
-    assert [finding for finding in findings if finding.verdict is Level.FAIL] == []
+    assert [finding for finding in findings if finding.verdict is FindingLevel.FAIL] == []
     assert {"controller", "clock", "accounting", "privileges"} <= {finding.check for finding in findings}
 
 
@@ -236,7 +235,7 @@ def test_an_order_stands_is_left_alone_the_second_time_and_is_taken_back(
     order = an_order({job_id: 1 - place / 8 for place, job_id in enumerate(jobs)})
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.DONE}
     assert {outcome.result for outcome in cluster_of_slurm.apply([order])} == {Result.UNCHANGED}
-    restored = cluster_of_slurm.apply([Restore(reason="stop", lever=Lever.ORDER)])
+    restored = cluster_of_slurm.apply([Revert(reason="stop", setting=JobSetting.ORDER)])
     assert {outcome.result for outcome in restored} == {Result.DONE}
     assert set(rig.site_factors().values()) == {0}
 
@@ -250,7 +249,7 @@ def test_a_task_that_an_admin_took_out_of_its_array_keeps_what_he_set(rig: Rig, 
     (outcome,) = cluster_of_slurm.apply([an_order({array: 0.5})])
     assert outcome.result is Result.DONE
     assert rig.site_factors()[theirs] == 500
-    cluster_of_slurm.apply([Restore(reason="a test")])
+    cluster_of_slurm.apply([Revert(reason="a test")])
     assert (rig.site_factors()[array], rig.site_factors()[theirs]) == (0, 500)
 
 
@@ -262,10 +261,10 @@ def test_a_task_that_was_held_alone_is_seen_and_taken_back_once_it_is_released(
     rig.until(lambda: array in rig.site_factors())
     cluster_of_slurm.apply([an_order({array: 0.5})])
     rig.run("scontrol", "hold", f"{array}_2")
-    seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["hands_off"]
+    seen = cluster_of_slurm.snapshot().pending.set_index("array_task_id")["excluded_reason"]
     assert seen["2"] == "it is held"
-    cluster_of_slurm.apply([Restore(reason="a test")])
+    cluster_of_slurm.apply([Revert(reason="a test")])
     rig.run("scontrol", "release", f"{array}_2")
     rig.until(lambda: sorted(rig.site_factors().values()) == [0, 5037])
-    cluster_of_slurm.apply([Restore(reason="a test")])
+    cluster_of_slurm.apply([Revert(reason="a test")])
     assert set(rig.site_factors().values()) == {0}

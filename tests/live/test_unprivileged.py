@@ -23,10 +23,10 @@ import pytest
 from helios.slurm.accounting import SACCT_FIELDS
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig, roomy_folder
+from tests.waiting import TEST_TIMEOUT_S
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 NAMES = 100
-LONGEST_S = 120.0
 FORGED = 900_000
 """Job ids from here on are in no accounting of this cluster."""
 FEW_FILES = 256
@@ -45,10 +45,9 @@ class Service:
             "HELIOS_REPORT_FOLDER": str(folder / "reports"),
             "HELIOS_SLURM_BACKEND": "commands",
             "HELIOS_DAEMON_LISTEN": self.listen,
-            "HELIOS_DAEMON_TURN_S": "2",
+            "HELIOS_DAEMON_CYCLE_S": "2",
             "HELIOS_DAEMON_INGEST_S": "30",
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "/tmp/helios-numba-of-tests"),
         }
 
     def run(self, *words: str, cwd: Path = Path("/"), **more: str) -> subprocess.CompletedProcess[str]:
@@ -77,21 +76,21 @@ class Service:
         return started
 
     def until_placed(self, job: str, daemon: subprocess.Popen[bytes]) -> None:
-        """Wait until a turn has given a pending job its place; a daemon that ends gives none."""
-        self.rig.until(lambda: self.rig.site_factors().get(job) or daemon.poll() is not None, longest_s=LONGEST_S)
+        """Wait until a cycle has given a pending job its place; a daemon that ends gives none."""
+        self.rig.until(lambda: self.rig.site_factors().get(job) or daemon.poll() is not None)
         assert daemon.poll() is None, (self.folder / "log").read_text()[-3000:]
 
 
 @pytest.fixture(scope="module")
 def installed(cluster: Rig) -> Iterator[Service]:
-    """Helios with an active service, after its first turn."""
+    """Helios with an active service, after its first cycle."""
     folder = roomy_folder()
     try:
         made = Service(cluster, folder)
         (folder / "warehouse").mkdir(mode=0o750)
         made.says("trace", "sync")
         made.says("mode", "qssf", "active", "--reason", "a test")
-        made.says("turn", "--apply")
+        made.says("cycle", "--apply")
         yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +147,7 @@ def test_nothing_can_be_put_into_helios_folders_by_another_account(service: Serv
     assert folders and not put
 
 
-def test_a_port_that_is_taken_does_not_stop_turns(service: Service) -> None:
+def test_a_port_that_is_taken_does_not_stop_cycles(service: Service) -> None:
     with ExitStack() as ending:
         squatter = ending.enter_context(closing(socket.socket()))  # whose process it is makes no difference to TCP
         squatter.bind(address(service.listen))
@@ -156,7 +155,7 @@ def test_a_port_that_is_taken_does_not_stop_turns(service: Service) -> None:
         service.until_placed(service.rig.submit(user="bob"), service.daemon(ending))
 
 
-def test_a_flood_of_slow_connections_does_not_stop_turns(service: Service) -> None:
+def test_a_flood_of_slow_connections_does_not_stop_cycles(service: Service) -> None:
     with ExitStack() as ending:
         daemon = service.daemon(ending)
         service.until_placed(service.rig.submit(user="bob"), daemon)
@@ -184,7 +183,7 @@ def test_the_release_script_follows_no_link_when_root_runs_it(rig: Rig, target: 
         for path in (state, state / "hook"):
             shutil.chown(path, "alice", "alice")
         words = [str(RELEASE), "--state", str(state), "--wait", "1"]
-        subprocess.run(words, env=rig.environment, cwd="/", check=False, capture_output=True, timeout=120)
+        subprocess.run(words, env=rig.environment, cwd="/", check=False, capture_output=True, timeout=TEST_TIMEOUT_S)
         assert (folder / "precious").read_text() == "root's own\n"
         assert sorted(path.name for path in folder.iterdir()) == ["precious", "state"]
     finally:
@@ -200,7 +199,7 @@ def test_a_configuration_in_somebody_s_folder_runs_no_program_of_theirs(service:
         (folder / "helios.toml").write_text(f'[slurm]\ncommands = "{folder}"\n')
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, "alice", "alice")
-        for command in ("doctor", "turn"):
+        for command in ("doctor", "cycle"):
             service.run(command, cwd=folder)
             assert not (folder / "ran").exists()
     finally:
@@ -238,7 +237,7 @@ def crafted_names() -> list[str]:
         '{"jobs": []}', '"', "'", "\\", "\\n", "%s%n", "{0}", "${HOME}", "$(touch /tmp/forged)", "`id`", "; id", "|",
         "||||", "../../../etc/passwd", "/dev/null", "~root", "a" * 900, "\udcff\udcfe", "\u202eforged", "\u200b",
         "JobId=1 JobName=x", "x JobState=RUNNING Priority=0", "x\nJobId=900200 JobName=y UserId=bob(1001)",
-        "helios_still 1\nhelios_still 0", "# TYPE helios_still gauge", "None", "NULL", "nan", "Unknown",
+        "helios_suspended 1\nhelios_suspended 0", "# TYPE helios_suspended gauge", "None", "NULL", "nan", "Unknown",
     ]  # fmt: skip
     names = [*rows, *others]
     assert len(set(names)) == len(names) >= NAMES
@@ -250,16 +249,15 @@ def test_no_crafted_job_name_forges_a_row_anywhere(service: Service) -> None:
     jobs = {service.rig.submit(user="alice", seconds=0, name=name): name for name in names}
     assert len(jobs) == len(names)
 
-    turn = json.loads(service.says("turn", "--as", "active", "--json"))
-    assert turn["pending"] == len(jobs)
-    assert {row["target"] for row in turn["decisions"]} <= {*jobs, "dev", None}
-    service.says("turn", "--apply")
+    cycle = json.loads(service.says("cycle", "--as", "active", "--json"))
+    assert cycle["pending"] == len(jobs)
+    assert {row["target"] for row in cycle["decisions"]} <= {*jobs, "dev", None}
+    service.says("cycle", "--apply")
 
     service.rig.empty()
     asked = ("sacct", "-a", "-X", "-n", "-P", "-u", "alice", "-S", "now-1hour", "-o", "JobIDRaw,End")
     service.rig.until(
         lambda: set(jobs) <= {row.split("|")[0] for row in service.rig.lines(*asked) if not row.endswith("|Unknown")},
-        longest_s=LONGEST_S,
     )
     service.says("trace", "sync")
     with Warehouse.open(service.environment["HELIOS_DATABASE_URL"]) as warehouse:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.cli.application import imported
+from helios.cli.main import imported
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios, shell
 

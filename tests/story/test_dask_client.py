@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.dask_engine import Scheduler
+from helios.app.executors import DaskScheduler
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
-from helios.predict.dask_learner import DaskLearner
-from helios.predict.learner import Lesson
+from helios.predict.dask_training import DaskTrainer
+from helios.predict.duration import TrainingSet
 from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-pytestmark = pytest.mark.xdist_group("dask")
 NAMES = ("python", "distributed", "lightgbm", "helios-slurm")
 
 
@@ -30,7 +29,7 @@ def cluster() -> Iterator[Any]:
 
 
 def refuse(client: Any, *, answer_s: float = 30.0) -> None:
-    refuse_other_releases(client, "tcp://lab", NAMES, remedy="Install the same.", answer_s=answer_s)
+    refuse_other_releases(client, "tcp://lab", NAMES, hint="Install the same.", answer_s=answer_s)
 
 
 def open_clients() -> list[Any]:
@@ -122,10 +121,10 @@ def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytes
     monkeypatch.setattr(distributed.Client, "get_versions", told)
     history = a_site(1.0, jobs=20)
     with pytest.raises(DaskMismatch, match=r"tcp://odd has helios-slurm 0.1, here(?s:.)*Helios too: "):
-        next(Scheduler(address=cluster.scheduler_address)(history, ()))
-    lesson = Lesson(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
+        next(DaskScheduler(address=cluster.scheduler_address)(history, ()))
+    training_set = TrainingSet(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
     with pytest.raises(DaskMismatch, match=r"tcp://odd has lightgbm 0.1, here(?s:.)*Or train here"):
-        DaskLearner(address=cluster.scheduler_address)(lesson, quantiles=(0.5,), seed=0)
+        DaskTrainer(address=cluster.scheduler_address)(training_set, quantiles=(0.5,), seed=0)
 
 
 def test_a_worker_that_is_stuck_is_not_waited_for_for_ever(cluster: Any) -> None:

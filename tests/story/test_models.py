@@ -31,15 +31,15 @@ def test_models_are_trained_compared_promoted_and_rolled_back(tmp_path: Path) ->
     site = a_site(tmp_path)
     assert "No model yet" in site("model", "list").out
     first = site("model", "train", "--until", "2020-09-05", "--promote", "--json").json
-    assert first["outcome"]["in_charge"] == first["model_id"]
+    assert first["outcome"]["promoted"] == first["model_id"]
     assert first["digest"]
     second = site("model", "train", "--until", "2020-09-06", "--json").json
-    assert second["outcome"]["in_charge"] == first["model_id"]
+    assert second["outcome"]["promoted"] == first["model_id"]
     told = site("model", "compare", first["model_id"], second["model_id"], "--json").json
     assert told["jobs"] > 500
     assert {"shrinkage", "user_last", first["model_id"]} == set(told["against"])
     site("model", "promote", second["model_id"], "--why", "fresher")
-    assert [model["in_charge"] for model in site("model", "list", "--json").json] == [True, False]
+    assert [model["promoted"] for model in site("model", "list", "--json").json] == [True, False]
     assert f"{first['model_id']} is back in charge: too new" in site("model", "rollback", "--why", "too new").out
     assert f"* in charge: {first['model_id']}" in site("model", "list").out
 
@@ -58,10 +58,10 @@ def test_the_night_decides_and_says_why(site: Helios) -> None:
     assert done["drift"] in " ".join(site("model", "list").out.split())
 
 
-def test_drift_is_shown_for_the_model_in_charge(site: Helios) -> None:
+def test_drift_is_shown_for_the_model_promoted(site: Helios) -> None:
     told = site("model", "drift", "--as-of", "2020-09-08", "--days", "2", "--json").json
-    (in_charge,) = [model["model_id"] for model in site("model", "list", "--json").json if model["in_charge"]]
-    assert told["model_id"] == in_charge
+    (promoted,) = [model["model_id"] for model in site("model", "list", "--json").json if model["promoted"]]
+    assert told["model_id"] == promoted
     assert told["inputs"]
     assert "Week from" in site("model", "drift").out
 

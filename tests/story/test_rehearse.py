@@ -9,14 +9,14 @@ import pytest
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Answer, Helios, shell
 
-REHEARSE = ("rehearse", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
+REHEARSE = ("simulate", "--trace", "venus.csv.gz", "--timezone", "Asia/Shanghai", "--nodes", "2", "--oversized", "skip")
 
 AGAIN = ("--predict-again", "10min")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rehearse")
+    folder = tmp_path_factory.mktemp("simulate")
     trace = synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1)
     write_helios_csv(trace.iloc[:400], folder / "venus.csv.gz")
     return folder
@@ -48,14 +48,14 @@ def test_what_became_of_its_proposals_is_counted(answer: Answer) -> None:
     assert service["service"] == "qssf"
     assert service["asked"] > 0
     assert service["outcomes"]["done"] > 0
-    assert service["troubles"] == {}
+    assert service["problems"] == {}
 
 
 def test_what_was_assumed_is_said(answer: Answer) -> None:
     assert "note: Each replay starts on an empty cluster" in answer.err
 
 
-def test_the_same_question_gets_the_same_answer(site: Helios, answer: Answer) -> None:
+def test_the_same_request_gets_the_same_answer(site: Helios, answer: Answer) -> None:
     assert site(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").out == answer.out
 
 
@@ -75,15 +75,15 @@ def test_no_user_is_favoured_beyond_the_share_that_holds_live(folder: Path, runs
 
 
 def test_what_waits_is_predicted_again_as_often_as_is_said(site: Helios) -> None:
-    question = (*REHEARSE, "--service", "qssf", "--json")
-    usual, named, never = (site(*question, *said).json for said in ((), AGAIN, ("--predict-again", "never")))
+    request = (*REHEARSE, "--service", "qssf", "--json")
+    usual, named, never = (site(*request, *said).json for said in ((), AGAIN, ("--predict-again", "never")))
     assert usual == named
     assert usual["services"][0]["asked"] > never["services"][0]["asked"]
-    said = site(*question, "--predict-again", "often", code=2).err
+    said = site(*request, "--predict-again", "often", code=2).err
     assert "Write 7d, 12h or 90min" in said
 
 
-def test_without_a_name_the_services_of_the_configuration_are_rehearsed_and_a_page_can_be_written(
+def test_without_a_name_the_services_of_the_configuration_are_simulated_and_a_page_can_be_written(
     site: Helios, tmp_path: Path
 ) -> None:
     page = tmp_path / "rehearsal.html"
@@ -99,4 +99,4 @@ def test_an_option_that_the_service_does_not_have_is_misuse_and_names_those_it_h
 
 
 def test_help_shows_an_example(site: Helios) -> None:
-    assert "Example: helios rehearse" in site("rehearse", "--help").out
+    assert "Example: helios simulate" in site("simulate", "--help").out

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.cli import main
+from helios.cli.main import main
 from helios.model import Batch, in_submission_order
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame, rejects_frame

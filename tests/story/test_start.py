@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from helios.cli.application import COMMANDS, imported
+from helios.cli.main import COMMANDS, imported
 
 # What takes a tenth of a second and more to import, and only some commands need.
 HEAVY = ("alembic", "apscheduler", "lightgbm", "matplotlib", "numba")
@@ -19,12 +19,13 @@ def loaded_by(code: str, *, of: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.parametrize("command", ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"])
 def test_what_neither_predicts_nor_draws_does_not_wait_for_it(command: str) -> None:
-    assert loaded_by(f"from helios.cli.application import imported\nimported({command!r})", of=HEAVY) == []
+    assert loaded_by(f"from helios.cli.main import imported\nimported({command!r})", of=HEAVY) == []
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_help_and_version_enter_no_room(option: str) -> None:
-    run = f"import helios.cli\nsys.argv = ['helios', {option!r}]\ntry:\n    helios.cli.main()\nexcept SystemExit: pass"
+    command = f"sys.argv = ['helios', {option!r}]\ntry:\n    helios.cli.main.main()\nexcept SystemExit: pass"
+    run = f"import helios.cli.main\n{command}"
     assert loaded_by(run, of=(*HEAVY, "pandas", "sqlalchemy")) == []
 
 

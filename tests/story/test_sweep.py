@@ -14,21 +14,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.cells import Cell, Done, here
-from helios.app.dask_engine import Processes, Scheduler, SlurmJobs
-from helios.app.history import History
-from helios.app.policy_options import OPTIONS
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import Cross, Settings, SweepPlan, cross, read_plan
-from helios.app.whatif import Question
+from helios.app.executors import DaskScheduler, FinishedRun, Processes, SlurmExecutor, SweepRun, run_here
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import OPTIONS
+from helios.app.sweep import Cross, SweepPlan, SweepSettings, cross_options, read_sweep_plan, sweep
+from helios.app.whatif import WhatIfRequest
 from helios.cli.whatif import commands
-from helios.errors import DaskUnavailable, Misuse
+from helios.errors import DaskUnavailable, UsageError
 from helios.ingest import write_helios_csv
 from tests.story.shell import Helios, shell
 from tests.unit.app.test_draws import a_site
+from tests.waiting import TEST_TIMEOUT_S
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-pytestmark = pytest.mark.xdist_group("dask")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sweeps.md"
 PLAN = """
 policies = ["fifo", "sjf", "qssf"]
@@ -55,7 +53,7 @@ def doomed() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def history() -> History:
+def history() -> LoadedHistory:
     return a_site(1.0, jobs=300)
 
 
@@ -63,14 +61,14 @@ def history() -> History:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Cross:
     path = tmp_path_factory.mktemp("plan") / "plan.toml"
     path.write_text(PLAN)
-    return cross(read_plan(path), base=Question(plans=(), gpus_per_node=4), timezone="UTC")
+    return cross_options(read_sweep_plan(path), base=WhatIfRequest(plans=(), gpus_per_node=4), timezone="UTC")
 
 
 @pytest.fixture(scope="module")
-def truth(history: History, asked: Cross, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+def truth(history: LoadedHistory, asked: Cross, tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The lines that one process writes."""
     folder = tmp_path_factory.mktemp("here")
-    sweep(history, asked, out=folder / "out.jsonl", engine=here)
+    sweep(history, asked, out=folder / "out.jsonl", engine=run_here)
     return lines(folder)
 
 
@@ -79,7 +77,7 @@ def lines(folder: Path) -> list[bytes]:
 
 
 def test_processes_write_the_same_lines_as_one(
-    history: History, asked: Cross, truth: list[bytes], tmp_path: Path
+    history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
     sweep(history, asked, out=tmp_path / "out.jsonl", engine=Processes(workers=2))
     assert lines(tmp_path) == truth
@@ -88,12 +86,12 @@ def test_processes_write_the_same_lines_as_one(
 
 
 def test_a_worker_killed_amid_the_sweep_costs_no_line(
-    doomed: Any, history: History, asked: Cross, truth: list[bytes], tmp_path: Path
+    doomed: Any, history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
     killed: list[int] = []
 
-    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
-        with closing(Scheduler(address=doomed.scheduler_address)(history, cells)) as replays:
+    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        with closing(DaskScheduler(address=doomed.scheduler_address)(history, cells)) as replays:
             for number, done in enumerate(replays):
                 if number == 5:
                     killed.append(kill_a_busy_worker(doomed))
@@ -114,10 +112,10 @@ def kill_a_busy_worker(cluster: Any) -> int:
 
 
 def test_a_sweep_that_was_killed_goes_on_elsewhere(
-    doomed: Any, history: History, asked: Cross, truth: list[bytes], tmp_path: Path
+    doomed: Any, history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
-    def dying(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
-        with closing(Scheduler(address=doomed.scheduler_address)(history, cells)) as replays:
+    def dying(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        with closing(DaskScheduler(address=doomed.scheduler_address)(history, cells)) as replays:
             for number, done in enumerate(replays):
                 if number == 30:
                     raise KeyboardInterrupt
@@ -126,15 +124,15 @@ def test_a_sweep_that_was_killed_goes_on_elsewhere(
     with pytest.raises(KeyboardInterrupt):
         sweep(history, asked, out=tmp_path / "out.jsonl", engine=dying)
     assert len(lines(tmp_path)) == 30
-    again = sweep(history, asked, out=tmp_path / "out.jsonl", engine=here)
+    again = sweep(history, asked, out=tmp_path / "out.jsonl", engine=run_here)
     assert 0 < again.known_before <= 30
     assert sorted({*lines(tmp_path)}) == truth, "but for failures, which were tried twice"
 
 
-def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: Any, history: History) -> None:
+def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: Any, history: LoadedHistory) -> None:
     """What is sent with a cell is small, whatever the history: it is the question, not the jobs."""
     pickle = pytest.importorskip("cloudpickle")
-    cell = Cell(question=Question(plans=(), nodes={"gpu": 1}))
+    cell = SweepRun(request=WhatIfRequest(plans=(), nodes={"gpu": 1}))
     assert len(pickle.dumps(cell)) < 3_000 < len(pickle.dumps(history))
     with distributed.Client(doomed.scheduler_address, set_as_default=False) as client:
         doomed.scale(3)
@@ -145,31 +143,33 @@ def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: A
         doomed.scale(2)
 
 
-def test_an_address_where_nobody_answers_is_named(history: History, asked: Cross, tmp_path: Path) -> None:
+def test_an_address_where_nobody_answers_is_named(history: LoadedHistory, asked: Cross, tmp_path: Path) -> None:
     with pytest.raises(DaskUnavailable, match=r"No Dask scheduler answers at nowhere.*(?s:.)*tcp://HOST:8786"):
-        sweep(history, asked, out=tmp_path / "out.jsonl", engine=Scheduler(address="nowhere"))
+        sweep(history, asked, out=tmp_path / "out.jsonl", engine=DaskScheduler(address="nowhere"))
 
 
 def test_without_dask_the_extra_to_install_is_named(
-    history: History, asked: Cross, monkeypatch: pytest.MonkeyPatch
+    history: LoadedHistory, asked: Cross, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, engine, extra in (
         ("distributed", Processes(workers=2), "dask"),
-        ("dask_jobqueue", SlurmJobs(jobs=1), "jobqueue"),
+        ("dask_jobqueue", SlurmExecutor(jobs=1), "jobqueue"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(DaskUnavailable, match=rf"pip install 'helios-slurm\[{extra}\]'"):
             next(iter(engine(history, asked.cells)))
 
 
-def test_slurm_s_table_is_refused_where_dask_jobqueue_does_not_understand_it(history: History, asked: Cross) -> None:
+def test_slurm_s_table_is_refused_where_dask_jobqueue_does_not_understand_it(
+    history: LoadedHistory, asked: Cross
+) -> None:
     pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")
     with pytest.raises(DaskUnavailable, match=r"refuses the table \[slurm\]"):
-        next(iter(SlurmJobs(jobs=1, options={"cores": 1, "memory": "1GB", "quue": "gpu"})(history, asked.cells)))
+        next(iter(SlurmExecutor(jobs=1, options={"cores": 1, "memory": "1GB", "quue": "gpu"})(history, asked.cells)))
 
 
 @pytest.fixture
-def site(tmp_path: Path, history: History) -> Helios:
+def site(tmp_path: Path, history: LoadedHistory) -> Helios:
     write_helios_csv(history.jobs, tmp_path / "lab.csv")
     (tmp_path / "plan.toml").write_text(PLAN.replace("repeats = 5", "repeats = 0"))
     return shell(tmp_path)
@@ -190,7 +190,7 @@ def test_the_command_sweeps_says_what_failed_and_goes_on(site: Helios, tmp_path:
     assert "QSSF predicted" in again.out
 
 
-def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path: Path, history: History) -> None:
+def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path: Path, history: LoadedHistory) -> None:
     write_helios_csv(history.jobs, tmp_path / "lab.csv")
     (tmp_path / "plan.toml").write_text(PLAN.replace("repeats = 5", "repeats = 400"))
     command = [sys.executable, "-m", "helios", *map(str, options("--sweep", "plan.toml", "--workers", 1))]
@@ -200,7 +200,7 @@ def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path: Path, history: 
             with suppress(subprocess.TimeoutExpired):
                 run.wait(timeout=0.1)
         run.send_signal(signal.SIGINT)
-        said = run.communicate(timeout=60)[1]
+        said = run.communicate(timeout=TEST_TIMEOUT_S)[1]
     assert run.returncode == 130
     assert "the same command goes on from there" in said
     for line in results.read_text().splitlines():
@@ -230,8 +230,8 @@ def test_options_that_would_be_ignored_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = CliRunner().invoke(commands, ["--trace", "lab.csv", *words])
-    assert isinstance(refused.exception, Misuse)
-    assert said in refused.exception.fact
+    assert isinstance(refused.exception, UsageError)
+    assert said in refused.exception.message
 
 
 def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
@@ -239,16 +239,16 @@ def test_the_plans_in_the_documentation_are_some(tmp_path: Path) -> None:
     plans = []
     for block in [part.split("```")[0] for part in text.split("```toml\n")[1:]]:
         (tmp_path / "plan.toml").write_text(block)
-        plans.append(read_plan(tmp_path / "plan.toml"))
-    whole, of_options = (cross(plan, base=Question(plans=()), timezone="UTC").cells for plan in plans)
+        plans.append(read_sweep_plan(tmp_path / "plan.toml"))
+    whole, of_options = (cross_options(plan, base=WhatIfRequest(plans=()), timezone="UTC").cells for plan in plans)
     assert plans[0].slurm["jobs"] >= 1
     assert f"{len(whole):,} replays" in text
-    assert replace(whole[0].question, plans=()) != replace(whole[-1].question, plans=())
+    assert replace(whole[0].request, plans=()) != replace(whole[-1].request, plans=())
     assert {name for cell in of_options for name, _ in cell.plan.options} == {"least_s", "patience_s", "share"}
 
 
 def test_every_key_of_a_plan_is_in_the_documentation() -> None:
     text = DOCUMENT.read_text()
-    names = (*SweepPlan.model_fields, *Settings.model_fields, *OPTIONS)
+    names = (*SweepPlan.model_fields, *SweepSettings.model_fields, *OPTIONS)
     missing = [name for name in names if f"`{name}`" not in text]
     assert not missing

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tests" / "thirdparty" / "helios-night-owl"
 PAGE = ROOT / "docs" / "write-a-service.md"
 
-ONE_TURN = """
+ONE_CYCLE = """
 from datetime import timedelta
 
 from helios.services.registry import build, installed
@@ -27,7 +27,7 @@ print(facts.package, "|", facts.summary, "|", "; ".join(map(str, facts.options))
 cluster = FakeCluster(now=NOON + timedelta(hours=12))
 small, large = cluster.submit(gpus=1), cluster.submit(gpus=8)
 service = build("night_owl", {"large_gpus": 4})
-for turn in range(2):
+for cycle in range(2):
     outcomes = cluster.apply(list(service.decide(cluster.snapshot())))
     print([(outcome.job_id == large, outcome.result.value) for outcome in outcomes], cluster.queue == [large, small])
 """
@@ -67,7 +67,7 @@ def test_the_package_passes_its_own_tests(installed: Path, tmp_path: Path) -> No
 
 
 def test_the_service_is_found_by_name_and_reorders_a_queue_once(installed: Path, tmp_path: Path) -> None:
-    done = python(installed, "-c", ONE_TURN, cwd=tmp_path)
+    done = python(installed, "-c", ONE_CYCLE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     facts, first, second = done.stdout.splitlines()
     assert facts.split(" | ") == [

@@ -23,7 +23,7 @@ def test_a_job_s_story_adds_up_and_today_s_order_stands_beside_another(site: Hel
     some = site("whatif", "explain", "0", *REPLAY, code=2).err.split("Near it: ")[1].split(",")[0]
     answer = site("whatif", "explain", some, *REPLAY, "--policy", "fewest_gpus", "--json").json
     assert answer["job_id"] == some
-    assert sum(stretch["length_s"] for stretch in answer["stretches"]) == answer["wait_s"]
+    assert sum(interval["length_s"] for interval in answer["intervals"]) == answer["wait_s"]
     assert [beside["replay"] for beside in answer["beside"]] == ["FIFO + EASY (limit)"]
     text = site("whatif", "explain", some, *REPLAY).out
     assert f"Job {some}" in text
@@ -50,12 +50,12 @@ def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios, command: tu
 
 
 def test_orders_go_by_what_is_predicted_again_where_that_is_asked_for(site: Helios) -> None:
-    question = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
-    once, again = (site(*question, "--predict-again", said).json["runs"] for said in ("never", "10min"))
+    request = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
+    once, again = (site(*request, "--predict-again", said).json["runs"] for said in ("never", "10min"))
     assert once != again
 
 
 def test_jobs_that_fit_nowhere_are_left_out_of_the_published_replay_where_that_is_asked_for(site: Helios) -> None:
-    question = ("whatif", "published", "--trace", "venus.csv", *MORNING, "--nodes", "1", "--draws", "0")
-    assert "--oversized skip" in site(*question, code=1).err
-    assert "note: Left out: " in site(*question, "--oversized", "skip").err
+    request = ("whatif", "published", "--trace", "venus.csv", *MORNING, "--nodes", "1", "--draws", "0")
+    assert "--oversized skip" in site(*request, code=1).err
+    assert "note: Left out: " in site(*request, "--oversized", "skip").err

@@ -1,17 +1,17 @@
-"""The real ``helios`` command, toy chores behind its daemon: a cluster that is one file, a diary that is another."""
+"""The real ``helios`` command, toy tasks behind its daemon: a cluster that is one file, a diary that is another."""
 
 import os
 import sys
 import types
 from pathlib import Path
 
-import helios.cli
-from helios.app.clockwork import Chores, TurnSummary
+import helios.cli.main
+from helios.app.cycle_summary import CycleSummary, DaemonOperations
 from helios.errors import ClusterUnavailable
-from helios.ports import Office
+from helios.ports import Domain
 
 FOLDER = Path(os.environ["TOY_FOLDER"])
-STANDING = FOLDER / "standing"
+APPLIED = FOLDER / "standing"
 
 
 def write_down(line: str) -> str:
@@ -20,28 +20,28 @@ def write_down(line: str) -> str:
     return line
 
 
-def turn() -> TurnSummary:
-    STANDING.touch()
-    write_down("turn")
-    return TurnSummary(pending=3, running=2, acted=1, seconds=0.1, predictions=3)
+def cycle() -> CycleSummary:
+    APPLIED.touch()
+    write_down("cycle")
+    return CycleSummary(pending=3, running=2, acted=1, seconds=0.1, predictions=3)
 
 
 def read() -> str:
     if (FOLDER / "no accounting").exists():
-        raise ClusterUnavailable("slurmdbd does not answer", remedy="sacctmgr show cluster")
+        raise ClusterUnavailable("slurmdbd does not answer", hint="sacctmgr show cluster")
     return write_down("ingest")
 
 
 def release(why: str) -> str:
-    STANDING.unlink(missing_ok=True)
+    APPLIED.unlink(missing_ok=True)
     return write_down(f"release {why}")
 
 
-def chores(configuration: object, *, cluster: str | None, offices: frozenset[Office], ingest: bool) -> Chores:
-    assert offices == frozenset(Office)
-    return Chores(
+def tasks(configuration: object, *, cluster: str | None, domains: frozenset[Domain], ingest: bool) -> DaemonOperations:
+    assert domains == frozenset(Domain)
+    return DaemonOperations(
         ingest=read if ingest else None,
-        turn=turn,
+        cycle=cycle,
         hook=lambda: write_down("hook"),
         nightly=lambda: write_down(f"nightly of {cluster}"),
         release=release,
@@ -49,7 +49,8 @@ def chores(configuration: object, *, cluster: str | None, offices: frozenset[Off
 
 
 if __name__ == "__main__":
-    toys = types.ModuleType("helios.app.chores")
-    toys.chores = chores  # type: ignore[attr-defined]  # because a module made by hand declares nothing
-    sys.modules["helios.app.chores"] = toys
-    helios.cli.main()
+    toys = types.ModuleType("helios.app.operations")
+    toys.operations_for = tasks  # type: ignore[attr-defined]  # because a module made by hand declares nothing
+    toys.Operations = object  # type: ignore[attr-defined]  # as above
+    sys.modules["helios.app.operations"] = toys
+    helios.cli.main.main()

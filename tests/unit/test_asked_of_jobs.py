@@ -8,45 +8,49 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.actions import Lever, Outcome, Place, PowerUp, Ranking, Reorder, Restore, Result, SoftLimit
-from helios.asked_of_jobs import (
+from helios.actions import JobSetting, Outcome, Place, PowerUp, Ranking, Reorder, Result, Revert, SoftLimit
+from helios.changes import (
     INELIGIBLE,
     NO_SOFT_LIMITS,
     TOO_LONG,
     USERS_OWN,
-    Ground,
-    Wish,
-    slurms_terms,
-    verdict,
-    wishes_of,
+    ChangeContext,
+    SettingChange,
+    judge_change,
+    setting_changes,
+    slurm_value_mapping,
 )
 from helios.testing import a_snapshot
 
-TERMS = slurms_terms(site_factor=lambda urgency: round(100 * urgency))
+TERMS = slurm_value_mapping(site_factor=lambda urgency: round(100 * urgency))
 
 
-def asked(action: Any, *, set_on: dict[Lever, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
-    of_lever = set_on or {}
-    wishes = wishes_of(
-        action, TERMS, pending=lambda: ["1", "2"], is_set=lambda lever, job_id: job_id in of_lever.get(lever, ())
+def asked(action: Any, *, set_on: dict[JobSetting, set[str]] | None = None) -> list[tuple[str, str, str, int]]:
+    of_setting = set_on or {}
+    changes = setting_changes(
+        action, TERMS, pending=lambda: ["1", "2"], is_set=lambda setting, job_id: job_id in of_setting.get(setting, ())
     )
-    return [(wish.action, wish.lever.value, wish.job_id, wish.wanted) for wish in wishes]
+    return [(change.action, change.setting.value, change.job_id, change.wanted) for change in changes]
 
 
 def places(*names: str) -> tuple[Place, ...]:
     return tuple(Place(job_id=name, urgency=0.5, reason=f"why {name}") for name in names)
 
 
-def a_wish(wanted: int = 50, *, lever: Lever = Lever.ORDER, action: str = "Reorder") -> Wish[int]:
-    return Wish(action=action, lever=lever, job_id="1", reason="why", wanted=wanted, terms=TERMS)
+def a_change(
+    wanted: int = 50, *, setting: JobSetting = JobSetting.ORDER, action: str = "Reorder"
+) -> SettingChange[int]:
+    return SettingChange(action=action, setting=setting, job_id="1", reason="why", wanted=wanted, terms=TERMS)
 
 
-def a_ground(**known: Any) -> Ground:
-    return Ground(**({"before": 0, "is_set": False, "hands_off": "", "soft_limits": True, "time_limit": 0} | known))
+def a_ground(**known: Any) -> ChangeContext:
+    return ChangeContext(
+        **({"before": 0, "is_set": False, "excluded_reason": "", "soft_limits": True, "time_limit": 0} | known)
+    )
 
 
-def refusal(wish: Wish[int], **known: Any) -> tuple[Result, str]:
-    said = verdict(wish, a_ground(**known))
+def refusal(change: SettingChange[int], **known: Any) -> tuple[Result, str]:
+    said = judge_change(change, a_ground(**known))
     assert isinstance(said, Outcome)
     return said.result, said.remark
 
@@ -74,14 +78,14 @@ def test_a_soft_limit_asks_for_its_marked_minutes() -> None:
 
 
 def test_what_is_to_be_taken_back_of_named_jobs_is_asked_for_whatever_stands_there() -> None:
-    restore = Restore(job_ids=("1", "9"), lever=Lever.ORDER, reason="why")
-    assert asked(restore) == [("Restore", "order", "1", 0), ("Restore", "order", "9", 0)]
+    restore = Revert(job_ids=("1", "9"), setting=JobSetting.ORDER, reason="why")
+    assert asked(restore) == [("Revert", "order", "1", 0), ("Revert", "order", "9", 0)]
 
 
 def test_what_is_to_be_taken_back_of_everybody_is_asked_for_where_helios_has_set_it() -> None:
-    restore = Restore(reason="why")
-    set_on = {Lever.ORDER: {"2", "9"}, Lever.SOFT_LIMIT: {"1"}}
-    assert asked(restore, set_on=set_on) == [("Restore", "soft_limit", "1", 0), ("Restore", "order", "2", 0)]
+    restore = Revert(reason="why")
+    set_on = {JobSetting.ORDER: {"2", "9"}, JobSetting.SOFT_LIMIT: {"1"}}
+    assert asked(restore, set_on=set_on) == [("Revert", "soft_limit", "1", 0), ("Revert", "order", "2", 0)]
 
 
 def test_what_is_no_action_on_jobs_is_named() -> None:
@@ -89,29 +93,29 @@ def test_what_is_no_action_on_jobs_is_named() -> None:
         asked(PowerUp(node="n1", reason="why"))
 
 
-def test_a_wish_is_told_in_slurms_words() -> None:
-    said = a_wish().outcome(Result.DONE, before=0, after=50)
+def test_a_change_is_told_in_slurms_words() -> None:
+    said = a_change().outcome(Result.DONE, before=0, after=50)
     assert (said.before, said.after) == ("SiteFactor 0", "SiteFactor 50")
-    said = a_wish(lever=Lever.SOFT_LIMIT).outcome(Result.GONE, after=17)
+    said = a_change(setting=JobSetting.SOFT_LIMIT).outcome(Result.GONE, after=17)
     assert (said.before, said.after) == ("", "TimeMin 17 min")
 
 
 def test_what_differs_is_to_be_written() -> None:
-    assert verdict(a_wish(), a_ground()) is None
+    assert judge_change(a_change(), a_ground()) is None
 
 
 def test_what_stands_already_is_unchanged() -> None:
-    said = verdict(a_wish(), a_ground(before=50, is_set=True))
+    said = judge_change(a_change(), a_ground(before=50, is_set=True))
     assert said is not None
     assert (said.result, said.before, said.after) == (Result.UNCHANGED, "SiteFactor 50", "SiteFactor 50")
 
 
 def test_a_job_to_be_left_alone_is_refused_even_where_nothing_would_change() -> None:
-    assert refusal(a_wish(), before=50, hands_off="it is held") == (Result.REFUSED, "it is held")
+    assert refusal(a_change(), before=50, excluded_reason="it is held") == (Result.REFUSED, "it is held")
 
 
 def test_what_cannot_be_read_is_postponed() -> None:
-    assert refusal(a_wish(), before=None) == (Result.POSTPONED, INELIGIBLE)
+    assert refusal(a_change(), before=None) == (Result.POSTPONED, INELIGIBLE)
 
 
 @pytest.mark.parametrize(
@@ -123,26 +127,29 @@ def test_what_cannot_be_read_is_postponed() -> None:
     ],
 )
 def test_a_soft_limit_is_refused_with_the_first_reason(known: dict[str, Any], why: str) -> None:
-    wish = a_wish(17, lever=Lever.SOFT_LIMIT, action="SoftLimit")
-    assert refusal(wish, **known) == (Result.REFUSED, why)
+    change = a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit")
+    assert refusal(change, **known) == (Result.REFUSED, why)
 
 
 @pytest.mark.parametrize("known", [{"time_limit": 18}, {"before": 7, "is_set": True}])
 def test_a_soft_limit_below_the_time_limit_is_to_be_written(known: dict[str, Any]) -> None:
-    assert verdict(a_wish(17, lever=Lever.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
+    assert judge_change(a_change(17, setting=JobSetting.SOFT_LIMIT, action="SoftLimit"), a_ground(**known)) is None
 
 
 def test_what_helios_set_is_taken_back_also_of_a_job_to_be_left_alone() -> None:
-    assert verdict(a_wish(0, action="Restore"), a_ground(before=50, is_set=True, hands_off="it is held")) is None
+    assert (
+        judge_change(a_change(0, action="Revert"), a_ground(before=50, is_set=True, excluded_reason="it is held"))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("known", "result"),
     [
         ({"before": 12}, Result.UNCHANGED),
-        ({"before": 12, "hands_off": "an admin set it"}, Result.REFUSED),
-        ({"before": 0, "hands_off": "it is held"}, Result.UNCHANGED),
+        ({"before": 12, "excluded_reason": "an admin set it"}, Result.REFUSED),
+        ({"before": 0, "excluded_reason": "it is held"}, Result.UNCHANGED),
     ],
 )
 def test_what_helios_did_not_set_is_not_taken_back(known: dict[str, Any], result: Result) -> None:
-    assert refusal(a_wish(0, action="Restore"), **known)[0] is result
+    assert refusal(a_change(0, action="Revert"), **known)[0] is result

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.backlog import EVERY_S, GOES_ON, Past, Reckoning, faded, longest_backlog_s
+from helios.metrics.backlog import EVERY_S, GOES_ON, BacklogEstimator, JobTimes, age_discount, longest_backlog_s
 
 HOUR = float(EVERY_S)
 
 
-def past(*jobs: tuple[float, float, float, int], partition: list[int] | None = None, predicted_s: Any = None) -> Past:
+def past(
+    *jobs: tuple[float, float, float, int], partition: list[int] | None = None, predicted_s: Any = None
+) -> JobTimes:
     """Return jobs of (since, started, ended, GPUs), in hours; NaN: it has not."""
     since, started, ended, gpus = (np.array(column, dtype=np.float64) for column in zip(*jobs, strict=True))
-    return Past(
+    return JobTimes(
         partition=np.array(partition or [0] * len(jobs)),
         gpus=gpus.astype(np.int64),
         since_s=since * HOUR,
@@ -27,7 +29,7 @@ def past(*jobs: tuple[float, float, float, int], partition: list[int] | None = N
     )
 
 
-def longest_h(jobs: Past, *, now_h: float, gpus: tuple[int, ...] = (4,), first_h: float = 0.0) -> float:
+def longest_h(jobs: JobTimes, *, now_h: float, gpus: tuple[int, ...] = (4,), first_h: float = 0.0) -> float:
     return longest_backlog_s(jobs, capacity=np.array(gpus), now_s=now_h * HOUR, first_s=first_h * HOUR) / HOUR
 
 
@@ -81,7 +83,10 @@ def test_reckoned_from_the_jobs_alone_it_is_what_somebody_found_who_looked_each_
     started_s = since_s + np.where(wait < 1, 0, wait * HOUR)
     ended_s = started_s + run * HOUR
     now_s, capacity = looks * HOUR, np.array([4, 3])
-    reckoning, told = Reckoning(partition=partition, gpus=gpus, capacity=capacity), np.zeros(len(since), dtype=bool)
+    estimator, told = (
+        BacklogEstimator(partition=partition, gpus=gpus, capacity=capacity),
+        np.zeros(len(since), dtype=bool),
+    )
     longest_s = 0.0
     for number in range(1, looks + 1):
         at_s = number * HOUR
@@ -89,14 +94,14 @@ def test_reckoned_from_the_jobs_alone_it_is_what_somebody_found_who_looked_each_
         told[ended] = True
         waiting = np.flatnonzero((since_s <= at_s) & (started_s > at_s))
         running = np.flatnonzero((started_s <= at_s) & (ended_s > at_s))
-        longest_s = reckoning.look(
+        longest_s = estimator.look(
             arrived=int((since_s <= at_s).sum()),
             ended=(ended, (ended_s - started_s)[ended]),
             waiting=(waiting, predicted_s[waiting]),
             running=(running, at_s - started_s[running]),
         )
     known = since_s <= now_s
-    alone = Past(
+    alone = JobTimes(
         partition=partition[known],
         gpus=gpus[known],
         since_s=since_s[known],
@@ -109,6 +114,6 @@ def test_reckoned_from_the_jobs_alone_it_is_what_somebody_found_who_looked_each_
 
 
 def test_what_is_left_fades_with_the_square() -> None:
-    left = faded(np.array([0, 50, 90, 100, 200]), 100)
+    left = age_discount(np.array([0, 50, 90, 100, 200]), 100)
     assert left == pytest.approx([1, 0.25, 0.01, 0, 0])
-    assert faded(np.array([5]), 0) == [0]
+    assert age_discount(np.array([5]), 0) == [0]

@@ -65,8 +65,8 @@ def test_a_wrong_value_is_refused_with_its_key(tmp_path: Path, toml: str) -> Non
 def test_a_wrong_value_is_told_with_what_the_key_means_and_not_with_all_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationInvalid) as caught:
         configured(tmp_path, HELIOS_DAEMON_INGEST_S="5")
-    assert "Time between readings" in caught.value.remedy
-    assert "model.seed" not in caught.value.remedy
+    assert "Time between readings" in caught.value.hint
+    assert "model.seed" not in caught.value.hint
 
 
 def test_a_wrong_zone_is_refused_with_an_example(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_pipe_in_place_of_the_file_keeps_nobody_waiting(tmp_path: Path) -> Non
 def test_a_mistyped_variable_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationInvalid, match="HELIOS_DATABSE_URL") as refused:
         configured(tmp_path, HELIOS_DATABSE_URL="sqlite:///mine.db")
-    assert "HELIOS_DATABASE_URL?" in refused.value.remedy
+    assert "HELIOS_DATABASE_URL?" in refused.value.hint
 
 
 def test_every_variable_that_the_repository_uses_is_known(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import helios
-from helios.kernels import fingerprint, kept, part
+from helios.jit import cached_jit, fingerprint, inline_jit
 
 CALLEE = """
-from helios.kernels import part
+from helios.jit import inline_jit
 
-@part
+@inline_jit
 def step(x):
     return x + {by}
 """
@@ -35,9 +35,9 @@ class Pair(NamedTuple):
 """
 ASKING = """
 from callee import Pair
-from helios.kernels import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def least(pair):
     return pair.least
 
@@ -45,9 +45,9 @@ print(least(Pair(least=1, most=2)), sum(least.stats.cache_hits.values()))
 """
 ENTRY = """
 from callee import step
-from helios.kernels import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def twice(x):
     return step(step(x))
 
@@ -90,18 +90,18 @@ def an_entry(*, step: Any = plus_one, limit: Any = 3) -> Callable[[int], int]:
 
 
 def test_the_fingerprint_of_the_same_code_stays() -> None:
-    assert fingerprint(an_entry(step=part(plus_one))) == fingerprint(an_entry(step=part(plus_one)))
+    assert fingerprint(an_entry(step=inline_jit(plus_one))) == fingerprint(an_entry(step=inline_jit(plus_one)))
 
 
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("step", part(a_step("x + 1")), part(a_step("x - 1"))),
-        ("step", part(a_step("x + 1")), part(a_step("x + 2"))),
-        ("step", part(a_step("sum([i for i in (x, 1)])")), part(a_step("sum([i for i in (x, 2)])"))),
-        ("step", part(a_step("x + y", takes="x, y=1")), part(a_step("x + y", takes="x, y=2"))),
-        ("step", part(a_step("x - y", takes="x, y")), part(a_step("y - x", takes="y, x"))),
-        ("step", part(plus_one), part(plus_one, fastmath=True)),
+        ("step", inline_jit(a_step("x + 1")), inline_jit(a_step("x - 1"))),
+        ("step", inline_jit(a_step("x + 1")), inline_jit(a_step("x + 2"))),
+        ("step", inline_jit(a_step("sum([i for i in (x, 1)])")), inline_jit(a_step("sum([i for i in (x, 2)])"))),
+        ("step", inline_jit(a_step("x + y", takes="x, y=1")), inline_jit(a_step("x + y", takes="x, y=2"))),
+        ("step", inline_jit(a_step("x - y", takes="x, y")), inline_jit(a_step("y - x", takes="y, x"))),
+        ("step", inline_jit(plus_one), inline_jit(plus_one, fastmath=True)),
         ("step", an_entry(limit=1), an_entry(limit=2)),
         ("limit", 1, 2),
         ("limit", 1.0, 1.5),
@@ -163,15 +163,15 @@ def test_what_calls_itself_has_a_fingerprint() -> None:
 
 def test_parts_are_not_kept_one_by_one() -> None:
     # A part that is kept would bring old code of its callees into an entry point that is compiled anew.
-    assert not part(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
-    assert kept(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
+    assert not inline_jit(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
+    assert cached_jit(plus_one).stats.cache_path  # type: ignore[attr-defined]  # because numba's types are not known
 
 
 def test_other_options_have_the_same_code_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def hits(**options: Any) -> int:
-        entry: Any = kept(plus_one, **options)
+        entry: Any = cached_jit(plus_one, **options)
         entry(1)
         return sum(entry.stats.cache_hits.values())
 

@@ -2,16 +2,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.machine import Machine, machine_for, parse_nodes
-from helios.errors import JobLargerThanPartition, Misuse, PartitionUnknown
+from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from tests.builders import a_job, jobs_frame
 
 
-def placed(*jobs: dict, **options: object) -> Machine:
-    return machine_for(jobs_frame(*jobs), **{"resource": "gpus", "gpus_per_node": 8, "nodes": None, **options})
+def placed(*jobs: dict, **options: object) -> ReplayCluster:
+    return replay_cluster_for(jobs_frame(*jobs), **{"resource": "gpus", "gpus_per_node": 8, "nodes": None, **options})
 
 
-def shape_of(machine: Machine) -> dict[str, int]:
+def shape_of(machine: ReplayCluster) -> dict[str, int]:
     return dict(zip(machine.shape.partitions, machine.shape.nodes.tolist(), strict=True))
 
 
@@ -25,7 +25,7 @@ def test_nodes_are_read_by_partition_or_pooled(text: str, nodes: dict[str, int])
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "a=0", "a=-1", "a=2.5", "a=1,a=2", "a=1,,b=2"])
 def test_nodes_of_another_form_are_refused_with_the_form(text: str) -> None:
-    with pytest.raises(Misuse, match="PARTITION=N"):
+    with pytest.raises(UsageError, match="PARTITION=N"):
         parse_nodes(text)
 
 
@@ -47,7 +47,7 @@ def test_a_name_that_no_partition_has_is_said_to_be_why_all_are_pooled() -> None
 
 @pytest.mark.parametrize("nodes", [{"all": 99_999_999_999}, None])
 def test_a_cluster_larger_than_a_replay_can_have_is_refused(nodes: dict[str, int] | None) -> None:
-    with pytest.raises(Misuse, match="10,000,000"):
+    with pytest.raises(UsageError, match="10,000,000"):
         placed(a_job(), nodes=nodes, gpus_per_node=8 if nodes else 99_999_999_999)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.metrics import (
+from helios.metrics.queue import (
     SIZE_CLASSES,
     QueueSummary,
     bounded_slowdown,

@@ -73,12 +73,12 @@ def test_a_type_that_only_looks_alike_is_refused(wrong: dict[str, str]) -> None:
 
 
 def test_pending_jobs_column_by_column_are_plain_arrays() -> None:
-    held = a_pending_job(job_id="7", hands_off="held", gpus=2, submitted_at=NOON, eligible_at=None)
+    held = a_pending_job(job_id="7", excluded_reason="held", gpus=2, submitted_at=NOON, eligible_at=None)
     snapshot = a_snapshot(pending=[held, a_pending_job(job_id="8", p50_s=60.0)])
     values = snapshot.pending_values
     assert values("job_id").tolist() == ["7", "8"]
     assert (values("gpus").dtype, values("gpus").tolist()) == (np.int32, [2, 1])
     assert values("submitted_at")[0] == np.datetime64("2026-01-05T12:00:00", "us")
     assert np.isnat(values("eligible_at")).tolist() == [True, False]
-    assert (values("hands_off")[0], values("hands_off")[1]) == ("held", pytest.approx(np.nan, nan_ok=True))
+    assert (values("excluded_reason")[0], values("excluded_reason")[1]) == ("held", pytest.approx(np.nan, nan_ok=True))
     assert np.isnan(values("p50_s")).tolist() == [True, False]

@@ -8,18 +8,18 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helios.metrics.node_usage import BusyIntervals, busy_intervals, most_at_once
 from helios.model import JOBS
-from helios.occupancy import Intervals, intervals_of, most_at_once
 
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 60), st.integers(1, 30)), max_size=25)
 
 
-def laid(spans: list[tuple[int, int, int]]) -> Intervals:
+def laid(spans: list[tuple[int, int, int]]) -> BusyIntervals:
     node, start, length = (np.array([span[place] for span in spans], dtype=np.int64) for place in range(3))
-    return Intervals(names=("a", "b", "c", "d"), node=node, start_s=start, end_s=start + length)
+    return BusyIntervals(names=("a", "b", "c", "d"), node=node, start_s=start, end_s=start + length)
 
 
-def busy_seconds(spans: Intervals) -> set[tuple[int, int]]:
+def busy_seconds(spans: BusyIntervals) -> set[tuple[int, int]]:
     return {
         (int(node), second)
         for node, start, end in zip(spans.node, spans.start_s, spans.end_s, strict=True)
@@ -62,7 +62,7 @@ def test_each_node_of_a_job_is_held_until_its_end_or_until_now() -> None:
             }
         )
     )
-    spans = intervals_of(jobs, until_s=260)
+    spans = busy_intervals(jobs, until_s=260)
     found = {
         (spans.names[node], int(start), int(end))
         for node, start, end in zip(spans.node, spans.start_s, spans.end_s, strict=True)

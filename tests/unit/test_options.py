@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from helios.cli.options import duration, moment
-from helios.errors import Misuse
+from helios.errors import UsageError
 
 
 def test_a_time_without_a_zone_is_in_the_cluster_s() -> None:
@@ -20,7 +20,7 @@ def test_no_time_stays_none() -> None:
 
 @pytest.mark.parametrize("text", ["last week", "2020-13-01", ""])
 def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(Misuse, match="2020-09-01"):
+    with pytest.raises(UsageError, match="2020-09-01"):
         moment(text, timezone="UTC")
 
 
@@ -31,5 +31,5 @@ def test_a_length_of_time_is_read(text: str | None, days: float) -> None:
 
 @pytest.mark.parametrize("text", ["long", "-7d", ""])
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         duration(text)

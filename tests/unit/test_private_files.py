@@ -99,7 +99,7 @@ def test_tightening_takes_from_others_and_leaves_the_group_its_reading(tmp_path:
 def test_what_root_makes_in_a_service_s_folder_is_the_service_s(tmp_path: Path) -> None:
     os.chown(tmp_path, NOBODY, NOBODY)
     make_folder(tmp_path / "state" / "hook")
-    touch(tmp_path / "state" / "turn.lock")
+    touch(tmp_path / "state" / "cycle.lock")
     write_private(tmp_path / "state" / "PAUSED", b"")
     assert {(path.stat().st_uid, path.stat().st_gid) for path in tmp_path.rglob("*")} == {(NOBODY, NOBODY)}
 

@@ -1,4 +1,4 @@
-"""Services on a replayed timeline: quick as a built-in policy, asked no more than they want, benched when they fail."""
+"""Services in a replay: quick, asked no more than they want, suspended when they fail."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,19 +11,25 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, Result, SoftLimit
-from helios.app.history import History, read_file
-from helios.app.rehearsal import Gain, Rehearsal, rehearse, soft_limit_gain
-from helios.app.timeline import Seat, play
-from helios.app.whatif import Question
-from helios.cli.rehearse import services_asked_for
+from helios.app.history import LoadedHistory, read_file
+from helios.app.service_replay import (
+    ReplayedService,
+    ServiceReplay,
+    SoftLimitGain,
+    replay_services,
+    simulate_services,
+    soft_limit_gain,
+)
+from helios.app.whatif import WhatIfRequest
+from helios.cli.replay_services import services_asked_for
 from helios.config import Settings
-from helios.errors import Misuse, ServiceInvalid, ServiceUnknown
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.model import Snapshot
-from helios.services.orders import shortest_service_first
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import shortest_service_first
 from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from tests.builders import a_job, jobs_frame
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
@@ -81,16 +87,18 @@ def last_first(snapshot: Snapshot) -> Iterable[Action]:
     return [Reorder(partition="a", order=places, reason="late")]
 
 
-def seat(service: Any, *, every: timedelta | None = None, name: str = "toy") -> Seat:
-    return Seat(name=name, service=service, every=service.every if every is None else every)
+def active(service: Any, *, every: timedelta | None = None, name: str = "toy") -> ReplayedService:
+    return ReplayedService(name=name, service=service, every=service.every if every is None else every)
 
 
-def played(rows: list[tuple[int, ...]], *seats: Seat, nodes: int = 1, backfill: Backfill = Backfill.EASY) -> list[int]:
+def played(
+    rows: list[tuple[int, ...]], *active_services: ReplayedService, nodes: int = 1, backfill: Backfill = Backfill.EASY
+) -> list[int]:
     """Replay rows with the services, backfill planning with true run times; return the starts."""
     workload, shape = a_workload(rows), a_shape((nodes, 8), (nodes, 8))
     jobs = jobs_of(workload, shape, time_limit_s=1e7)
     cluster = SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s, backfill=backfill)
-    play(cluster, seats, predictor=Oracle(workload))
+    replay_services(cluster, active_services, predictor=Oracle(workload))
     starts: list[int] = cluster.started_s.tolist()
     return starts
 
@@ -118,14 +126,14 @@ def crowded_rows(seed: int, jobs: int = 80) -> list[tuple[int, ...]]:
 def test_qssf_asked_at_every_moment_with_true_run_times_is_the_compiled_qssf(seed: int, backfill: Backfill) -> None:
     rows = crowded_rows(seed)
     qssf = Qssf(Qssf.Options(promote_after_s=float("inf")))
-    starts = played(rows, seat(qssf, every=AT_ONCE), backfill=backfill)
+    starts = played(rows, active(qssf, every=AT_ONCE), backfill=backfill)
     assert starts == compiled(rows, shortest_service_first, backfill=backfill)
     assert starts != compiled(rows, first_in_first_out, backfill=backfill)
 
 
 @dataclass
 class Framed:
-    """A service that is shown frames made beforehand, as a live turn makes them."""
+    """A service that is shown frames made beforehand, as a live cycle makes them."""
 
     service: Qssf
 
@@ -138,10 +146,10 @@ class Framed:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_live_turn(seed: int) -> None:
+def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_live_cycle(seed: int) -> None:
     rows = crowded_rows(seed, jobs=120)
     quick, framed = (Toy(made.decide) for made in (a_hasty_qssf(), Framed(a_hasty_qssf())))
-    assert played(rows, seat(quick, every=AT_ONCE)) == played(rows, seat(framed, every=AT_ONCE))
+    assert played(rows, active(quick, every=AT_ONCE)) == played(rows, active(framed, every=AT_ONCE))
     answers = [[list(toy.answer(snapshot)) for snapshot in toy.seen] for toy in (quick, framed)]
     assert answers[0] == answers[1]
     assert any("long enough to go first" in place.reason for (*_, order) in answers[0] for place in order.order)
@@ -153,74 +161,74 @@ def a_hasty_qssf() -> Qssf:
 
 def test_a_service_that_proposes_nothing_leaves_first_in_first_out() -> None:
     rows = crowded_rows(7)
-    assert played(rows, seat(Toy())) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
+    assert played(rows, active(Toy())) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
 
 
 def test_a_service_is_asked_before_anything_starts_at_a_moment_with_a_choice() -> None:
     toy = Toy(last_first)
-    assert played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], seat(toy, every=AT_ONCE)) == [0, 20, 10]
+    assert played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], active(toy, every=AT_ONCE)) == [0, 20, 10]
     assert toy.asked_at == [10, 20]
 
 
 def test_a_service_is_not_asked_again_before_its_time_and_then_as_soon_as_it_comes() -> None:
     # Asked at 10, it may not be asked before 40. Job 4 comes at 15 and would delay job 3; at 40 it goes before it.
     toy = Toy(last_first)
-    starts = played([(0, 10, 8), (1, 100, 7), (2, 3, 1), (14, 40, 8), (15, 200, 1)], seat(toy))
+    starts = played([(0, 10, 8), (1, 100, 7), (2, 3, 1), (14, 40, 8), (15, 200, 1)], active(toy))
     assert toy.asked_at[:2] == [10, 40]
     assert starts == [0, 10, 10, 240, 40]
 
 
 def test_all_services_of_a_moment_see_the_same_snapshot() -> None:
     first, second = Toy(last_first), Toy()
-    played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], seat(first), seat(second))
+    played([(0, 10, 8), (1, 10, 8), (2, 10, 8)], active(first), active(second))
     assert first.seen[0] is second.seen[0]
     assert first.seen[0].pending["urgency"].tolist() == [0, 0]
 
 
 def test_predictions_stand_in_the_snapshot_and_only_those_of_jobs_that_came() -> None:
     toy = Toy()
-    played([(0, 10, 8), (1, 77, 8), (2, 99, 8), (1_000, 5, 8)], seat(toy))
+    played([(0, 10, 8), (1, 77, 8), (2, 99, 8), (1_000, 5, 8)], active(toy))
     (snapshot, *_) = toy.seen
     assert snapshot.pending[["p50_s", "source"]].to_numpy().tolist() == [[77.0, "oracle"], [99.0, "oracle"]]
 
 
-def test_a_service_that_raises_three_times_running_is_benched_and_the_replay_goes_on() -> None:
+def test_a_service_that_raises_three_times_running_is_suspended_and_the_replay_goes_on() -> None:
     rows = crowded_rows(3)
-    place = seat(Toy(broken), every=AT_ONCE)
-    other = seat(Toy(), every=AT_ONCE)
+    place = active(Toy(broken), every=AT_ONCE)
+    other = active(Toy(), every=AT_ONCE)
     assert played(rows, place, other) == compiled(rows, first_in_first_out, backfill=Backfill.EASY)
-    assert (place.asked, place.benched, dict(place.troubles)) == (3, True, {"ZeroDivisionError: of all things": 3})
+    assert (place.asked, place.suspended, dict(place.problems)) == (3, True, {"ZeroDivisionError: of all things": 3})
     assert other.asked > 3
 
 
-def test_a_service_that_recovers_is_not_benched() -> None:
+def test_a_service_that_recovers_is_not_suspended() -> None:
     def answer(_: Snapshot) -> Iterable[Action]:
         if len(toy.seen) % 3:
             raise ZeroDivisionError
         return []
 
     toy = Toy(answer)
-    place = seat(toy, every=AT_ONCE)
+    place = active(toy, every=AT_ONCE)
     played(crowded_rows(3), place)
-    assert not place.benched
+    assert not place.suspended
     assert place.asked > 9
 
 
 @pytest.mark.parametrize("answer", [None, ["start job 7"]])
 def test_an_answer_that_is_no_list_of_actions_is_a_failure_of_the_service(answer: Any) -> None:
-    place = seat(Toy(answer), every=AT_ONCE)
+    place = active(Toy(answer), every=AT_ONCE)
     played(crowded_rows(3), place)
-    assert place.benched
+    assert place.suspended
 
 
 def test_what_becomes_of_proposals_is_counted() -> None:
     ahead = Reorder(partition="a", order=(Place(job_id="2", urgency=0.5, reason="why"),), reason="why")
-    place = seat(Toy([ahead]), every=AT_ONCE)
+    place = active(Toy([ahead]), every=AT_ONCE)
     played([(0, 10, 8), (1, 10, 8), (2, 10, 8), (3, 10, 8)], place)
     assert place.outcomes == {Result.DONE: 1, Result.GONE: 2}
 
 
-def a_history(jobs: int = 60, **overrides: Any) -> History:
+def a_history(jobs: int = 60, **overrides: Any) -> LoadedHistory:
     """Return jobs of 8 GPUs every minute that take 30 s and 100 s in turn on one node: a queue grows."""
     rows = [
         a_job(
@@ -235,16 +243,18 @@ def a_history(jobs: int = 60, **overrides: Any) -> History:
         )
         for n in range(1, jobs + 1)
     ]
-    return History(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
+    return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
-def rehearsed(history: History, services: dict[str, Any], **options: Any) -> Rehearsal:
+def simulated(history: LoadedHistory, services: dict[str, Any], **options: Any) -> ServiceReplay:
     asked = {name: options.pop(name) for name in ("since", "until", "warm_up") if name in options}
-    return rehearse(history, Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options)
+    return simulate_services(
+        history, WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8, **asked), services, **options
+    )
 
 
-def test_a_rehearsal_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
-    result = rehearsed(a_history(), {"toy": Toy()})
+def test_a_service_replay_shows_today_the_naive_control_and_the_service_measured_alike() -> None:
+    result = simulated(a_history(), {"toy": Toy()})
     assert [run.label for run in result.whatif.runs] == [
         "FIFO + EASY (limit)",
         "Fewest GPUs + EASY (limit)",
@@ -256,34 +266,34 @@ def test_a_rehearsal_shows_today_the_naive_control_and_the_service_measured_alik
     assert result.whatif.baseline is today
 
 
-def test_qssf_rehearsed_on_predictions_shortens_the_mean_wait() -> None:
-    result = rehearsed(a_history(100), {"qssf": Qssf(Qssf.Options(promote_after_s=float("inf")))})
+def test_qssf_simulated_on_predictions_shortens_the_mean_wait() -> None:
+    result = simulated(a_history(100), {"qssf": Qssf(Qssf.Options(promote_after_s=float("inf")))})
     today, _, qssf = (run.summary.mean_wait_s for run in result.whatif.runs)
     assert qssf < 0.9 * today
-    (report,) = result.seats
+    (report,) = result.active_services
     assert report.asked > 0
     assert report.outcomes["done"] > 0
 
 
 def test_jobs_of_the_warm_up_are_replayed_but_not_counted() -> None:
-    result = rehearsed(a_history(), {"toy": Toy()}, since=START + timedelta(minutes=31), warm_up=timedelta(minutes=10))
+    result = simulated(a_history(), {"toy": Toy()}, since=START + timedelta(minutes=31), warm_up=timedelta(minutes=10))
     assert [len(run.wait_s) for run in result.whatif.runs] == [30, 30, 30]
 
 
 def test_the_least_time_between_questions_can_be_set_for_all() -> None:
     often, seldom = Toy(), Toy()
-    rehearsed(a_history(), {"toy": often}, every=AT_ONCE)
-    rehearsed(a_history(), {"toy": seldom}, every=timedelta(hours=1))
+    simulated(a_history(), {"toy": often}, every=AT_ONCE)
+    simulated(a_history(), {"toy": seldom}, every=timedelta(hours=1))
     assert len(often.seen) > 5 * len(seldom.seen) > 0
 
 
-def test_a_benched_service_is_said_aloud() -> None:
-    result = rehearsed(a_history(), {"toy": Toy(broken)})
+def test_a_suspended_service_is_said_aloud() -> None:
+    result = simulated(a_history(), {"toy": Toy(broken)})
     assert any("toy raised 3 times running and was asked no more" in note for note in result.whatif.notes)
-    assert result.to_json()["services"][0]["troubles"] == {"ZeroDivisionError: of all things": 3}
+    assert result.to_json()["services"][0]["problems"] == {"ZeroDivisionError: of all things": 3}
 
 
-def days_of_jobs(days: int, run_time_s: float) -> History:
+def days_of_jobs(days: int, run_time_s: float) -> LoadedHistory:
     """Return, every day at midnight, a blocked head, and behind it a job whose limit is ten times its run time."""
     rows = []
     for day in range(days):
@@ -293,7 +303,7 @@ def days_of_jobs(days: int, run_time_s: float) -> History:
                 a_job(job_id=str(10 * day + n + 1), submitted_at=at, started_at=None, ended_at=None)
                 | {"gpus": gpus, "run_time_s": float(run_s), "time_limit_s": float(limit_s)}
             )
-    return History(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
+    return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
 def limit_the_small(seconds: float) -> Any:
@@ -306,9 +316,9 @@ def limit_the_small(seconds: float) -> Any:
     return answer
 
 
-def gain_of(history: History, service: Any) -> Gain:
-    question = Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
-    return soft_limit_gain(history, question, service, every=AT_ONCE)
+def gain_of(history: LoadedHistory, service: Any) -> SoftLimitGain:
+    request = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    return soft_limit_gain(history, request, service, every=AT_ONCE)
 
 
 def test_soft_limits_that_let_a_small_job_pass_a_blocked_head_every_day_are_a_gain() -> None:
@@ -333,8 +343,8 @@ def test_soft_limits_that_nobody_sets_are_no_gain() -> None:
 
 def test_other_services_act_with_soft_limits_and_without() -> None:
     beside, softly = Toy(last_first), Toy()
-    question = Question(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
-    soft_limit_gain(days_of_jobs(2, 5_000.0), question, softly, beside={"order": beside}, every=AT_ONCE)
+    request = WhatIfRequest(plans=(), nodes={"gpu": 1}, gpus_per_node=8)
+    soft_limit_gain(days_of_jobs(2, 5_000.0), request, softly, beside={"order": beside}, every=AT_ONCE)
     assert len(beside.seen) == 2 * len(softly.seen) > 0
 
 
@@ -347,7 +357,9 @@ def test_a_few_days_are_too_few_to_tell() -> None:
 def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
     ordinary, odd = days_of_jobs(20, 5_000.0).jobs, days_of_jobs(21, 5_000.0).jobs.iloc[-3:]
     calm = ordinary[ordinary["gpus"] == 8]
-    history = History(cluster="venus", jobs=jobs_frame(*pd.concat([calm, odd]).to_dict("records")), timezone="UTC")
+    history = LoadedHistory(
+        cluster="venus", jobs=jobs_frame(*pd.concat([calm, odd]).to_dict("records")), timezone="UTC"
+    )
     gain = gain_of(history, Toy(limit_the_small(6_000)))
     assert gain.mean_wait_with_s < gain.mean_wait_s
     assert not gain.is_clear
@@ -358,9 +370,9 @@ def test_a_saving_on_one_day_of_many_may_be_chance() -> None:
 def test_on_a_real_trace_a_service_that_proposes_nothing_changes_nothing() -> None:
     history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
     since, until = history.jobs["submitted_at"].iloc[[1_000, 1_250]]
-    question = Question(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
+    request = WhatIfRequest(plans=(), nodes={"all": 100}, gpus_per_node=1, since=since, until=until)
     toy = Toy()
-    result = rehearse(history, question, {"toy": toy})
+    result = simulate_services(history, request, {"toy": toy})
     today, _, service = result.whatif.runs
     assert service.started_s.tolist() == today.started_s.tolist()
     assert len(toy.seen) > 20
@@ -371,14 +383,14 @@ def settings_with(**services: Any) -> Settings:
     return Settings(services=services)
 
 
-def test_a_service_is_rehearsed_with_the_options_of_the_configuration_and_the_given_ones_over_them() -> None:
+def test_a_service_is_simulated_with_the_options_of_the_configuration_and_the_given_ones_over_them() -> None:
     settings = settings_with(qssf={"levels": 5, "every_s": 77})
     services = services_asked_for(settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"])
     options: Any = services["qssf"]
     assert (options.options.levels, options.options.every_s, options.options.promote_after_s) == (7, 77, 3600.0)
 
 
-def test_without_a_name_the_services_of_the_configuration_are_rehearsed_in_its_order() -> None:
+def test_without_a_name_the_services_of_the_configuration_are_simulated_in_its_order() -> None:
     settings = settings_with(soft_limits={}, qssf={})
     assert list(services_asked_for(settings, names=None, options=[])) == ["soft_limits", "qssf"]
     assert list(services_asked_for(settings, names=["qssf, soft_limits"], options=[])) == ["qssf", "soft_limits"]
@@ -388,15 +400,15 @@ def test_without_a_name_the_services_of_the_configuration_are_rehearsed_in_its_o
     ("names", "options", "error", "said"),
     [
         (["qsff"], [], ServiceUnknown, "Installed are:.*qssf"),
-        (["qssf"], ["promote"], Misuse, "is not understood"),
-        (["qssf"], ["qssf.=3"], Misuse, "is not understood"),
-        (["qssf"], ["qssf.levels=many"], Misuse, "not a TOML value"),
+        (["qssf"], ["promote"], UsageError, "is not understood"),
+        (["qssf"], ["qssf.=3"], UsageError, "is not understood"),
+        (["qssf"], ["qssf.levels=many"], UsageError, "not a TOML value"),
         (["qssf"], ["qssf.level=3"], ServiceInvalid, "levels: int"),
-        (["qssf"], ["soft_limits.margin=2.0"], Misuse, "not rehearsed"),
+        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "not rehearsed"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_refused_with_what_can(
-    names: list[str], options: list[str], error: type[Misuse], said: str
+def test_what_cannot_be_simulated_is_refused_with_what_can(
+    names: list[str], options: list[str], error: type[UsageError], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         services_asked_for(settings_with(), names=names, options=options)

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
+from helios.actions import Action, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
 from helios.errors import ClusterUnavailable, LeaseLost, WarehouseUnavailable
-from helios.model import DECISIONS, QUEUE, STANDINGS, Snapshot
+from helios.model import APPLIED_CHANGES, DECISIONS, QUEUE, Snapshot
 from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits
 from helios.testing import (
@@ -107,8 +107,8 @@ def test_a_running_job_has_started() -> None:
 
 
 def test_a_column_that_only_some_rows_have_is_missing_in_the_others() -> None:
-    frame = frame_of(QUEUE, [a_pending_job(hands_off="held"), a_pending_job()])
-    assert list(frame["hands_off"].isna()) == [False, True]
+    frame = frame_of(QUEUE, [a_pending_job(excluded_reason="held"), a_pending_job()])
+    assert list(frame["excluded_reason"].isna()) == [False, True]
 
 
 # The fake cluster.
@@ -184,12 +184,12 @@ def test_a_requeued_job_waits_again_with_what_was_set(cluster: FakeCluster) -> N
         (lambda cluster, job: cluster.admin_sets_site_factor(job, 500), "SiteFactor 500"),
     ],
 )
-def test_a_job_under_an_admins_hand_is_refused_and_says_why(
+def test_a_job_under_an_overridden_hand_is_refused_and_says_why(
     cluster: FakeCluster, touch: Callable[[FakeCluster, str], None], why: str
 ) -> None:
     job_id = cluster.submit()
     touch(cluster, job_id)
-    assert why in cluster.snapshot().pending["hands_off"].iloc[0]
+    assert why in cluster.snapshot().pending["excluded_reason"].iloc[0]
     (outcome,) = cluster.apply([an_order(**{job_id: 0.5})])
     assert outcome.result is Result.REFUSED
     assert why in outcome.remark
@@ -214,7 +214,7 @@ def test_a_users_own_soft_limit_is_seen_and_left_alone(cluster: FakeCluster) -> 
     job_id = cluster.submit(user_soft_limit_s=1200.0)
     job = cluster.snapshot().pending.iloc[0]
     assert (job["user_soft_limit_s"], np.isnan(job["soft_limit_s"])) == (1200.0, True)
-    assert ask(cluster, softened(job_id), Restore(job_ids=(job_id,), lever=Lever.SOFT_LIMIT, reason="stop")) == [
+    assert ask(cluster, softened(job_id), Revert(job_ids=(job_id,), setting=JobSetting.SOFT_LIMIT, reason="stop")) == [
         Result.REFUSED,
         Result.UNCHANGED,
     ]
@@ -245,7 +245,7 @@ def test_a_restore_takes_back_what_is_ours_and_nothing_else(cluster: FakeCluster
     ours, theirs, running = (cluster.submit(urgency=0.5, soft_limit_s=420.0) for _ in range(3))
     cluster.admin_sets_site_factor(theirs, 500)
     cluster.start(running)
-    assert ask(cluster, Restore(reason="stop")) == [Result.DONE] * 3
+    assert ask(cluster, Revert(reason="stop")) == [Result.DONE] * 3
     assert (cluster.site_factor_of(ours), cluster.time_min_of(ours)) == (0, 0)
     assert (cluster.site_factor_of(theirs), cluster.time_min_of(theirs)) == (500, 0)
     assert cluster.site_factor_of(running) != 0
@@ -254,15 +254,15 @@ def test_a_restore_takes_back_what_is_ours_and_nothing_else(cluster: FakeCluster
 def test_a_restore_leaves_what_is_hidden_on_a_held_job_unless_it_is_asked_to(cluster: FakeCluster) -> None:
     job_id = cluster.submit(urgency=0.5)
     cluster.hold(job_id)
-    assert ask(cluster, Restore(reason="stop")) == [Result.REFUSED]
-    assert ask(cluster, Restore(reason="stop", hidden=True)) == [Result.DONE]
+    assert ask(cluster, Revert(reason="stop")) == [Result.REFUSED]
+    assert ask(cluster, Revert(reason="stop", hidden=True)) == [Result.DONE]
     assert cluster.site_factor_of(job_id) == 0
 
 
 def test_a_restore_leaves_what_an_admin_set_and_says_so(cluster: FakeCluster) -> None:
     theirs, untouched = cluster.submit(), cluster.submit()
     cluster.admin_sets_site_factor(theirs, 500)
-    assert ask(cluster, Restore(lever=Lever.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
+    assert ask(cluster, Revert(setting=JobSetting.ORDER, job_ids=(theirs, untouched), reason="stop")) == [
         Result.REFUSED,
         Result.UNCHANGED,
     ]
@@ -280,9 +280,9 @@ def test_a_user_may_alter_a_job(cluster: FakeCluster) -> None:
     assert (job["time_limit_s"], job["partition"], job["urgency"] > 0) == (60.0, "long", True)
 
 
-def test_a_restore_can_be_of_one_lever_and_of_named_jobs(cluster: FakeCluster) -> None:
+def test_a_restore_can_be_of_one_setting_and_of_named_jobs(cluster: FakeCluster) -> None:
     first, second = (cluster.submit(urgency=0.5, soft_limit_s=420.0) for _ in range(2))
-    assert ask(cluster, Restore(lever=Lever.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
+    assert ask(cluster, Revert(setting=JobSetting.ORDER, job_ids=(first, "nobody"), reason="stop")) == [
         Result.DONE,
         Result.GONE,
     ]
@@ -291,7 +291,7 @@ def test_a_restore_can_be_of_one_lever_and_of_named_jobs(cluster: FakeCluster) -
 
 
 def test_writes_beyond_the_budget_are_postponed() -> None:
-    cluster = FakeCluster(writes_per_turn=1)
+    cluster = FakeCluster(writes_per_cycle=1)
     order = an_order(**{cluster.submit(): 0.5, cluster.submit(): 0.4})
     assert ask(cluster, order) == [Result.DONE, Result.POSTPONED]
     assert ask(cluster, order) == [Result.UNCHANGED, Result.DONE]
@@ -383,29 +383,36 @@ def test_a_holder_whose_lease_was_taken_writes_nothing(ledger: FakeLedger) -> No
     hold(ledger, "b", NOON + 2 * MINUTE)
     assert old is not None
     with pytest.raises(LeaseLost):
-        ledger.record(token=old, decisions=a_decision(), standings=STANDINGS.empty())
+        ledger.record(token=old, decisions=a_decision(), applied_changes=APPLIED_CHANGES.empty())
     assert len(ledger.decisions) == 0
 
 
-def test_decisions_add_up_and_standings_are_replaced(ledger: FakeLedger) -> None:
+def test_decisions_add_up_and_applied_changes_are_replaced(ledger: FakeLedger) -> None:
     token = hold(ledger, "a") or 0
-    standing = {"lever": "order", "job_id": "1", "submitted_at": NOON, "service": "qssf", "mode": "active", "admins": 0}
-    ledger.record(token=token, decisions=a_decision("1"), standings=frame_of(STANDINGS, [standing]))
-    ledger.record(token=token, decisions=a_decision("2"), standings=None)
+    applied = {
+        "setting": "order",
+        "job_id": "1",
+        "submitted_at": NOON,
+        "service": "qssf",
+        "mode": "active",
+        "overridden": 0,
+    }
+    ledger.record(token=token, decisions=a_decision("1"), applied_changes=frame_of(APPLIED_CHANGES, [applied]))
+    ledger.record(token=token, decisions=a_decision("2"), applied_changes=None)
     assert list(ledger.decisions["target"]) == ["1", "2"]
-    assert list(ledger.standings()["job_id"]) == ["1"]
-    ledger.record(token=token, decisions=DECISIONS.empty(), standings=STANDINGS.empty())
-    assert (len(ledger.decisions), len(ledger.standings()), ledger.records) == (2, 0, 3)
+    assert list(ledger.applied_changes()["job_id"]) == ["1"]
+    ledger.record(token=token, decisions=DECISIONS.empty(), applied_changes=APPLIED_CHANGES.empty())
+    assert (len(ledger.decisions), len(ledger.applied_changes()), ledger.records) == (2, 0, 3)
 
 
 def test_a_failing_ledger_keeps_nothing(ledger: FakeLedger) -> None:
     token = hold(ledger, "a") or 0
     ledger.fail_next(times=1, after=1)
-    assert len(ledger.standings()) == 0
+    assert len(ledger.applied_changes()) == 0
     with pytest.raises(WarehouseUnavailable):
-        ledger.record(token=token, decisions=a_decision(), standings=None)
+        ledger.record(token=token, decisions=a_decision(), applied_changes=None)
     assert len(ledger.decisions) == 0
-    ledger.record(token=token, decisions=a_decision(), standings=None)
+    ledger.record(token=token, decisions=a_decision(), applied_changes=None)
     assert len(ledger.decisions) == 1
 
 
@@ -635,7 +642,7 @@ class WritesAlways(FakeCluster):
         return [
             Outcome(
                 action=o.action,
-                lever=o.lever,
+                setting=o.setting,
                 job_id=o.job_id,
                 result=Result.DONE if o.result is Result.UNCHANGED else o.result,
                 reason=o.reason,
@@ -650,8 +657,8 @@ class WritesAlways(FakeCluster):
 class TouchesEverybody(FakeCluster):
     """Knows no hands-off."""
 
-    def _hands_off(self, job: Any) -> str:
-        return "" if self._left else super()._hands_off(job)
+    def _excluded_reason(self, job: Any) -> str:
+        return "" if self._left else super()._excluded_reason(job)
 
 
 class Predicts(FakeCluster):
@@ -670,25 +677,25 @@ class Upside(FakeCluster):
 
 
 class NeverRestores(FakeCluster):
-    """Does not take back soft limits."""
+    """Does not revert soft limits."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
         return [
             outcome
             for action in actions
             for outcome in super(NeverRestores, self).apply(
-                [Restore(lever=Lever.ORDER, job_ids=action.job_ids, reason="x")]
-                if isinstance(action, Restore)
+                [Revert(setting=JobSetting.ORDER, job_ids=action.job_ids, reason="x")]
+                if isinstance(action, Revert)
                 else [action]
             )
         ]
 
 
 class RestoresTooMuch(FakeCluster):
-    """Takes back everything, whoever was named."""
+    """Reverts everything, whoever was named."""
 
     def apply(self, actions: Sequence[Action]) -> list[Outcome]:
-        return super().apply([Restore(reason="x") if isinstance(action, Restore) else action for action in actions])
+        return super().apply([Revert(reason="x") if isinstance(action, Revert) else action for action in actions])
 
 
 class StopsAtAStranger(FakeCluster):

@@ -14,16 +14,16 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
+    NodeSetting,
     PowerDown,
     PowerUp,
     Reorder,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
 from helios.errors import ClusterUnavailable, FrameInvalid
-from helios.model import NODE_STANDINGS, STANDINGS, NodePower, Snapshot
-from helios.ports import Office
+from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, NodePower, Snapshot
+from helios.ports import Domain
 from helios.testing import (
     NOON,
     Crash,
@@ -159,9 +159,9 @@ def test_what_was_set_can_be_restored() -> None:
     cluster.steer([FillFirst(tiers=((), ("n2",)), reason="so"), KeepAwake(nodes=("n2",), reason="so", own="n3")])
     cluster.steer(
         [
-            RestoreNodes(lever=NodeLever.POWER, own=(("n1", ""),), reason="stop"),
-            RestoreNodes(lever=NodeLever.WEIGHT, own=(("n2", "10"),), reason="stop"),
-            RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n3"),), reason="stop"),
+            RevertNodes(setting=NodeSetting.POWER, own=(("n1", ""),), reason="stop"),
+            RevertNodes(setting=NodeSetting.WEIGHT, own=(("n2", "10"),), reason="stop"),
+            RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n3"),), reason="stop"),
         ]
     )
     assert cluster.power_of("n1") is WAKING
@@ -208,7 +208,7 @@ def test_a_snapshot_says_what_slurm_says() -> None:
     assert nodes["power"].tolist() == ["asleep", "awake", "awake"]
     assert nodes["state"].tolist() == ["IDLE", "ALLOCATED", "IDLE"]
     assert nodes["kept_awake"].tolist() == [0, 1, 0]
-    assert nodes.loc["n3", "hands_off"] == "drained: fan"
+    assert nodes.loc["n3", "excluded_reason"] == "drained: fan"
     assert nodes["idle_since"].isna().tolist() == [True, True, False]
     power = cluster.snapshot().power
     assert power is not None
@@ -239,12 +239,12 @@ def test_things_go_wrong_when_told_to() -> None:
     assert cluster.power_of("n3") is AWAKE
 
 
-def test_the_ledger_of_an_office_keeps_its_own_book() -> None:
-    ledger = FakeLedger(office=Office.NODES)
-    NODE_STANDINGS.check(ledger.standings())
+def test_the_ledger_of_an_domain_keeps_its_own_book() -> None:
+    ledger = FakeLedger(domain=Domain.NODES)
+    APPLIED_NODE_CHANGES.check(ledger.applied_changes())
     token = ledger.acquire(holder="h", now=NOON, lasts=MINUTE)
     with pytest.raises(FrameInvalid):
-        ledger.record(token=token or 0, decisions=ledger.decisions, standings=STANDINGS.empty())
+        ledger.record(token=token or 0, decisions=ledger.decisions, applied_changes=APPLIED_CHANGES.empty())
 
 
 def test_builders_of_power_and_demand_make_sense() -> None:
@@ -263,7 +263,7 @@ class Sleeper:
     """Puts to sleep what has been idle for hours; a sound service."""
 
     Options = NoOptions
-    office: ClassVar[Office] = Office.NODES
+    domain: ClassVar[Domain] = Domain.NODES
     every = timedelta(minutes=10)
 
     def __init__(self, options: NoOptions) -> None:
@@ -271,16 +271,16 @@ class Sleeper:
 
     def decide(self, snapshot: Snapshot) -> Iterable[Action]:
         nodes = snapshot.nodes
-        idle = nodes[(nodes["state"] == "IDLE") & (nodes["power"] == "awake") & nodes["hands_off"].isna()]
+        idle = nodes[(nodes["state"] == "IDLE") & (nodes["power"] == "awake") & nodes["excluded_reason"].isna()]
         late = idle[idle["idle_since"] < snapshot.taken_at - timedelta(hours=3)]
         return [PowerDown(node=node, reason="idle for three hours") for node in late["name"]]
 
 
-def answering(answer: Callable[[Snapshot], list[Action]], *, office: Office = Office.NODES) -> type[Any]:
+def answering(answer: Callable[[Snapshot], list[Action]], *, domain: Domain = Domain.NODES) -> type[Any]:
     def decide(self: Any, snapshot: Snapshot) -> Iterable[Action]:
         return answer(snapshot)
 
-    return type("Odd", (Sleeper,), {"decide": decide, "office": office, "__doc__": "Answers oddly."})
+    return type("Odd", (Sleeper,), {"decide": decide, "domain": domain, "__doc__": "Answers oddly."})
 
 
 def test_a_sound_service_on_nodes_passes() -> None:
@@ -319,8 +319,8 @@ def test_an_unsound_service_on_nodes_is_told(answer: Callable[[Snapshot], list[A
 
 
 def test_a_service_on_jobs_that_acts_on_nodes_is_told_what_to_say() -> None:
-    with pytest.raises(AssertionError, match=r"office = Office\.NODES"):
-        check_service(answering(lambda s: [up(n) for n in first_of(s)], office=Office.JOBS))
+    with pytest.raises(AssertionError, match=r"domain = Domain\.NODES"):
+        check_service(answering(lambda s: [up(n) for n in first_of(s)], domain=Domain.JOBS))
 
 
 def test_every_situation_has_a_title_of_its_own() -> None:

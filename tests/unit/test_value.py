@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.history import History
-from helios.app.value import Site, value_of_predictions, value_or_reason
-from helios.report.value import REPLAY_NAMES, Value, in_words, notes_of
+from helios.app.history import LoadedHistory
+from helios.app.prediction_value import ReplayTarget, value_of_predictions, value_or_reason
+from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
-CROWDED = Site(nodes={"gpu": 1}, gpus_per_node=2)
+CROWDED = ReplayTarget(nodes={"gpu": 1}, gpus_per_node=2)
 
 
-def a_history(n_jobs: int = 900, *, every_s: int = 100, **columns: Any) -> History:
+def a_history(n_jobs: int = 900, *, every_s: int = 100, **columns: Any) -> LoadedHistory:
     """Two users in turn, one whose jobs take 20 s, one whose jobs take 400 s; all ask for both GPUs."""
     rng = np.random.default_rng(0)
     rows = []
@@ -26,37 +26,37 @@ def a_history(n_jobs: int = 900, *, every_s: int = 100, **columns: Any) -> Histo
         at = START + timedelta(seconds=every_s * number)
         job = {"user": user, "submitted_at": at, "gpus": 2, "run_time_s": run_s, "time_limit_s": 3_600}
         rows.append(a_job(started_at=at, ended_at=at + timedelta(seconds=run_s), **job | columns))
-    return History(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
+    return LoadedHistory(cluster="venus", jobs=jobs_frame(*rows), timezone="UTC")
 
 
-def asked(history: History, site: Site = CROWDED) -> Value:
+def asked(history: LoadedHistory, site: ReplayTarget = CROWDED) -> OrderValue:
     return value_of_predictions(history, site, train_until=None, test_fraction=0.3)
 
 
 @pytest.fixture(scope="module")
-def crowded() -> Value:
+def crowded() -> OrderValue:
     return asked(a_history())
 
 
-def test_predictions_that_tell_short_from_long_realise_most_of_what_true_run_times_would(crowded: Value) -> None:
+def test_predictions_that_tell_short_from_long_realise_most_of_what_true_run_times_would(crowded: OrderValue) -> None:
     assert crowded.share("model") == pytest.approx(1.0, abs=0.15)
     assert crowded.share("today") == 0
     assert crowded.share("oracle") == 1
 
 
-def test_an_order_that_knows_nothing_gains_nothing_where_all_jobs_are_of_one_size(crowded: Value) -> None:
+def test_an_order_that_knows_nothing_gains_nothing_where_all_jobs_are_of_one_size(crowded: OrderValue) -> None:
     assert crowded.share("smallest_first") == pytest.approx(0.0)
 
 
-def test_only_the_judged_part_is_replayed_and_counted(crowded: Value) -> None:
+def test_only_the_judged_part_is_replayed_and_counted(crowded: OrderValue) -> None:
     assert {summary.jobs for summary in crowded.replays.values()} == {270}
 
 
-def test_every_replay_has_a_name_for_people(crowded: Value) -> None:
+def test_every_replay_has_a_name_for_people(crowded: OrderValue) -> None:
     assert set(crowded.replays) == set(REPLAY_NAMES)
 
 
-def test_the_guard_holds_the_longest_wait_near_that_of_today(crowded: Value) -> None:
+def test_the_guard_holds_the_longest_wait_near_that_of_today(crowded: OrderValue) -> None:
     free = crowded.replays["oracle_unguarded"].max_wait_s
     assert crowded.replays["oracle"].max_wait_s <= free
     strict = asked(a_history(), replace(CROWDED, promote_after=timedelta(seconds=1)))
@@ -71,7 +71,7 @@ def test_a_machine_on_which_nobody_waits_gains_nothing_and_says_so() -> None:
     assert "no queue, nothing to gain" in " ".join(in_words(value))
 
 
-def test_the_share_is_of_the_gain_in_mean_wait(crowded: Value) -> None:
+def test_the_share_is_of_the_gain_in_mean_wait(crowded: OrderValue) -> None:
     wait = {name: summary.mean_wait_s for name, summary in crowded.replays.items()}
     expected = (wait["today"] - wait["user_last"]) / (wait["today"] - wait["oracle"])
     assert crowded.to_json()["replays"]["user_last"]["share_of_oracle_gain"] == pytest.approx(expected)
@@ -82,7 +82,7 @@ def test_jobs_that_cannot_be_replayed_cost_no_more_than_this_judgement() -> None
     reason = value_or_reason(history, CROWDED, train_until=None, test_fraction=0.3)
     assert isinstance(reason, str)
     assert "cannot be replayed" in reason
-    assert notes_of(reason) == (reason,)
+    assert model_notes(reason) == (reason,)
 
 
 def test_jobs_larger_than_the_machine_are_left_out_and_said_to_be() -> None:

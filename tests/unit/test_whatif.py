@@ -6,29 +6,29 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.app.history import History
-from helios.app.plans import Estimates, Plan, Policy, RunTimes
-from helios.app.whatif import Question, whatif
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import Estimates, Policy, RunTimes, Scenario
+from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import NotEnoughHistory
 from helios.report.whatif import WhatIf
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
-FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.NONE)
+FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.NONE)
 
 
-def easy(estimates: Estimates) -> Plan:
-    return Plan(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=estimates)
+def easy(estimates: Estimates) -> Scenario:
+    return Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=estimates)
 
 
 def at(second: int, **job: Any) -> dict[str, Any]:
     return a_job(submitted_at=START + timedelta(seconds=second), started_at=None, ended_at=None, **job)
 
 
-def asked(*jobs: dict[str, Any], plans: tuple[Plan, ...] = (FIFO,), **options: Any) -> WhatIf:
-    history = History(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
-    return whatif(history, Question(plans=plans, nodes={"gpu": 1}, gpus_per_node=2, **options))
+def asked(*jobs: dict[str, Any], plans: tuple[Scenario, ...] = (FIFO,), **options: Any) -> WhatIf:
+    history = LoadedHistory(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
+    return whatif(history, WhatIfRequest(plans=plans, nodes={"gpu": 1}, gpus_per_node=2, **options))
 
 
 def waits(result: WhatIf) -> list[list[int]]:
@@ -64,7 +64,7 @@ def test_a_job_without_a_limit_gets_the_default_and_it_is_said(limit_s: float | 
 
 
 def test_an_order_by_true_run_times_is_told_them() -> None:
-    shortest = Plan(policy=Policy.SJF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
+    shortest = Scenario(policy=Policy.SJF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
     jobs = [at(0, gpus=2, run_time_s=10), at(1, gpus=2, run_time_s=100), at(2, gpus=2, run_time_s=5)]
     assert waits(asked(*jobs, plans=(shortest,))) == [[0, 14, 8]]
 
@@ -93,6 +93,6 @@ def test_a_window_without_jobs_is_refused_with_what_there_is() -> None:
 
 
 def test_predictions_without_history_say_where_they_come_from() -> None:
-    predicted = Plan(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
+    predicted = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
     result = asked(at(0), at(1), plans=(predicted,))
     assert any("100 % are untrained shrinkage" in note for note in result.notes)

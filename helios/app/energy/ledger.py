@@ -1,31 +1,322 @@
 """The energy ledger: what the nodes of a real cluster did, what they drew, and what sleep saved.
 
 Everything follows from what each node did at each moment (:mod:`helios.app.energy.node_states`) and the stated model
-of :mod:`helios.energy`; what was not read is unknown, never asleep. Savings are against the same jobs at the same
-times on the same nodes (:mod:`helios.app.energy.idle_timer`).
+of :mod:`helios.metrics.energy`; what was not read is unknown, never asleep. Savings are against the same jobs at the
+same times on the same nodes (:mod:`helios.app.energy.ledger`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.errors import EmptyDataError, ParserError
 
-from helios.app.energy.idle_timer import FEWEST_DAYS, gaps_of, interval_of, under_timer
-from helios.app.energy.node_states import SPARE, NodeTimes, Spans, State, binned, wakes
-from helios.app.energy.recorded import Recorded, recorded_nodes
-from helios.app.energy.tallies import Tallied, tallied
-from helios.app.energy.tariff import Tariff, tariff_of
+from helios.app.energy.node_states import (
+    SPARE,
+    NodePowerState,
+    NodeTimes,
+    Recorded,
+    Spans,
+    count_wakes,
+    recorded_nodes,
+    seconds,
+    sum_by_bin,
+)
 from helios.config import Energy
-from helios.energy import NodeSeconds, energy_kwh
-from helios.report.energy.ledger import ALWAYS_ON, TIMERS_MIN, EnergyLedger, Saving, timer_name
-from helios.report.words import percent
+from helios.errors import FileUnreadable, FormatUnknown
+from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, Saving, timer_name
+from helios.units import percent
 from helios.warehouse import Warehouse
+
+# What Slurm's own idle timer would have done with the same jobs at the same times, node by node.
+#
+# A node that has been idle for the timer's time falls asleep; it wakes as long before its next job as a boot takes.
+# In truth the job would have waited for that boot: the timer is given the benefit of the doubt, and so are savings
+# against it if anything too small.
+
+DRAWS = 2_000
+"""Resamplings of the days; the ends of the interval then move by less than its own twentieth."""
+FEWEST_DAYS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gaps:
+    """Stretches in which a node was in service and held no job.
+
+    Attributes
+    ----------
+    spans : Spans
+    woken : bool array of shape (n,)
+        Whether a job on that node ended the stretch.
+    """
+
+    spans: Spans
+    woken: NDArray[np.bool_]
+
+
+def idle_gaps(times: NodeTimes) -> Gaps:
+    """Return the longest stretches of each node in which it was idle, asleep or on the way."""
+    spare = np.isin(times.state, SPARE)
+    follows = np.append(False, times.node[1:] == times.node[:-1]) if len(times.node) else np.array([], dtype=bool)
+    before = np.append(False, spare[:-1]) if len(spare) else spare
+    first = spare & ~(follows & before)
+    last = spare & ~np.append((follows & spare)[1:], False) if len(spare) else spare
+    ends = np.flatnonzero(last)
+    after = np.minimum(ends + 1, len(times.node) - 1)
+    woken = (after > ends) & (times.node[after] == times.node[ends]) & (times.state[after] == NodePowerState.BUSY)
+    spans = Spans(node=times.node[first], start_s=times.start_s[first], end_s=times.end_s[ends])
+    return Gaps(spans=spans, woken=woken)
+
+
+def split_by_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[NodePowerState, Spans]:
+    """Return what the nodes would have done in those stretches; ``timer_s`` inf: they would have stayed awake."""
+    start, end = gaps.spans.start_s, gaps.spans.end_s
+    dozes = end if np.isinf(timer_s) else np.minimum(start + int(timer_s), end)
+    sleeps = np.minimum(dozes + int(shutdown_s), end)
+    wakes = np.where(gaps.woken, np.maximum(end - int(boot_s), sleeps), end)
+    cuts = {
+        NodePowerState.IDLE: (start, dozes),
+        NodePowerState.FALLING_ASLEEP: (dozes, sleeps),
+        NodePowerState.ASLEEP: (sleeps, wakes),
+        NodePowerState.WAKING: (wakes, end),
+    }
+    return {state: Spans(node=gaps.spans.node, start_s=first, end_s=last) for state, (first, last) in cuts.items()}
+
+
+def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
+    """Return where a sum over days may as well have lain: 95 % of resampled days, widened by the model's own band.
+
+    With fewer than ``FEWEST_DAYS`` days only the band counts: too few to say how days differ.
+    """
+    total = float(saved_by_day.sum())
+    low, high = total, total
+    if len(saved_by_day) >= FEWEST_DAYS:
+        # Seeded: the same history gives the same interval.
+        picks = np.random.default_rng(0).integers(len(saved_by_day), size=(DRAWS, len(saved_by_day)))
+        low, high = (float(end) for end in np.quantile(saved_by_day[picks].sum(axis=1), [0.025, 0.975]))
+    return low - band * abs(low), high + band * abs(high)
+
+
+# What Helios counted of nodes at each look, as node seconds: a check of the accounting, and whose sleep it was.
+
+HOLDS_S = 1_800
+"""How long a count holds without another: looks are minutes apart, and a daemon that stood still saw nothing."""
+LEAST_SEEN = 0.5
+"""Share of a stretch that must have been seen to speak of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tallied:
+    """Node seconds within each stretch of time, all pools together; NaN: too little of it was seen.
+
+    Attributes
+    ----------
+    total_s : float64 array of shape (n,)
+        In service.
+    asleep_s : float64 array of shape (n,)
+        Asleep.
+    helios_s : float64 array of shape (n,)
+        Asleep because Helios asked for it.
+    wanted_s : float64 array of shape (n,)
+        Wanted awake by a service; where it was asked about some pools only, what was awake of the others.
+    """
+
+    total_s: NDArray[np.float64]
+    asleep_s: NDArray[np.float64]
+    helios_s: NDArray[np.float64]
+    wanted_s: NDArray[np.float64]
+
+
+def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
+    """Return counts of nodes (``NODE_TALLIES``) as node seconds between ``edges_s``."""
+    if tallies.empty:
+        nothing = np.full(len(edges_s) - 1, np.nan)
+        return Tallied(total_s=nothing, asleep_s=nothing, helios_s=nothing, wanted_s=nothing)
+    rows = tallies.sort_values(["pool", "taken_at"], kind="stable")
+    pool = rows["pool"].cat.codes.to_numpy().astype(np.int64)
+    start_s = seconds(rows["taken_at"])
+    same = np.append(pool[1:] == pool[:-1], False)
+    end_s = np.where(same, np.minimum(np.append(start_s[1:], 0), start_s + HOLDS_S), start_s + HOLDS_S).astype(np.int64)
+
+    def summed(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        spans = Spans(node=pool, start_s=start_s, end_s=end_s, weight=weight)
+        found: NDArray[np.float64] = sum_by_bin(
+            spans, edges_s=edges_s, group=np.zeros(int(pool.max()) + 1, dtype=np.int64), n_groups=1
+        )[0]
+        return found
+
+    n_pools = len(np.unique(pool))
+    seen = summed(np.ones(len(pool))) / (n_pools * np.diff(edges_s))
+    asked = summed(rows["wanted"].notna().to_numpy().astype(np.float64)) > 0
+    asleep, falling = (rows[name].to_numpy(dtype=np.float64) for name in ("asleep", "falling_asleep"))
+    helios = rows["by_helios"].to_numpy(dtype=np.float64) * asleep / np.maximum(asleep + falling, 1)
+    total = rows["total"].to_numpy(dtype=np.float64)
+    wanted = np.where(rows["wanted"].isna(), total - asleep - falling, rows["wanted"])
+    enough = seen >= LEAST_SEEN
+    # What was seen stands for the rest of its stretch.
+    share = np.where(enough, np.maximum(seen, LEAST_SEEN), 1.0)
+    return Tallied(
+        total_s=np.where(enough, summed(total) / share, np.nan),
+        asleep_s=np.where(enough, summed(asleep) / share, np.nan),
+        helios_s=np.where(enough, summed(helios) / share, np.nan),
+        wanted_s=np.where(enough & asked, summed(wanted) / share, np.nan),
+    )
+
+
+# What a kWh costs and emits, hour by hour: a file of prices and carbon, or two constants.
+
+TIME, PRICE, CARBON = "time", "price_per_kwh", "co2_g_per_kwh"
+G_PER_KG = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tariff:
+    """Price and carbon of a kWh over time; each value holds until the next one.
+
+    Attributes
+    ----------
+    since_s : int64 array of shape (n,)
+        From when each value holds, s since the epoch, ascending; empty: the constants always do.
+    price_per_kwh, co2_g_per_kwh : float64 arrays of shape (n,)
+    before : pair of float
+        Price and carbon before the first of them: the constants of the configuration.
+    currency : str
+    source : str
+        The file; empty: the configuration.
+    """
+
+    since_s: NDArray[np.int64]
+    price_per_kwh: NDArray[np.float64]
+    co2_g_per_kwh: NDArray[np.float64]
+    before: tuple[float, float]
+    currency: str
+    source: str = ""
+
+    def cost_of(
+        self, kwh: NDArray[np.float64], *, edges_s: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return money and kg of carbon dioxide of energy that was drawn evenly within each stretch of time.
+
+        Parameters
+        ----------
+        kwh : array of shape (..., n)
+        edges_s : array of shape (n + 1,)
+            Where the stretches begin and the last one ends, s since the epoch, ascending.
+        """
+        price = self._means(self.price_per_kwh, self.before[0], edges_s)
+        carbon = self._means(self.co2_g_per_kwh, self.before[1], edges_s)
+        return kwh * price, kwh * carbon / G_PER_KG
+
+    def notes(self, begin_s: int, end_s: int) -> list[str]:
+        """Say where in [begin_s, end_s) the file does not say what a kWh costs, and what was taken instead."""
+        if not self.source:
+            return []
+        said = []
+        if len(self.since_s) == 0 or begin_s < self.since_s[0]:
+            first = "nothing" if len(self.since_s) == 0 else f"only from {_written(self.since_s[0])} on"
+            said.append(f"{self.source} tells prices {first}: before it those of [energy] are taken.")
+        if len(self.since_s) and end_s > self.since_s[-1] + _step_s(self.since_s):
+            said.append(
+                f"{self.source} ends at {_written(self.since_s[-1])}: the last price and carbon hold from there on."
+            )
+        return said
+
+    def _means(self, values: NDArray[np.float64], before: float, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the mean of a step function within each stretch."""
+        if len(values) == 0:
+            return np.full(len(edges_s) - 1, before)
+        first = min(int(edges_s[0]), int(self.since_s[0]) - 1)
+        last = max(int(edges_s[-1]), int(self.since_s[-1]) + 1)
+        knots = np.concatenate([[first], self.since_s, [last]])
+        areas = np.concatenate([[0.0], np.cumsum(np.diff(knots) * np.concatenate([[before], values]))])
+        means: NDArray[np.float64] = np.diff(np.interp(edges_s, knots, areas)) / np.diff(edges_s)
+        return means
+
+
+def tariff_from(energy: Energy) -> Tariff:
+    """Return what the configuration says: its constants, or its file of hourly values.
+
+    Raises
+    ------
+    FileUnreadable
+        The file is not there, or not readable.
+    FormatUnknown
+        It lacks a column, or a line has no time or no number.
+    """
+    before = (energy.price_per_kwh, energy.co2_g_per_kwh)
+    if not energy.hourly:
+        nothing = np.array([], dtype=np.float64)
+        return Tariff(
+            since_s=nothing.astype(np.int64),
+            price_per_kwh=nothing,
+            co2_g_per_kwh=nothing,
+            before=before,
+            currency=energy.currency,
+        )
+    path = Path(energy.hourly).expanduser()
+    table = _read(path)
+    return Tariff(
+        since_s=table[TIME].to_numpy(dtype=np.int64),
+        price_per_kwh=_numbers(table, PRICE, path, otherwise=before[0]),
+        co2_g_per_kwh=_numbers(table, CARBON, path, otherwise=before[1]),
+        before=before,
+        currency=energy.currency,
+        source=str(path),
+    )
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Return the file's lines in the order of time, the time as s since the epoch."""
+    try:
+        table = pd.read_csv(path, dtype="str", skipinitialspace=True)
+    except (OSError, UnicodeDecodeError) as reason:
+        raise FileUnreadable(f"{path} cannot be read: {reason}", hint="Correct energy.hourly.") from reason
+    except (ParserError, EmptyDataError) as reason:
+        raise FormatUnknown(f"{path} is not a CSV file: {reason}", hint=_HINT) from reason
+    table.columns = table.columns.str.strip()
+    if TIME not in table or not {PRICE, CARBON} & set(table.columns):
+        there = ", ".join(map(str, table.columns)) or "none"
+        raise FormatUnknown(f"{path} has the columns {there}.", hint=_HINT)
+    moments = pd.to_datetime(table[TIME], utc=True, errors="coerce", format="ISO8601")
+    if moments.isna().any():
+        wrong = int(np.flatnonzero(moments.isna().to_numpy())[0])
+        raise FormatUnknown(f"{path}, line {wrong + 2}: {table[TIME].iloc[wrong]!r} is no time.", hint=_HINT)
+    seconds = moments.to_numpy(dtype="datetime64[s]").astype(np.int64)
+    return table.assign(**{TIME: seconds}).sort_values(TIME, kind="stable").drop_duplicates(TIME, keep="last")
+
+
+def _numbers(table: pd.DataFrame, name: str, path: Path, *, otherwise: float) -> NDArray[np.float64]:
+    if name not in table:
+        return np.full(len(table), otherwise)
+    read: Any = pd.to_numeric(table[name], errors="coerce")
+    if not np.isfinite(read).all():
+        wrong = int(np.flatnonzero(~np.isfinite(read.to_numpy()))[0])
+        line = int(table.index[wrong]) + 2
+        raise FormatUnknown(f"{path}, line {line}: {name} is {table[name].iloc[wrong]!r}, no number.", hint=_HINT)
+    return np.asarray(read, dtype=np.float64)
+
+
+def _step_s(since_s: NDArray[np.int64]) -> int:
+    return int(np.median(np.diff(since_s))) if len(since_s) > 1 else HOUR_S
+
+
+def _written(moment_s: int) -> str:
+    return f"{datetime.fromtimestamp(int(moment_s), tz=UTC):%Y-%m-%d %H:%M} UTC"
+
+
+_HINT = (
+    "Write it as time,price_per_kwh,co2_g_per_kwh with a line an hour: 2026-11-20T14:00+01:00,0.31,412 "
+    "(one of the two may be left out; a time without a zone is UTC; prices may be below zero)."
+)
+
 
 HOUR_S = 3_600
 BAND = 0.2
@@ -63,16 +354,16 @@ def energy_ledger(
     FileUnreadable, FormatUnknown
         The file of hourly prices.
     """
-    tariff = tariff_of(energy)
+    tariff = tariff_from(energy)
     recorded = recorded_nodes(warehouse, cluster, since=since - LEAD, until=until, energy=energy)
     edges_s, day = _edges(since, until, timezone)
-    looks = tallied(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
-    book = _Book(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
-    pools = book.amounts(recorded.pool, len(recorded.pools))
-    rows = _rows(by, book, pools, day=day, since=since, timezone=timezone)
+    looks = tally_states(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
+    applied_now = _Book(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
+    pools = applied_now.amounts(recorded.pool, len(recorded.pools))
+    rows = _rows(by, applied_now, pools, day=day, since=since, timezone=timezone)
     helios_s = np.where(np.isnan(looks.helios_s), pools["helios"].sum(axis=0), looks.helios_s)
-    helios_kwh = helios_s * (book.rates[State.IDLE] - book.rates[State.ASLEEP])
-    unseen_kwh = pools["unseen_s"].sum(axis=0) * book.rates[State.IDLE]
+    helios_kwh = helios_s * (applied_now.rates[NodePowerState.IDLE] - applied_now.rates[NodePowerState.ASLEEP])
+    unseen_kwh = pools["unseen_s"].sum(axis=0) * applied_now.rates[NodePowerState.IDLE]
     return EnergyLedger(
         cluster=cluster,
         timezone=timezone,
@@ -84,8 +375,8 @@ def energy_ledger(
         currency=energy.currency,
         rows=rows,
         total={name: float(rows[name].sum()) for name in rows.columns if name != "line"} | {"line": "all"},
-        savings=tuple(_saving(name, pools, day, woken=book.wakes_under(name)) for name in _policies()),
-        wakes=wakes(recorded.times, begin_s=int(edges_s[0])),
+        savings=tuple(_saving(name, pools, day, woken=applied_now.wakes_under(name)) for name in _policies()),
+        wakes=count_wakes(recorded.times, begin_s=int(edges_s[0])),
         helios_node_hours=float(helios_s.sum()) / HOUR_S,
         helios_kwh=float(helios_kwh.sum()),
         helios_cost=float(tariff.cost_of(helios_kwh, edges_s=edges_s)[0].sum()),
@@ -95,13 +386,13 @@ def energy_ledger(
         daily=_daily(pools, day, since, timezone),
         band=BAND,
         watts={name: float(getattr(energy, name)) for name in _WATTS},
-        notes=tuple(_notes(book, pools, looks, days=int(day[-1]) + 1)),
+        notes=tuple(_notes(applied_now, pools, looks, days=int(day[-1]) + 1)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Book:
-    """What turns times of nodes into amounts."""
+    """What cycles times of nodes into amounts."""
 
     recorded: Recorded
     edges_s: NDArray[np.int64]
@@ -109,14 +400,14 @@ class _Book:
     tariff: Tariff
 
     @property
-    def rates(self) -> Mapping[State, float]:
+    def rates(self) -> Mapping[NodePowerState, float]:
         """What a node draws in each state, kWh each second; out of service and unknown count nothing."""
         of = {
-            State.BUSY: NodeSeconds(busy=1),
-            State.IDLE: NodeSeconds(idle=1),
-            State.ASLEEP: NodeSeconds(asleep=1),
-            State.FALLING_ASLEEP: NodeSeconds(falling_asleep=1),
-            State.WAKING: NodeSeconds(waking=1),
+            NodePowerState.BUSY: NodeSeconds(busy=1),
+            NodePowerState.IDLE: NodeSeconds(idle=1),
+            NodePowerState.ASLEEP: NodeSeconds(asleep=1),
+            NodePowerState.FALLING_ASLEEP: NodeSeconds(falling_asleep=1),
+            NodePowerState.WAKING: NodeSeconds(waking=1),
         }
         return {state: energy_kwh(seconds, self.energy) for state, seconds in of.items()}
 
@@ -125,15 +416,15 @@ class _Book:
         times = self.recorded.times
 
         def in_bins(spans: Spans) -> NDArray[np.float64]:
-            return binned(spans, edges_s=self.edges_s, group=group, n_groups=n_groups)
+            return sum_by_bin(spans, edges_s=self.edges_s, group=group, n_groups=n_groups)
 
-        seconds = {state: in_bins(times.where(times.state == state)) for state in State}
+        seconds = {state: in_bins(times.where(times.state == state)) for state in NodePowerState}
         gpus, cpus = in_bins(self.recorded.gpus), in_bins(self.recorded.cpus)
         load = gpus * energy_kwh(NodeSeconds(gpus_busy=1), self.energy)
         load += cpus * energy_kwh(NodeSeconds(cpus_busy=1), self.energy)
         kwh = sum((seconds[state] * rate for state, rate in self.rates.items()), load)
-        idle = seconds[State.IDLE] * self.rates[State.IDLE]
-        asleep = times.where((times.state == State.ASLEEP) & times.by_helios)
+        idle = seconds[NodePowerState.IDLE] * self.rates[NodePowerState.IDLE]
+        asleep = times.where((times.state == NodePowerState.ASLEEP) & times.by_helios)
         found = {f"{state.name.lower()}_s": amount for state, amount in seconds.items()}
         found |= {"gpu_s": gpus, "kwh": kwh, "idle_kwh": idle, "helios": in_bins(asleep)}
         found["cost"], found["co2_kg"] = self.tariff.cost_of(kwh, edges_s=self.edges_s)
@@ -144,17 +435,17 @@ class _Book:
 
     def wakes_under(self, policy: str) -> int:
         """Return how often a job would have found its node asleep."""
-        gaps = gaps_of(self.recorded.times)
+        gaps = idle_gaps(self.recorded.times)
         length_s = gaps.spans.end_s - gaps.spans.start_s
         return int((gaps.woken & (length_s > _policies()[policy]) & (gaps.spans.end_s > self.edges_s[0])).sum())
 
     def _under(self, times: NodeTimes, timer_s: float, in_bins: Any) -> NDArray[np.float64]:
-        would = under_timer(
-            gaps_of(times), timer_s=timer_s, boot_s=self.energy.boot_s, shutdown_s=self.energy.shutdown_s
+        would = split_by_timer(
+            idle_gaps(times), timer_s=timer_s, boot_s=self.energy.boot_s, shutdown_s=self.energy.shutdown_s
         )
         return self._spare({state: in_bins(spans) for state, spans in would.items()})
 
-    def _spare(self, seconds: Mapping[State, NDArray[np.float64]]) -> NDArray[np.float64]:
+    def _spare(self, seconds: Mapping[NodePowerState, NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return what nodes in service without a job drew; all else is the same under every policy."""
         drawn: NDArray[np.float64] = np.sum([seconds[state] * self.rates[state] for state in SPARE], axis=0)
         return drawn
@@ -185,7 +476,7 @@ def _edges(since: datetime, until: datetime, timezone: str) -> tuple[NDArray[np.
 
 def _rows(
     by: str,
-    book: _Book,
+    applied_now: _Book,
     pools: dict[str, NDArray[np.float64]],
     *,
     day: NDArray[np.int64],
@@ -196,9 +487,9 @@ def _rows(
         lines = [f"{moment:%Y-%m-%d}" for moment in _days(since, timezone, int(day[-1]) + 1)]
         return _table(lines, {name: _by_day(amount, day) for name, amount in pools.items()})
     if by == "partition":
-        return _table(list(book.recorded.pools), {name: amount.sum(axis=1) for name, amount in pools.items()})
-    nodes = book.recorded.nodes
-    each = book.amounts(np.arange(len(nodes), dtype=np.int64), len(nodes))
+        return _table(list(applied_now.recorded.pools), {name: amount.sum(axis=1) for name, amount in pools.items()})
+    nodes = applied_now.recorded.nodes
+    each = applied_now.amounts(np.arange(len(nodes), dtype=np.int64), len(nodes))
     return _table(list(nodes), {name: amount.sum(axis=1) for name, amount in each.items()})
 
 
@@ -218,7 +509,7 @@ def _table(lines: list[str], sums: Mapping[str, NDArray[np.float64]]) -> pd.Data
 
 def _saving(policy: str, pools: Mapping[str, NDArray[np.float64]], day: NDArray[np.int64], *, woken: int) -> Saving:
     of_day = _by_day(pools[f"{policy} kwh"], day)
-    low, high = interval_of(of_day, band=BAND)
+    low, high = ledger_interval(of_day, band=BAND)
     return Saving(
         against=policy,
         kwh=float(of_day.sum()),
@@ -272,11 +563,11 @@ def _days(since: datetime, timezone: str, number: int) -> list[pd.Timestamp]:
     return [first + pd.DateOffset(days=later) for later in range(number)]
 
 
-def _notes(book: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied, *, days: int) -> Iterator[str]:
+def _notes(applied_now: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied, *, days: int) -> Iterator[str]:
     """Say what is not known and what was assumed, the gravest first."""
-    energy, edges_s = book.energy, book.edges_s
-    yield from book.recorded.notes
-    total_s = len(book.recorded.nodes) * float(edges_s[-1] - edges_s[0])
+    energy, edges_s = applied_now.energy, applied_now.edges_s
+    yield from applied_now.recorded.notes
+    total_s = len(applied_now.recorded.nodes) * float(edges_s[-1] - edges_s[0])
     unknown_s = float(pools["unknown_s"].sum() + pools["unseen_s"].sum())
     if unknown_s > 0:
         share = percent(unknown_s / total_s, 0 if unknown_s >= 0.1 * total_s else 1)
@@ -294,7 +585,7 @@ def _notes(book: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied
         f"{percent(BAND)}; falling asleep and waking to last {energy.shutdown_s:g} s and {energy.boot_s:g} s. "
         f"Costs are in {energy.currency}."
     )
-    yield from book.tariff.notes(int(edges_s[0]), int(edges_s[-1]))
+    yield from applied_now.tariff.notes(int(edges_s[0]), int(edges_s[-1]))
 
 
 def _mismatch(pools: Mapping[str, NDArray[np.float64]], looks: Tallied) -> Iterator[str]:
@@ -305,7 +596,7 @@ def _mismatch(pools: Mapping[str, NDArray[np.float64]], looks: Tallied) -> Itera
             f"Helios saw {looked / HOUR_S:,.0f} node hours asleep, Slurm's accounting tells of {told / HOUR_S:,.0f} in "
             "the same time; the accounting is counted (a sleeping node that was resumed or undrained drops out of it)."
         )
-    served = sum(pools[f"{state.name.lower()}_s"].sum(axis=0) for state in (State.BUSY, *SPARE))[seen].sum()
+    served = sum(pools[f"{state.name.lower()}_s"].sum(axis=0) for state in (NodePowerState.BUSY, *SPARE))[seen].sum()
     counted = float(looks.total_s[seen].sum())
     if served > 1.05 * counted > 0:
         yield (

@@ -4,16 +4,16 @@
 once a day and asked at each step, live and in simulation. Both give the same for the same history.
 """
 
+from helios.predict.demand.features import NEVER_S, job_state
 from helios.predict.demand.forecaster import FEWEST_STEPS, HISTORY_STEPS, DemandForecaster, walk_forward
-from helios.predict.demand.jobs import NEVER_S, job_state
-from helios.predict.demand.values import (
+from helios.predict.demand.types import (
     AHEAD,
     AHEAD_S,
     DAY,
     LEVELS,
     Calendar,
+    DemandJobState,
     Forecasts,
-    JobState,
     assemble,
     parse_holidays,
 )
@@ -28,8 +28,8 @@ __all__ = [
     "NEVER_S",
     "Calendar",
     "DemandForecaster",
+    "DemandJobState",
     "Forecasts",
-    "JobState",
     "assemble",
     "job_state",
     "parse_holidays",

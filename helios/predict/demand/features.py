@@ -1,20 +1,21 @@
 """What the series of busy nodes itself tells at the end of a step, all of it relative to now.
 
 Trees cannot say more than they have seen, so every level is given as its distance from now, and what is learned is the
-change from now. Each row is computed from the series alone, by looking back from its own step: the row of a live turn
+change from now. Each row is computed from the series alone, by looking back from its own step: the row of a live cycle
 and that of a walk through a year cannot differ.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.kernels import kept, part
+from helios.errors import FrameInvalid
+from helios.jit import cached_jit, inline_jit
 from helios.model import STEP_S
-from helios.predict.demand.values import AHEAD, DAY, Calendar, JobState
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, DemandJobState
 
 LAGS = (1, 2, 3, 6, 12, 18, 36, 72, DAY, 7 * DAY)
 WINDOWS = (6, 18, 36, 72, DAY, 7 * DAY)
@@ -47,7 +48,7 @@ def matrix(
     start_s: int,
     rows: NDArray[np.int64],
     calendar: Calendar,
-    state: JobState | None,
+    state: DemandJobState | None,
 ) -> NDArray[np.float32]:
     """Return what was known at the end of the steps ``rows``, of shape (len(rows), n_features)."""
     series = np.full((len(rows), len(SERIES_FEATURES)), np.nan, dtype=np.float32)
@@ -58,12 +59,12 @@ def matrix(
     return np.hstack(parts).astype(np.float32)
 
 
-def names(state: JobState | None) -> tuple[str, ...]:
+def names(state: DemandJobState | None) -> tuple[str, ...]:
     """Return the names of the columns of :func:`matrix`."""
     return (*SERIES_FEATURES, *CALENDAR_FEATURES, *(state.names if state is not None else ()))
 
 
-@kept
+@cached_jit
 def _describe(  # noqa: PLR0917 - numba kernels are called by position
     busy: Any, total: Any, rows: Any, lags: Any, windows: Any, ahead: Any, kept: Any, ewma_steps: int, out: Any
 ) -> None:
@@ -84,7 +85,7 @@ def _describe(  # noqa: PLR0917 - numba kernels are called by position
         _seasons(busy, row, ahead, out[place], column + 2)
 
 
-@part
+@inline_jit
 def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
     weight, total, share = 0.0, 0.0, 1.0
     for back in range(min(row + 1, steps)):
@@ -94,7 +95,7 @@ def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
     return total / weight
 
 
-@part
+@inline_jit
 def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
     """Tell mean, most and least of the last steps, for each of the ascending ``windows``."""
     now, total, most, least, back = busy[row], 0.0, -np.inf, np.inf, 0
@@ -111,7 +112,7 @@ def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
     return column
 
 
-@part
+@inline_jit
 def _roughness(busy: Any, row: int, steps: int) -> float:
     """Return the mean change from hour to hour over the last ``steps``."""
     total, seen = 0.0, 0
@@ -123,7 +124,7 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
     return total / seen if seen else np.nan
 
 
-@part
+@inline_jit
 def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
     """Tell what followed at this hour of the last seven days: the change, and the rise to the most in between."""
     n_ahead = len(ahead)
@@ -140,3 +141,351 @@ def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
         if seen:
             out[column + number] = total / seen
             out[column + n_ahead + number] = rise / seen
+
+
+# What jobs tell of the demand to come: who will end, who waits, who has just arrived, who comes every day.
+#
+# One walk through submissions, starts and ends in the order of time. The chance that a running job ends within the
+# next hours is read from the hazard of run times (ends per second at risk, by age; Nelson 1969, Aalen 1978), learned
+# from what has ended and from how long the others already run, apart for jobs of like size and like predicted run
+# time. So a prediction says which jobs are alike, not when a job must be over, and a job past its prediction is no
+# exception.
+
+NEVER_S = np.iinfo(np.int64).max
+NAMES = (
+    "held",
+    *(f"released_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
+    *(f"whole_released_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
+    "running",
+    "large_held",
+    "queued",
+    "queued_jobs",
+    "queued_since_h",
+    *(f"arrived_{hours}_h" for hours in (1, 3, 24)),
+    *(f"ended_{hours}_h" for hours in (1, 3, 24)),
+    *(f"recurring_{ahead_s // 3600}_h" for ahead_s in AHEAD_S),
+)
+_RECENT_S = np.array([3_600, 3 * 3_600, 86_400])
+_AHEAD_SECONDS = np.array(AHEAD_S, dtype=np.float64)
+
+# Ages at which the hazard may change: a quarter longer each time, from a minute to a month.
+_AGES = np.concatenate([[0.0], 60.0 * 1.25 ** np.arange(50)])
+_SIZES, _LENGTHS = 3, 15
+# Classes are drawn to all jobs' hazard by so many ends; all jobs' to a rule of thumb (half of what has run for a time
+# ends within that time) by as many. Chosen beforehand, not varied.
+_PSEUDO_ENDS = 3.0
+_REFRESH_S = 6 * 3_600
+_HALF_LIFE_S = 30 * 86_400.0
+_DAY_S = 86_400
+_WEEK = 7
+# A campaign recurs if its like was submitted within half an hour of this time on two of the last seven days.
+_RECURS_WITHIN_S, _RECURS_DAYS = 1_800, 2
+
+
+class _Jobs(NamedTuple):
+    submitted_s: NDArray[np.int64]
+    started_s: NDArray[np.int64]
+    ended_s: NDArray[np.int64]
+    nodes: NDArray[np.float64]
+    kind: NDArray[np.int64]
+    recurs: NDArray[np.bool_]
+
+
+def job_state(
+    *,
+    submitted_s: NDArray[np.int64],
+    started_s: NDArray[np.int64],
+    ended_s: NDArray[np.int64],
+    nodes: NDArray[np.float64],
+    predicted_s: NDArray[np.float64],
+    group: NDArray[np.int64] | None = None,
+    ends_of_steps_s: NDArray[np.int64],
+) -> DemandJobState:
+    """Tell what the jobs of one pool showed at the end of each step.
+
+    Parameters
+    ----------
+    submitted_s, started_s, ended_s : int64 arrays of shape (n_jobs,)
+        s since the epoch, any order of jobs; ``NEVER_S`` where it has not happened or is unknown. A job whose start is
+        unknown only counts as an arrival, one whose end is unknown runs on.
+    nodes : float64 array of shape (n_jobs,)
+        Nodes that the job holds, a part of a node as a fraction.
+    predicted_s : float64 array of shape (n_jobs,)
+        Run time as it was predicted at submission, s; NaN: it was not.
+    group : int64 array of shape (n_jobs,), optional
+        Jobs that are one campaign (same user, size and name) have the same number; -1: unknown.
+    ends_of_steps_s : int64 array of shape (n_steps,)
+        Ends of the steps, ascending. Of each job only what had happened before is looked at.
+
+    Raises
+    ------
+    FrameInvalid
+        The columns differ in length, or the steps do not ascend.
+    """
+    columns = (submitted_s, started_s, ended_s, nodes, predicted_s)
+    if len({len(column) for column in columns}) > 1 or (np.diff(ends_of_steps_s) <= 0).any():
+        raise FrameInvalid("jobs for a job state differ in length, or its steps do not ascend")
+    order = np.argsort(submitted_s, kind="stable")
+    begun_s = np.maximum(started_s, submitted_s)
+    over_s = np.maximum(ended_s, np.where(begun_s < NEVER_S, begun_s, submitted_s))
+    grouped = np.full(len(order), -1) if group is None else np.asarray(group)[order]
+    jobs = _Jobs(
+        submitted_s=submitted_s[order],
+        started_s=begun_s[order],
+        ended_s=over_s[order],
+        nodes=nodes[order].astype(np.float64),
+        kind=_kinds(nodes[order], predicted_s[order]),
+        recurs=_recurring(submitted_s[order], grouped),
+    )
+    values = np.zeros((len(ends_of_steps_s), len(NAMES)), dtype=np.float32)
+    if len(order):
+        starts = np.argsort(jobs.started_s, kind="stable")
+        ends = np.argsort(jobs.ended_s, kind="stable")
+        _walk(jobs, starts, ends, np.asarray(ends_of_steps_s), _AGES, _AHEAD_SECONDS, _nothing_yet(len(order)), values)
+        _recent(jobs, ends, ends_of_steps_s, values)
+        _campaigns(jobs, ends_of_steps_s, values)
+    return DemandJobState(names=NAMES, values=values)
+
+
+def _kinds(nodes: NDArray[np.float64], predicted_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return which hazard is a job's: below a node, a node, more; by powers of two of the predicted run time."""
+    size = np.where(nodes < 1, 0, np.where(nodes <= 1, 1, 2))
+    known = np.isfinite(predicted_s)
+    length = np.log2(np.maximum(np.where(known, predicted_s, 0.0), 60.0) / 60.0).astype(np.int64).clip(0, _LENGTHS - 2)
+    return np.asarray(size * _LENGTHS + np.where(known, length, _LENGTHS - 1), dtype=np.int64)
+
+
+def _recurring(submitted_s: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which jobs had their like at this time of day on enough of the last seven days."""
+    order = np.lexsort((submitted_s, group))
+    times, groups = submitted_s[order], group[order]
+    reach = int(times.max(initial=0)) + 2 * _WEEK * _DAY_S
+    key = (groups + 1) * reach + times
+    days = np.zeros(len(times), dtype=np.int64)
+    for day in range(1, _WEEK + 1):
+        then = key - day * _DAY_S
+        first = np.searchsorted(key, np.maximum(then - _RECURS_WITHIN_S, (groups + 1) * reach), side="left")
+        days += first < np.searchsorted(key, then + _RECURS_WITHIN_S, side="right")
+    recurs = np.empty(len(times), dtype=np.bool_)
+    recurs[order] = (days >= _RECURS_DAYS) & (groups >= 0)
+    return recurs
+
+
+def _recent(jobs: _Jobs, ends: NDArray[np.int64], at_s: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    arrived, ended = NAMES.index("arrived_1_h"), NAMES.index("ended_1_h")
+    began = jobs.started_s[ends] < NEVER_S
+    for number, span_s in enumerate(_RECENT_S):
+        values[:, arrived + number] = _between(jobs.submitted_s, jobs.nodes, at_s - span_s, at_s)
+        values[:, ended + number] = _between(
+            jobs.ended_s[ends], np.where(began, jobs.nodes[ends], 0.0), at_s - span_s, at_s
+        )
+
+
+def _campaigns(jobs: _Jobs, at_s: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    """Tell the nodes that recurring campaigns asked for at this time of day, on average of the last seven days."""
+    column = NAMES.index("recurring_1_h")
+    nodes = np.where(jobs.recurs, jobs.nodes, 0.0)
+    for number, ahead_s in enumerate(AHEAD_S):
+        for day in range(1, _WEEK + 1):
+            then = at_s - day * _DAY_S
+            values[:, column + number] += _between(jobs.submitted_s, nodes, then, then + ahead_s) / _WEEK
+
+
+def _between(
+    times: NDArray[np.int64], nodes: NDArray[np.float64], first: NDArray[np.int64], after: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the nodes of what happened in [first, after), for each pair; ``times`` ascend."""
+    so_far = np.concatenate([[0.0], np.cumsum(nodes)])
+    return np.asarray(so_far[np.searchsorted(times, after)] - so_far[np.searchsorted(times, first)])
+
+
+class _Moment(NamedTuple):
+    """Where the walk stands: who runs, who waits, what was learned.
+
+    Attributes
+    ----------
+    running : int64 array of shape (n_jobs,)
+        The first ``counts[_RUNNING]`` entries run, in any order.
+    place_of : int64 array of shape (n_jobs,)
+        Where each job stands in ``running``; -1: it does not run.
+    counts : int64 array
+        Jobs running, arrived, begun, over, queued, and the first that may still wait.
+    queued : float64 array of shape (1,)
+        Nodes that waiting jobs ask for.
+    died, risked : float64 arrays of shape (n_kinds, n_ages)
+        Ends, and seconds lived through, of those that ended.
+    """
+
+    running: NDArray[np.int64]
+    place_of: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    queued: NDArray[np.float64]
+    died: NDArray[np.float64]
+    risked: NDArray[np.float64]
+
+
+_RUNNING, _ARRIVED, _BEGUN, _OVER, _QUEUED, _OLDEST = range(6)
+
+
+def _nothing_yet(n_jobs: int) -> _Moment:
+    n_kinds = _SIZES * _LENGTHS
+    return _Moment(
+        running=np.empty(n_jobs, dtype=np.int64),
+        place_of=np.full(n_jobs, -1, dtype=np.int64),
+        counts=np.zeros(6, dtype=np.int64),
+        queued=np.zeros(1),
+        died=np.zeros((n_kinds, len(_AGES))),
+        risked=np.zeros((n_kinds, len(_AGES))),
+    )
+
+
+@cached_jit
+def _walk(  # noqa: PLR0917 - numba kernels are called by position
+    jobs: Any, starts: Any, ends: Any, at_s: Any, ages: Any, ahead: Any, moment: Any, values: Any
+) -> None:
+    cumulated = _cumulated(moment.died, moment.risked, ages)
+    refresh_s = jobs.submitted_s[0] // _REFRESH_S * _REFRESH_S + _REFRESH_S
+    step = 0
+    while step < len(at_s):
+        now = min(refresh_s, at_s[step])
+        _arrive(jobs, moment, now)
+        _begin(jobs, starts, moment, now)
+        _end(jobs, ends, moment, now, ages)
+        running = moment.running[: moment.counts[_RUNNING]]
+        if now == refresh_s:
+            cumulated = _refreshed(jobs, running, now, moment.died, moment.risked, ages)
+            refresh_s += _REFRESH_S
+        if now == at_s[step]:
+            _tell(jobs, running, now, cumulated, ages, ahead, values[step])
+            _tell_queue(jobs, moment, now, values[step, 2 * len(ahead) + 3 :])
+            step += 1
+
+
+@inline_jit
+def _arrive(jobs: Any, moment: Any, now: int) -> None:
+    counts = moment.counts
+    while counts[_ARRIVED] < len(jobs.nodes) and jobs.submitted_s[counts[_ARRIVED]] < now:
+        moment.queued[0] += jobs.nodes[counts[_ARRIVED]]
+        counts[_QUEUED] += 1
+        counts[_ARRIVED] += 1
+
+
+@inline_jit
+def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
+    counts = moment.counts
+    while counts[_BEGUN] < len(starts) and jobs.started_s[starts[counts[_BEGUN]]] < now:
+        job = starts[counts[_BEGUN]]
+        moment.queued[0] -= jobs.nodes[job]
+        counts[_QUEUED] -= 1
+        moment.place_of[job] = counts[_RUNNING]
+        moment.running[counts[_RUNNING]] = job
+        counts[_RUNNING] += 1
+        counts[_BEGUN] += 1
+
+
+@inline_jit
+def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
+    counts = moment.counts
+    while counts[_OVER] < len(ends) and jobs.ended_s[ends[counts[_OVER]]] < now:
+        job = ends[counts[_OVER]]
+        counts[_OVER] += 1
+        place = moment.place_of[job]
+        if place < 0:  # cancelled while it waited
+            moment.queued[0] -= jobs.nodes[job]
+            counts[_QUEUED] -= 1
+            continue
+        counts[_RUNNING] -= 1
+        last = moment.running[counts[_RUNNING]]
+        moment.running[place], moment.place_of[last], moment.place_of[job] = last, place, -1
+        age = float(jobs.ended_s[job] - jobs.started_s[job])
+        _expose(moment.risked[jobs.kind[job]], age, ages)
+        moment.died[jobs.kind[job], _age(age, ages)] += 1.0
+
+
+@inline_jit
+def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
+    counts = moment.counts
+    while counts[_OLDEST] < counts[_ARRIVED]:
+        if min(jobs.started_s[counts[_OLDEST]], jobs.ended_s[counts[_OLDEST]]) >= now:
+            break
+        counts[_OLDEST] += 1
+    row[0] = max(moment.queued[0], 0.0)
+    row[1] = counts[_QUEUED]
+    row[2] = (now - jobs.submitted_s[counts[_OLDEST]]) / 3600.0 if counts[_OLDEST] < counts[_ARRIVED] else 0.0
+
+
+@inline_jit
+def _tell(  # noqa: PLR0917 - numba kernels are called by position
+    jobs: Any, running: Any, now: int, cumulated: Any, ages: Any, ahead: Any, row: Any
+) -> None:
+    held, large = 0.0, 0.0
+    n_ahead = len(ahead)
+    for job in running:
+        nodes = jobs.nodes[job]
+        held += nodes
+        large += nodes if nodes >= 1.0 else 0.0
+        hazard = cumulated[jobs.kind[job]]
+        age = float(now - jobs.started_s[job])
+        so_far = _at(hazard, age, ages)
+        for number in range(n_ahead):
+            gone = nodes * (1.0 - np.exp(so_far - _at(hazard, age + ahead[number], ages)))
+            row[1 + number] += gone
+            if nodes >= 1.0:
+                row[1 + n_ahead + number] += gone
+    row[0] = held
+    row[1 + 2 * n_ahead] = len(running)
+    row[2 + 2 * n_ahead] = large
+
+
+@inline_jit
+def _age(age: float, ages: Any) -> int:
+    """Return the stretch of ages that ``age`` lies in."""
+    if age < ages[1]:
+        return 0
+    return min(int(np.log(age / 60.0) / np.log(1.25) + 1e-9) + 1, len(ages) - 1)
+
+
+@inline_jit
+def _expose(risked: Any, age: float, ages: Any) -> None:
+    last = _age(age, ages)
+    for stretch in range(last):
+        risked[stretch] += ages[stretch + 1] - ages[stretch]
+    risked[last] += age - ages[last]
+
+
+@inline_jit
+def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
+    jobs: Any, running: Any, now: int, died: Any, risked: Any, ages: Any
+) -> Any:
+    """Forget a little, and return the hazards with what the running jobs have lived through so far."""
+    share = 0.5 ** (_REFRESH_S / _HALF_LIFE_S)
+    died *= share
+    risked *= share
+    lived = risked.copy()
+    for job in running:
+        _expose(lived[jobs.kind[job]], float(now - jobs.started_s[job]), ages)
+    return _cumulated(died, lived, ages)
+
+
+@inline_jit
+def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
+    """Return the hazard summed up to the start of each stretch of ages, and in the last column beyond all of them."""
+    n_kinds, n_ages = died.shape
+    summed = np.zeros((n_kinds, n_ages + 1))
+    for stretch in range(n_ages):
+        start = ages[stretch]
+        end = ages[stretch + 1] if stretch + 1 < n_ages else 1.25 * start
+        thumb = 0.7 / max(0.5 * (start + end), 600.0)
+        of_all = (died[:, stretch].sum() + _PSEUDO_ENDS) / (risked[:, stretch].sum() + _PSEUDO_ENDS / thumb)
+        for kind in range(n_kinds):
+            own = (died[kind, stretch] + _PSEUDO_ENDS) / (risked[kind, stretch] + _PSEUDO_ENDS / of_all)
+            summed[kind, stretch + 1] = summed[kind, stretch] + own * (end - start)
+    return summed
+
+
+@inline_jit
+def _at(summed: Any, age: float, ages: Any) -> float:
+    stretch = _age(age, ages)
+    start = ages[stretch]
+    end = ages[stretch + 1] if stretch + 1 < len(ages) else 1.25 * start
+    return float(summed[stretch] + (summed[stretch + 1] - summed[stretch]) * (age - start) / (end - start))

@@ -2,19 +2,179 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
+import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
 from helios.model import STEP_S
-from helios.ports import Progress, in_silence
+from helios.ports import Progress, no_progress
+from helios.predict.demand.baselines import outcomes, typical_rises
 from helios.predict.demand.features import REACH, matrix
-from helios.predict.demand.learning import EVERY, belief, held_back, learn, missed, shares
-from helios.predict.demand.naive import outcomes, rises_of
-from helios.predict.demand.values import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, Forecasts, JobState
-from helios.predict.forest import Forest, grow, plant
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts
+from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
+
+# Trees that learn the change of demand from now, and how far to believe them.
+#
+# Small, much randomised trees (extremely randomised splits: Geurts, Ernst, Wehenkel 2006; LightGBM) of every third
+# step; the longer the horizon, the fewer independent hours there are in a history, so the larger the smallest leaf.
+# Even so they are only part of the answer: an expected value is drawn towards persistence, and a quantile of the most
+# at least half way to the empirical one of all rises so far, then moved by what it missed in the last weeks (rolling
+# conformal prediction: Gibbs and Candes 2021), both as far as there is evidence. What was tried: docs/power.md.
+
+ROUNDS = 60
+EVERY = 3
+"""Of so many steps one is learned from: neighbours say the same. Every step costs thrice as much and is no better."""
+_LEAF_PER_HORIZON = 4
+_FEWEST_IN_LEAF = 40
+_SIDE_BY_SIDE = 2
+_HELD_BACK = 28 * DAY
+_EXCEEDANCES = 20.0
+"""Independent exceedances in the weeks held back at which their verdict is believed by half."""
+_MOST_OF_TREES, _ENOUGH_EXCEEDANCES = 0.5, 5.0
+_INDEPENDENT = 60.0
+"""Independent horizons held back at which what erred least is believed by half."""
+_SHARES = np.linspace(0.0, 1.0, 11)
+_PARAMETERS: dict[str, Any] = {
+    "num_leaves": 15,
+    "learning_rate": 0.06,
+    "extra_trees": True,
+    "feature_fraction": 0.3,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
+    "lambda_l2": 5.0,
+    "max_bin": 63,
+    "feature_pre_filter": False,
+    "num_threads": 1,
+    "deterministic": True,
+    "force_row_wise": True,
+    "seed": 0,
+    "verbose": -1,
+}
+_EXPECTED: list[dict[str, Any]] = [{"objective": "regression_l1"}]
+_QUANTILES: list[dict[str, Any]] = [{"objective": "quantile", "alpha": level} for level in LEVELS]
+
+
+def learn(
+    known: NDArray[np.float32],
+    now: Values,
+    point: Values,
+    mean: Values,
+    most: Values,
+    *,
+    first: int,
+    until: int,
+    every: int = EVERY,
+) -> tuple[str, ...]:
+    """Learn from the steps ``first`` to ``until`` - 1 what comes at each horizon.
+
+    Parameters
+    ----------
+    known : float32 array of shape (n_steps, n_features)
+        What was known at the end of each step.
+    now : float64 array of shape (n_steps,)
+    point, mean, most : float64 arrays of shape (n_steps, n_ahead)
+        What came. Of outcomes that lie at ``until`` or later nothing is used.
+
+    Returns
+    -------
+    tuple of str
+        LightGBM's text of the trees: for each horizon point, mean, then each level of the most.
+    """
+
+    def of_horizon(number: int) -> list[str]:
+        rows = np.arange(until - AHEAD[number] - 1, first - 1, -every)[::-1]
+        leaf = max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)
+        binned = lightgbm.Dataset(known[rows], params=_PARAMETERS, free_raw_data=False)
+        texts = _trees(binned, point[rows, number] - now[rows], leaf, _EXPECTED)
+        texts += _trees(binned, mean[rows, number] - now[rows], leaf, _EXPECTED)
+        return texts + _trees(binned, most[rows, number] - now[rows], leaf, _QUANTILES)
+
+    return tuple(text for texts in _side_by_side(of_horizon) for text in texts)
+
+
+def belief(change: Values, told: Values, *, history: int) -> Values:
+    """Return how far expected changes are believed, a share for each horizon.
+
+    The share that would have erred least over the steps held back, drawn towards one that rises with the length of the
+    history: the longer the horizon, the fewer independent hours those steps hold.
+
+    Parameters
+    ----------
+    change, told : float64 arrays of shape (n_steps, n_ahead)
+        What came, and what had been expected.
+    history : int
+        Steps that were learned from.
+    """
+    days = history / DAY
+    shares = np.full(len(AHEAD), 0.45 + 0.5 * days**2 / (days**2 + 100**2))
+    for number, steps in enumerate(AHEAD):
+        n_known = max(len(change) - steps, 0)
+        if n_known >= steps:
+            came, said = change[:n_known, number, None], told[:n_known, number, None]
+            best = _SHARES[np.abs(came - _SHARES * said).mean(axis=0).argmin()]
+            shares[number] += (best - shares[number]) * n_known / (n_known + _INDEPENDENT * steps)
+    return shares
+
+
+def shares(history: int) -> Values:
+    """Return how much of each quantile is the trees' after ``history`` steps; the rest is the empirical one's.
+
+    Half where the history holds many independent exceedances, next to nothing for one day in a hundred.
+
+    Returns
+    -------
+    float64 array of shape (n_ahead, n_levels)
+    """
+    exceedances = history / np.array(AHEAD)[:, None] * np.minimum(LEVELS, 1 - np.array(LEVELS))
+    return np.asarray(_MOST_OF_TREES * exceedances / (exceedances + _ENOUGH_EXCEEDANCES))
+
+
+def held_back(history: int) -> int:
+    """Return the steps at the end of a history on which quantiles are tried before they are used."""
+    return min(_HELD_BACK, history // 3)
+
+
+def missed_shares(rise: Values, told: Values) -> Values:
+    """Return by how much to move quantiles that were told for steps whose outcome is known by now.
+
+    Parameters
+    ----------
+    rise : float64 array of shape (n_steps, n_ahead)
+        What came.
+    told : float64 array of shape (n_steps, n_ahead, n_levels)
+
+    Returns
+    -------
+    float64 array of shape (n_ahead, n_levels)
+    """
+    moves = np.zeros((len(AHEAD), len(LEVELS)))
+    for number, steps in enumerate(AHEAD):
+        n_known = max(len(rise) - steps, 0)
+        for place, level in enumerate(LEVELS):
+            exceedances = n_known / steps * min(level, 1 - level)
+            if n_known >= steps:
+                move = np.quantile(rise[:n_known, number] - told[:n_known, number, place], level)
+                moves[number, place] = move * exceedances / (exceedances + _EXCEEDANCES)
+    return moves
+
+
+def _trees(binned: lightgbm.Dataset, change: Values, leaf: int, objectives: list[dict[str, Any]]) -> list[str]:
+    binned.set_label(change)
+    return [
+        str(lightgbm.train(_PARAMETERS | objective | {"min_data_in_leaf": leaf}, binned, ROUNDS).model_to_string())
+        for objective in objectives
+    ]
+
+
+def _side_by_side(of_horizon: Any) -> list[list[str]]:
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as workers:
+        return list(workers.map(of_horizon, range(len(AHEAD))))
+
 
 Values = NDArray[np.float64]
 
@@ -41,7 +201,7 @@ class DemandForecaster:
     calendar: Calendar
     source: str
     with_jobs: bool
-    _forest: Forest | None
+    _forest: TreeEnsemble | None
     _belief: Values
     _shares: Values
     _rises: Values
@@ -55,7 +215,7 @@ class DemandForecaster:
         *,
         start_s: int,
         calendar: Calendar,
-        state: JobState | None = None,
+        state: DemandJobState | None = None,
         history_steps: int = HISTORY_STEPS,
     ) -> DemandForecaster:
         """Learn from the history of one pool, up to the last step of ``busy``.
@@ -88,7 +248,7 @@ class DemandForecaster:
         total: Values,
         *,
         start_s: int,
-        state: JobState | None = None,
+        state: DemandJobState | None = None,
         steps: int = 1,
     ) -> Forecasts:
         """Forecast from the end of each of the last ``steps`` steps.
@@ -120,7 +280,7 @@ class DemandForecaster:
         point, mean = np.zeros((len(now), _N_AHEAD)), np.zeros((len(now), _N_AHEAD))
         most = np.tile(self._rises, (len(now), 1, 1))
         if self._forest is not None:
-            told = grow(self._forest, known).reshape(len(now), _N_AHEAD, 2 + _N_LEVELS)
+            told = predict_trees(self._forest, known).reshape(len(now), _N_AHEAD, 2 + _N_LEVELS)
             point, mean = self._belief[0] * told[:, :, 0], self._belief[1] * told[:, :, 1]
             most = _blended(told[:, :, 2:], self._rises, self._shares) + self._moves
         there = np.maximum(total, now)[:, None]
@@ -142,10 +302,10 @@ def walk_forward(
     from_step: int,
     until_step: int,
     calendar: Calendar,
-    state: JobState | None = None,
+    state: DemandJobState | None = None,
     refit_every_s: int = 86_400,
     history_steps: int = HISTORY_STEPS,
-    progress: Progress = in_silence,
+    progress: Progress = no_progress,
 ) -> Forecasts:
     """Forecast from the end of each step of a window as it would have been done then, learning anew every day.
 
@@ -212,7 +372,7 @@ def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, his
         calendar=calendar,
         source=_source(until - first, enough=enough, with_jobs=with_jobs),
         with_jobs=with_jobs,
-        _forest=plant(_learned(past, first, until)) if enough else None,
+        _forest=parse_trees(_learned(past, first, until)) if enough else None,
         _belief=trust,
         _shares=shares(until - first),
         _rises=_rises(past, first, until),
@@ -225,14 +385,14 @@ def _learned(past: _Past, first: int, until: int, *, every: int = EVERY) -> tupl
 
 
 def _rises(past: _Past, first: int, until: int) -> Values:
-    return rises_of(past.most[first:until] - past.busy[first:until, None])
+    return typical_rises(past.most[first:until] - past.busy[first:until, None])
 
 
 def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
     """Try what would have been learned before the last weeks on these: how far to believe it, by how much it missed."""
     then = until - held_back(until - first)
-    trees = plant(_learned(past, first, then, every=2 * EVERY))
-    told = grow(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
+    trees = parse_trees(_learned(past, first, then, every=2 * EVERY))
+    told = predict_trees(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
     now, history = past.busy[then:until, None], until - first
     trust = np.stack(
         [
@@ -241,7 +401,7 @@ def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
         ]
     )
     blended = _blended(told[:, :, 2:], _rises(past, first, then), shares(then - first))
-    return trust, missed(past.most[then:until] - now, blended)
+    return trust, missed_shares(past.most[then:until] - now, blended)
 
 
 def _blended(trees: Values, rises: Values, share: Values) -> Values:
@@ -260,8 +420,8 @@ def _source(history: int, *, enough: bool, with_jobs: bool) -> str:
     return f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
 
 
-def _check(busy: Values, total: Values, state: JobState | None) -> None:
+def _check(busy: Values, total: Values, state: DemandJobState | None) -> None:
     if len(busy) != len(total) or (state is not None and len(state.values) != len(busy)):
         raise FrameInvalid("busy nodes, nodes in service and the state of jobs are not of the same steps")
     if not (np.isfinite(busy).all() and np.isfinite(total).all()):
-        raise FrameInvalid("a series of nodes has gaps; fill them first (helios.ingest.node_series.resampled)")
+        raise FrameInvalid("a series of nodes has gaps; fill them first (helios.ingest.node_series.resample)")

@@ -4,7 +4,15 @@
 each answer one question; ``nightly`` puts the most important things first.
 """
 
-from helios.report.admin.answer import Answer, Field, Kind, as_json, as_lines, chosen_fields, listing
-from helios.report.admin.moments import moment_in_words
+from helios.report.admin.sacct_format import (
+    Field,
+    FieldKind,
+    ReportTable,
+    as_json,
+    as_lines,
+    chosen_fields,
+    listing,
+    moment_in_words,
+)
 
-__all__ = ["Answer", "Field", "Kind", "as_json", "as_lines", "chosen_fields", "listing", "moment_in_words"]
+__all__ = ["Field", "FieldKind", "ReportTable", "as_json", "as_lines", "chosen_fields", "listing", "moment_in_words"]

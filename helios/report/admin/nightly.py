@@ -12,16 +12,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Result
-from helios.hostlist import fold
-from helios.report.admin.accuracy import prediction_accuracy, worst_predictions
-from helios.report.admin.answer import Answer, Kind, declared
-from helios.report.admin.audit import service_days, with_results
-from helios.report.admin.jobs import wait_s
-from helios.report.admin.people import usage_by
+from helios.model.hostlist import fold
+from helios.report.admin.decisions import service_days, with_results
+from helios.report.admin.predictions import prediction_accuracy, worst_predictions
 from helios.report.admin.queue import levels, queue_at
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.shadow import ShadowDay
-from helios.report.energy.ledger import EnergyLedger, energy_line, savings_of
-from helios.report.words import change, percent, spoken_duration
+from helios.report.admin.usage import usage_by, wait_s
+from helios.report.energy import EnergyLedger, energy_line, savings
+from helios.units import change, duration_in_words, percent
 
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
@@ -29,22 +28,22 @@ FAILED_WAKE = "FailedWake"
 """The action of a line that control writes when a node did not wake."""
 SAME = 0.05
 """Relative difference of a day's waits to the weeks before below which it is called ordinary."""
-WORST = declared(
-    ("JobID", "job_id", Kind.TEXT, 12, "Job"),
-    ("User", "user", Kind.TEXT, 10, "User"),
-    ("GPUs", "gpus", Kind.COUNT, 5, "GPUs"),
-    ("Predicted", "p50_s", Kind.LENGTH, 11, "Predicted median run time"),
-    ("Ran", "run_time_s", Kind.LENGTH, 11, "True run time"),
-    ("OffBy", "off_by", Kind.FACTOR, 7, "Factor between them"),
-    ("MissedH", "missed_hours", Kind.DECIMAL, 8, "GPU hours (of CPU jobs, hours) wrongly foreseen"),
+WORST = declare_fields(
+    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
+    ("User", "user", FieldKind.TEXT, 10, "User"),
+    ("GPUs", "gpus", FieldKind.COUNT, 5, "GPUs"),
+    ("Predicted", "p50_s", FieldKind.LENGTH, 11, "Predicted median run time"),
+    ("Ran", "run_time_s", FieldKind.LENGTH, 11, "True run time"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 7, "Factor between them"),
+    ("MissedH", "missed_hours", FieldKind.DECIMAL, 8, "GPU hours (of CPU jobs, hours) wrongly foreseen"),
 )
-DAYS = declared(
-    ("Day", "line", Kind.TEXT, 22, "Day, or the mean of the days before"),
-    ("Started", "started", Kind.COUNT, 7, "Jobs that started"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "Their wait, mean"),
-    ("P50Wait", "p50_wait_s", Kind.LENGTH, 10, "Their wait, median"),
-    ("P95Wait", "p95_wait_s", Kind.LENGTH, 10, "Wait that one of 20 exceeds"),
-    ("MaxWait", "longest_wait_s", Kind.LENGTH, 10, "Their longest wait"),
+DAYS = declare_fields(
+    ("Day", "line", FieldKind.TEXT, 22, "Day, or the mean of the days before"),
+    ("Started", "started", FieldKind.COUNT, 7, "Jobs that started"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Their wait, mean"),
+    ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Their wait, median"),
+    ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one of 20 exceeds"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
 )
 
 
@@ -66,7 +65,7 @@ class NightEnergy:
     def before(self) -> Iterator[str]:
         """Tell the days together, where sleep saved anything."""
         if self.days.slept and self.days.days > 1:
-            yield savings_of(self.days)
+            yield savings(self.days)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,8 +80,8 @@ class Night:
         Columns of ``JOBS``: submitted before ``end``, as far back as four weeks and the longest wait before.
     past : DataFrame
         ``user``, ``ended_at`` and ``run_time_s`` of all jobs known.
-    predictions, decisions, turns : DataFrame
-        Decisions and turns of the day; predictions of ``jobs``.
+    predictions, decisions, cycles : DataFrame
+        Decisions and cycles of the day; predictions of ``jobs``.
     shadow : ShadowDay
     energy : NightEnergy, optional
         None: no node of the cluster is known.
@@ -96,7 +95,7 @@ class Night:
     past: pd.DataFrame
     predictions: pd.DataFrame
     decisions: pd.DataFrame
-    turns: pd.DataFrame
+    cycles: pd.DataFrame
     shadow: ShadowDay
     energy: NightEnergy | None = None
 
@@ -130,20 +129,20 @@ class Digest:
     sentences: dict[str, list[str]]
     daily: pd.DataFrame
     hourly: pd.DataFrame
-    days: Answer
-    waiting: Answer
-    worst: Answer
-    services: Answer
-    partitions: Answer
-    accuracy: Answer
+    days: ReportTable
+    waiting: ReportTable
+    worst: ReportTable
+    services: ReportTable
+    partitions: ReportTable
+    accuracy: ReportTable
     shadow: ShadowDay
     energy: NightEnergy | None = None
 
 
-def digest_of(night: Night) -> Digest:
+def nightly_digest(night: Night) -> Digest:
     """Tell a night's frames as a digest."""
     daily = daily_waits(night)
-    services = service_days(night.decisions, turns=night.turns, title="Services", timezone=night.timezone)
+    services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=night.timezone)
     today, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
     accuracy = prediction_accuracy(
         ended, predictions=night.predictions, past=night.past, title="Predictions", by="all", timezone=night.timezone
@@ -173,7 +172,7 @@ def digest_of(night: Night) -> Digest:
 
 
 def _told(
-    night: Night, *, services: Answer, daily: pd.DataFrame, waiting: Answer, accuracy: Answer
+    night: Night, *, services: ReportTable, daily: pd.DataFrame, waiting: ReportTable, accuracy: ReportTable
 ) -> dict[str, list[str]]:
     """Return the sentences by theme, the most important first."""
     return {
@@ -182,7 +181,7 @@ def _told(
             *_acts(services),
             *_alarms(night.decisions),
             *_refusals(night.decisions),
-            *_stillness(night.turns, services),
+            *_stillness(night.cycles, services),
         ],
         "How long jobs waited": list(_waits(daily)),
         "Who waits longest": list(_waiters(waiting, at=_end_of(night))),
@@ -221,22 +220,22 @@ def _of_the_day(night: Night, column: str) -> pd.DataFrame:
     return night.jobs[inside.to_numpy()]
 
 
-def _total(services: Answer, column: str) -> int:
+def _total(services: ReportTable, column: str) -> int:
     return int(services.rows[column].sum()) if len(services.rows) else 0
 
 
-def _subject(night: Night, services: Answer, daily: pd.DataFrame, *, alarming: bool) -> str:
+def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarming: bool) -> str:
     done, would = _total(services, "done"), _total(services, "would")
     acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
     mean, before = daily["mean_wait_s"].iloc[-1], _before(daily, "mean_wait_s")
-    waited = "no waits known" if np.isnan(mean) else f"mean wait {spoken_duration(mean)}"
+    waited = "no waits known" if np.isnan(mean) else f"mean wait {duration_in_words(mean)}"
     against = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
     attention = "ATTENTION, " if alarming else ""
     return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{acted}; {waited}{against}"
 
 
-def _acts(services: Answer) -> Iterator[str]:
+def _acts(services: ReportTable) -> Iterator[str]:
     done, would = _total(services, "done"), _total(services, "would")
     if not done and not would:
         yield "Helios changed nothing on the cluster."
@@ -281,14 +280,14 @@ def _reasons(remarks: pd.Series[Any]) -> str:
     return f": {named}" if named else ""
 
 
-def _stillness(turns: pd.DataFrame, services: Answer) -> Iterator[str]:
-    still = _total(services, "still")
-    if not still:
+def _stillness(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
+    suspended = _total(services, "suspended")
+    if not suspended:
         return
-    of = f" of {len(turns):,}" if len(turns) else ""
-    reasons = services.rows["still_reason"].dropna()
+    of = f" of {len(cycles):,}" if len(cycles) else ""
+    reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"It kept still on purpose in {still:,}{of} turns{why}."
+    yield f"It suspended on purpose in {suspended:,}{of} cycles{why}."
 
 
 def _before(daily: pd.DataFrame, column: str) -> float | None:
@@ -307,18 +306,18 @@ def _waits(daily: pd.DataFrame) -> Iterator[str]:
         return
     mean = day["mean_wait_s"]
     yield (
-        f"{int(day['started']):,} jobs started; they had waited {spoken_duration(mean)} on average, half of them "
-        f"{spoken_duration(day['p50_wait_s'])} or less, one in 20 more than {spoken_duration(day['p95_wait_s'])}, "
-        f"the unluckiest {spoken_duration(day['longest_wait_s'])}."
+        f"{int(day['started']):,} jobs started; they had waited {duration_in_words(mean)} on average, half of them "
+        f"{duration_in_words(day['p50_wait_s'])} or less, one in 20 more than {duration_in_words(day['p95_wait_s'])}, "
+        f"the unluckiest {duration_in_words(day['longest_wait_s'])}."
     )
     if before is None:
         yield "No job is known to have started in the four weeks before."
     elif abs(mean - before) <= max(SAME * before, 1.0):
-        yield f"That is as in {_before_it(daily)}: {spoken_duration(before)} on average."
+        yield f"That is as in {_before_it(daily)}: {duration_in_words(before)} on average."
     else:
         yield (
             f"That is {'longer' if mean > before else 'shorter'} than in {_before_it(daily)}: "
-            f"{spoken_duration(before)} on average ({change(mean, before)})."
+            f"{duration_in_words(before)} on average ({change(mean, before)})."
         )
 
 
@@ -338,7 +337,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _waiters(waiting: Answer, *, at: str) -> Iterator[str]:
+def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
     rows = waiting.rows[waiting.rows["waiting"] > 0]
     if rows.empty:
         yield f"{at} nobody waited."
@@ -346,10 +345,10 @@ def _waiters(waiting: Answer, *, at: str) -> Iterator[str]:
     first = rows.iloc[0]
     waited = f"{_counted(int(rows['waiting'].sum()), 'job')} of {_counted(rows['user'].nunique(), 'user')} waited"
     job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
-    yield f"{at} {waited}; longest, {spoken_duration(first['oldest_wait_s'])}, {job}."
+    yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
 
 
-def _accuracy(accuracy: Answer) -> Iterator[str]:
+def _accuracy(accuracy: ReportTable) -> Iterator[str]:
     if accuracy.rows.empty:
         yield "No job that had been predicted ended that day."
         return
@@ -362,7 +361,7 @@ def _accuracy(accuracy: Answer) -> Iterator[str]:
     yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
 
 
-def _days(daily: pd.DataFrame, night: Night) -> Answer:
+def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
     columns = ["mean_wait_s", "p50_wait_s", "p95_wait_s"]
     before = daily.iloc[:-1]
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
@@ -375,7 +374,7 @@ def _days(daily: pd.DataFrame, night: Night) -> Answer:
             "longest_wait_s": before["longest_wait_s"].max(),
         },
     ]
-    return Answer(
+    return ReportTable(
         title="Waits of the jobs that started",
         fields=DAYS,
         shown=tuple(field.name for field in DAYS),
@@ -384,15 +383,15 @@ def _days(daily: pd.DataFrame, night: Night) -> Answer:
     )
 
 
-def _partitions(today: pd.DataFrame, night: Night) -> Answer:
+def _partitions(today: pd.DataFrame, night: Night) -> ReportTable:
     answer = usage_by(
         "partition", today, predictions=night.predictions, at=night.end, title="Partitions", timezone=night.timezone
     )
     return replace(answer, rows=answer.rows.head(MOST_PARTITIONS))
 
 
-def _worst(ended: pd.DataFrame, night: Night) -> Answer:
-    return Answer(
+def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
+    return ReportTable(
         title="Worst predictions",
         fields=WORST,
         shown=tuple(field.name for field in WORST),
@@ -402,7 +401,7 @@ def _worst(ended: pd.DataFrame, night: Night) -> Answer:
     )
 
 
-def _first(answer: Answer, most: int) -> Answer:
+def _first(answer: ReportTable, most: int) -> ReportTable:
     waiting = answer.rows[answer.rows["waiting"] > 0].head(most).reset_index(drop=True)
     shown = tuple(name for name in answer.shown if "Run" not in name and name != "PredGPUh")
     return replace(answer, rows=waiting, shown=shown, total=None, empty="Nobody waits.")

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.metrics import mean_level_over_time
-from helios.report.admin.answer import Answer, Kind, declared
-from helios.report.admin.jobs import (
-    STILL_RUNNING,
-    STILL_WAITING,
+from helios.metrics.queue import mean_level_over_time
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+from helios.report.admin.usage import (
+    SUSPENDED_RUNNING,
+    SUSPENDED_WAITING,
     UNKNOWN,
     able_since,
     is_in,
@@ -38,35 +38,35 @@ MOST_STEPS = 48
 STALE = timedelta(hours=6)
 """Age of the last submission from which the history is said to be old."""
 
-NOW = declared(
-    ("Partition", "partition", Kind.TEXT, 12, "Partition"),
-    ("User", "user", Kind.TEXT, 12, "User"),
-    ("Waiting", "waiting", Kind.COUNT, 7, "Jobs that could have started and have not"),
-    ("GPUs", "waiting_gpus", Kind.COUNT, 6, "GPUs they ask for"),
-    ("CPUs", "waiting_cpus", Kind.COUNT, 7, "CPUs they ask for"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "How long they have waited so far, mean"),
-    ("Oldest", "oldest_wait_s", Kind.LENGTH, 10, "How long the oldest of them has waited"),
-    ("OldestJob", "oldest_job", Kind.TEXT, 10, "That job's id"),
-    ("PredGPUh", "predicted_gpu_hours", Kind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
-    ("Running", "running", Kind.COUNT, 7, "Jobs that run"),
-    ("RunGPUs", "running_gpus", Kind.COUNT, 7, "GPUs they hold"),
+NOW = declare_fields(
+    ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Waiting", "waiting", FieldKind.COUNT, 7, "Jobs that could have started and have not"),
+    ("GPUs", "waiting_gpus", FieldKind.COUNT, 6, "GPUs they ask for"),
+    ("CPUs", "waiting_cpus", FieldKind.COUNT, 7, "CPUs they ask for"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "How long they have waited so far, mean"),
+    ("Oldest", "oldest_wait_s", FieldKind.LENGTH, 10, "How long the oldest of them has waited"),
+    ("OldestJob", "oldest_job", FieldKind.TEXT, 10, "That job's id"),
+    ("PredGPUh", "predicted_gpu_hours", FieldKind.DECIMAL, 9, "GPUs x predicted run time of those that were predicted"),
+    ("Running", "running", FieldKind.COUNT, 7, "Jobs that run"),
+    ("RunGPUs", "running_gpus", FieldKind.COUNT, 7, "GPUs they hold"),
 )
-OVER_TIME = declared(
-    ("Start", "time", Kind.MOMENT, 19, "Begin of the step"),
-    ("Submitted", "submitted", Kind.COUNT, 9, "Jobs submitted in the step"),
-    ("Started", "started", Kind.COUNT, 7, "Jobs started in the step"),
-    ("Waiting", "waiting", Kind.DECIMAL, 9, "Jobs waiting, mean over the step"),
-    ("WaitGPUs", "waiting_gpus", Kind.DECIMAL, 9, "GPUs waited for, mean over the step"),
-    ("Running", "running", Kind.DECIMAL, 9, "Jobs running, mean over the step"),
-    ("RunGPUs", "running_gpus", Kind.DECIMAL, 9, "GPUs held, mean over the step"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
-    ("MaxWait", "longest_wait_s", Kind.LENGTH, 10, "Their longest wait"),
+OVER_TIME = declare_fields(
+    ("Start", "time", FieldKind.MOMENT, 19, "Begin of the step"),
+    ("Submitted", "submitted", FieldKind.COUNT, 9, "Jobs submitted in the step"),
+    ("Started", "started", FieldKind.COUNT, 7, "Jobs started in the step"),
+    ("Waiting", "waiting", FieldKind.DECIMAL, 9, "Jobs waiting, mean over the step"),
+    ("WaitGPUs", "waiting_gpus", FieldKind.DECIMAL, 9, "GPUs waited for, mean over the step"),
+    ("Running", "running", FieldKind.DECIMAL, 9, "Jobs running, mean over the step"),
+    ("RunGPUs", "running_gpus", FieldKind.DECIMAL, 9, "GPUs held, mean over the step"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Wait of the jobs started in the step, mean"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Their longest wait"),
 )
 
 
 def queue_at(
     jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
-) -> Answer:
+) -> ReportTable:
     """Report who waits at a moment, by partition and user, the longest wait first; and beside it what they run.
 
     Parameters
@@ -80,7 +80,7 @@ def queue_at(
     rows = _by_partition_and_user(table)
     gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
     size = ("GPUs",) if gpus else ("CPUs",)
-    return Answer(
+    return ReportTable(
         title=title,
         fields=NOW,
         shown=(
@@ -107,7 +107,7 @@ def queue_at(
 
 def queue_over_time(
     jobs: pd.DataFrame, *, since: datetime, until: datetime, title: str, timezone: str = "UTC"
-) -> Answer:
+) -> ReportTable:
     """Report waiting and running jobs and GPUs in steps of time, exact means, O(n log n).
 
     Parameters
@@ -119,7 +119,7 @@ def queue_over_time(
     rows = levels(jobs, edges_s=edges_s)
     gpus = bool((jobs["gpus"] > 0).any())
     shown = tuple(field.name for field in OVER_TIME if gpus or "GPUs" not in field.name)
-    return Answer(
+    return ReportTable(
         title=title,
         fields=OVER_TIME,
         shown=shown,
@@ -232,7 +232,7 @@ def _intervals(
     """Return begin, end and GPUs of each stretch in which a job waited, or ran; what lasts ends at ``last_s``."""
     begin = _seconds(able_since(jobs) if waiting else jobs["started_at"], otherwise=-1)
     end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"], otherwise=-1)
-    lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
+    lasts = (end < 0) & is_in(jobs, SUSPENDED_WAITING if waiting else SUSPENDED_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)
     known = (begin >= 0) & (end > begin)
     return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]

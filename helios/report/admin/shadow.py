@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from helios.actions import Result
 from helios.model import Mode
-from helios.report.admin.answer import Answer, Kind, declared
-from helios.report.admin.audit import with_results
-from helios.report.words import spoken_duration
+from helios.report.admin.decisions import with_results
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+from helios.units import duration_in_words
 
 MOVED_S = 60
 """Difference of waits from which a job is said to have moved, s."""
@@ -29,29 +29,29 @@ LIMITS = (
     "The replay knows partitions, GPUs and time limits, not fairshare, QOS limits, reservations, dependencies or "
     "drained nodes: compare the two replays with each other, not with the record.",
 )
-FIELDS = declared(
-    ("Line", "line", Kind.TEXT, 26, "What happened, or which replay"),
-    ("Jobs", "jobs", Kind.COUNT, 7, "Jobs submitted that day that ran"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 11, "Mean wait"),
-    ("P50Wait", "median_wait_s", Kind.LENGTH, 11, "Median wait"),
-    ("P99Wait", "p99_wait_s", Kind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
-    ("MaxWait", "max_wait_s", Kind.LENGTH, 11, "Longest wait"),
-    ("Queued", "queued_jobs", Kind.COUNT, 7, "Jobs that waited at all"),
+FIELDS = declare_fields(
+    ("Line", "line", FieldKind.TEXT, 26, "What happened, or which replay"),
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted that day that ran"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 11, "Mean wait"),
+    ("P50Wait", "median_wait_s", FieldKind.LENGTH, 11, "Median wait"),
+    ("P99Wait", "p99_wait_s", FieldKind.LENGTH, 11, "Wait that one job in a hundred exceeds"),
+    ("MaxWait", "max_wait_s", FieldKind.LENGTH, 11, "Longest wait"),
+    ("Queued", "queued_jobs", FieldKind.COUNT, 7, "Jobs that waited at all"),
 )
-MOVED = declared(
-    ("JobID", "job_id", Kind.TEXT, 12, "Job"),
-    ("User", "user", Kind.TEXT, 12, "User"),
-    ("Size", "size", Kind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
-    ("Urgency", "urgency", Kind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
-    ("Wait", "wait_s", Kind.LENGTH, 11, "Wait replayed in the site's own order"),
-    ("WouldWait", "would_wait_s", Kind.LENGTH, 11, "Wait replayed as decided"),
+MOVED = declare_fields(
+    ("JobID", "job_id", FieldKind.TEXT, 12, "Job"),
+    ("User", "user", FieldKind.TEXT, 12, "User"),
+    ("Size", "size", FieldKind.COUNT, 6, "GPUs, in a cluster without any CPUs"),
+    ("Urgency", "urgency", FieldKind.DECIMAL, 8, "As decided first; a SiteFactor where that is what was written down"),
+    ("Wait", "wait_s", FieldKind.LENGTH, 11, "Wait replayed in the site's own order"),
+    ("WouldWait", "would_wait_s", FieldKind.LENGTH, 11, "Wait replayed as decided"),
 )
 _URGENCY = re.compile(r"urgency\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
 _SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class ShadowWaits:
     """Waits of the same jobs: as recorded, or in one replay.
 
     Attributes
@@ -68,7 +68,7 @@ class Waits:
     queued_jobs: int
 
     @classmethod
-    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> Waits:
+    def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> ShadowWaits:
         """Measure waits, s; at least one."""
         return cls(
             jobs=len(waited_s),
@@ -108,9 +108,9 @@ class ShadowDay:
     decided: int
     earlier: int
     later: int
-    recorded: Waits | None
-    without: Waits | None
-    with_decisions: Waits | None
+    recorded: ShadowWaits | None
+    without: ShadowWaits | None
+    with_decisions: ShadowWaits | None
     moved: pd.DataFrame
     notes: tuple[str, ...] = ()
 
@@ -158,7 +158,7 @@ def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
     return urgencies
 
 
-def urgencies_of(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
+def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
     """Return each job's urgency, its own or that of its array's record; 0: nothing was decided."""
     own = jobs["job_id"].astype("object").map(decided)
     of_array = jobs["array_job_id"].astype("object").map(decided)
@@ -190,7 +190,7 @@ def moved_jobs(
     return moved.loc[order].reset_index(drop=True).astype({"user": "object"})
 
 
-def shadow_table(day: ShadowDay, *, title: str) -> Answer:
+def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
     """Show the waits as recorded, replayed without, and replayed with what was decided."""
     lines = (
         ("as recorded", day.recorded),
@@ -199,7 +199,7 @@ def shadow_table(day: ShadowDay, *, title: str) -> Answer:
     )
     rows = pd.DataFrame([{"line": name, **asdict(waits)} for name, waits in lines if waits is not None])
     columns = [field.column for field in FIELDS]
-    return Answer(
+    return ReportTable(
         title=title,
         fields=FIELDS,
         shown=tuple(field.name for field in FIELDS),
@@ -210,9 +210,9 @@ def shadow_table(day: ShadowDay, *, title: str) -> Answer:
     )
 
 
-def moved_table(day: ShadowDay, *, most: int) -> Answer:
+def moved_table(day: ShadowDay, *, most: int) -> ReportTable:
     """Show the ``most`` jobs that would have moved furthest."""
-    return Answer(
+    return ReportTable(
         title="Jobs that would have moved furthest",
         fields=MOVED,
         shown=tuple(field.name for field in MOVED),
@@ -231,16 +231,16 @@ def _sentences(day: ShadowDay) -> Iterator[str]:
         return
     old, new = day.without.mean_wait_s, day.with_decisions.mean_wait_s
     if abs(new - old) <= max(SAME * old, 1.0):
-        yield f"In the replay that makes no difference to the mean wait: {spoken_duration(new)}."
+        yield f"In the replay that makes no difference to the mean wait: {duration_in_words(new)}."
     else:
         yield (
-            f"In the replay the mean wait {'falls' if new < old else 'grows'} from {spoken_duration(old)} to "
-            f"{spoken_duration(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
+            f"In the replay the mean wait {'falls' if new < old else 'grows'} from {duration_in_words(old)} to "
+            f"{duration_in_words(new)}; jobs that start earlier: {day.earlier:,}, later: {day.later:,}."
         )
     longest, would = day.without.max_wait_s, day.with_decisions.max_wait_s
     if abs(would - longest) > max(SAME * longest, MOVED_S):
         verb = "falls" if would < longest else "grows"
-        yield f"The longest wait {verb} from {spoken_duration(longest)} to {spoken_duration(would)}."
+        yield f"The longest wait {verb} from {duration_in_words(longest)} to {duration_in_words(would)}."
 
 
 def _urgency_in(texts: Iterable[Any]) -> float | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.simulate.kernel import kernel
+from helios.jit import kernel
 
 NOBODY = -1
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.jit import entry_point, kernel
 from helios.simulate.artifact.book import NEVER, Book
 from helios.simulate.artifact.floor import Floor, clear, place, vacate
-from helios.simulate.kernel import entry_point, kernel
 
 # The artifact's cost of a checkpoint, s: of 1 GPU, of up to 8, of more.
 ONE_GPU_S, ONE_NODE_S, SEVERAL_S, ONE_NODE_GPUS = 7, 30, 60, 8

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import Misuse, WorkloadInvalid
+from helios.errors import UsageError, WorkloadInvalid
 from helios.simulate.artifact.book import NEVER, Book
 from helios.simulate.artifact.floor import new_floor
 from helios.simulate.artifact.preemptive import play_preemptive
@@ -94,7 +94,7 @@ def _refuse_endless(workload: Workload, policy: PublishedPolicy) -> None:
         raise WorkloadInvalid(
             f"{int(endless.sum()):,} jobs have length 0; the first is {workload.job_id[np.argmax(endless)]}. The "
             "published simulator would wait for their end for ever",
-            remedy="Leave jobs of length 0 out.",
+            hint="Leave jobs of length 0 out.",
         )
 
 
@@ -105,10 +105,10 @@ def _refuse_misuse(
     tie_rank: NDArray[np.int64] | None,
 ) -> None:
     if (policy is PublishedPolicy.QSSF) != (priority is not None):
-        raise Misuse("QSSF, and it alone, goes by priorities.", remedy="Give priority with QSSF, and only there.")
+        raise UsageError("QSSF, and it alone, goes by priorities.", hint="Give priority with QSSF, and only there.")
     for column in (priority, tie_rank):
         if column is not None and column.shape != (len(workload),):
-            raise Misuse(f"{len(column):,} priorities or ranks were given for {len(workload):,} jobs.")
+            raise UsageError(f"{len(column):,} priorities or ranks were given for {len(workload):,} jobs.")
 
 
 def _keys(

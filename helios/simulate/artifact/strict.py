@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.jit import entry_point, kernel
 from helios.simulate.artifact.book import NEVER, Book
 from helios.simulate.artifact.floor import Floor, clear, place, vacate
-from helios.simulate.kernel import entry_point, kernel
 
 
 @entry_point

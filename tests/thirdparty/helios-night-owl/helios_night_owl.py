@@ -30,11 +30,11 @@ class NightOwl:
         self.zone = ZoneInfo(options.timezone)
 
     def decide(self, snapshot: Snapshot) -> Iterator[Reorder]:
-        """Name the large jobs at night; by day nothing, and Helios takes back what was set."""
+        """Name the large jobs at night; by day nothing, and Helios reverts what was set."""
         if not self.is_night(snapshot.taken_at):
             return
         jobs = snapshot.pending
-        large = jobs[jobs["hands_off"].isna() & (jobs["gpus"] >= self.options.large_gpus)]
+        large = jobs[jobs["excluded_reason"].isna() & (jobs["gpus"] >= self.options.large_gpus)]
         largest_first = large.sort_values(["gpus", "submitted_at", "job_id"], ascending=[False, True, True])
         for partition, queue in largest_first.groupby("partition", observed=True):
             places = [

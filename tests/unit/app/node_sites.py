@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from helios.actions import NodeAction, PowerDown
-from helios.app.node_turns import NodeTurns
-from helios.app.reading import JOBS as JOBS_READ
-from helios.app.reading import Accounting
-from helios.app.site import Site
+from helios.app.live_cluster import LiveCluster
+from helios.app.node_controller import NodeController
+from helios.app.sync import JOBS as JOBS_READ
+from helios.app.sync import AccountingSource
 from helios.config import Settings
-from helios.control import ServiceMode
-from helios.control.nodes import NodeTurnReport
+from helios.control import NodeCycleReport, ServiceMode
 from helios.model import NODE_EVENTS, Mode, Snapshot
-from helios.ports import Office
+from helios.ports import Domain
 from helios.testing import FakeCluster, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
 from tests.unit.control.table import Says
@@ -27,7 +26,7 @@ ACTIVE = ServiceMode(mode=Mode.ACTIVE)
 
 
 class NodeTown:
-    """A :class:`NodeTurns` on :class:`FakeNodes`, with a service ``says`` that says what it is told to."""
+    """A :class:`NodeController` on :class:`FakeNodes`, with a service ``says`` that says what it is told to."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -40,23 +39,23 @@ class NodeTown:
         }
         self.settings = Settings.model_validate(chosen | settings)
         self.says = Says()
-        self.turns = self.another()
+        self.cycles = self.another()
         self.read()
-        self.turn()  # the first look: a node must be idle on two
+        self.cycle()  # the first look: a node must be idle on two
 
-    def another(self) -> NodeTurns:
+    def another(self) -> NodeController:
         """Return the same Helios after a restart."""
-        turns = NodeTurns(self.site(), self.settings, clock=lambda: self.nodes.now)
-        turns.services = {"says": self.says}
-        turns._expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
-        return turns
+        cycles = NodeController(self.site(), self.settings, clock=lambda: self.nodes.now)
+        cycles.services = {"says": self.says}
+        cycles._expect = expecting  # type: ignore[method-assign]  # what is forecast is not what is tested here
+        return cycles
 
-    def site(self) -> Site:
+    def site(self) -> LiveCluster:
         jobs = FakeCluster(name="dev")
-        return Site(
+        return LiveCluster(
             name="dev",
             cluster=jobs,
-            accounting=Accounting(
+            accounting=AccountingSource(
                 jobs=lambda start, end, path: None, node_events=lambda start, end: NODE_EVENTS.empty()
             ),
             controller=lambda: "ctl since monday",
@@ -67,12 +66,12 @@ class NodeTown:
             nodes=lambda: self.nodes,
         )
 
-    def turn(self, *actions: NodeAction, mode: ServiceMode = ACTIVE) -> NodeTurnReport:
-        """A minute later, have the service say ``actions``, and take a turn."""
+    def cycle(self, *actions: NodeAction, mode: ServiceMode = ACTIVE) -> NodeCycleReport:
+        """A minute later, have the service say ``actions``, and take a cycle."""
         self.nodes.tick(timedelta(minutes=1))
         self.read()
         self.says.actions = list(actions)
-        return self.turns.turn(modes={"says": mode})
+        return self.cycles.cycle(modes={"says": mode})
 
     def warehouse(self) -> Warehouse:
         return Warehouse.open(self.settings.database.url)
@@ -81,7 +80,7 @@ class NodeTown:
         """Say that the history was read until now."""
         now = self.nodes.now
         with self.warehouse() as warehouse:
-            warehouse.ledger("dev", office=Office.JOBS)  # which makes the cluster known
+            warehouse.ledger("dev", domain=Domain.JOBS)  # which makes the cluster known
             warehouse.cover("dev", source=JOBS_READ, started_at=now - timedelta(days=1), ended_at=now, read_at=now)
 
     @property

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from helios.app.reading import JOBS as JOBS_READ
-from helios.app.reading import Accounting
-from helios.app.site import Site
-from helios.app.turns import Turns
+from helios.app.job_controller import JobController
+from helios.app.live_cluster import LiveCluster
+from helios.app.sync import JOBS as JOBS_READ
+from helios.app.sync import AccountingSource
 from helios.config import Settings
 from helios.model import NODE_EVENTS, ModelRecord
 from helios.predict import to_record, train
@@ -23,7 +23,7 @@ from tests.builders import a_batch, a_job
 
 
 class Town:
-    """A :class:`Turns` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
+    """A :class:`JobController` on a :class:`FakeCluster`, with a history of alice's short and bob's long jobs."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.cluster = FakeCluster(name="dev")
@@ -35,20 +35,20 @@ class Town:
         self.folder = folder
         self.controller = "ctl since monday"
         self.skew_s: float | None = 0.0
-        self.turns = self.another()
+        self.cycles = self.another()
 
-    def another(self, **settings: Any) -> Turns:
+    def another(self, **settings: Any) -> JobController:
         """Return the same Helios after a restart, or with other settings another one."""
         plain = self.settings.model_dump()
         for section, keys in settings.items():
             plain[section] = plain[section] | keys
-        return Turns(self.site(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
+        return JobController(self.site(), Settings.model_validate(plain), clock=lambda: self.cluster.now)
 
-    def site(self) -> Site:
-        return Site(
+    def site(self) -> LiveCluster:
+        return LiveCluster(
             name="dev",
             cluster=self.cluster,
-            accounting=Accounting(
+            accounting=AccountingSource(
                 jobs=lambda start, end, path: None, node_events=lambda start, end: NODE_EVENTS.empty()
             ),
             controller=lambda: self.controller,
@@ -82,7 +82,7 @@ class Town:
             warehouse.load([a_batch(*rows)], cluster="dev", path="sacct", sha256="1", format="sacct", timezone="UTC")
         self.read()
 
-    def put_in_charge(self, *, damaged: bool = False) -> ModelRecord:
+    def put_promoted(self, *, damaged: bool = False) -> ModelRecord:
         """Train a model on 300 jobs and put it in charge; damaged: cut short, so that it cannot be read."""
         began = self.cluster.now - timedelta(days=9)
         jobs = [a_job(job_id=f"past{n}", submitted_at=began + timedelta(minutes=n)) for n in range(300)]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.backlog import LOOKS_BACK, BacklogWatch, longest_of, reckoning_on
+from helios.app.predictions import LOOKS_BACK, BacklogWatch, backlog_estimator, longest_backlog
 from helios.model import NODE_STATES, Snapshot, in_submission_order
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
 from tests.builders import a_job, jobs_frame
@@ -48,7 +48,7 @@ def seen(*pending: dict[str, Any], running: list[dict[str, Any]] | None = None, 
 
 
 def longest_h(snapshot: Snapshot, *jobs: dict[str, Any]) -> float:
-    return longest_of(snapshot, history(*jobs)) / 3600
+    return longest_backlog(snapshot, history(*jobs)) / 3600
 
 
 LONG_AGO = ran(40, 2)
@@ -146,16 +146,16 @@ def test_a_replay_is_reckoned_on_the_same_groups() -> None:
         ],
     )
     jobs = jobs_frame(*(a_job(job_id=str(n), partition=name, gpus=gpus) for n, name, gpus in JOBS_OF_THREE))
-    reckoning = reckoning_on(nodes, jobs)
-    assert reckoning is not None
-    longest_s = reckoning.look(
+    estimator = backlog_estimator(nodes, jobs)
+    assert estimator is not None
+    longest_s = estimator.look(
         arrived=3,
         ended=(np.array([1]), np.array([7_200])),
         waiting=(np.array([0, 2]), np.array([3_600.0, 1_800.0])),
         running=(np.array([], dtype=np.int64), np.array([], dtype=np.int64)),
     )
     assert longest_s == pytest.approx(8 * 1_800 / 16), "the job of the CPUs is no work for GPUs"
-    assert reckoning_on(nodes[nodes["gpus"] == 0], jobs) is None
+    assert backlog_estimator(nodes[nodes["gpus"] == 0], jobs) is None
 
 
 JOBS_OF_THREE = [(0, "cpu", 0), (1, "gpu", 4), (2, "long", 8)]

@@ -1,4 +1,4 @@
-"""What an office keeps between turns is read back; word of a kill switch is heard once, and a pause is heard."""
+"""What a domain keeps between cycles is read back; word of a kill switch is heard once, and a pause is heard."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from helios.actions import Result
-from helios.app.between_turns import Keeping, modes_or_off, tallies_of
+from helios.app.controller_state import ControllerStateStore, cycle_tallies, modes_or_off
 from helios.app.modes import PAUSE_FILE
-from helios.control import ServiceMode, TurnMemory
+from helios.control import ControllerState, ServiceMode
 from helios.errors import MemoryDamaged, WarehouseUnavailable
 from helios.model import Mode
 from helios.warehouse import Warehouse
 
 NOW = datetime(2026, 9, 1, tzinfo=UTC)
-UNAVAILABLE = WarehouseUnavailable("gone", remedy="Wait.")
+UNAVAILABLE = WarehouseUnavailable("gone", hint="Wait.")
 
 
 @pytest.fixture
@@ -27,26 +27,31 @@ def warehouse(tmp_path: Path) -> Iterator[Warehouse]:
 
 
 @pytest.fixture
-def keeping(tmp_path: Path) -> Keeping[TurnMemory]:
-    return Keeping(
-        kind=TurnMemory, cluster="venus", folder=tmp_path, memory="turn", released="released", released_file="RELEASED"
+def keeping(tmp_path: Path) -> ControllerStateStore[ControllerState]:
+    return ControllerStateStore(
+        kind=ControllerState,
+        cluster="venus",
+        folder=tmp_path,
+        memory="cycle",
+        released="released",
+        released_file="RELEASED",
     )
 
 
-def leave_word(keeping: Keeping[TurnMemory], warehouse: Warehouse) -> None:
+def leave_word(keeping: ControllerStateStore[ControllerState], warehouse: Warehouse) -> None:
     (keeping.folder / "RELEASED").touch()
     warehouse.remember("venus", "released", "alice", at=NOW)
 
 
-def test_what_is_kept_is_read_back(keeping: Keeping[TurnMemory], warehouse: Warehouse) -> None:
-    assert keeping.read(warehouse) == TurnMemory()
-    kept = TurnMemory(asked_at={"qssf": NOW})
+def test_what_is_kept_is_read_back(keeping: ControllerStateStore[ControllerState], warehouse: Warehouse) -> None:
+    assert keeping.read(warehouse) == ControllerState()
+    kept = ControllerState(asked_at={"qssf": NOW})
     keeping.write(warehouse, kept, at=NOW)
     assert keeping.read(warehouse) == kept
 
 
-def test_both_kill_switches_are_heard_until_a_turn_has_gone_by_them(
-    keeping: Keeping[TurnMemory], warehouse: Warehouse
+def test_both_kill_switches_are_heard_until_a_cycle_has_gone_by_them(
+    keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
     leave_word(keeping, warehouse)
     heard = keeping.taken_back_by(warehouse)
@@ -55,26 +60,28 @@ def test_both_kill_switches_are_heard_until_a_turn_has_gone_by_them(
     assert keeping.taken_back_by(warehouse) == {}
 
 
-def test_word_that_was_left_meanwhile_is_not_forgotten(keeping: Keeping[TurnMemory], warehouse: Warehouse) -> None:
+def test_word_that_was_left_meanwhile_is_not_forgotten(
+    keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
+) -> None:
     leave_word(keeping, warehouse)
     keeping.forget(warehouse, {}, at=NOW)
     assert set(keeping.taken_back_by(warehouse)) == {"RELEASED", "released"}
 
 
-def test_word_in_a_file_is_heard_without_a_warehouse(keeping: Keeping[TurnMemory]) -> None:
+def test_word_in_a_file_is_heard_without_a_warehouse(keeping: ControllerStateStore[ControllerState]) -> None:
     (keeping.folder / "RELEASED").touch()
     assert set(keeping.taken_back_by(UNAVAILABLE)) == {"RELEASED"}
 
 
 def test_a_damaged_memory_stands_in_the_way_unless_helios_is_paused(
-    keeping: Keeping[TurnMemory], warehouse: Warehouse
+    keeping: ControllerStateStore[ControllerState], warehouse: Warehouse
 ) -> None:
-    warehouse.remember("venus", "turn", "{", at=NOW)
+    warehouse.remember("venus", "cycle", "{", at=NOW)
     with pytest.raises(MemoryDamaged):
-        keeping.read_or_trouble(warehouse, paused=lambda: False)
-    memory, trouble = keeping.read_or_trouble(warehouse, paused=lambda: True)
-    assert memory == TurnMemory()
-    assert isinstance(trouble, MemoryDamaged)
+        keeping.read_or_problem(warehouse, paused=lambda: False)
+    memory, problem = keeping.read_or_problem(warehouse, paused=lambda: True)
+    assert memory == ControllerState()
+    assert isinstance(problem, MemoryDamaged)
 
 
 def test_modes_that_cannot_be_read_are_off_only_where_somebody_paused(tmp_path: Path) -> None:
@@ -89,7 +96,7 @@ def test_modes_that_cannot_be_read_are_off_only_where_somebody_paused(tmp_path: 
 
 def test_a_service_that_nobody_set_a_mode_for_is_counted_as_active() -> None:
     counts = {"qssf": {Result.DONE: 2}, "restore": {Result.GONE: 1}}
-    counted = tallies_of(counts, {"qssf": ServiceMode(mode=Mode.SHADOW)})
+    counted = cycle_tallies(counts, {"qssf": ServiceMode(mode=Mode.SHADOW)})
     assert [(it.service, it.mode, it.result, it.jobs) for it in counted] == [
         ("qssf", "shadow", Result.DONE, 2),
         ("restore", "active", Result.GONE, 1),

@@ -1,4 +1,4 @@
-"""What a service no longer names is taken back in a rehearsal, and several services share levers, as in live turns."""
+"""In a service replay, too, what is no longer named is reverted, and services share settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, JobAction, Lever, Place, Reorder, Restore, Result, SoftLimit
-from helios.app.claims import Claims
-from helios.app.timeline import Seat, play
+from helios.actions import Action, JobAction, JobSetting, Place, Reorder, Result, Revert, SoftLimit
+from helios.app.replay_guards import ReplayGuards
+from helios.app.service_replay import ReplayedService, replay_services
 from helios.model import Snapshot
-from helios.ports import Columns, Wishes
+from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
-from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, both_ways, rows, seat
+from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, active, both_ways, rows
 from tests.unit.simulate.builders import a_workload
 
 FULL = [(0, 100, 8, 1), *((n, 10, 8, 1) for n in range(1, 6))]
@@ -50,7 +50,7 @@ def stands(cluster: SimCluster, column: str = "urgency") -> dict[str, float]:
 
 def test_what_is_no_longer_named_is_taken_back_and_the_rest_stays() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     assert claims.act(0, [order(j1=0.5, j2=0.25, j3=-0.5)]) == {Result.DONE: 3}
     assert claims.act(0, [order(j2=0.25, j3=-0.25)]) == {Result.UNCHANGED: 1, Result.DONE: 2}
     assert stands(cluster) == {"2": 0.25, "3": -0.25}
@@ -61,7 +61,7 @@ def test_what_is_no_longer_named_is_taken_back_and_the_rest_stays() -> None:
 
 def test_soft_limits_are_taken_back_by_themselves() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     claims.act(0, [order(j1=0.5), limit("1"), limit("2")])
     assert claims.act(0, [limit("2"), order(j1=0.5)]) == {Result.DONE: 1, Result.UNCHANGED: 2}
     assert (stands(cluster, "soft_limit_s"), stands(cluster)) == ({"2": 5.0}, {"1": 0.5})
@@ -71,7 +71,7 @@ def test_soft_limits_are_taken_back_by_themselves() -> None:
 
 def test_jobs_that_have_started_or_are_not_there_yet_are_gone() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
+    claims = ReplayGuards(cluster, 1)
     claims.act(0, [order(j1=0.5), limit("1")])
     cluster.advance(int(cluster.now_s) + 51)
     assert cluster.next_event_s() is not None
@@ -80,55 +80,55 @@ def test_jobs_that_have_started_or_are_not_there_yet_are_gone() -> None:
     assert claims.act(0, []) == {}
 
 
-def test_a_restore_is_the_wish_that_nothing_of_the_services_own_stands() -> None:
+def test_a_restore_is_the_change_that_nothing_of_the_services_own_stands() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 2)
+    claims = ReplayGuards(cluster, 2)
     claims.act(0, [order(j1=0.5, j2=0.25), limit("1")])
     claims.act(1, [order(j3=0.75)])
     both = [order(j1=0.5, j2=0.25), limit("1")]
-    claims.act(0, [*both, Restore(lever=Lever.ORDER, job_ids=("2",), reason="so")])
+    claims.act(0, [*both, Revert(setting=JobSetting.ORDER, job_ids=("2",), reason="so")])
     assert stands(cluster) == {"1": 0.5, "3": 0.75}
-    claims.act(0, [Restore(lever=Lever.ORDER, reason="so"), *both])
+    claims.act(0, [Revert(setting=JobSetting.ORDER, reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {"1": 5.0})
-    claims.act(0, [Restore(reason="so"), *both])
+    claims.act(0, [Revert(reason="so"), *both])
     assert (stands(cluster), stands(cluster, "soft_limit_s")) == ({"3": 0.75}, {})
 
 
-@pytest.mark.parametrize("lever", Lever)
-def test_the_first_service_has_a_lever_that_two_want_until_it_no_longer_does(lever: Lever) -> None:
-    column = "urgency" if lever is Lever.ORDER else "soft_limit_s"
+@pytest.mark.parametrize("setting", JobSetting)
+def test_the_first_service_has_a_setting_that_two_want_until_it_no_longer_does(setting: JobSetting) -> None:
+    column = "urgency" if setting is JobSetting.ORDER else "soft_limit_s"
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 2)
+    claims = ReplayGuards(cluster, 2)
 
     def said(seconds: int) -> Sequence[JobAction]:
-        return [order(j1=seconds / 10)] if lever is Lever.ORDER else [limit("1", seconds)]
+        return [order(j1=seconds / 10)] if setting is JobSetting.ORDER else [limit("1", seconds)]
 
-    def standing() -> float:
-        return stands(cluster, column).get("1", 0) * (10 if lever is Lever.ORDER else 1)
+    def applied() -> float:
+        return stands(cluster, column).get("1", 0) * (10 if setting is JobSetting.ORDER else 1)
 
     claims.act(1, said(3))
-    assert standing() == 3
+    assert applied() == 3
     claims.act(0, said(6))
-    assert (claims.act(1, said(3)), standing()) == ({Result.REFUSED: 1}, 6)
+    assert (claims.act(1, said(3)), applied()) == ({Result.REFUSED: 1}, 6)
     claims.act(1, [])
-    assert standing() == 6, "what it does not have it cannot give back"
+    assert applied() == 6, "what it does not have it cannot give back"
     claims.act(0, [])
-    assert standing() == 0
+    assert applied() == 0
     claims.act(1, said(3))
-    assert standing() == 3
+    assert applied() == 3
 
 
 def test_of_several_orders_that_name_a_job_the_last_counts() -> None:
     cluster = behind_a_full_partition()
-    Claims(cluster, 1).act(0, [order(j1=0.5, j2=0.25), order(j1=-0.5)])
+    ReplayGuards(cluster, 1).act(0, [order(j1=0.5, j2=0.25), order(j1=-0.5)])
     assert stands(cluster) == {"1": -0.5, "2": 0.25}
 
 
-def test_wishes_by_position_take_back_where_they_name_no_urgency() -> None:
+def test_changes_by_position_take_back_where_they_name_no_urgency() -> None:
     cluster = behind_a_full_partition()
-    claims = Claims(cluster, 1)
-    claims.wish(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
-    assert claims.wish(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
+    claims = ReplayGuards(cluster, 1)
+    claims.change(0, np.array([1, 2, 3]), np.array([0.5, 0.25, NAN]))
+    assert claims.change(0, np.array([1, 3]), np.array([NAN, NAN])) == {Result.DONE: 1}
     assert stands(cluster) == {"2": 0.25}
 
 
@@ -147,11 +147,11 @@ class Toy:
         return self.answer(len(self.seen))
 
 
-def played(*services: Toy) -> list[Seat]:
-    seats = [seat(service, every=service.every) for service in services]
+def played(*services: Toy) -> list[ReplayedService]:
+    active_services = [active(service, every=service.every) for service in services]
     workload = a_workload(FULL)
-    play(a_cluster(workload), seats, predictor=Noisy(workload))
-    return seats
+    replay_services(a_cluster(workload), active_services, predictor=Noisy(workload))
+    return active_services
 
 
 def once(*actions: Action) -> Callable[[int], Iterable[Action]]:
@@ -165,7 +165,7 @@ def test_in_a_replay_an_order_holds_until_its_service_is_asked_again() -> None:
     assert often.seen[:4] == [{}, {"4": 0.4, "3": 0.3, "2": 0.2}, {"3": 0.3, "2": 0.2}, {}]
 
 
-def test_a_service_that_raises_keeps_what_stands_until_it_is_benched() -> None:
+def test_a_service_that_raises_keeps_what_stands_until_it_is_suspended() -> None:
     def answer(time: int) -> Iterable[Action]:
         if time > 1:
             raise ZeroDivisionError
@@ -173,8 +173,8 @@ def test_a_service_that_raises_keeps_what_stands_until_it_is_benched() -> None:
 
     watching = Toy(lambda _: ())
     (_, place) = played(watching, Toy(answer))
-    assert place.benched
-    # It raises at 110, 120 and 130; jobs 5, 4 and 3 start before, and at 130 the last of it is taken back.
+    assert place.suspended
+    # It raises at 110, 120 and 130; jobs 5, 4 and 3 start before, and at 130 the last of it is reverted.
     assert watching.seen[1:4] == [
         {"4": 0.4, "3": 0.3, "2": 0.2, "1": 0.1},
         {"3": 0.3, "2": 0.2, "1": 0.1},
@@ -191,18 +191,18 @@ class Fickle:
     def __init__(self, lasts_s: int) -> None:
         self.lasts = timedelta(seconds=lasts_s)
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         submitted, large = jobs("submitted_at"), jobs("gpus") > 3
         change = submitted + np.timedelta64(self.lasts)
         young = np.datetime64(at.replace(tzinfo=None), "us") <= change
         urgency = np.where(young == large, np.where(large, 0.75, -0.25), NAN)
-        return Wishes(urgency=urgency, until=np.where(young, change, np.datetime64("NaT", "us")))
+        return ChangeRequests(urgency=urgency, until=np.where(young, change, np.datetime64("NaT", "us")))
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
-        from helios.services.jobwise import reorders  # noqa: PLC0415 - as an author's service would
+        from helios.services.qssf import reorders  # noqa: PLC0415 - as an author's service would
 
-        wishes = self.wishes(snapshot.pending_values, snapshot.taken_at)
-        return [*reorders(snapshot, wishes, why=lambda rows: [""] * len(rows), reason=lambda _: "")]
+        changes = self.changes(snapshot.pending_values, snapshot.taken_at)
+        return [*reorders(snapshot, changes, why=lambda rows: [""] * len(rows), reason=lambda _: "")]
 
 
 @settings(max_examples=80, deadline=None)
@@ -215,15 +215,15 @@ class Fickle:
 def test_a_jobwise_service_that_stops_naming_jobs_makes_the_replay_that_it_makes_asked_about_all(
     rows: list[tuple[int, ...]], lasts_s: int, every_s: int, others: list[str]
 ) -> None:
-    def services() -> list[Seat]:
-        seats = [seat(Fickle(lasts_s), every=timedelta(seconds=every_s))]
+    def services() -> list[ReplayedService]:
+        active_services = [active(Fickle(lasts_s), every=timedelta(seconds=every_s))]
         if "before" in others:
-            seats.insert(0, seat(Beside(timedelta(seconds=5)), every=timedelta(seconds=5)))
+            active_services.insert(0, active(Beside(timedelta(seconds=5)), every=timedelta(seconds=5)))
         if "behind" in others:
-            seats.append(seat(Beside(timedelta(seconds=3)), every=timedelta(seconds=3)))
+            active_services.append(active(Beside(timedelta(seconds=3)), every=timedelta(seconds=3)))
         if "fickle" in others:
-            seats.append(seat(Fickle(9), every=timedelta(seconds=2)))
-        return seats
+            active_services.append(active(Fickle(9), every=timedelta(seconds=2)))
+        return active_services
 
     one_by_one, whole = both_ways(a_workload(rows), services)
     assert one_by_one == whole
@@ -231,7 +231,7 @@ def test_a_jobwise_service_that_stops_naming_jobs_makes_the_replay_that_it_makes
 
 def test_that_holds_where_taking_back_matters() -> None:
     crowd: Any = [(n // 2, 5 + n % 7, 1 + n % 8, n % 2) for n in range(40)]
-    (kept, *_), _ = both_ways(a_workload(crowd), lambda: [seat(Fickle(1_000))])
-    (fickle, *_), whole = both_ways(a_workload(crowd), lambda: [seat(Fickle(12))])
+    (kept, *_), _ = both_ways(a_workload(crowd), lambda: [active(Fickle(1_000))])
+    (fickle, *_), whole = both_ways(a_workload(crowd), lambda: [active(Fickle(12))])
     assert fickle == whole[0]
     assert fickle != kept

@@ -13,14 +13,14 @@ from helios.app import doctor
 from helios.app.modes import pause, set_mode
 from helios.control import ServiceMode
 from helios.model import Mode
-from helios.slurm.hook import TABLE, HookRow, publish, render
-from helios.slurm.preflight import HOOK, Finding, Level
+from helios.slurm.hook_table import TABLE, HookRow, publish, render
+from helios.slurm.preflight import HOOK, Finding, FindingLevel
 from tests.unit.app.sites import Town
 
 
 @pytest.fixture
 def town(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Town:
-    silent = Finding(check="controller", verdict=Level.FAIL, fact="slurmctld is away")
+    silent = Finding(check="controller", verdict=FindingLevel.FAIL, message="slurmctld is away")
     monkeypatch.setattr(doctor, "preflight", lambda _: [silent])
     town = Town(tmp_path)
     town.learn()
@@ -33,13 +33,13 @@ def finding(town: Town, check: str, **sections: dict[str, object]) -> Finding:
     return next(it for it in found if it.check == check)
 
 
-def daemon_says(town: Town, *, state: str, ago_s: float = 5, still: tuple[str, ...] = (), note: str = "") -> None:
+def daemon_says(town: Town, *, state: str, ago_s: float = 5, suspended: tuple[str, ...] = (), note: str = "") -> None:
     told = {
         "written_at": (town.cluster.now - timedelta(seconds=ago_s)).isoformat(),
         "state": state,
         "reasons": [],
         "note": note,
-        "turn": {"still": list(still)},
+        "cycle": {"suspended": list(suspended)},
     }
     (town.folder / "state").mkdir(exist_ok=True)
     (town.folder / "state" / doctor.HEALTH_FILE).write_text(json.dumps(told))
@@ -47,87 +47,87 @@ def daemon_says(town: Town, *, state: str, ago_s: float = 5, still: tuple[str, .
 
 def test_with_the_controller_away_what_the_warehouse_knows_is_told_all_the_same(town: Town) -> None:
     pause(town.url, "dev", town.folder / "elsewhere", by="root", reason="enough", now=town.cluster.now)
-    assert "enough" in finding(town, "pause").fact
-    assert "80 jobs" in finding(town, "history").fact
+    assert "enough" in finding(town, "pause").message
+    assert "80 jobs" in finding(town, "history").message
 
 
 def test_no_daemon_is_a_warning(town: Town) -> None:
-    assert finding(town, "daemon").verdict is Level.WARN
+    assert finding(town, "daemon").verdict is FindingLevel.WARN
 
 
 def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> None:
     daemon_says(town, state="at work")
-    assert finding(town, "daemon").verdict is Level.OK
+    assert finding(town, "daemon").verdict is FindingLevel.OK
     daemon_says(town, state="at work", ago_s=1000)
-    assert "silent for 1000 s" in finding(town, "daemon").fact
+    assert "silent for 1000 s" in finding(town, "daemon").message
 
 
-def test_why_a_daemon_is_still_is_told(town: Town) -> None:
-    daemon_says(town, state="still", still=("the breaker is open",))
+def test_why_a_daemon_is_suspended_is_told(town: Town) -> None:
+    daemon_says(town, state="suspended", suspended=("the breaker is open",))
     said = finding(town, "daemon")
-    assert (said.verdict, said.fact) == (Level.WARN, "still; the breaker is open")
+    assert (said.verdict, said.message) == (FindingLevel.WARN, "suspended; the breaker is open")
 
 
 def test_what_the_daemon_notes_though_it_is_well_is_told(town: Town) -> None:
     daemon_says(town, state="at work", note="another process listens on 127.0.0.1:9842")
-    assert finding(town, "daemon").fact == "at work; another process listens on 127.0.0.1:9842"
+    assert finding(town, "daemon").message == "at work; another process listens on 127.0.0.1:9842"
 
 
 def test_files_that_other_accounts_can_read_are_named_with_what_closes_them(town: Town) -> None:
     town.folder.chmod(0o755)
-    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
     reports, state = town.folder / "reports", town.folder / "state"
     reports.mkdir(mode=0o750)
     (reports / "dev-2026-11-20.html").touch()  # behind a door that is shut
     of_reports = {"report": {"folder": str(reports)}}
-    assert finding(town, "permissions", **of_reports).verdict is Level.OK
+    assert finding(town, "permissions", **of_reports).verdict is FindingLevel.OK
     (state / "health.json").touch()
     for path in (state, state / "health.json"):
         path.chmod(0o755)
     said = finding(town, "permissions", **of_reports)
-    assert said.verdict is Level.WARN
-    assert said.remedy == f"chmod g-w,o-rwx {state} {state / 'health.json'}"
+    assert said.verdict is FindingLevel.WARN
+    assert said.hint == f"chmod g-w,o-rwx {state} {state / 'health.json'}"
 
 
 def test_a_lease_is_told_by_what_is_left_of_it(town: Town) -> None:
-    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
-    assert finding(town, "lease").fact == "this Helios holds the lease for another 180 s"
+    town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    assert finding(town, "lease").message == "this Helios holds the lease for another 180 s"
 
 
-def test_a_lease_that_runs_out_between_turns_is_a_warning(town: Town) -> None:
-    assert "standby" in finding(town, "rhythm", control={"lease_s": 60}, daemon={"turn_s": 60}).fact
+def test_a_lease_that_runs_out_between_cycles_is_a_warning(town: Town) -> None:
+    assert "standby" in finding(town, "rhythm", control={"lease_s": 60}, daemon={"cycle_s": 60}).message
     with pytest.raises(StopIteration):
         finding(town, "rhythm")
 
 
 def test_a_warehouse_that_cannot_be_written_is_no_warehouse(town: Town) -> None:
     read_only = f"sqlite:///file:{town.folder / 'helios.db'}?mode=ro&uri=true"
-    assert finding(town, "warehouse").verdict is Level.OK
+    assert finding(town, "warehouse").verdict is FindingLevel.OK
     said = finding(town, "helios", database={"url": read_only})
-    assert said.verdict is Level.FAIL and "readonly" in said.fact
+    assert said.verdict is FindingLevel.FAIL and "readonly" in said.message
 
 
 def test_without_a_model_the_doctor_says_that_shrinkage_predicts_and_how_to_train_one(town: Town) -> None:
     said = finding(town, "model")
-    assert said.verdict is Level.WARN
-    assert "There is no model for cluster 'dev'." in said.fact and "shrinkage" in said.fact
-    assert "helios model train" in said.remedy
+    assert said.verdict is FindingLevel.WARN
+    assert "There is no model for cluster 'dev'." in said.message and "shrinkage" in said.message
+    assert "helios model train" in said.hint
 
 
 def test_a_model_that_can_be_read_is_well(town: Town) -> None:
-    town.put_in_charge()
-    assert finding(town, "model").verdict is Level.OK
+    town.put_promoted()
+    assert finding(town, "model").verdict is FindingLevel.OK
 
 
 def test_a_model_that_cannot_be_read_is_named_with_the_way_to_another(town: Town) -> None:
-    record = town.put_in_charge(damaged=True)
+    record = town.put_promoted(damaged=True)
     said = finding(town, "model")
-    assert said.verdict is Level.FAIL
-    assert f"Model {record.model_id} cannot be read" in said.fact
-    assert "helios model train --promote" in said.remedy and "nothing is written" in said.remedy
+    assert said.verdict is FindingLevel.FAIL
+    assert f"Model {record.model_id} cannot be read" in said.message
+    assert "helios model train --promote" in said.hint and "nothing is written" in said.hint
 
 
-WITHOUT_LUA = Finding(check=HOOK, verdict=Level.WARN, fact="JobSubmitPlugins is (null)", remedy="Install it.")
+WITHOUT_LUA = Finding(check=HOOK, verdict=FindingLevel.WARN, message="JobSubmitPlugins is (null)", hint="Install it.")
 
 
 def orders(town: Town, mode: Mode = Mode.ACTIVE, **scope: Any) -> None:
@@ -145,47 +145,47 @@ ROW = HookRow(user="alice", partition="gpu", site_factor=4037)
 @pytest.mark.parametrize(
     ("mode", "scope", "verdict"),
     [
-        (Mode.SHADOW, {}, Level.OK),
-        (Mode.CANARY, {"percent": 10}, Level.OK),
-        (Mode.CANARY, {"partitions": ("gpu",)}, Level.FAIL),
-        (Mode.ACTIVE, {}, Level.FAIL),
+        (Mode.SHADOW, {}, FindingLevel.OK),
+        (Mode.CANARY, {"percent": 10}, FindingLevel.OK),
+        (Mode.CANARY, {"partitions": ("gpu",)}, FindingLevel.FAIL),
+        (Mode.ACTIVE, {}, FindingLevel.FAIL),
     ],
 )
 def test_a_service_that_orders_jobs_needs_a_published_table(
-    town: Town, mode: Mode, scope: dict[str, Any], verdict: Level
+    town: Town, mode: Mode, scope: dict[str, Any], verdict: FindingLevel
 ) -> None:
     orders(town, mode, **scope)
     said = finding(town, "hook")
     assert said.verdict is verdict
-    assert ("publish = true" in said.remedy) == (verdict is Level.FAIL)
+    assert ("publish = true" in said.hint) == (verdict is FindingLevel.FAIL)
 
 
 def test_a_table_that_is_missing_empty_or_old_fails_where_a_service_orders_jobs(town: Town) -> None:
     asked = {"hook": {"publish": True}}
-    assert finding(town, "hook", **asked).verdict is Level.WARN
+    assert finding(town, "hook", **asked).verdict is FindingLevel.WARN
     orders(town)
-    assert finding(town, "hook", **asked).verdict is Level.FAIL
+    assert finding(town, "hook", **asked).verdict is FindingLevel.FAIL
     publishes(town)
-    assert "0 rows" in (said := finding(town, "hook", **asked)).fact and said.verdict is Level.FAIL
+    assert "0 rows" in (said := finding(town, "hook", **asked)).message and said.verdict is FindingLevel.FAIL
     publishes(town, ROW, ago=timedelta(hours=3))
-    assert finding(town, "hook", **asked).verdict is Level.FAIL
+    assert finding(town, "hook", **asked).verdict is FindingLevel.FAIL
     publishes(town, ROW)
-    assert finding(town, "hook", **asked).verdict is Level.OK
+    assert finding(town, "hook", **asked).verdict is FindingLevel.OK
 
 
 def test_a_controller_that_asks_no_hook_fails_where_a_service_orders_jobs(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "preflight", lambda _: [WITHOUT_LUA])
-    assert finding(town, HOOK).verdict is Level.WARN
+    assert finding(town, HOOK).verdict is FindingLevel.WARN
     orders(town)
-    assert (said := finding(town, HOOK)).verdict is Level.FAIL and said.remedy == "Install it."
+    assert (said := finding(town, HOOK)).verdict is FindingLevel.FAIL and said.hint == "Install it."
 
 
 def test_while_helios_is_paused_no_hook_is_missing(town: Town) -> None:
     orders(town)
     pause(town.url, "dev", town.folder / "state", by="root", reason="enough", now=town.cluster.now)
-    assert finding(town, "hook").verdict is Level.OK
+    assert finding(town, "hook").verdict is FindingLevel.OK
 
 
 def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(
@@ -194,5 +194,5 @@ def test_who_lets_a_service_order_jobs_is_told_what_of_the_hook_is_missing(
     monkeypatch.setattr(doctor, "preflight", lambda _: [WITHOUT_LUA])
     assert doctor.hook_not_installed(town.settings, "dev") == []
     orders(town)
-    lacking = [it.fact for it in doctor.hook_not_installed(town.settings, "dev")]
-    assert lacking == [WITHOUT_LUA.fact, "no table is published (hook.publish is false)"]
+    lacking = [it.message for it in doctor.hook_not_installed(town.settings, "dev")]
+    assert lacking == [WITHOUT_LUA.message, "no table is published (hook.publish is false)"]

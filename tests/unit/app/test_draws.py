@@ -9,21 +9,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.draws import Urn, predictor_of, redrawn, urn_of
-from helios.app.history import History
-from helios.app.plans import Plan, Policy
-from helios.app.unrepeated import Unrepeated
-from helios.app.whatif import Question, Stage, predictor_for, set_the_stage
-from helios.report.differences import Over
+from helios.app.history import LoadedHistory
+from helios.app.resampling import DeduplicatingPredictor, Resampler, redraw, resampled_predictor, resampler_for
+from helios.app.scenarios import Policy, Scenario
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
+from helios.report.significance import ResampledUnit
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-03-02", tz="Asia/Shanghai")  # a Monday
 WEEK_S, DAY_S, HOUR_S = 7 * 86_400, 86_400, 3_600
-FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.NONE)
+FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.NONE)
 
 
-def a_site(days: float, *, jobs: int = 400, seed: int = 0) -> History:
+def a_site(days: float, *, jobs: int = 400, seed: int = 0) -> LoadedHistory:
     """Jobs of some users at random moments, each with a run time, a limit and a name of its own."""
     rng = np.random.default_rng(seed)
     seconds = np.sort(rng.integers(0, int(days * DAY_S), size=jobs))
@@ -40,28 +39,28 @@ def a_site(days: float, *, jobs: int = 400, seed: int = 0) -> History:
         )
         for number, second in enumerate(seconds)
     ]
-    return History(cluster="lab", jobs=jobs_frame(*rows), timezone="Asia/Shanghai")
+    return LoadedHistory(cluster="lab", jobs=jobs_frame(*rows), timezone="Asia/Shanghai")
 
 
-def staged(days: float, *, before: float = 0, warm_up: float = 0, **options: Any) -> Stage:
+def staged(days: float, *, before: float = 0, warm_up: float = 0, **options: Any) -> ReplaySetup:
     history = a_site(days + before + warm_up, **options)
     since = START + timedelta(days=before + warm_up)
-    question = Question(plans=(FIFO,), since=since, warm_up=timedelta(days=warm_up), nodes={"gpu": 4})
-    return set_the_stage(history, question)
+    request = WhatIfRequest(plans=(FIFO,), since=since, warm_up=timedelta(days=warm_up), nodes={"gpu": 4})
+    return prepare_replay(history, request)
 
 
-def drawn(stage: Stage, over: Over | None = None, repeat: int = 1) -> tuple[Stage, Urn]:
-    urn = urn_of(stage, over)
-    return redrawn(stage, urn, repeat=repeat, seed=0), urn
+def drawn(setup: ReplaySetup, over: ResampledUnit | None = None, repeat: int = 1) -> tuple[ReplaySetup, Resampler]:
+    resampler = resampler_for(setup, over)
+    return redraw(setup, resampler, repeat=repeat, seed=0), resampler
 
 
-def who(stage: Stage, row: int) -> tuple[Any, ...]:
+def who(setup: ReplaySetup, row: int) -> tuple[Any, ...]:
     """All that a draw must leave to a job: run times are different for every job."""
-    jobs, work = stage.machine.jobs, stage.workload
+    jobs, work = setup.machine.jobs, setup.workload
     return (
         int(work.run_time_s[row]),
         int(work.gpus[row]),
-        int(stage.limit_s[row]),
+        int(setup.limit_s[row]),
         jobs["user"].iloc[row],
         jobs["run_time_s"].iloc[row],
         int(work.partition[row]),
@@ -69,60 +68,66 @@ def who(stage: Stage, row: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("days", "over", "blocks"), [(35, Over.WEEKS, 5), (27.95, Over.WEEKS, 4), (20, Over.DAYS, 20), (3, Over.SEEDS, 0)]
+    ("days", "over", "blocks"),
+    [
+        (35, ResampledUnit.WEEKS, 5),
+        (27.95, ResampledUnit.WEEKS, 4),
+        (20, ResampledUnit.DAYS, 20),
+        (3, ResampledUnit.SEEDS, 0),
+    ],
 )
 def test_weeks_are_drawn_where_there_are_four_days_where_there_are_seven_arrivals_else(
-    days: float, over: Over, blocks: int
+    days: float, over: ResampledUnit, blocks: int
 ) -> None:
-    urn = urn_of(staged(days, jobs=1_000))
-    assert (urn.over, urn.blocks) == (over, blocks)
+    resampler = resampler_for(staged(days, jobs=1_000))
+    assert (resampler.over, resampler.blocks) == (over, blocks)
 
 
 def test_a_window_of_exactly_a_week_is_drawn_by_its_seven_days_however_quiet_its_ends() -> None:
     history, since = a_site(20, jobs=1_000), START + timedelta(days=3)
     hours = (history.jobs["submitted_at"] - since) / timedelta(hours=1)
     awake = history.jobs[~hours.between(0, 5) & ~hours.between(7 * 24 - 5, 7 * 24)].reset_index(drop=True)
-    question = Question(plans=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
-    urn = urn_of(set_the_stage(replace(history, jobs=awake), question))
-    assert (urn.over, urn.blocks, urn.begins_s) == (Over.DAYS, 7, since.timestamp())
-    shorter = replace(question, until=since + timedelta(days=6, hours=20))
-    assert urn_of(set_the_stage(replace(history, jobs=awake), shorter)).over is Over.SEEDS
+    request = WhatIfRequest(plans=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
+    resampler = resampler_for(prepare_replay(replace(history, jobs=awake), request))
+    assert (resampler.over, resampler.blocks, resampler.begins_s) == (ResampledUnit.DAYS, 7, since.timestamp())
+    shorter = replace(request, until=since + timedelta(days=6, hours=20))
+    assert resampler_for(prepare_replay(replace(history, jobs=awake), shorter)).over is ResampledUnit.SEEDS
 
 
 def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
     history = a_site(8, jobs=400)
-    question = Question(
+    request = WhatIfRequest(
         plans=(FIFO,), since=START - timedelta(days=30), until=START + timedelta(days=30), nodes={"gpu": 4}
     )
     first = history.jobs["submitted_at"].iloc[0]
-    urn = urn_of(set_the_stage(history, question))
-    assert (urn.over, urn.blocks, urn.begins_s) == (Over.DAYS, 8, int(first.timestamp()))
+    resampler = resampler_for(prepare_replay(history, request))
+    assert (resampler.over, resampler.blocks, resampler.begins_s) == (ResampledUnit.DAYS, 8, int(first.timestamp()))
 
 
 def test_each_job_keeps_its_weekday_hour_user_size_limit_and_run_time() -> None:
-    stage = staged(35)
-    again, _ = drawn(stage)
-    known = {int(run): row for row, run in enumerate(stage.workload.run_time_s)}
+    setup = staged(35)
+    again, _ = drawn(setup)
+    known = {int(run): row for row, run in enumerate(setup.workload.run_time_s)}
     moved = set()
     for row, run in enumerate(again.workload.run_time_s):
         original = known[int(run)]
-        assert who(again, row) == who(stage, original)
-        by = int(again.workload.submitted_s[row] - stage.workload.submitted_s[original])
+        assert who(again, row) == who(setup, original)
+        by = int(again.workload.submitted_s[row] - setup.workload.submitted_s[original])
         assert by % WEEK_S == 0
         moved.add(by)
     assert len(moved) > 2
 
 
 def test_weeks_are_whole_and_lie_end_to_end() -> None:
-    stage = staged(35)
-    again, urn = drawn(stage)
+    setup = staged(35)
+    again, resampler = drawn(setup)
     week_of = {
-        int(run): int(at - urn.begins_s) // WEEK_S
-        for run, at in zip(stage.workload.run_time_s, stage.workload.submitted_s, strict=True)
+        int(run): int(at - resampler.begins_s) // WEEK_S
+        for run, at in zip(setup.workload.run_time_s, setup.workload.submitted_s, strict=True)
     }
     drawn_weeks = []
-    for place in range(urn.blocks):
-        here = (again.workload.submitted_s - urn.begins_s) // WEEK_S == place
+    for place in range(resampler.blocks):
+        here = (again.workload.submitted_s - resampler.begins_s) // WEEK_S == place
         runs = again.workload.run_time_s[here].tolist()
         (week,) = {week_of[run] for run in runs}
         assert sorted(runs) == sorted(run for run, of in week_of.items() if of == week)
@@ -137,38 +142,38 @@ def test_the_frame_that_predictors_see_is_the_workload_that_is_replayed() -> Non
     np.testing.assert_array_equal(jobs["run_time_s"], again.workload.run_time_s)
     assert jobs["job_id"].tolist() == again.workload.job_id.tolist()
     assert jobs["job_id"].is_unique
-    predictor_for(again, None, Question(plans=(FIFO,)))  # refuses jobs out of order, or before its history
+    predictor_for(again, None, WhatIfRequest(plans=(FIFO,)))  # refuses jobs out of order, or before its history
 
 
 def test_what_lies_before_the_window_stays_as_it_was() -> None:
-    stage = staged(35, before=5, warm_up=3)
-    again, _ = drawn(stage)
-    assert (~stage.counted).sum() == (~again.counted).sum() > 0
+    setup = staged(35, before=5, warm_up=3)
+    again, _ = drawn(setup)
+    assert (~setup.counted).sum() == (~again.counted).sum() > 0
     np.testing.assert_array_equal(
-        again.workload.submitted_s[~again.counted], stage.workload.submitted_s[~stage.counted]
+        again.workload.submitted_s[~again.counted], setup.workload.submitted_s[~setup.counted]
     )
-    pd.testing.assert_frame_equal(again.before, stage.before)
+    pd.testing.assert_frame_equal(again.before, setup.before)
 
 
 def test_a_draw_is_the_same_for_the_same_seed_and_another_for_another_repeat() -> None:
-    stage = staged(35)
-    one, same, other = (drawn(stage, repeat=repeat)[0].workload.run_time_s.tolist() for repeat in (1, 1, 2))
+    setup = staged(35)
+    one, same, other = (drawn(setup, repeat=repeat)[0].workload.run_time_s.tolist() for repeat in (1, 1, 2))
     assert one == same != other
 
 
 def test_a_working_day_stands_in_for_a_working_day() -> None:
-    stage = staged(20)
-    again, urn = drawn(stage)
-    assert urn.over is Over.DAYS
+    setup = staged(20)
+    again, resampler = drawn(setup)
+    assert resampler.over is ResampledUnit.DAYS
 
-    def at_weekend(of: Stage) -> dict[int, set[bool]]:
+    def at_weekend(of: ReplaySetup) -> dict[int, set[bool]]:
         local = of.machine.jobs["submitted_at"].dt.tz_convert("Asia/Shanghai")
         found: dict[int, set[bool]] = {}
         for run, weekday in zip(of.workload.run_time_s.tolist(), local.dt.day_of_week, strict=True):
             found.setdefault(run, set()).add(weekday >= 5)
         return found
 
-    was, now = at_weekend(stage), at_weekend(again)
+    was, now = at_weekend(setup), at_weekend(again)
     strangers = [run for run in now if now[run] != was[run]]
     assert len(strangers) <= 0.02 * len(now)
     assert any(len({*of}) for of in now.values())
@@ -179,10 +184,10 @@ def test_arrivals_move_within_their_hour_and_bursts_stay_together() -> None:
     jobs = history.jobs.copy()
     jobs.loc[100:109, "submitted_at"] = jobs["submitted_at"].iloc[100]
     jobs["user"] = jobs["user"].where(~jobs.index.isin(range(100, 110)), "user1")
-    stage = set_the_stage(replace(history, jobs=jobs), Question(plans=(FIFO,), nodes={"gpu": 4}))
-    again, urn = drawn(stage)
-    assert urn.over is Over.SEEDS
-    was = dict(zip(stage.workload.run_time_s.tolist(), stage.workload.submitted_s.tolist(), strict=True))
+    setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
+    again, resampler = drawn(setup)
+    assert resampler.over is ResampledUnit.SEEDS
+    was = dict(zip(setup.workload.run_time_s.tolist(), setup.workload.submitted_s.tolist(), strict=True))
     now = dict(zip(again.workload.run_time_s.tolist(), again.workload.submitted_s.tolist(), strict=True))
     assert {run: at // HOUR_S for run, at in was.items()} == {run: at // HOUR_S for run, at in now.items()}
     assert len({now[200 + number] for number in range(10)}) == 1
@@ -214,7 +219,7 @@ def test_a_copy_of_a_job_teaches_nothing_and_is_believed_to_run_as_its_first() -
     inner = Witness()
     #                       0  1  2: copy of 0  3  4: copy of 3, in one second with it
     first = np.array([0, 1, 0, 3, 3])
-    predictor = Unrepeated(inner, first)
+    predictor = DeduplicatingPredictor(inner, first)
     at = [predictor.submitted(np.array(jobs), now)[:, 1].tolist() for now, jobs in enumerate([[0, 1], [2], [3, 4]])]
     assert at == [[1.0, 2.0], [1.0], [3.0, 3.0]]
     assert inner.asked == [0, 1, 2], "by their place among the first ones"
@@ -226,20 +231,20 @@ def test_a_copy_of_a_job_teaches_nothing_and_is_believed_to_run_as_its_first() -
 
 
 def test_predictions_in_a_draw_are_those_of_a_timeline_without_copies() -> None:
-    drawn_stage, _ = drawn(staged(35))
-    work, first = drawn_stage.workload, drawn_stage.first
+    drawn_setup, _ = drawn(staged(35))
+    work, first = drawn_setup.workload, drawn_setup.first
     assert first is not None
     np.testing.assert_array_equal(work.run_time_s, work.run_time_s[first])
     new = first == np.arange(len(first))
     assert (~new).sum() > 0
-    question = Question(plans=(FIFO,))
-    predictor = predictor_of(drawn_stage, None, question)
+    request = WhatIfRequest(plans=(FIFO,))
+    predictor = resampled_predictor(drawn_setup, None, request)
     alone = predictor_for(
         replace(
-            drawn_stage, machine=replace(drawn_stage.machine, jobs=drawn_stage.machine.jobs[new].reset_index(drop=True))
+            drawn_setup, machine=replace(drawn_setup.machine, jobs=drawn_setup.machine.jobs[new].reset_index(drop=True))
         ),
         None,
-        question,
+        request,
     )
     position = np.cumsum(new) - 1
     for row, at in enumerate(work.submitted_s.tolist()):
@@ -255,7 +260,7 @@ def test_a_week_without_jobs_is_never_all_that_is_drawn() -> None:
     history = a_site(1, jobs=50)
     late = jobs_frame(a_job(job_id="9999", submitted_at=START + timedelta(days=34.9), run_time_s=7.0))
     jobs = pd.concat([history.jobs, late], ignore_index=True)
-    stage = set_the_stage(replace(history, jobs=jobs), Question(plans=(FIFO,), nodes={"gpu": 4}))
+    setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
     for repeat in range(1, 12):
-        again, _ = drawn(stage, repeat=repeat)
+        again, _ = drawn(setup, repeat=repeat)
         assert again.counted.any()

@@ -8,11 +8,16 @@ import pandas as pd
 import pytest
 
 from helios.actions import FillFirst, PowerDown, PowerUp
-from helios.app.energy.job_replay import bounded, known_at, levels_of_oracle
-from helios.app.energy.jobs import JobsQuestion, energy_on_jobs
-from helios.app.history import History
+from helios.app.energy.whatif_jobs import (
+    EnergyJobsRequest,
+    bound_levels,
+    demand_known_at,
+    energy_on_jobs,
+    oracle_levels,
+)
+from helios.app.history import LoadedHistory
 from helios.config import Energy, Power
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, STEP_S, Demand
 from helios.predict.demand import Calendar
 from helios.simulate import Placement, Sleep
@@ -43,11 +48,11 @@ def a_history(days=6, seed=1):
             "gpus": gpus,
         }
     )
-    return History(cluster="toy", jobs=JOBS.conform(jobs), timezone="UTC", notes=())
+    return LoadedHistory(cluster="toy", jobs=JOBS.conform(jobs), timezone="UTC", notes=())
 
 
-def a_question(**options):
-    return JobsQuestion(
+def a_request(**options):
+    return EnergyJobsRequest(
         **{
             "window": (START + 4 * DAY, START + 6 * DAY),
             "calendar": Calendar(zone=ZoneInfo("UTC")),
@@ -60,7 +65,7 @@ def a_question(**options):
 
 @pytest.fixture(scope="module")
 def answer():
-    return energy_on_jobs(a_history(), a_question(), energy=Energy(), power=Power())
+    return energy_on_jobs(a_history(), a_request(), energy=Energy(), power=Power())
 
 
 def test_where_nothing_sleeps_nothing_is_saved_and_nobody_waits(answer):
@@ -99,30 +104,30 @@ def test_the_assumptions_are_said_aloud(answer):
     assert "most_in_transition" in said
 
 
-def test_the_same_question_gives_the_same_answer():
-    ask = a_question(policies=("idle_timer_30min",), placement=Placement.RANDOM, seed=4)
+def test_the_same_request_gives_the_same_answer():
+    ask = a_request(policies=("idle_timer_30min",), placement=Placement.RANDOM, seed=4)
     one, two = (energy_on_jobs(a_history(), ask, energy=Energy(), power=Power()).to_json() for _ in range(2))
     assert one == two
 
 
 def test_what_comes_after_the_window_changes_nothing():
     until = START + 4 * DAY
-    ask = a_question(window=(START + 3 * DAY, until), policies=("max_3h_plus_5",))
+    ask = a_request(window=(START + 3 * DAY, until), policies=("max_3h_plus_5",))
     jobs = a_history().jobs
     later = jobs.assign(gpus=jobs["gpus"].where(jobs["submitted_at"] < until, 16).astype("int32"))
-    histories = (History(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
+    histories = (LoadedHistory(cluster="toy", jobs=them, timezone="UTC", notes=()) for them in (jobs, later))
     one, two = (energy_on_jobs(history, ask, energy=Energy(), power=Power()).to_json() for history in histories)
     assert one == two
 
 
 def test_a_window_with_nothing_before_it_is_refused():
     with pytest.raises(NotEnoughHistory):
-        energy_on_jobs(a_history(), a_question(window=(START, START + DAY)), energy=Energy(), power=Power())
+        energy_on_jobs(a_history(), a_request(window=(START, START + DAY)), energy=Energy(), power=Power())
 
 
 def test_an_unknown_policy_is_named_with_those_there_are():
-    with pytest.raises(Misuse, match="idle_timer_10min"):
-        a_question(policies=("sleep_well",))
+    with pytest.raises(UsageError, match="idle_timer_10min"):
+        a_request(policies=("sleep_well",))
 
 
 def a_demand(busy):
@@ -143,7 +148,7 @@ def a_demand(busy):
 
 
 def test_at_a_step_services_see_what_was_known_at_its_end():
-    seen = known_at(a_demand([1, 2, 3, 4]), 2 * STEP_S)
+    seen = demand_known_at(a_demand([1, 2, 3, 4]), 2 * STEP_S)
     assert seen.busy.tolist() == [[1, 2]]
     assert (seen.ended_s, seen.most.shape) == (2 * STEP_S, (1, 2, 1, 1))
 
@@ -159,23 +164,23 @@ def test_so_many_nodes_are_on_their_way_at_once_and_wakes_go_first():
     cluster.steer([PowerDown(node="a1", reason="why")])
     cluster.advance(500)
     down = [PowerDown(node=f"a{number}", reason="why") for number in range(2, 8)]
-    kept = bounded([*down, PowerUp(node="a1", reason="why")], cluster.snapshot(), Power(most_in_transition=0.3))
+    kept = bound_levels([*down, PowerUp(node="a1", reason="why")], cluster.snapshot(), Power(most_in_transition=0.3))
     assert [type(action).__name__ for action in kept] == ["PowerUp", "PowerDown", "PowerDown"]
 
 
 def test_so_many_nodes_of_a_pool_may_sleep():
     down = [PowerDown(node=f"a{number}", reason="why") for number in range(1, 10)]
-    kept = bounded(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
+    kept = bound_levels(down, a_cluster().snapshot(), Power(most_in_transition=1.0, most_asleep=0.5))
     assert len(kept) == 5
 
 
 def test_an_order_of_filling_passes_the_rails():
     fill = FillFirst(tiers=(("a1",),), reason="why")
-    assert bounded([fill], a_cluster().snapshot(), Power()) == [fill]
+    assert bound_levels([fill], a_cluster().snapshot(), Power()) == [fill]
 
 
 def test_the_oracle_wakes_a_boot_ahead():
-    oracle = levels_of_oracle(a_demand([0] * 6 + [3] * 6), boot_s=300, most_wakes=1)
+    oracle = oracle_levels(a_demand([0] * 6 + [3] * 6), boot_s=300, most_wakes=1)
     cluster = a_cluster()
     cluster.advance(4 * STEP_S)
     asleep = [PowerDown(node=name, reason="why") for name in cluster.snapshot().nodes["name"]]

@@ -14,25 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.app.energy.idle_timer import gaps_of, interval_of, under_timer
-from helios.app.energy.ledger import energy_ledger
+from helios.app.energy.ledger import energy_ledger, idle_gaps, ledger_interval, split_by_timer
 from helios.app.energy.node_states import (
+    NodePowerState,
     NodeTimes,
     PowerSpans,
     Spans,
-    State,
-    binned,
+    count_wakes,
     node_times,
     power_spans,
-    slept_by,
-    unread,
-    wakes,
+    sleep_reasons,
+    sum_by_bin,
+    unread_spans,
 )
 from helios.config import Energy
-from helios.energy import NodeSeconds, energy_kwh
 from helios.errors import NotEnoughHistory
+from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.model import DECISIONS, NODE_EVENTS, NODE_TALLIES, NODES, REJECTS, Batch, in_submission_order
-from helios.report.energy.ledger import ALWAYS_ON, EnergyLedger, energy_sentences
+from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_sentences
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame
 
@@ -79,24 +78,24 @@ def second_by_second(times: NodeTimes) -> NDArray[np.int64]:
     return found
 
 
-def oracle(node: int, second: int, layers: dict[str, Spans]) -> State:
+def oracle(node: int, second: int, layers: dict[str, Spans]) -> NodePowerState:
     def here(name: str) -> bool:
         return held(layers[name], node, second)
 
     if here("busy"):
-        return State.BUSY
+        return NodePowerState.BUSY
     if here("unread_events"):
-        return State.UNKNOWN if here("unread_jobs") else State.UNSEEN
+        return NodePowerState.UNKNOWN if here("unread_jobs") else NodePowerState.UNSEEN
     for name, state in (
-        ("asleep", State.ASLEEP),
-        ("falling", State.FALLING_ASLEEP),
-        ("waking", State.WAKING),
-        ("out", State.OUT),
-        ("unread_jobs", State.UNKNOWN),
+        ("asleep", NodePowerState.ASLEEP),
+        ("falling", NodePowerState.FALLING_ASLEEP),
+        ("waking", NodePowerState.WAKING),
+        ("out", NodePowerState.OUT),
+        ("unread_jobs", NodePowerState.UNKNOWN),
     ):
         if here(name):
             return state
-    return State.IDLE
+    return NodePowerState.IDLE
 
 
 LAYERS = ("busy", "asleep", "falling", "waking", "out", "unread_jobs", "unread_events")
@@ -112,7 +111,7 @@ def test_every_second_of_every_node_is_in_the_one_state_that_a_plain_reading_giv
 
 @settings(max_examples=100, deadline=None)
 @given(some_spans(10), st.lists(st.integers(1, END_S - 1), max_size=5, unique=True), st.data())
-def test_seconds_within_stretches_are_those_counted_one_by_one(layer: Spans, cuts: list[int], data: Any) -> None:
+def test_seconds_within_intervals_are_those_counted_one_by_one(layer: Spans, cuts: list[int], data: Any) -> None:
     edges = np.array([0, *sorted(cuts), END_S], dtype=np.int64)
     weight = data.draw(st.lists(st.integers(0, 8), min_size=len(layer.node), max_size=len(layer.node)))
     weighted = Spans(
@@ -123,7 +122,7 @@ def test_seconds_within_stretches_are_those_counted_one_by_one(layer: Spans, cut
     for node, start, end, each in zip(layer.node, layer.start_s, layer.end_s, weight, strict=True):
         for second in range(max(start, 0), min(end, END_S)):
             counted[group[node], np.searchsorted(edges, second, side="right") - 1] += each
-    assert binned(weighted, edges_s=edges, group=group, n_groups=2) == pytest.approx(counted, abs=1e-6)
+    assert sum_by_bin(weighted, edges_s=edges, group=group, n_groups=2) == pytest.approx(counted, abs=1e-6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -140,58 +139,60 @@ def test_an_idle_timer_does_what_a_clock_on_each_node_would(
     times = times_of(busy=busy, out=out)
     now = second_by_second(times)
     would = now.copy()
-    for state, layer in under_timer(gaps_of(times), timer_s=timer_s, boot_s=boot_s, shutdown_s=shutdown_s).items():
+    for state, layer in split_by_timer(idle_gaps(times), timer_s=timer_s, boot_s=boot_s, shutdown_s=shutdown_s).items():
         for node, start, end in zip(layer.node, layer.start_s, layer.end_s, strict=True):
             would[node, start:end] = state
     for node in range(NODES_N):
         idle_for = 0
         for second in range(END_S):
-            idle_for = idle_for + 1 if now[node, second] == State.IDLE else 0
+            idle_for = idle_for + 1 if now[node, second] == NodePowerState.IDLE else 0
             if not idle_for:
                 assert would[node, second] == now[node, second]
                 continue
             ahead = now[node, second:]
-            gap_left = int(np.argmax(ahead != State.IDLE)) if (ahead != State.IDLE).any() else None
-            ends_busy = gap_left is not None and ahead[gap_left] == State.BUSY
+            gap_left = int(np.argmax(ahead != NodePowerState.IDLE)) if (ahead != NodePowerState.IDLE).any() else None
+            ends_busy = gap_left is not None and ahead[gap_left] == NodePowerState.BUSY
             expected = (
-                State.IDLE
+                NodePowerState.IDLE
                 if idle_for <= timer_s
-                else State.FALLING_ASLEEP
+                else NodePowerState.FALLING_ASLEEP
                 if idle_for <= timer_s + shutdown_s
-                else State.WAKING
+                else NodePowerState.WAKING
                 if ends_busy and gap_left is not None and gap_left <= boot_s
-                else State.ASLEEP
+                else NodePowerState.ASLEEP
             )
             assert would[node, second] == expected
 
 
 def test_a_node_that_stays_on_is_idle_whenever_it_holds_no_job() -> None:
     times = times_of(busy=spans((0, 10, 20)), asleep=spans((1, 0, 50)), waking=spans((1, 50, 55)))
-    always = under_timer(gaps_of(times), timer_s=np.inf, boot_s=5, shutdown_s=5)
-    idle_s = binned(
-        always[State.IDLE], edges_s=np.array([0, END_S]), group=np.zeros(NODES_N, dtype=np.int64), n_groups=1
+    always = split_by_timer(idle_gaps(times), timer_s=np.inf, boot_s=5, shutdown_s=5)
+    idle_s = sum_by_bin(
+        always[NodePowerState.IDLE], edges_s=np.array([0, END_S]), group=np.zeros(NODES_N, dtype=np.int64), n_groups=1
     )
     assert idle_s[0, 0] == NODES_N * END_S - 10
-    assert all((layer.start_s == layer.end_s).all() for state, layer in always.items() if state is not State.IDLE)
+    assert all(
+        (layer.start_s == layer.end_s).all() for state, layer in always.items() if state is not NodePowerState.IDLE
+    )
 
 
 def test_only_a_node_that_came_back_was_woken() -> None:
     times = times_of(
         asleep=spans((0, 5, 20), (1, 5, 20), (2, 5, 60)), waking=spans((0, 20, 25)), out=spans((1, 20, 60))
     )
-    assert wakes(times, begin_s=0) == 1
-    assert wakes(times, begin_s=21) == 0
+    assert count_wakes(times, begin_s=0) == 1
+    assert count_wakes(times, begin_s=21) == 0
 
 
 def test_what_was_not_read_is_the_rest_of_what_was() -> None:
-    gaps = unread([(10, 20), (15, 30), (50, 99)], n_nodes=2, begin_s=0, end_s=60)
+    gaps = unread_spans([(10, 20), (15, 30), (50, 99)], n_nodes=2, begin_s=0, end_s=60)
     assert list(zip(gaps.node, gaps.start_s, gaps.end_s, strict=True)) == [
         (0, 0, 10),
         (0, 30, 50),
         (1, 0, 10),
         (1, 30, 50),
     ]
-    assert len(unread([(0, 60), (10, 20)], n_nodes=2, begin_s=0, end_s=60).node) == 0
+    assert len(unread_spans([(0, 60), (10, 20)], n_nodes=2, begin_s=0, end_s=60).node) == 0
 
 
 def events(*rows: dict[str, Any]) -> pd.DataFrame:
@@ -247,21 +248,21 @@ def test_events_of_nodes_that_are_not_the_clusters_are_left_out() -> None:
 def test_a_sleep_is_helios_doing_only_soon_after_it_asked_for_that_very_node() -> None:
     asleep = spans((0, 1_000, 2_000), (0, 9_000, 9_500), (1, 1_000, 2_000))
     orders = spans((0, 950, 951), (1, 1_001, 1_002))
-    assert rows_of(slept_by(asleep, orders, within_s=600)) == [(0, 1_000, 2_000)]
+    assert rows_of(sleep_reasons(asleep, orders, within_s=600)) == [(0, 1_000, 2_000)]
 
 
 def test_of_few_days_only_the_wattages_make_an_interval() -> None:
-    assert interval_of(np.array([10.0, 20.0]), band=0.2) == pytest.approx((24.0, 36.0))
+    assert ledger_interval(np.array([10.0, 20.0]), band=0.2) == pytest.approx((24.0, 36.0))
 
 
 def test_days_that_differ_widen_the_interval_and_like_days_do_not() -> None:
-    even, uneven = (interval_of(np.array(days), band=0.0) for days in ([10.0] * 7, [0.0, 20.0] * 4))
+    even, uneven = (ledger_interval(np.array(days), band=0.0) for days in ([10.0] * 7, [0.0, 20.0] * 4))
     assert even == (70.0, 70.0)
     assert uneven[0] < 60 and uneven[1] > 100
 
 
 def test_a_loss_stays_within_its_own_interval() -> None:
-    low, high = interval_of(np.array([-10.0] * 6), band=0.2)
+    low, high = ledger_interval(np.array([-10.0] * 6), band=0.2)
     assert (low, high) == pytest.approx((-72.0, -48.0))
 
 
@@ -306,9 +307,9 @@ def filled(
         warehouse.add_nodes("venus", NODES.conform(pd.DataFrame(rows)))
     if sleep:
         warehouse.add_node_events("venus", NODE_EVENTS.conform(pd.DataFrame(sleep)))
-    for source, stretch in (("jobs", read), ("node_events", events_read)):
-        if stretch:
-            first, last = stretch
+    for source, interval in (("jobs", read), ("node_events", events_read)):
+        if interval:
+            first, last = interval
             warehouse.cover("venus", source=source, started_at=at(first), ended_at=at(last), read_at=DAY)
 
 
@@ -530,7 +531,7 @@ def test_where_nothing_was_counted_the_audit_says_whose_sleep_it_was(warehouse: 
     assert ledger(warehouse).helios_node_hours == pytest.approx(4)
 
 
-def test_a_stretch_that_helios_did_not_look_at_is_not_filled_from_looks_before(warehouse: Warehouse) -> None:
+def test_a_interval_that_helios_did_not_look_at_is_not_filled_from_looks_before(warehouse: Warehouse) -> None:
     filled(warehouse, sleep=(event("n1", "IDLE~", 0, None),))
     looked(warehouse, tally(0), tally(0.4))
     found = ledger(warehouse)

@@ -9,13 +9,13 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from helios.app.energy.series import SeriesQuestion, energy_on_series
+from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
 from helios.predict.demand import Calendar
-from helios.report.energy.whatif import EnergyWhatIf
-from helios.services.ces import CesOptions
+from helios.report.energy_whatif import EnergyWhatIf
+from helios.services.energy_saving import CesOptions
 from tests.traces import TRACES, needs_traces
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
@@ -23,12 +23,12 @@ DAYS = 12
 POLICIES = ["always_on", "idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "ces_published", "ces", "oracle"]
 
 
-def a_question(**overrides: object) -> SeriesQuestion:
+def a_request(**overrides: object) -> EnergySeriesRequest:
     """Return a question about two days of a made-up series of minutes: a working day, noise, a quiet weekend."""
     minute = np.arange(DAYS * 1_440)
     day = 8 * np.sin(2 * np.pi * (minute % 1_440) / 1_440) * ((minute // 1_440) % 7 < 5)
     noise = np.repeat(np.random.default_rng(5).integers(0, 4, size=DAYS * 48), 30)
-    asked = SeriesQuestion(
+    asked = EnergySeriesRequest(
         name="made up",
         start_s=int(START.timestamp()),
         step_s=60,
@@ -43,7 +43,7 @@ def a_question(**overrides: object) -> SeriesQuestion:
 
 @pytest.fixture(scope="module")
 def answer() -> EnergyWhatIf:
-    return energy_on_series(a_question(), energy=Energy())
+    return energy_on_series(a_request(), energy=Energy())
 
 
 def test_every_policy_is_there(answer: EnergyWhatIf) -> None:
@@ -76,14 +76,14 @@ def test_ces_sleeps_with_few_wake_ups(answer: EnergyWhatIf) -> None:
 
 
 def test_what_comes_after_the_window_changes_nothing(answer: EnergyWhatIf) -> None:
-    asked = a_question()
+    asked = a_request()
     active = asked.active.copy()
     active[-1_440:] = 40.0
     assert energy_on_series(replace(asked, active=active), energy=Energy()).to_json() == answer.to_json()
 
 
 def test_a_level_is_in_force_from_the_step_after_its_decision() -> None:
-    asked = a_question(window=(START + timedelta(days=DAYS - 2), START + timedelta(days=DAYS - 1)))
+    asked = a_request(window=(START + timedelta(days=DAYS - 2), START + timedelta(days=DAYS - 1)))
     falls_at = (DAYS - 2) * 1_440 + 360
     active = np.where(np.arange(DAYS * 1_440) < falls_at, 20.0, 10.0)
     found = energy_on_series(replace(asked, active=active), energy=Energy()).of("max_3h_plus_5")
@@ -93,7 +93,7 @@ def test_a_level_is_in_force_from_the_step_after_its_decision() -> None:
 
 
 def test_a_start_between_two_steps_is_moved_to_the_next(answer: EnergyWhatIf) -> None:
-    asked = a_question()
+    asked = a_request()
     late = replace(asked, start_s=asked.start_s + 60, active=asked.active[1:], total=asked.total[1:])
     begun = energy_on_series(late, energy=Energy())
     assert begun.window == answer.window
@@ -104,18 +104,18 @@ def test_a_start_between_two_steps_is_moved_to_the_next(answer: EnergyWhatIf) ->
 def test_a_window_outside_the_series_is_refused_with_what_there_is(days: tuple[float, float]) -> None:
     window = (START + timedelta(days=days[0]), START + timedelta(days=days[1]))
     with pytest.raises(NotEnoughHistory, match="goes from 2026-01-05 00:00 UTC"):
-        energy_on_series(a_question(window=window), energy=Energy())
+        energy_on_series(a_request(window=window), energy=Energy())
 
 
 def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
     with pytest.raises(NotEnoughHistory, match="steps of 900 s"):
-        energy_on_series(a_question(step_s=900), energy=Energy())
+        energy_on_series(a_request(step_s=900), energy=Energy())
 
 
 @needs_traces
 def test_on_philly_ces_beats_the_published_rule_on_sleep_at_about_as_many_wake_ups() -> None:
     series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
-    question = SeriesQuestion(
+    request = EnergySeriesRequest(
         name=series.name,
         start_s=series.start_s,
         step_s=series.step_s,
@@ -125,7 +125,7 @@ def test_on_philly_ces_beats_the_published_rule_on_sleep_at_about_as_many_wake_u
         calendar=Calendar(zone=ZoneInfo("America/Los_Angeles")),
         options=CesOptions(weeks=1),
     )
-    found = energy_on_series(question, energy=Energy(), history_days=14)
+    found = energy_on_series(request, energy=Energy(), history_days=14)
     ces, published = found.of("ces"), found.of("ces_published")
     assert ces is not None
     assert published is not None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.app.energy.tariff import Tariff, tariff_of
+from helios.app.energy.ledger import Tariff, tariff_from
 from helios.config import Energy
 from helios.errors import FileUnreadable, FormatUnknown
 
@@ -23,7 +23,7 @@ HEADER = "time,price_per_kwh,co2_g_per_kwh\n"
 def a_tariff(folder: Path, *lines: str, header: str = HEADER) -> Tariff:
     path = folder / "hourly.csv"
     path.write_text(header + "".join(f"{line}\n" for line in lines))
-    return tariff_of(Energy(hourly=str(path), price_per_kwh=0.2, co2_g_per_kwh=350))
+    return tariff_from(Energy(hourly=str(path), price_per_kwh=0.2, co2_g_per_kwh=350))
 
 
 def cost(tariff: Tariff, *edges_s: int) -> list[list[float]]:
@@ -36,7 +36,7 @@ def near(*pairs: tuple[float, float]) -> list[Any]:
 
 
 def test_without_a_file_the_constants_hold_and_nothing_need_be_said() -> None:
-    tariff = tariff_of(Energy(price_per_kwh=0.25, co2_g_per_kwh=400))
+    tariff = tariff_from(Energy(price_per_kwh=0.25, co2_g_per_kwh=400))
     assert cost(tariff, 0, 3600, 7200) == near((0.25, 0.4), (0.25, 0.4))
     assert tariff.notes(0, 7200) == []
 
@@ -55,7 +55,7 @@ def test_before_the_first_value_the_constants_hold_aloud(tmp_path: Path) -> None
     assert "only from 2026-11-20 12:00 UTC on" in tariff.notes(NOON_S - 1, NOON_S)[0]
 
 
-def test_a_stretch_across_two_prices_costs_their_mean(tmp_path: Path) -> None:
+def test_a_interval_across_two_prices_costs_their_mean(tmp_path: Path) -> None:
     tariff = a_tariff(tmp_path, "2026-11-20T12:00Z,0.1,100", "2026-11-20T12:45Z,0.5,500")
     assert cost(tariff, NOON_S, NOON_S + 3600) == near((0.2, 0.2))
 
@@ -88,13 +88,13 @@ def test_what_is_wrong_is_said_with_its_line_and_how_to_write_it(
     lines = ["2026-11-20T12:00Z,0.1,100", line] if header == HEADER else [line]
     with pytest.raises(FormatUnknown, match=said) as refused:
         a_tariff(tmp_path, *lines, header=header)
-    assert "time,price_per_kwh,co2_g_per_kwh" in refused.value.remedy
+    assert "time,price_per_kwh,co2_g_per_kwh" in refused.value.hint
 
 
 def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(FileUnreadable, match="cannot be read") as refused:
-        tariff_of(Energy(hourly=str(tmp_path / "none.csv")))
-    assert "energy.hourly" in refused.value.remedy
+        tariff_from(Energy(hourly=str(tmp_path / "none.csv")))
+    assert "energy.hourly" in refused.value.hint
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(-1, 1)), min_size=1, max_size=8, unique_by=lambda row: row[0]))

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.explain import explain, kept_model, model_of_that_day
-from helios.app.history import History, recall
-from helios.app.one_job import JobUnknown
+from helios.app.explain_job import JobUnknown
+from helios.app.explain_prediction import explain, kept_model, model_in_use
+from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
 from helios.predict import DurationModel, to_record, train
-from helios.report.explain import Explanation, answer_lines
+from helios.report.prediction import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.sites import Town
 
@@ -31,12 +31,12 @@ def no_model(_: datetime) -> tuple[None, tuple[str, ...]]:
 
 
 def told(town: Town, job: str, **options: Any) -> Explanation:
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     return explain(history, job, **({"choose": no_model, "look": town.cluster.snapshot} | options))
 
 
-def a_history(*jobs: dict[str, Any]) -> History:
-    return History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+def a_history(*jobs: dict[str, Any]) -> LoadedHistory:
+    return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
 def test_a_job_of_the_past_is_explained_as_it_was_known_at_its_submission(town: Town) -> None:
@@ -71,7 +71,7 @@ def test_a_waiting_job_is_explained_by_the_prediction_that_the_queue_gets(town: 
     town.cluster.start(running)
     job = town.cluster.submit(user="bob")
     town.cluster.tick(timedelta(minutes=7))
-    queue = town.turns.outlook(town.cluster.snapshot()).pending.set_index("job_id")
+    queue = town.cycles.predictions(town.cluster.snapshot()).pending.set_index("job_id")
     explained = told(town, job).explained
     assert explained.quantiles_s == pytest.approx(tuple(queue.loc[job, ["p10_s", "p50_s", "p90_s"]]))
     assert explained.features["user_unended"] == pytest.approx(np.log1p(1))
@@ -126,24 +126,24 @@ def test_a_cluster_that_is_not_needed_is_not_looked_at(town: Town) -> None:
 
 
 def test_where_no_model_is_kept_shrinkage_is_explained_and_said(town: Town) -> None:
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     alone = explain(history, "alice39", choose=kept_model(history, url=town.url, model_id=None))
     assert alone.explained.source.startswith("shrinkage")
     assert "helios model train" in alone.notes[0]
 
 
 def test_a_model_that_is_named_and_not_there_is_an_error(town: Town) -> None:
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     with pytest.raises(NotEnoughHistory):
         explain(history, "alice39", choose=kept_model(history, url=town.url, model_id="nonsense"))
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> tuple[Town, History, DurationModel, DurationModel]:
+def busy(tmp_path: Path) -> tuple[Town, LoadedHistory, DurationModel, DurationModel]:
     """Return a town with enough history for two models, one of before the last days and one of all."""
     town = Town(tmp_path)
     town.learn(jobs=200)
-    history = recall(url=town.url, cluster="dev")
+    history = load_history(url=town.url, cluster="dev")
     cut = history.jobs["submitted_at"].iloc[300].to_pydatetime()
     models = [train(history.jobs, cluster="dev", until=until) for until in (cut, None)]
     with town.warehouse() as warehouse:
@@ -153,7 +153,7 @@ def busy(tmp_path: Path) -> tuple[Town, History, DurationModel, DurationModel]:
 
 
 def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
-    busy: tuple[Town, History, DurationModel, DurationModel],
+    busy: tuple[Town, LoadedHistory, DurationModel, DurationModel],
 ) -> None:
     town, history, early, late = busy
     choose = kept_model(history, url=town.url, model_id=None)
@@ -169,7 +169,7 @@ def test_a_job_is_explained_by_the_model_of_its_day_and_hindsight_is_admitted(
 def test_for_a_trace_a_model_is_trained_on_what_had_ended_before_the_job() -> None:
     jobs = [a_job(job_id=str(number), run_time_s=30.0 + number % 7) for number in range(1, 400)]
     history = a_history(*jobs)
-    choose = model_of_that_day(history, seed=0)
+    choose = model_in_use(history, seed=0)
     late = explain(history, "399", choose=choose)
     assert late.explained.source.startswith("dev-2020")
     model, _ = choose(pd.Timestamp(late.submitted_at).to_pydatetime())

@@ -1,4 +1,4 @@
-"""A turn with a fault at any database statement or file operation: what was touched is in the book and in the audit."""
+"""A cycle with a fault at any database statement or file operation: what was touched is recorded."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def touched(town: Town) -> frozenset[str]:
     return frozenset(job for job in town.cluster.queue if town.cluster.site_factor_of(job))
 
 
-def in_the_book(town: Town) -> set[str]:
+def in_the_applied_now(town: Town) -> set[str]:
     with town.warehouse() as warehouse:
-        return set(warehouse.ledger("dev").standings()["job_id"])
+        return set(warehouse.ledger("dev").applied_changes()["job_id"])
 
 
 def announced(town: Town) -> bool:
@@ -54,35 +54,35 @@ def announced(town: Town) -> bool:
 
 
 def goes_on(town: Town) -> None:
-    """Take a turn that nothing disturbs, and hold the book against the cluster."""
+    """Take a cycle that nothing disturbs, and hold the book against the cluster."""
     town.cluster.tick(PAST_THE_LEASE)
-    report = town.another().turn(modes=ACTIVE)
-    assert report.still == ()
+    report = town.another().cycle(modes=ACTIVE)
+    assert report.suspended == ()
     assert town.cluster.queue == ["short", "long"]
-    assert in_the_book(town) == touched(town) == {"long", "short"}
+    assert in_the_applied_now(town) == touched(town) == {"long", "short"}
     assert report.counts.get("qssf", {}).get(Result.REFUSED, 0) == 0
 
 
 @pytest.mark.parametrize("some", HOW_MANY)
-def test_a_turn_in_which_anything_fails_touches_only_what_the_book_names(
+def test_a_cycle_in_which_anything_fails_touches_only_what_the_applied_now_names(
     template: Path, tmp_path: Path, some: int
 ) -> None:
     whole = another(template, tmp_path / "whole")
     with counted(Faults(folder=tmp_path / "whole")) as faults:
-        whole.turns.turn(modes=ACTIVE)
+        whole.cycles.cycle(modes=ACTIVE)
     assert touched(whole) == {"long", "short"}
     for number in spread(len(faults.seen), some):
         town = another(template, tmp_path / str(number))
         with counted(failing_at(number, folder=town.folder)) as tried, suppress(HeliosError):
-            town.turns.turn(modes=ACTIVE)
+            town.cycles.cycle(modes=ACTIVE)
         assert len(tried.seen) >= number
-        assert touched(town) <= in_the_book(town), tried.seen[number - 1]
+        assert touched(town) <= in_the_applied_now(town), tried.seen[number - 1]
         assert announced(town) or not touched(town), tried.seen[number - 1]
         goes_on(town)
 
 
 @pytest.mark.parametrize("some", HOW_MANY)
-def test_a_turn_that_dies_anywhere_leaves_a_book_that_names_what_it_touched(
+def test_a_cycle_that_dies_anywhere_leaves_a_applied_now_that_names_what_it_touched(
     template: Path, tmp_path: Path, some: int
 ) -> None:
     town = another(template, tmp_path / "there")
@@ -93,13 +93,13 @@ def test_a_turn_that_dies_anywhere_leaves_a_book_that_names_what_it_touched(
         copied(town.folder, tmp_path / str(number))
 
     with counted(Faults(folder=town.folder, at_each=dies)) as faults:
-        town.turns.turn(modes=ACTIVE)
+        town.cycles.cycle(modes=ACTIVE)
     assert any(any(factors.values()) for factors in at_death)
     for number in spread(len(faults.seen), some):
         left = Town(tmp_path / str(number))
         for job, factor in at_death[number - 1].items():
             left.cluster.submit(user={"long": "bob", "short": "alice"}[job], job_id=job)
             left.cluster.admin_sets_site_factor(job, factor)  # as the dead turn left it
-        assert touched(left) <= in_the_book(left), faults.seen[number - 1]
+        assert touched(left) <= in_the_applied_now(left), faults.seen[number - 1]
         assert announced(left) or not touched(left), faults.seen[number - 1]
         goes_on(left)

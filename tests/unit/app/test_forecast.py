@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.app.forecast import ForecastQuestion, evaluate_forecasts
-from helios.app.history import History
-from helios.app.watched import ClusterShapeAsked, Watched, most_held, watch_cluster, watch_files
+from helios.app.demand_history import (
+    DemandHistory,
+    ForecastRequest,
+    RequestedClusterShape,
+    busiest_nodes,
+    evaluate_forecasts,
+    watch_cluster,
+    watch_files,
+)
+from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
 from helios.model import NodeSeries
 from helios.predict.demand import DAY, Calendar
-from helios.predict.demand.jobs import NAMES
+from helios.predict.demand.features import NAMES
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
@@ -29,9 +36,9 @@ def at(minute: float, *, run_min: float = 30, **job: Any) -> dict[str, Any]:
     return a_job(**{"submitted_at": submitted_at, "run_time_s": 60 * run_min, **times, **job})
 
 
-def watched(*jobs: dict[str, Any], **asked: Any) -> Watched:
-    history = History(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
-    return watch_cluster(history, ClusterShapeAsked(**asked))
+def watched(*jobs: dict[str, Any], **asked: Any) -> DemandHistory:
+    history = LoadedHistory(cluster="venus", jobs=jobs_frame(*jobs), timezone="UTC")
+    return watch_cluster(history, RequestedClusterShape(**asked))
 
 
 def test_nodes_are_counted_one_by_one_where_jobs_say_where_they_ran() -> None:
@@ -81,7 +88,7 @@ def test_what_jobs_tell_is_told_beside_each_step() -> None:
 )
 def test_the_most_held_is_that_of_the_worst_second(jobs: list[tuple[int, int, int]], first_s: int) -> None:
     start_s, run_s, size = (np.array([job[column] for job in jobs], dtype=np.int64) for column in range(3))
-    told = most_held(start_s, start_s + run_s, size.astype(np.float64), first_s=first_s, n_steps=5)
+    told = busiest_nodes(start_s, start_s + run_s, size.astype(np.float64), first_s=first_s, n_steps=5)
     for step in range(5):
         seconds = np.arange(first_s + 600 * step, first_s + 600 * (step + 1))[:, None]
         held = ((start_s <= seconds) & (seconds < start_s + run_s)) @ size
@@ -104,14 +111,14 @@ def a_series(days: int, *, gaps: slice = slice(0)) -> NodeSeries:
     )
 
 
-def question(since: datetime | None = None, until: datetime | None = None) -> ForecastQuestion:
-    return ForecastQuestion(since=since, until=until, calendar=CALENDAR, history_days=180)
+def request(since: datetime | None = None, until: datetime | None = None) -> ForecastRequest:
+    return ForecastRequest(since=since, until=until, calendar=CALENDAR, history_days=180)
 
 
 def test_the_answer_has_every_method_at_every_horizon_and_a_verdict() -> None:
-    series = Watched(series=a_series(14), state=None, kind="series")
+    series = DemandHistory(series=a_series(14), state=None, kind="series")
     since, until = datetime(2020, 1, 9, tzinfo=UTC), datetime(2020, 1, 14, tzinfo=UTC)
-    answer = evaluate_forecasts(series, question(since, until)).to_json()
+    answer = evaluate_forecasts(series, request(since, until)).to_json()
     assert list(answer)[:4] == ["series", "from", "to", "step_s"]
     assert (answer["from"], answer["to"]) == (since.isoformat(), until.isoformat())
     methods = {"helios", "persistence", "same_hour_last_week", "max_of_last_3_h"}
@@ -127,15 +134,15 @@ def test_the_answer_has_every_method_at_every_horizon_and_a_verdict() -> None:
 def test_nothing_after_the_window_has_a_part_in_the_answer() -> None:
     until = datetime(2020, 1, 12, tzinfo=UTC)
     series = a_series(14)
-    whole = evaluate_forecasts(Watched(series=series, state=None, kind="series"), question(None, until))
+    whole = evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), request(None, until))
     series.active[11 * DAY :] = 0
-    assert evaluate_forecasts(Watched(series=series, state=None, kind="series"), question(None, until)) == whole
+    assert evaluate_forecasts(DemandHistory(series=series, state=None, kind="series"), request(None, until)) == whole
 
 
 def test_a_window_outside_of_the_series_is_refused_with_what_there_is() -> None:
     with pytest.raises(NotEnoughHistory, match="2020-01-01 00:00 to 2020-01-03 00:00"):
         evaluate_forecasts(
-            Watched(series=a_series(2), state=None, kind="series"), question(datetime(2021, 1, 1, tzinfo=UTC))
+            DemandHistory(series=a_series(2), state=None, kind="series"), request(datetime(2021, 1, 1, tzinfo=UTC))
         )
 
 

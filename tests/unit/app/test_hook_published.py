@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.chores import Desk
 from helios.app.modes import PAUSE_FILE, set_mode
+from helios.app.operations import Operations
 from helios.model import Mode
-from helios.slurm.hook import TABLE, read_table
+from helios.slurm.hook_table import TABLE, read_table
 from tests.unit.app.sites import Town
 
 
@@ -21,10 +21,12 @@ class Published:
         self.town = Town(folder, hook={"publish": True})
         self.town.learn()
         self.town.cluster.submit(user="alice")
-        self.desk = Desk(self.town.settings, opens=lambda _: self.town.site(), clock=lambda: self.town.cluster.now)
+        self.operations = Operations(
+            self.town.settings, opens=lambda _: self.town.site(), clock=lambda: self.town.cluster.now
+        )
         self.set(Mode.ACTIVE)
-        assert self.desk.turn().still == ()
-        self.desk.publish_hook()
+        assert self.operations.cycle().suspended == ()
+        self.operations.publish_hook()
         assert self.rows > 0
 
     def set(self, mode: Mode) -> None:
@@ -48,16 +50,16 @@ def site(tmp_path: Path) -> Published:
     return Published(tmp_path)
 
 
-def test_a_helios_that_is_still_has_no_table(site: Published) -> None:
+def test_a_helios_that_is_suspended_has_no_table(site: Published) -> None:
     site.town.skew_s = 3600.0
     site.later()
-    assert site.desk.turn().still != ()
-    site.desk.publish_hook()
+    assert site.operations.cycle().suspended != ()
+    site.operations.publish_hook()
     assert not site.table.exists()
     site.town.skew_s = 0.0
     site.later()
-    site.desk.turn()
-    site.desk.publish_hook()
+    site.operations.cycle()
+    site.operations.publish_hook()
     assert site.rows > 0
 
 
@@ -66,16 +68,16 @@ def test_a_service_that_sits_out_does_not_reach_the_table(site: Published, monke
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as patched:
-        patched.setattr(site.desk.turns.services["qssf"], "decide", fails)
+        patched.setattr(site.operations.cycles.services["qssf"], "decide", fails)
         for _ in range(3):
             site.later()
-            site.desk.turn()
-    site.desk.publish_hook()
+            site.operations.cycle()
+    site.operations.publish_hook()
     assert site.rows == 0
 
 
 def test_a_pause_that_comes_while_the_rows_are_made_is_minded(site: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = site.desk.turns.services["qssf"]
+    service = site.operations.cycles.services["qssf"]
     decide = service.decide
 
     def decide_slowly(snapshot: object) -> object:
@@ -83,20 +85,20 @@ def test_a_pause_that_comes_while_the_rows_are_made_is_minded(site: Published, m
         return decide(snapshot)  # type: ignore[arg-type]
 
     monkeypatch.setattr(service, "decide", decide_slowly)
-    site.desk.publish_hook()
+    site.operations.publish_hook()
     assert not site.table.exists()
 
 
 def test_a_service_that_is_a_shadow_again_leaves_no_rows(site: Published) -> None:
     site.set(Mode.SHADOW)
-    site.desk.publish_hook()
+    site.operations.publish_hook()
     assert site.rows == 0
 
 
 def test_without_a_table_the_log_says_that_new_jobs_have_no_place(site: Published) -> None:
     unpublished = site.town.another(hook={"publish": False}).settings
-    desk = Desk(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
-    assert desk.publish_hook() == "the hook's table was removed"
-    assert "new jobs have no place until the next turn" in desk.publish_hook()
+    operations = Operations(unpublished, opens=lambda _: site.town.site(), clock=lambda: site.town.cluster.now)
+    assert operations.publish_hook() == "the hook's table was removed"
+    assert "new jobs have no place until the next cycle" in operations.publish_hook()
     site.set(Mode.SHADOW)
-    assert desk.publish_hook() == ""
+    assert operations.publish_hook() == ""

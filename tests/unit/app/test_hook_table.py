@@ -5,20 +5,20 @@ from typing import Any
 
 import pandas as pd
 
-from helios.app.hook_table import hook_rows
-from helios.app.outlook import Knowledge
+from helios.app.hook import hook_rows
+from helios.app.predictions import PredictorState
 from helios.control.modes import ServiceMode
 from helios.model import Mode, in_submission_order
 from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits
-from helios.slurm.hook import HookRow
+from helios.slurm.hook_table import HookRow
 from helios.testing import NOON
 from tests.builders import a_job, jobs_frame
 
 ACTIVE = ServiceMode(mode=Mode.ACTIVE)
 
 
-def history(*kinds: dict[str, Any], each: int = 30) -> Knowledge:
+def history(*kinds: dict[str, Any], each: int = 30) -> PredictorState:
     jobs = [
         a_job(
             **({"job_id": f"{k}.{n}", "submitted_at": NOON - timedelta(hours=12 + each - n), "run_time_s": 60.0} | kind)
@@ -26,7 +26,7 @@ def history(*kinds: dict[str, Any], each: int = 30) -> Knowledge:
         for k, kind in enumerate(kinds)
         for n in range(each)
     ]
-    return Knowledge(
+    return PredictorState(
         history=in_submission_order(jobs_frame(*jobs)), model=None, trained_at=None, timezone="UTC", edition=(1, "")
     )
 
@@ -36,7 +36,7 @@ def marked(urgency: float) -> int:
 
 
 def rows_of(
-    knowledge: Knowledge, *, mode: ServiceMode = ACTIVE, service: Any = None, **overrides: Any
+    knowledge: PredictorState, *, mode: ServiceMode = ACTIVE, service: Any = None, **overrides: Any
 ) -> list[HookRow]:
     options: dict[str, Any] = {
         "cluster": "dev",
@@ -102,11 +102,11 @@ def test_the_most_frequent_kinds_are_kept() -> None:
 
 
 def test_no_history_no_rows() -> None:
-    nothing = Knowledge(history=jobs_frame(), model=None, trained_at=None, timezone="UTC", edition=(0, ""))
+    nothing = PredictorState(history=jobs_frame(), model=None, trained_at=None, timezone="UTC", edition=(0, ""))
     assert rows_of(nothing) == []
 
 
-def test_unlimited_jobs_and_jobs_of_several_partitions_are_no_trouble() -> None:
+def test_unlimited_jobs_and_jobs_of_several_partitions_are_no_problem() -> None:
     rows = rows_of(history({"time_limit_s": float("inf")}, {"partition": "a,b"}, {"user": None}))
     assert {row.partition for row in rows} == {"gpu"}
     assert found(rows, user="alice", gpus=1, limit_min=0).site_factor > 0
@@ -114,7 +114,7 @@ def test_unlimited_jobs_and_jobs_of_several_partitions_are_no_trouble() -> None:
 
 def test_soft_limits_stand_only_with_the_full_key_and_only_where_the_cluster_knows_them() -> None:
     known = history({"user": "alice", "time_limit_s": 500_000.0})
-    known = Knowledge(history=known.history, model=None, trained_at=None, timezone="UTC", edition=(1, ""))
+    known = PredictorState(history=known.history, model=None, trained_at=None, timezone="UTC", edition=(1, ""))
     service = SoftLimits(SoftLimits.Options(fallbacks=()))
     with_limits = rows_of(known, service=service, time_min=lambda seconds: int(seconds // 600) * 10 + 7)
     assert [row.limit_min for row in with_limits if row.time_min] == [8334]
@@ -124,5 +124,5 @@ def test_soft_limits_stand_only_with_the_full_key_and_only_where_the_cluster_kno
 def test_old_kinds_are_forgotten() -> None:
     known = history({"user": "alice"})
     old = known.history.assign(submitted_at=known.history["submitted_at"] - pd.Timedelta(days=90))
-    gone = Knowledge(history=old, model=None, trained_at=None, timezone="UTC", edition=(1, ""))
+    gone = PredictorState(history=old, model=None, trained_at=None, timezone="UTC", edition=(1, ""))
     assert rows_of(gone) == []

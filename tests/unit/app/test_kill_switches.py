@@ -10,14 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from helios.actions import Action, Outcome
-from helios.app.chores import Desk
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock
 from helios.app.modes import PAUSE_FILE, RELEASED_FILE, resume, set_mode
-from helios.app.turn_lock import TurnUnderWay, alone
-from helios.cli.application import application
+from helios.app.operations import Operations
+from helios.cli.main import application
 from helios.control import ServiceMode
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from helios.model import Mode
-from helios.slurm.hook import TABLE
+from helios.slurm.hook_table import TABLE
 from helios.warehouse import Warehouse
 from tests.unit.app.sites import Town
 
@@ -31,13 +31,13 @@ def town(tmp_path: Path) -> Town:
     town.learn()
     town.cluster.submit(user="bob")
     town.cluster.submit(user="alice")
-    assert town.turns.turn(modes=ACTIVE).acted == 2
+    assert town.cycles.cycle(modes=ACTIVE).acted == 2
     return town
 
 
-def desk(town: Town, **sections: object) -> Desk:
+def operations(town: Town, **sections: object) -> Operations:
     settings = town.settings.model_validate(town.settings.model_dump() | sections)
-    return Desk(settings, opens=lambda _: town.site(), clock=lambda: town.cluster.now)
+    return Operations(settings, opens=lambda _: town.site(), clock=lambda: town.cluster.now)
 
 
 def jobs_set(town: Town) -> int:
@@ -56,9 +56,9 @@ def minutes_pass(town: Town, number: int = 1) -> None:
 
 def test_a_pause_by_file_works_with_a_damaged_memory(town: Town) -> None:
     with town.warehouse() as warehouse:
-        warehouse.remember("dev", "turn", "{", at=town.cluster.now)
+        warehouse.remember("dev", "cycle", "{", at=town.cluster.now)
     (town.folder / "state" / PAUSE_FILE).touch()
-    town.turns.turn(modes=ACTIVE)
+    town.cycles.cycle(modes=ACTIVE)
     assert jobs_set(town) == 0
 
 
@@ -66,7 +66,7 @@ def test_a_memory_that_cannot_be_read_for_a_moment_is_not_begun_anew(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with town.warehouse() as warehouse:
-        before = warehouse.remembered("dev", "turn")
+        before = warehouse.remembered("dev", "cycle")
 
     def fails(*_: object) -> str:
         raise WarehouseUnavailable("the connection was lost")
@@ -74,16 +74,16 @@ def test_a_memory_that_cannot_be_read_for_a_moment_is_not_begun_anew(
     minutes_pass(town)
     with monkeypatch.context() as patched:
         patched.setattr(Warehouse, "remembered", fails)
-        report = town.another().turn(modes=ACTIVE)
-    assert any("connection was lost" in reason for reason in report.still)
+        report = town.another().cycle(modes=ACTIVE)
+    assert any("connection was lost" in reason for reason in report.suspended)
     with town.warehouse() as warehouse:
-        assert warehouse.remembered("dev", "turn") == before
+        assert warehouse.remembered("dev", "cycle") == before
 
 
 def test_a_release_removes_jobs_marks_though_the_hooks_table_cannot_be_removed(town: Town) -> None:
     (town.folder / "state" / TABLE).mkdir(parents=True)
     with pytest.raises(HeliosError, match=r"cannot be removed.*2 jobs set back"):
-        desk(town).release("enough")
+        operations(town).release("enough")
     assert jobs_set(town) == 0
 
 
@@ -91,9 +91,9 @@ def test_what_slurm_hides_is_an_error_that_names_it_and_is_taken_back_when_asked
     job = town.cluster.queue[0]
     town.cluster.hold(job)
     with pytest.raises(HeliosError, match=f"Slurm hides whether they still carry what Helios set: {job}"):
-        desk(town).everything_back("enough")
+        operations(town).everything_back("enough")
     assert jobs_set(town) == 1
-    _, _, told = desk(town).everything_back("enough", hidden=True)
+    _, _, told = operations(town).everything_back("enough", hidden=True)
     assert "nothing is left" in told
     assert jobs_set(town) == 0
 
@@ -102,49 +102,49 @@ def test_a_mark_without_a_record_is_an_error_that_names_it_and_is_left(town: Tow
     job = town.cluster.submit()
     town.cluster.admin_sets_site_factor(job, 537)
     with pytest.raises(HeliosError, match=f"bear Helios' mark and are in no record: {job}; not touched"):
-        desk(town).everything_back("enough")
+        operations(town).everything_back("enough")
     assert town.cluster.site_factor_of(job) == 537
 
 
 def test_a_release_needs_no_service_with_options_that_can_be_used(town: Town) -> None:
-    desk(town, services={"qssf": {"no_such_option": 1}}).release("enough")
+    operations(town, services={"qssf": {"no_such_option": 1}}).release("enough")
     assert jobs_set(town) == 0
 
 
-def test_no_turn_of_this_machine_runs_beside_a_release(town: Town) -> None:
+def test_no_cycle_of_this_machine_runs_beside_a_release(town: Town) -> None:
     apply, refused = town.cluster.apply, []
 
     def apply_and_try(actions: Sequence[Action]) -> list[Outcome]:
-        with pytest.raises(TurnUnderWay), alone(town.folder / "state"):
+        with pytest.raises(CycleUnderWay), hold_cycle_lock(town.folder / "state"):
             pass
         refused.append(True)
         return apply(actions)
 
     town.cluster.apply = apply_and_try  # type: ignore[method-assign]
-    town.turns.release("enough")
+    town.cycles.release("enough")
     assert refused
 
 
-def test_a_release_does_not_wait_for_ever_for_a_turn_and_says_what_follows(town: Town) -> None:
+def test_a_release_does_not_wait_for_ever_for_a_cycle_and_says_what_follows(town: Town) -> None:
     hasty = town.another(slurm={"timeout_s": 0.01})
-    with alone(town.folder / "state"):
+    with hold_cycle_lock(town.folder / "state"):
         report = hasty.release("enough")
     assert jobs_set(town) == 0
     assert any("under way" in note for note in report.notes)
 
 
-def test_a_pause_in_the_middle_of_a_turn_stops_it(town: Town) -> None:
+def test_a_pause_in_the_middle_of_a_cycle_stops_it(town: Town) -> None:
     late = [town.cluster.submit(user=user) for user in ("alice", "bob")]
-    decide = town.turns.services["qssf"].decide
+    decide = town.cycles.services["qssf"].decide
 
     def decide_slowly(snapshot: object) -> object:
         (town.folder / "state" / PAUSE_FILE).touch()
         return decide(snapshot)  # type: ignore[arg-type]
 
-    town.turns.services["qssf"].decide = decide_slowly  # type: ignore[method-assign, assignment]
+    town.cycles.services["qssf"].decide = decide_slowly  # type: ignore[method-assign, assignment]
     minutes_pass(town, 10)
     town.read()
-    report = town.turns.turn(modes=ACTIVE)
+    report = town.cycles.cycle(modes=ACTIVE)
     assert any("broken off: paused" in note for note in report.notes)
     assert [town.cluster.site_factor_of(job) for job in late] == [0, 0]
 
@@ -171,30 +171,30 @@ def test_kill_switches_do_not_make_helios_keep_off_jobs_for_good(town: Town, kil
         for _ in range(3):
             minutes_pass(town, 10)
             town.read()
-            report = town.another().turn(modes=ACTIVE)
-            assert report.still == ()
+            report = town.another().cycle(modes=ACTIVE)
+            assert report.suspended == ()
         assert jobs_set(town) == 2
     with town.warehouse() as warehouse:
         assert "HandsOff" not in set(warehouse.decisions("dev")["action"])
 
 
-def test_a_standby_that_ends_before_its_first_turn_leaves_the_leaders_jobs(town: Town) -> None:
-    standby = desk(town, control={"state_folder": str(town.folder / "elsewhere")})
+def test_a_standby_that_ends_before_its_first_cycle_leaves_the_leaders_jobs(town: Town) -> None:
+    standby = operations(town, control={"state_folder": str(town.folder / "elsewhere")})
     assert "another Helios" in standby.release_at_the_end("SIGTERM")
     assert jobs_set(town) == 2
 
 
 def test_whose_lease_ran_out_is_no_longer_the_leader(town: Town) -> None:
     minutes_pass(town, 60)
-    standby = desk(town, control={"state_folder": str(town.folder / "elsewhere")})
+    standby = operations(town, control={"state_folder": str(town.folder / "elsewhere")})
     assert "nothing is left" in standby.release_at_the_end("SIGTERM")
     assert jobs_set(town) == 0
 
 
-def test_a_standby_writes_no_turn_down_for_the_reports(town: Town) -> None:
-    town.another(control={"state_folder": str(town.folder / "elsewhere")}).turn(modes=ACTIVE)
+def test_a_standby_writes_no_cycle_down_for_the_reports(town: Town) -> None:
+    town.another(control={"state_folder": str(town.folder / "elsewhere")}).cycle(modes=ACTIVE)
     with town.warehouse() as warehouse:
-        assert list(warehouse.turns("dev")["pending"]) == [2]
+        assert list(warehouse.cycles("dev")["pending"]) == [2]
 
 
 def pause_command(monkeypatch: pytest.MonkeyPatch, state: Path, url: str) -> str:
@@ -203,7 +203,7 @@ def pause_command(monkeypatch: pytest.MonkeyPatch, state: Path, url: str) -> str
 
     monkeypatch.setenv("HELIOS_DATABASE_URL", url)
     monkeypatch.setenv("HELIOS_CONTROL_STATE_FOLDER", str(state))
-    monkeypatch.setattr(Desk.__init__, "__kwdefaults__", Desk.__init__.__kwdefaults__ | {"opens": away})
+    monkeypatch.setattr(Operations.__init__, "__kwdefaults__", Operations.__init__.__kwdefaults__ | {"opens": away})
     result = CliRunner().invoke(application, ["pause", "--reason", "enough"])
     assert result.exit_code != 0
     return f"{result.output} {result.exception}"
@@ -230,7 +230,7 @@ def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes_or_says_what
     beside = tmp_path / "state-power"
     beside.mkdir()
     if not there:  # as of another user
-        monkeypatch.setattr("helios.cli.acting._pauses_the_nodes_daemon", lambda *_, **__: False)
+        monkeypatch.setattr("helios.cli.control._pauses_the_nodes_daemon", lambda *_, **__: False)
     said = pause_command(monkeypatch, tmp_path / "state", f"sqlite:///{tmp_path}/no/helios.db")
     assert (beside / PAUSE_FILE).exists() is there
     assert (f"touch {beside / PAUSE_FILE}" in " ".join(said.split())) is not there

@@ -11,31 +11,34 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.drift import _weeks
-from helios.app.history import History
-from helios.app.models import (
+from helios.app.history import LoadedHistory
+from helios.app.model_registry import (
+    INCUMBENT,
+    SHRINKAGE,
+    TrainingOutcome,
+    _against_the_incumbent,
+    _weeks,
+    against_the_controls,
     compare,
+    describe_decisions,
     drift,
-    listing,
+    list_models,
     nightly,
     promote,
     remembered_drift,
     roll_back,
     settle,
-    told_decisions,
     training_history,
     until,
 )
 from helios.app.nightly import _learn
-from helios.app.outcome import SHRINKAGE, Outcome
-from helios.app.promotion import RIVAL, _against_the_rival, against_the_controls
-from helios.app.study import study
+from helios.app.training import prepare_history
 from helios.config import Settings
-from helios.errors import Misuse, ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.model import JOBS, ModelRecord, Step
-from helios.ports import in_silence
+from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory, UsageError
+from helios.model import JOBS, AuditStep, ModelRecord
+from helios.ports import no_progress
 from helios.predict import from_record, to_record
-from helios.predict.contest import Against, Contest, Difference, Score, score_of
+from helios.predict.comparison import Comparison, PairedDifference, PredictorScore, Versus, predictor_score
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 
@@ -83,22 +86,22 @@ def url(template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def history(template: Path) -> History:
+def history(template: Path) -> LoadedHistory:
     return training_history(f"sqlite:///{template}", "lab")
 
 
 @pytest.fixture(scope="module")
-def of_day_6(history: History) -> ModelRecord:
+def of_day_6(history: LoadedHistory) -> ModelRecord:
     return trained(history, 6)
 
 
 @pytest.fixture(scope="module")
-def of_day_14(history: History) -> ModelRecord:
+def of_day_14(history: LoadedHistory) -> ModelRecord:
     return trained(history, 14)
 
 
-def trained(history: History, day: float) -> ModelRecord:
-    studied = study(history)
+def trained(history: LoadedHistory, day: float) -> ModelRecord:
+    studied = prepare_history(history)
     return studied.record(studied.train(until=START + day * DAY, seed=0), seed=0, made_at=START + day * DAY)
 
 
@@ -108,7 +111,7 @@ def keep(url: str, *records: ModelRecord) -> None:
             warehouse.add_model(record)
 
 
-def in_charge(url: str) -> str:
+def promoted(url: str) -> str:
     with Warehouse.open(url) as warehouse:
         try:
             return warehouse.model("lab").model_id
@@ -116,7 +119,7 @@ def in_charge(url: str) -> str:
             return SHRINKAGE
 
 
-def a_night(url: str, history: History, *, day: float, days: float = 7, dry_run: bool = False) -> Outcome:
+def a_night(url: str, history: LoadedHistory, *, day: float, days: float = 7, dry_run: bool = False) -> TrainingOutcome:
     now = START + day * DAY
     return nightly(url=url, history=until(history, now), seed=0, days=days, now=now, keep=30, dry_run=dry_run)[0]
 
@@ -124,28 +127,28 @@ def a_night(url: str, history: History, *, day: float, days: float = 7, dry_run:
 # Decisions, from figures.
 
 
-def a_contest(**against: tuple[float, float]) -> Contest:
+def a_comparison(**against: tuple[float, float]) -> Comparison:
     """Make a contest from the challenger's (error, rank) less each other's, certain to a hundredth."""
 
-    def sure(value: float) -> Difference:
-        return Difference(value=value, low=value - 0.01, high=value + 0.01)
+    def sure(value: float) -> PairedDifference:
+        return PairedDifference(value=value, low=value - 0.01, high=value + 0.01)
 
-    score = Score(spearman=0.5, median_abs_log_error=0.5, bias_log=0.0, coverage_p10_p90=None)
-    return Contest(
+    score = PredictorScore(spearman=0.5, median_abs_log_error=0.5, bias_log=0.0, coverage_p10_p90=None)
+    return Comparison(
         challenger="model",
         jobs=500,
         clusters=20,
         drawn="users",
         scores=dict.fromkeys(["model", *against], score),
-        against={name: Against(error=sure(error), rank=sure(rank)) for name, (error, rank) in against.items()},
+        against={name: Versus(error=sure(error), rank=sure(rank)) for name, (error, rank) in against.items()},
     )
 
 
-NEW = Outcome(step=Step.KEPT, model_id="new", in_charge="old", previous="old", why="")
+NEW = TrainingOutcome(step=AuditStep.KEPT, model_id="new", promoted="old", previous="old", why="")
 
 
 @pytest.mark.parametrize(
-    ("rival", "shrinkage", "promoted"),
+    ("incumbent", "shrinkage", "promoted"),
     [
         ((-0.1, 0.1), (-0.1, 0.1), True),
         ((0.0, 0.0), (0.0, 0.0), True),
@@ -156,12 +159,12 @@ NEW = Outcome(step=Step.KEPT, model_id="new", in_charge="old", previous="old", w
     ],
 )
 def test_a_new_model_takes_charge_if_it_is_worse_in_nothing(
-    rival: tuple[float, float], shrinkage: tuple[float, float], promoted: bool
+    incumbent: tuple[float, float], shrinkage: tuple[float, float], promoted: bool
 ) -> None:
-    contest = a_contest(**{RIVAL: rival, "shrinkage": shrinkage, "user_last": (0.3, -0.3)})
-    outcome = _against_the_rival(NEW, contest)
-    assert (outcome.step is Step.PROMOTED) == promoted
-    assert outcome.in_charge == ("new" if promoted else "old")
+    comparison = a_comparison(**{INCUMBENT: incumbent, "shrinkage": shrinkage, "user_last": (0.3, -0.3)})
+    outcome = _against_the_incumbent(NEW, comparison)
+    assert (outcome.step is AuditStep.PROMOTED) == promoted
+    assert outcome.promoted == ("new" if promoted else "old")
     assert "500 jobs" in outcome.why
     assert ("is worse than" in outcome.why) != promoted
 
@@ -178,14 +181,14 @@ def test_a_new_model_takes_charge_if_it_is_worse_in_nothing(
 def test_against_shrinkage_alone_it_must_be_ahead_of_every_control(
     shrinkage: tuple[float, float], user_last: tuple[float, float], promoted: bool
 ) -> None:
-    alone = replace(NEW, in_charge=SHRINKAGE, previous=SHRINKAGE)
-    outcome = against_the_controls(alone, a_contest(shrinkage=shrinkage, user_last=user_last))
-    assert outcome.in_charge == ("new" if promoted else SHRINKAGE)
+    alone = replace(NEW, promoted=SHRINKAGE, previous=SHRINKAGE)
+    outcome = against_the_controls(alone, a_comparison(shrinkage=shrinkage, user_last=user_last))
+    assert outcome.promoted == ("new" if promoted else SHRINKAGE)
 
 
 def test_what_could_not_be_judged_does_not_take_charge() -> None:
-    outcome = against_the_controls(replace(NEW, in_charge=SHRINKAGE), None)
-    assert (outcome.step, outcome.in_charge) == (Step.KEPT, SHRINKAGE)
+    outcome = against_the_controls(replace(NEW, promoted=SHRINKAGE), None)
+    assert (outcome.step, outcome.promoted) == (AuditStep.KEPT, SHRINKAGE)
     assert "too short" in outcome.why
 
 
@@ -195,26 +198,26 @@ def test_what_could_not_be_judged_does_not_take_charge() -> None:
 def test_a_first_model_that_is_asked_for_takes_charge(url: str, of_day_14: ModelRecord) -> None:
     keep(url, of_day_14)
     settle(url, of_day_14, promote_it=True, by="ann", now=START)
-    assert in_charge(url) == of_day_14.model_id
+    assert promoted(url) == of_day_14.model_id
 
 
-def test_a_later_model_leaves_in_charge_what_is(url: str, of_day_6: ModelRecord, of_day_14: ModelRecord) -> None:
+def test_a_later_model_leaves_promoted_what_is(url: str, of_day_6: ModelRecord, of_day_14: ModelRecord) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     keep(url, of_day_14)
     outcome = settle(url, of_day_14, promote_it=False, by="ann", now=START)
-    assert (outcome.step, outcome.in_charge) == (None, of_day_6.model_id)
-    assert in_charge(url) == of_day_6.model_id
-    assert len(told_decisions(url, "lab")) == 1
+    assert (outcome.step, outcome.promoted) == (None, of_day_6.model_id)
+    assert promoted(url) == of_day_6.model_id
+    assert len(describe_decisions(url, "lab")) == 1
 
 
-def test_a_model_in_charge_without_any_decision_stays_so_by_one(
+def test_a_model_promoted_without_any_decision_stays_so_by_one(
     url: str, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, of_day_6, of_day_14)
     settle(url, of_day_14, promote_it=False, by="ann", now=START)
-    assert in_charge(url) == of_day_6.model_id
-    assert [row["step"] for row in told_decisions(url, "lab")] == ["kept"]
+    assert promoted(url) == of_day_6.model_id
+    assert [row["step"] for row in describe_decisions(url, "lab")] == ["kept"]
 
 
 def test_an_unreadable_model_is_not_promoted(url: str, of_day_14: ModelRecord) -> None:
@@ -223,7 +226,7 @@ def test_an_unreadable_model_is_not_promoted(url: str, of_day_14: ModelRecord) -
     keep(url, damaged)
     with pytest.raises(ModelUnreadable):
         promote(url, "lab", damaged.model_id, by="ann", why="hope", now=START)
-    assert told_decisions(url, "lab") == []
+    assert describe_decisions(url, "lab") == []
 
 
 def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
@@ -235,33 +238,33 @@ def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
     keep(url, replace(of_day_6, artifact="{}"))
     outcome = roll_back(url, "lab", by="bob", why="slow", now=START)
     # Before anything was decided, the newest was in charge.
-    assert outcome.in_charge == of_day_14.model_id
+    assert outcome.promoted == of_day_14.model_id
     assert f"passed over {of_day_6.model_id}" in outcome.why
 
 
-def test_rolling_back_ends_at_what_was_in_charge_first(url: str, of_day_6: ModelRecord) -> None:
+def test_rolling_back_ends_at_what_was_promoted_first(url: str, of_day_6: ModelRecord) -> None:
     promote(url, "lab", SHRINKAGE, by="ann", why="start", now=START)
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="try", now=START)
-    assert roll_back(url, "lab", by="ann", why="no", now=START).in_charge == SHRINKAGE
-    with pytest.raises(Misuse, match="Nothing else"):
+    assert roll_back(url, "lab", by="ann", why="no", now=START).promoted == SHRINKAGE
+    with pytest.raises(UsageError, match="Nothing else"):
         roll_back(url, "lab", by="ann", why="no", now=START)
 
 
-def test_the_listing_shows_manifests_and_who_is_in_charge(url: str, of_day_6: ModelRecord) -> None:
+def test_the_listing_shows_manifests_and_who_is_promoted(url: str, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
-    (row,) = listing(url, "lab")
-    assert row["in_charge"]
+    (row,) = list_models(url, "lab")
+    assert row["promoted"]
     assert row["manifest"]["digest"] == of_day_6.manifest["digest"]
 
 
-def test_the_listing_says_why_the_model_in_charge_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
+def test_the_listing_says_why_the_model_promoted_cannot_be_read(url: str, of_day_6: ModelRecord) -> None:
     keep(url, replace(of_day_6, artifact="[" * 100_000))
-    (row,) = listing(url, "lab")
-    assert f"Model {of_day_6.model_id} cannot be read" in row["trouble"]
+    (row,) = list_models(url, "lab")
+    assert f"Model {of_day_6.model_id} cannot be read" in row["problem"]
 
 
-def test_training_by_hand_says_that_the_model_in_charge_cannot_be_read(
+def test_training_by_hand_says_that_the_model_promoted_cannot_be_read(
     url: str, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, artifact="{}"), of_day_14)
@@ -274,36 +277,36 @@ def test_training_by_hand_says_that_the_model_in_charge_cannot_be_read(
 # By night.
 
 
-def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url: str, history: History) -> None:
+def test_the_first_night_s_model_takes_charge_if_it_is_ahead_of_the_controls(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2)
-    assert outcome.contest is not None
-    assert outcome.contest.against["shrinkage"].better_in
-    assert in_charge(url) == outcome.model_id
-    (decided,) = told_decisions(url, "lab")
+    assert outcome.comparison is not None
+    assert outcome.comparison.against["shrinkage"].better_in
+    assert promoted(url) == outcome.model_id
+    (decided,) = describe_decisions(url, "lab")
     assert (decided["step"], decided["promoted_by"], decided["candidate"]) == ("promoted", "nightly", outcome.model_id)
 
 
-def test_a_night_s_model_that_is_worse_than_the_one_in_charge_is_kept_and_said_to_be(
-    url: str, history: History, of_day_6: ModelRecord
+def test_a_night_s_model_that_is_worse_than_the_one_promoted_is_kept_and_said_to_be(
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     outcome = a_night(url, history, day=16, days=2)
-    assert (outcome.step, in_charge(url)) == (Step.KEPT, of_day_6.model_id)
+    assert (outcome.step, promoted(url)) == (AuditStep.KEPT, of_day_6.model_id)
     assert "worse than the model in charge" in outcome.why
-    assert outcome.model_id in {row["model_id"] for row in listing(url, "lab")}
+    assert outcome.model_id in {row["model_id"] for row in list_models(url, "lab")}
 
 
-def test_a_dry_night_writes_nothing(url: str, history: History) -> None:
+def test_a_dry_night_writes_nothing(url: str, history: LoadedHistory) -> None:
     outcome = a_night(url, history, day=6, days=2, dry_run=True)
     assert not outcome.written
-    assert listing(url, "lab") == []
-    assert told_decisions(url, "lab") == []
+    assert list_models(url, "lab") == []
+    assert describe_decisions(url, "lab") == []
     assert remembered_drift(url, "lab") is None
 
 
 def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
-    url: str, history: History, of_day_14: ModelRecord
+    url: str, history: LoadedHistory, of_day_14: ModelRecord
 ) -> None:
     # What ended from day 18 on is changed beyond recognition; models stopped before it, and only the figures change.
     jobs = history.jobs.copy()
@@ -314,35 +317,35 @@ def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
     promote(url, "lab", of_day_14.model_id, by="ann", why="first", now=START)
     plain = a_night(url, history, day=21, days=3, dry_run=True)
     changed = a_night(url, replace(history, jobs=JOBS.conform(jobs)), day=21, days=3, dry_run=True)
-    assert plain.contest is not None
-    assert changed.contest is not None
-    assert plain.contest.jobs == pytest.approx(180, abs=3)
-    assert changed.contest.scores["model"].median_abs_log_error > 2
+    assert plain.comparison is not None
+    assert changed.comparison is not None
+    assert plain.comparison.jobs == pytest.approx(180, abs=3)
+    assert changed.comparison.scores["model"].median_abs_log_error > 2
 
 
-def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_in_charge(
-    url: str, history: History, of_day_6: ModelRecord
+def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_promoted(
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     quiet = a_night(url, history, day=12, days=0.01, dry_run=True)
-    assert quiet.contest is None
+    assert quiet.comparison is None
     assert "too few to judge" in quiet.why
     wider = a_night(url, history, day=12, days=0.5, dry_run=True)
     assert wider.days == 2.0
 
 
 def test_a_model_that_cannot_be_read_leaves_the_field_to_shrinkage(
-    url: str, history: History, of_day_6: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, model_id="lab-old", artifact='{"format":"helios-duration-1"}'))
     outcome = a_night(url, history, day=6, days=2)
     assert "older Helios" in outcome.why
-    assert in_charge(url) == outcome.model_id != "lab-old"
+    assert promoted(url) == outcome.model_id != "lab-old"
 
 
-def test_a_damaged_model_in_charge_is_made_good_by_training_it_again(
-    url: str, history: History, of_day_6: ModelRecord
+def test_a_damaged_model_promoted_is_made_good_by_training_it_again(
+    url: str, history: LoadedHistory, of_day_6: ModelRecord
 ) -> None:
     keep(url, replace(of_day_6, artifact="{}"))
     outcome = a_night(url, history, day=6, days=2)
@@ -352,10 +355,10 @@ def test_a_damaged_model_in_charge_is_made_good_by_training_it_again(
         assert from_record(warehouse.model("lab")).model_id == of_day_6.model_id
 
 
-def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: History) -> None:
+def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: LoadedHistory) -> None:
     first = a_night(url, history, day=6, days=2)
     again = a_night(url, history, day=6, days=2)
-    assert again.in_charge == first.in_charge
+    assert again.promoted == first.promoted
     assert "nothing new" in again.why
 
 
@@ -363,17 +366,19 @@ def test_a_night_that_learned_nothing_new_changes_nothing(url: str, history: His
 
 
 def test_two_models_are_compared_on_jobs_submitted_after_both_had_stopped(
-    url: str, history: History, of_day_6: ModelRecord, of_day_14: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     keep(url, of_day_6, of_day_14)
-    contest, notes = compare(history, url=url, first=of_day_14.model_id, second=of_day_6.model_id, now=START + 21 * DAY)
-    assert contest.jobs == pytest.approx(7 * 60, abs=5)
-    assert contest.against[of_day_14.model_id].better_in == ("log error", "rank correlation")
+    comparison, notes = compare(
+        history, url=url, first=of_day_14.model_id, second=of_day_6.model_id, now=START + 21 * DAY
+    )
+    assert comparison.jobs == pytest.approx(7 * 60, abs=5)
+    assert comparison.against[of_day_14.model_id].better_in == ("log error", "rank correlation")
     assert notes == ()
 
 
 def test_two_models_that_have_seen_everything_are_compared_by_their_backtests(
-    url: str, history: History, of_day_6: ModelRecord, of_day_14: ModelRecord
+    url: str, history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     late, later = (trained(history, day) for day in (20.5, 21))
     with_backtest = [
@@ -382,9 +387,9 @@ def test_two_models_that_have_seen_everything_are_compared_by_their_backtests(
     ]
     keep(url, *with_backtest)
     first, second = (record.model_id for record in with_backtest)
-    contest, notes = compare(history, url=url, first=first, second=second, now=START + 21 * DAY)
-    assert contest.jobs == pytest.approx(7 * 60, abs=5)
-    assert contest.against[first].worse_in == ("log error", "rank correlation")
+    comparison, notes = compare(history, url=url, first=first, second=second, now=START + 21 * DAY)
+    assert comparison.jobs == pytest.approx(7 * 60, abs=5)
+    assert comparison.against[first].worse_in == ("log error", "rank correlation")
     assert len(notes) == 2
 
 
@@ -394,7 +399,7 @@ def stopped(record: ModelRecord) -> Any:
     return Backtest(until=record.trained_until, jobs=record.jobs, texts=from_record(record).texts)
 
 
-def test_models_without_a_backtest_and_jobs_since_cannot_be_compared(url: str, history: History) -> None:
+def test_models_without_a_backtest_and_jobs_since_cannot_be_compared(url: str, history: LoadedHistory) -> None:
     seen = [
         to_record(replace(from_record(trained(history, day)), backtest=None), trained_at=START) for day in (20.8, 21)
     ]
@@ -414,7 +419,7 @@ def test_the_history_for_training_is_the_same_whether_its_cluster_is_named_or_th
 # Drift.
 
 
-def test_drift_is_measured_against_the_model_in_charge(url: str, history: History, of_day_6: ModelRecord) -> None:
+def test_drift_is_measured_against_the_model_promoted(url: str, history: LoadedHistory, of_day_6: ModelRecord) -> None:
     keep(url, of_day_6)
     told = drift(until(history, START + 13 * DAY), url=url, model_id=None, days=6, now=START + 13 * DAY)
     assert told["model_id"] == of_day_6.model_id
@@ -426,15 +431,15 @@ def test_drift_is_measured_against_the_model_in_charge(url: str, history: Histor
     assert told["weeks"][-1]["model"]["median_abs_log_error"] > told["weeks"][-1]["shrinkage"]["median_abs_log_error"]
 
 
-def test_a_night_remembers_its_line_about_drift(url: str, history: History) -> None:
+def test_a_night_remembers_its_line_about_drift(url: str, history: LoadedHistory) -> None:
     a_night(url, history, day=6, days=2)
     assert "inputs" in str(remembered_drift(url, "lab"))
 
 
 def test_the_nightly_analysis_says_in_a_line_what_was_decided_and_why(url: str) -> None:
     settings = Settings.model_validate({"database": {"url": url}, "model": {"judged_days": 3}})
-    line = _learn(url, "lab", settings, START + 21 * DAY, in_silence)
-    (decided,) = told_decisions(url, "lab")
+    line = _learn(url, "lab", settings, START + 21 * DAY, no_progress)
+    (decided,) = describe_decisions(url, "lab")
     assert f"model {decided['candidate']} " in line
     assert decided["why"] in line
     assert "inputs" in line
@@ -446,11 +451,11 @@ def test_a_night_before_there_is_enough_history_says_so(tmp_path: Path) -> None:
         warehouse.load(
             [a_batch(*jobs_whose_memory_tells(1))], cluster="lab", path="x", sha256="1", format="sacct", timezone="UTC"
         )
-    assert "shrinkage predicts" in _learn(url, "lab", Settings(), START + DAY, in_silence)
+    assert "shrinkage predicts" in _learn(url, "lab", Settings(), START + DAY, no_progress)
 
 
-def test_only_jobs_that_had_ended_by_then_are_judged(history: History) -> None:
-    studied = study(history)
+def test_only_jobs_that_had_ended_by_then_are_judged(history: LoadedHistory) -> None:
+    studied = prepare_history(history)
     rows = studied.judged(START + 2 * DAY, START + 3 * DAY)
     ends = history.jobs["ended_at"].iloc[rows]
     assert len(rows) > 50
@@ -459,19 +464,19 @@ def test_only_jobs_that_had_ended_by_then_are_judged(history: History) -> None:
 
 
 def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
-    history: History, of_day_6: ModelRecord, of_day_14: ModelRecord
+    history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
-    studied = study(history)
+    studied = prepare_history(history)
     model = replace(from_record(of_day_14), backtest=stopped(of_day_6), trust=1.0)
     judged = model.as_judged()
     assert judged is not None
     before, since = _weeks(studied, model, at=START + 20 * DAY)
 
-    def score(predictor: Any, first: float, end: float) -> Score:
+    def score(predictor: Any, first: float, end: float) -> PredictorScore:
         rows = np.intersect1d(
             studied.judged(START, START + 20 * DAY), studied.submitted(START + first * DAY, START + end * DAY)
         )
-        return score_of(predictor.predict(studied.features[rows]), studied.table.run_time_s[rows])
+        return predictor_score(predictor.predict(studied.features[rows]), studied.table.run_time_s[rows])
 
     assert before.model == score(judged, 6, 13) != score(model, 6, 13)
     assert since.model != score(judged, 13, 20)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.modes import PAUSE_FILE, modes_in_force, pause, pause_here, paused, resume, set_mode
-from helios.errors import HeliosError, Misuse
+from helios.app.modes import PAUSE_FILE, is_paused, modes_in_force, pause, pause_here, resume, set_mode
+from helios.errors import HeliosError, UsageError
 from helios.model import Mode
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -34,56 +34,56 @@ def test_the_last_word_counts(url: str) -> None:
 
 
 def test_a_canary_must_be_narrowed(url: str) -> None:
-    with pytest.raises(Misuse, match="canary"):
+    with pytest.raises(UsageError, match="canary"):
         change(url, Mode.CANARY)
-    with pytest.raises(Misuse, match="percent"):
+    with pytest.raises(UsageError, match="percent"):
         change(url, Mode.CANARY, percent=0)
     assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 def test_only_a_canary_is_narrowed(url: str) -> None:
-    with pytest.raises(Misuse, match="canary"):
+    with pytest.raises(UsageError, match="canary"):
         change(url, Mode.ACTIVE, partitions=("gpu",))
 
 
 @pytest.mark.parametrize("partition", ["", " ", "gpu,debug"])
 def test_a_partition_without_a_name_does_not_become_all_partitions(url: str, partition: str) -> None:
-    with pytest.raises(Misuse, match="no partition"):
+    with pytest.raises(UsageError, match="no partition"):
         change(url, Mode.CANARY, partitions=(partition,), percent=10)
     assert modes_in_force(url, "dev", ["qssf"])["qssf"].mode is Mode.SHADOW
 
 
 def test_a_pause_is_seen_and_undone(url: str, tmp_path: Path) -> None:
-    assert paused(url, "dev", tmp_path) is None
+    assert is_paused(url, "dev", tmp_path) is None
     assert pause(url, "dev", tmp_path, by="root", reason="maintenance", now=NOON) == []
-    found = paused(url, "dev", tmp_path)
+    found = is_paused(url, "dev", tmp_path)
     assert found is not None
     assert "root" in str(found) and "maintenance" in str(found)
     resume(url, "dev", tmp_path, now=NOON)
-    assert paused(url, "dev", tmp_path) is None
+    assert is_paused(url, "dev", tmp_path) is None
 
 
 def test_a_pause_is_seen_on_another_machine(url: str, tmp_path: Path) -> None:
     pause(url, "dev", tmp_path / "here", by="root", reason="", now=NOON)
-    assert paused(url, "dev", tmp_path / "there") is not None
+    assert is_paused(url, "dev", tmp_path / "there") is not None
 
 
 @pytest.mark.parametrize("content", [b"", b"stop!", b"\xff\xfe", b"[1]", b'"text"', b"[" * 200_000])
 def test_whatever_the_file_holds_it_is_a_pause(url: str, tmp_path: Path, content: bytes) -> None:
     (tmp_path / PAUSE_FILE).write_bytes(content)
-    assert paused(url, "dev", tmp_path) is not None
+    assert is_paused(url, "dev", tmp_path) is not None
 
 
 def test_a_file_that_leads_nowhere_is_a_pause(url: str, tmp_path: Path) -> None:
     (tmp_path / PAUSE_FILE).symlink_to(tmp_path / "nowhere")
-    assert paused(url, "dev", tmp_path) is not None
+    assert is_paused(url, "dev", tmp_path) is not None
 
 
 def test_one_place_that_cannot_be_written_is_said_and_the_other_is_enough(url: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    troubles = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
-    assert len(troubles) == 1 and "PAUSED" in troubles[0]
-    assert paused(url, "dev", tmp_path / "elsewhere") is not None
+    problems = pause(url, "dev", tmp_path / "taken", by="root", reason="", now=NOON)
+    assert len(problems) == 1 and "PAUSED" in problems[0]
+    assert is_paused(url, "dev", tmp_path / "elsewhere") is not None
 
 
 def test_no_place_that_can_be_written_is_an_error_with_a_way_out(tmp_path: Path) -> None:

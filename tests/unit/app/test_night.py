@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.nightly import Night, forget_what_is_old, night
-from helios.app.nightly_pages import nightly_pages
-from helios.app.reading import Accounting, Reading, read_history
+from helios.app.nightly import NightlyRun, forget_what_is_old, nightly_pages, run_nightly
+from helios.app.sync import AccountingSource, SyncResult, sync_history
 from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError
@@ -15,8 +14,8 @@ from helios.model import NODE_EVENTS, Mode, Snapshot
 from tests.unit.app.sites import Town
 
 
-def a_night(town: Town, **model: object) -> Night:
-    def nothing_read(_: timedelta) -> Reading:
+def a_night(town: Town, **model: object) -> NightlyRun:
+    def nothing_read(_: timedelta) -> SyncResult:
         raise HeliosError("slurmdbd is away")
 
     def nothing_seen() -> Snapshot:
@@ -25,7 +24,7 @@ def a_night(town: Town, **model: object) -> Night:
     settings = Settings.model_validate(
         town.settings.model_dump() | {"model": model, "report": {"folder": str(town.folder / "reports")}}
     )
-    return night(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=nothing_seen)
+    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=nothing_seen)
 
 
 def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away_stops_no_other_step(
@@ -34,7 +33,7 @@ def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away
     town = Town(tmp_path)
     town.learn(jobs=150)
     done = a_night(town, dask="nowhere://here:1")
-    assert any("nowhere://here:1" in trouble.fact or "Dask" in trouble.fact for trouble in done.troubles)
+    assert any("nowhere://here:1" in problem.message or "Dask" in problem.message for problem in done.problems)
     assert done.report is not None
 
 
@@ -42,7 +41,7 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn(jobs=150)
     done = a_night(town)
-    assert [trouble.fact for trouble in done.troubles] == ["slurmdbd is away", "slurmctld is away"]
+    assert [problem.message for problem in done.problems] == ["slurmdbd is away", "slurmctld is away"]
     assert any(step.startswith("model ") for step in done.did)
 
 
@@ -50,14 +49,14 @@ def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn()
     town.cluster.submit(user="alice")
-    town.turns.turn(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
+    town.cycles.cycle(modes={"qssf": ServiceMode(mode=Mode.SHADOW)})
     town.cluster.tick(timedelta(days=59))
     assert not any("deleted" in step for step in a_night(town).did)
     town.cluster.tick(timedelta(days=2))
     assert "deleted because they were old: 1 shadow decisions" in a_night(town).did
     with town.warehouse() as warehouse:
         assert warehouse.decisions("dev").empty
-        assert len(warehouse.turns("dev")) == 1
+        assert len(warehouse.cycles("dev")) == 1
         assert not warehouse.jobs("dev").empty
 
 
@@ -70,9 +69,9 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
             f"{columns}\n{start:%d}|ann|a|gpu|COMPLETED|{start:%FT%T}|{start:%FT%T}|{start:%FT%T}|cpu=1|x\n"
         )
 
-    accounting = Accounting(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
+    accounting = AccountingSource(jobs=printed, node_events=lambda start, end: NODE_EVENTS.empty())
     step = {"start": town.cluster.now - timedelta(days=3), "window": timedelta(days=1), "overlap": timedelta(0)}
-    read_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
+    sync_history(accounting, url=town.url, cluster="dev", now=town.cluster.now, **step)
     with town.warehouse() as warehouse:
         assert len(warehouse.loads("dev")) == 3
     told = forget_what_is_old(town.url, "dev", town.settings.retention, now=datetime.now(UTC) + timedelta(days=61))

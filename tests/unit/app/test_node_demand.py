@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.node_demand import NodeDemand, _beside, busy_of_pools
+from helios.app.node_demand import NodeDemand, _beside, busy_by_pool
 from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 from tests.builders import a_job
+from tests.waiting import TEST_TIMEOUT_S
 
 NODES = [
     *(a_node(name=f"g{place}", partitions="gpu", gpu_type="a100") for place in range(1, 5)),
@@ -45,7 +46,7 @@ def test_busy_nodes_are_counted_by_pool_from_what_ended_and_what_runs() -> None:
     running = a_running_job(job_id="r", node_list="g[1-2]", started_at=NOON - timedelta(minutes=30), partition="gpu")
     snapshot = a_snapshot(nodes=NODES, running=[running])
     past = history(ended("g[1-3]", hours_ago=3), ended("c1", hours_ago=3, partition="cpu"))
-    seen = busy_of_pools(past, snapshot, ended_s=NOW_S)
+    seen = busy_by_pool(past, snapshot, ended_s=NOW_S)
     busy = dict(zip(seen.pools, seen.busy, strict=True))
     assert set(busy) == {"gpu (a100)", "cpu"}
     assert busy["gpu (a100)"][:6].tolist() == [3.0] * 6
@@ -56,19 +57,19 @@ def test_busy_nodes_are_counted_by_pool_from_what_ended_and_what_runs() -> None:
 
 
 def test_a_node_that_is_down_is_not_in_service() -> None:
-    seen = busy_of_pools(history(ended("g[1-4]", hours_ago=2)), a_snapshot(nodes=NODES), ended_s=NOW_S)
+    seen = busy_by_pool(history(ended("g[1-4]", hours_ago=2)), a_snapshot(nodes=NODES), ended_s=NOW_S)
     assert seen.total[seen.pools.index("gpu (a100)"), 0] == 4
 
 
-def test_what_the_warehouse_still_calls_running_is_left_to_the_cluster() -> None:
+def test_what_the_warehouse_suspended_calls_running_is_left_to_the_cluster() -> None:
     stale = ended("g1", hours_ago=5) | {"ended_at": None, "run_time_s": None}
-    seen = busy_of_pools(history(stale, ended("g2", hours_ago=6)), a_snapshot(nodes=NODES), ended_s=NOW_S)
+    seen = busy_by_pool(history(stale, ended("g2", hours_ago=6)), a_snapshot(nodes=NODES), ended_s=NOW_S)
     assert seen.busy[seen.pools.index("gpu (a100)"), -1] == 0
 
 
 def test_a_queue_is_part_of_what_jobs_tell() -> None:
     empty, queued = (
-        busy_of_pools(history(ended("g1", hours_ago=9)), a_snapshot(nodes=NODES, pending=jobs), ended_s=NOW_S)
+        busy_by_pool(history(ended("g1", hours_ago=9)), a_snapshot(nodes=NODES, pending=jobs), ended_s=NOW_S)
         for jobs in ([], [a_pending_job(job_id="p", gpus=16, submitted_at=NOON - timedelta(hours=1))])
     )
     at = empty.pools.index("gpu (a100)")
@@ -124,7 +125,7 @@ def test_a_daemon_does_not_wait_for_what_learns_and_has_it_soon(remembered: Reme
     impatient = Remembered(remembered.jobs, patient=False)
     assert impatient(at(NOON)).demand is None
     assert impatient._learning is not None
-    impatient._learning.result(timeout=120)
+    impatient._learning.result(timeout=TEST_TIMEOUT_S)
     assert impatient(at(NOON + timedelta(seconds=30))).demand is not None
 
 
@@ -156,17 +157,17 @@ def test_a_history_that_was_read_again_with_its_nodes_gives_a_forecast(remembere
     assert remembered.why_not == ""
 
 
-def test_forecasters_that_still_learn_are_named(remembered: Remembered) -> None:
+def test_forecasters_that_suspended_learn_are_named(remembered: Remembered) -> None:
     impatient = Remembered(remembered.jobs, patient=False)
     impatient(at(NOON))
     assert "still learn" in impatient.why_not
     assert impatient._learning is not None
-    impatient._learning.result(timeout=120)
+    impatient._learning.result(timeout=TEST_TIMEOUT_S)
     impatient(at(NOON + timedelta(seconds=30)))
     assert impatient.why_not == ""
 
 
-def test_a_learner_that_dies_is_heard_of_and_another_one_learns(
+def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
     remembered: Remembered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(*_: object) -> None:
@@ -183,7 +184,7 @@ def test_a_learner_that_dies_is_heard_of_and_another_one_learns(
     later = at(NOON + timedelta(seconds=STEP_S))
     assert impatient(later).demand is None
     assert impatient._learning is not None
-    impatient._learning.result(timeout=120)
+    impatient._learning.result(timeout=TEST_TIMEOUT_S)
     assert impatient(later).demand is not None
 
 

@@ -1,4 +1,4 @@
-"""Turns on nodes, put together with the warehouse, the undo file and the pause."""
+"""Cycles on nodes, put together with the warehouse, the undo file and the pause."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from helios.actions import FillFirst, NodeAction, NodeOutcome
-from helios.app.chores import released_nodes
+from helios.app.explain_node import NodeUnknown, explain_node, node_status
 from helios.app.modes import pause_here, resume
+from helios.app.node_controller import RELEASED_FILE, NodeController, forget_what_is_damaged
 from helios.app.node_demand import NodeDemand
-from helios.app.node_status import NodeUnknown, explain_node, node_status
-from helios.app.node_turns import RELEASED_FILE, NodeTurns, forget_what_is_damaged
+from helios.app.operations import release_nodes_now
 from helios.control import ServiceMode
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import Mode, NodePower, Snapshot
-from helios.ports import Office
-from helios.slurm.undo import UNDO_FILE, read_undo
+from helios.ports import Domain
+from helios.slurm.undo_file import UNDO_FILE, read_undo
 from tests.unit.app.node_sites import ACTIVE, NodeTown, down
 
 ASLEEP, FALLING, AWAKE, WAKING = NodePower.ASLEEP, NodePower.FALLING_ASLEEP, NodePower.AWAKE, NodePower.WAKING
@@ -28,13 +28,13 @@ def town(tmp_path: Path) -> NodeTown:
     return NodeTown(tmp_path)
 
 
-def test_a_node_put_to_sleep_is_in_the_book_the_undo_file_the_audit_and_the_tallies(town: NodeTown) -> None:
-    report = town.turn(*down("n1"))
+def test_a_node_put_to_sleep_is_in_the_applied_now_the_undo_file_the_audit_and_the_tallies(town: NodeTown) -> None:
+    report = town.cycle(*down("n1"))
     assert report.slept == ("n1",)
     assert town.nodes.power_of("n1") in {FALLING, ASLEEP}
     assert read_undo(town.state / UNDO_FILE).asleep == ("n1",)
     with town.warehouse() as warehouse:
-        assert list(warehouse.ledger("dev", office=Office.NODES).standings()["node"]) == ["n1"]
+        assert list(warehouse.ledger("dev", domain=Domain.NODES).applied_changes()["node"]) == ["n1"]
         made = warehouse.decisions("dev", since=town.nodes.now - timedelta(hours=1))
         tallies = warehouse.node_tallies(
             "dev", town.nodes.now - timedelta(hours=1), town.nodes.now + timedelta(hours=1)
@@ -43,11 +43,11 @@ def test_a_node_put_to_sleep_is_in_the_book_the_undo_file_the_audit_and_the_tall
     assert tallies["total"].max() == 6
 
 
-def test_the_two_offices_have_a_lease_each(town: NodeTown) -> None:
+def test_the_two_domains_have_a_lease_each(town: NodeTown) -> None:
     with town.warehouse() as warehouse:
-        ledger = warehouse.ledger("dev", office=Office.JOBS)
+        ledger = warehouse.ledger("dev", domain=Domain.JOBS)
         assert ledger.acquire(holder="another", now=town.nodes.now, lasts=timedelta(hours=1)) is not None
-    assert town.turn(*down("n1")).slept == ("n1",)
+    assert town.cycle(*down("n1")).slept == ("n1",)
 
 
 def test_a_plan_changes_nothing_anywhere(town: NodeTown) -> None:
@@ -55,14 +55,14 @@ def test_a_plan_changes_nothing_anywhere(town: NodeTown) -> None:
     town.read()
     town.says.actions = list(down("n1"))
     writes = town.nodes.writes
-    report = town.turns.plan(modes={"says": ACTIVE})
+    report = town.cycles.plan(modes={"says": ACTIVE})
     assert "would" in report.decisions.set_index("target").loc["n1", "outcome"]
     assert town.nodes.writes == writes
     assert town.nodes.power_of("n1") == AWAKE
     assert not (town.state / UNDO_FILE).exists()
 
 
-def test_a_plan_without_a_turn_before_it_looks_twice(town: NodeTown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_without_a_cycle_before_it_looks_twice(town: NodeTown, monkeypatch: pytest.MonkeyPatch) -> None:
     look = town.nodes.snapshot
 
     def a_second_later() -> Snapshot:
@@ -73,188 +73,188 @@ def test_a_plan_without_a_turn_before_it_looks_twice(town: NodeTown, monkeypatch
     town.read()
     monkeypatch.setattr(town.nodes, "snapshot", a_second_later)
     town.says.actions = list(down("n1"))
-    report = town.turns.plan(modes={"says": ACTIVE})
+    report = town.cycles.plan(modes={"says": ACTIVE})
     assert "would" in report.decisions.set_index("target").loc["n1", "outcome"]
-    assert town.turns.remembered().looked_at != report.taken_at
+    assert town.cycles.remembered().looked_at != report.taken_at
 
 
 def test_a_restart_forgets_neither_what_sleeps_nor_how_often_it_slept(town: NodeTown) -> None:
-    town.turn(*down("n1"))
-    town.turns = town.another()
-    assert town.turns.remembered().slept["n1"]
-    town.turn(*down("n1"))
-    status = node_status(town.turns)
-    assert list(status.standings["node"]) == ["n1"]
+    town.cycle(*down("n1"))
+    town.cycles = town.another()
+    assert town.cycles.remembered().slept["n1"]
+    town.cycle(*down("n1"))
+    status = node_status(town.cycles)
+    assert list(status.applied_changes["node"]) == ["n1"]
     assert int(status.pools["by_helios"].sum()) == 1
 
 
-def test_a_release_wakes_everything_and_leaves_no_word_of_it_in_book_or_file(town: NodeTown) -> None:
-    town.turn(*down("n1", "n2"))
+def test_a_release_wakes_everything_and_leaves_no_word_of_it_in_applied_now_or_file(town: NodeTown) -> None:
+    town.cycle(*down("n1", "n2"))
     town.nodes.tick(timedelta(hours=2))
-    report = town.turns.release("an admin asked")
+    report = town.cycles.release("an admin asked")
     assert report.clean
     assert {town.nodes.power_of(node) for node in ("n1", "n2")} <= {WAKING, AWAKE}
     assert read_undo(town.state / UNDO_FILE).asleep == ()
-    assert node_status(town.turns).standings.empty
+    assert node_status(town.cycles).applied_changes.empty
 
 
 def test_a_pause_by_file_wakes_everything_with_the_database_gone(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     town.nodes.tick(timedelta(hours=2))
     database = town.folder / "helios.db"
     database.write_bytes(b"not a database at all" * 100)
     pause_here(town.state, by="root", reason="the database is gone", now=town.nodes.now)
-    report = town.turns.turn(modes=town.turns.modes())
+    report = town.cycles.cycle(modes=town.cycles.modes())
     assert town.nodes.power_of("n1") in {WAKING, AWAKE}
-    assert report.still
+    assert report.suspended
     assert read_undo(town.state / UNDO_FILE).asleep == ()
 
 
 def test_what_a_kill_switch_without_database_woke_is_nobodys_will(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     town.nodes.tick(timedelta(hours=1))
     town.nodes.admin_powers_up("n1")  # as helios-release.sh does
     town.nodes.tick(timedelta(hours=1))
     (town.state / RELEASED_FILE).touch()
-    town.turn()
+    town.cycle()
     assert not (town.state / RELEASED_FILE).exists()
-    assert "n1" not in town.turns.remembered().keep_off
-    assert town.turn(*down("n1")).slept == ("n1",)
+    assert "n1" not in town.cycles.remembered().keep_off
+    assert town.cycle(*down("n1")).slept == ("n1",)
 
 
 def test_a_shadow_puts_nothing_to_sleep_and_the_status_says_what_would(town: NodeTown) -> None:
-    report = town.turn(*down("n1"), mode=ServiceMode(mode=Mode.SHADOW))
+    report = town.cycle(*down("n1"), mode=ServiceMode(mode=Mode.SHADOW))
     assert report.slept == ()
     assert town.nodes.power_of("n1") == AWAKE
-    status = node_status(town.turns)
-    assert list(status.standings["mode"]) == ["shadow"]
+    status = node_status(town.cycles)
+    assert list(status.applied_changes["mode"]) == ["shadow"]
     assert int(status.pools["by_helios"].sum()) == 0
 
 
 def test_a_node_that_failed_to_wake_is_told_and_cleared_by_a_person(town: NodeTown) -> None:
     town.nodes.fail_wakes("n1")
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     town.nodes.tick(timedelta(hours=1))
-    town.turns.release("an admin asked")
+    town.cycles.release("an admin asked")
     town.nodes.tick(timedelta(hours=2))
-    town.turn()
-    assert "n1" in node_status(town.turns).quarantined
-    story = " ".join(explain_node(town.turns, "n1").facts)
+    town.cycle()
+    assert "n1" in node_status(town.cycles).quarantined
+    story = " ".join(explain_node(town.cycles, "n1").facts)
     assert "failed to wake" in story
     assert "helios power clear n1" in story
-    town.turns.clear("n1")
-    assert not node_status(town.turns).quarantined
+    town.cycles.clear("n1")
+    assert not node_status(town.cycles).quarantined
 
 
 def test_nobody_can_ask_about_a_node_that_is_not_there(town: NodeTown) -> None:
     with pytest.raises(NodeUnknown):
-        explain_node(town.turns, "n99")
+        explain_node(town.cycles, "n99")
 
 
-def test_a_memory_that_cannot_be_read_keeps_helios_still_until_a_resume(town: NodeTown) -> None:
+def test_a_memory_that_cannot_be_read_keeps_helios_suspended_until_a_resume(town: NodeTown) -> None:
     with town.warehouse() as warehouse:
         warehouse.remember("dev", "nodes", "{", at=town.nodes.now)
     with pytest.raises(MemoryDamaged):
-        town.turn(*down("n1"))
+        town.cycle(*down("n1"))
     resume(town.settings.database.url, "dev", town.state, now=town.nodes.now)
     with town.warehouse() as warehouse:
         forget_what_is_damaged(warehouse, "dev", at=town.nodes.now)
-    town.turn()
-    assert town.turn(*down("n1")).slept == ("n1",)
+    town.cycle()
+    assert town.cycle(*down("n1")).slept == ("n1",)
 
 
 def test_a_resume_keeps_a_memory_that_can_be_read(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     with town.warehouse() as warehouse:
         forget_what_is_damaged(warehouse, "dev", at=town.nodes.now)
-    assert town.turns.remembered().slept["n1"]
+    assert town.cycles.remembered().slept["n1"]
 
 
 def test_a_standby_leaves_the_leaders_memory_alone(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     standby = town.another()
     standby.holder = "another machine"
     town.nodes.tick(timedelta(minutes=1))
-    report = standby.turn(modes={"says": ACTIVE})
+    report = standby.cycle(modes={"says": ACTIVE})
     assert not report.leads
-    assert town.turns.remembered().slept["n1"]
+    assert town.cycles.remembered().slept["n1"]
 
 
 def test_the_daemons_summary_counts_every_node_once(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     town.nodes.tick(timedelta(minutes=1))
     town.read()
-    town.turns.modes = lambda: {"says": ACTIVE}  # type: ignore[method-assign]  # nobody set one here
+    town.cycles.modes = lambda: {"says": ACTIVE}  # type: ignore[method-assign]  # nobody set one here
     town.says.actions = list(down("n1"))
-    summary = town.turns.summary()
+    summary = town.cycles.summary()
     assert sum(summary.nodes.values()) == 6
     assert summary.by_helios == 1
     assert "5 idle" in summary.line()
 
 
-def test_a_forecast_that_fails_neither_stops_turns_nor_deafens_them_to_a_pause(
+def test_a_forecast_that_fails_neither_stops_cycles_nor_deafens_them_to_a_pause(
     town: NodeTown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: object) -> None:
         raise ZeroDivisionError("a defect of the forecast")
 
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     town.nodes.tick(timedelta(hours=2))
-    town.turns = NodeTurns(town.site(), town.settings, clock=lambda: town.nodes.now)
-    town.turns.services = {"says": town.says}
+    town.cycles = NodeController(town.site(), town.settings, clock=lambda: town.nodes.now)
+    town.cycles.services = {"says": town.says}
     monkeypatch.setattr(NodeDemand, "__call__", breaks)
-    report = town.turn(*down("n2"))
+    report = town.cycle(*down("n2"))
     assert report.slept == ()
     assert any("ZeroDivisionError" in note for note in report.notes)
     pause_here(town.state, by="root", reason="enough", now=town.nodes.now)
-    assert town.turn().woken == ("n1",)
+    assert town.cycle().woken == ("n1",)
 
 
 def test_a_pause_beside_another_state_folder_leaves_the_leaders_memory_and_no_file_of_its_own(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     town.nodes.tick(timedelta(minutes=2))
     settings = town.settings.model_copy(
         update={"control": town.settings.control.model_copy(update={"state_folder": str(town.folder / "alice")})}
     )
-    alice = NodeTurns(town.site(), settings, clock=lambda: town.nodes.now)
-    protected = replace(town.turns.remembered(), protected_at=town.nodes.now)
+    alice = NodeController(town.site(), settings, clock=lambda: town.nodes.now)
+    protected = replace(town.cycles.remembered(), protected_at=town.nodes.now)
     steer = town.nodes.steer
 
-    def a_turn_ends_meanwhile(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
+    def a_cycle_ends_meanwhile(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         with town.warehouse() as warehouse:
             warehouse.remember("dev", "nodes", protected.to_json(), at=town.nodes.now)
         return steer(actions)
 
-    town.nodes.steer = a_turn_ends_meanwhile  # type: ignore[method-assign]  # a moment that no test can hit else
+    town.nodes.steer = a_cycle_ends_meanwhile  # type: ignore[method-assign]  # a moment that no test can hit else
     report = alice.release("paused by alice")
     assert report.woken == ("n1",)
-    assert town.turns.remembered().protected
-    assert "n1" in town.turns.remembered().wakes
+    assert town.cycles.remembered().protected
+    assert "n1" in town.cycles.remembered().wakes
     assert not (town.folder / "alice" / UNDO_FILE).exists()
 
 
 def test_without_database_and_undo_file_a_release_says_that_it_knows_nothing(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     (town.folder / "helios.db").write_bytes(b"not a database at all" * 100)
     settings = town.settings.model_copy(
         update={"control": town.settings.control.model_copy(update={"state_folder": str(town.folder / "alice")})}
     )
-    report = NodeTurns(town.site(), settings, clock=lambda: town.nodes.now).release("paused by alice")
+    report = NodeController(town.site(), settings, clock=lambda: town.nodes.now).release("paused by alice")
     assert report.remaining is None
     with pytest.raises(HeliosError, match="not known"):
-        released_nodes(report)
+        release_nodes_now(report)
 
 
 def test_a_standby_keeps_no_undo_file_from_the_time_when_it_led(town: NodeTown) -> None:
-    town.turn(*down("n1"))
+    town.cycle(*down("n1"))
     with town.warehouse() as warehouse:
-        ledger, later = warehouse.ledger("dev", office=Office.NODES), town.nodes.now + timedelta(hours=1)
+        ledger, later = warehouse.ledger("dev", domain=Domain.NODES), town.nodes.now + timedelta(hours=1)
         assert ledger.acquire(holder="another", now=later, lasts=timedelta(hours=2)) is not None
     town.nodes.tick(timedelta(hours=1))
-    assert not town.turn().leads
+    assert not town.cycle().leads
     assert not (town.state / UNDO_FILE).exists()
 
 
 def test_a_release_says_how_many_nodes_have_their_own_weight_again(town: NodeTown) -> None:
-    town.turn(FillFirst(tiers=(("n1",), ("n2", "n3")), reason="busy first"))
-    assert "2 given back their weight" in released_nodes(town.turns.release("an admin asked"))
+    town.cycle(FillFirst(tiers=(("n1",), ("n2", "n3")), reason="busy first"))
+    assert "2 given back their weight" in release_nodes_now(town.cycles.release("an admin asked"))

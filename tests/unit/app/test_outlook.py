@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.app.outlook import Outlook, job_keys, worth_storing
+from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.model import QUEUE
 from helios.predict import to_record, train
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
@@ -30,19 +30,19 @@ def load(url: str, *, run_time_s: float, first: int = 0, jobs: int = 30, since: 
         warehouse.load([a_batch(*rows)], cluster="venus", path="x", sha256=f"{first}", format="sacct", timezone="UTC")
 
 
-def outlook(url: str) -> Outlook:
-    return Outlook(url=url, cluster="venus", last_jobs=1000)
+def predictions(url: str) -> LivePredictions:
+    return LivePredictions(url=url, cluster="venus", last_jobs=1000)
 
 
-def test_a_cluster_never_heard_of_still_gets_predictions(url: str) -> None:
-    seen = outlook(url)(a_snapshot(pending=[a_pending_job()]))
+def test_a_cluster_never_heard_of_suspended_gets_predictions(url: str) -> None:
+    seen = predictions(url)(a_snapshot(pending=[a_pending_job()]))
     assert list(seen.pending["source"]) == ["shrinkage: all"]
 
 
 def test_the_snapshot_is_given_back_with_predictions_and_nothing_else_changed(url: str) -> None:
     load(url, run_time_s=60.0)
     snapshot = a_snapshot(pending=[a_pending_job(), a_pending_job(user="bob")])
-    seen = outlook(url)(snapshot)
+    seen = predictions(url)(snapshot)
     QUEUE.check(seen.pending)
     names = [name for name in QUEUE.names if name not in {"p10_s", "p50_s", "p90_s", "source"}]
     pd.testing.assert_frame_equal(seen.pending[names], snapshot.pending[names])
@@ -51,7 +51,7 @@ def test_the_snapshot_is_given_back_with_predictions_and_nothing_else_changed(ur
 
 def test_what_is_loaded_meanwhile_is_known_at_the_next_look(url: str) -> None:
     load(url, run_time_s=60.0)
-    look = outlook(url)
+    look = predictions(url)
     snapshot = a_snapshot(pending=[a_pending_job()])
     before = look(snapshot).pending["p50_s"].iloc[0]
     load(url, run_time_s=3000.0, first=100)
@@ -60,7 +60,7 @@ def test_what_is_loaded_meanwhile_is_known_at_the_next_look(url: str) -> None:
 
 def test_what_is_loaded_meanwhile_is_learned_by_the_predictor_that_there_is(url: str) -> None:
     load(url, run_time_s=60.0)
-    look = outlook(url)
+    look = predictions(url)
     before = look.knowledge
     load(url, run_time_s=3000.0, first=100)
     after = look.knowledge
@@ -72,7 +72,7 @@ def test_what_is_loaded_meanwhile_is_learned_by_the_predictor_that_there_is(url:
 
 def test_a_job_that_was_open_when_it_was_first_read_is_learned_when_it_has_ended(url: str) -> None:
     load(url, run_time_s=60.0)
-    look = outlook(url)
+    look = predictions(url)
     began = NOON - timedelta(days=1)
     for name, ended in (("open", {"ended_at": None, "run_time_s": float("nan")}), ("over", {"run_time_s": 80_000.0})):
         row = a_job(job_id="9", submitted_at=began, **ended)
@@ -85,7 +85,7 @@ def test_a_job_that_was_open_when_it_was_first_read_is_learned_when_it_has_ended
 def test_a_history_loaded_late_is_found_though_its_jobs_ended_long_ago(url: str) -> None:
     load(url, run_time_s=60.0, since=timedelta(days=30), jobs=1)
     load(url, run_time_s=60.0, first=100)
-    look = outlook(url)
+    look = predictions(url)
     before = look.knowledge
     load(url, run_time_s=3000.0, first=200, since=timedelta(days=20))
     after = look.knowledge
@@ -95,7 +95,7 @@ def test_a_history_loaded_late_is_found_though_its_jobs_ended_long_ago(url: str)
 
 def test_what_is_kept_does_not_grow_for_ever(url: str) -> None:
     load(url, run_time_s=60.0)
-    look = Outlook(url=url, cluster="venus", last_jobs=40)
+    look = LivePredictions(url=url, cluster="venus", last_jobs=40)
     assert len(look.knowledge.history) == 30
     load(url, run_time_s=60.0, first=100, since=timedelta(days=1))
     assert len(look.knowledge.history) == 60
@@ -111,7 +111,7 @@ def test_a_running_job_is_expected_to_last_longer_than_it_has_and_the_longer_the
         )
         for n, minutes in enumerate((0, 11, 30))
     ]
-    seen = outlook(url)(a_snapshot(running=rows))
+    seen = predictions(url)(a_snapshot(running=rows))
     QUEUE.check(seen.running)
     started, young, old = seen.running.sort_values("job_id")["p50_s"]
     assert started < young < old
@@ -119,32 +119,32 @@ def test_a_running_job_is_expected_to_last_longer_than_it_has_and_the_longer_the
     assert seen.running["source"].str.startswith("shrinkage: ").all()
 
 
-def test_where_the_model_in_charge_cannot_be_read_shrinkage_predicts_and_that_is_said(url: str) -> None:
+def test_where_the_model_promoted_cannot_be_read_shrinkage_predicts_and_that_is_said(url: str) -> None:
     load(url, run_time_s=60.0)
     rows = [a_job(job_id=str(n), submitted_at=NOON - timedelta(days=9) + timedelta(minutes=n)) for n in range(300)]
     record = to_record(train(a_batch(*rows).jobs, cluster="venus"), trained_at=NOON)
-    look, snapshot = outlook(url), a_snapshot(pending=[a_pending_job()])
+    look, snapshot = predictions(url), a_snapshot(pending=[a_pending_job()])
     with Warehouse.open(url) as warehouse:
         warehouse.add_model(replace(record, artifact=record.artifact[:-9]))
     assert look(snapshot).pending["source"].str.startswith("shrinkage: ").all()
-    assert f"Model {record.model_id} cannot be read" in look.knowledge.trouble
+    assert f"Model {record.model_id} cannot be read" in look.knowledge.problem
     assert look.knowledge.trained_at is None
     later = replace(record, model_id=f"{record.model_id}-again", trained_at=NOON + timedelta(days=1))
     with Warehouse.open(url) as warehouse:
         warehouse.add_model(later)
     assert list(look(snapshot).pending["source"]) == [record.model_id]
-    assert look.knowledge.trouble == ""
+    assert look.knowledge.problem == ""
 
 
 def test_nothing_is_read_again_while_nothing_changes(url: str) -> None:
     load(url, run_time_s=60.0)
-    look = outlook(url)
+    look = predictions(url)
     assert look.knowledge is look.knowledge
 
 
 def test_a_model_is_used_from_the_moment_it_is_kept(url: str) -> None:
     load(url, run_time_s=60.0, jobs=300)
-    look = outlook(url)
+    look = predictions(url)
     snapshot = a_snapshot(pending=[a_pending_job()])
     look(snapshot)
     with Warehouse.open(url) as warehouse:
@@ -182,6 +182,6 @@ def test_the_longest_backlog_of_the_history_is_seen_with_it(url: str) -> None:
             ),
         ]
         warehouse.load([a_batch(*jobs)], cluster="venus", path="x", sha256="x", format="sacct", timezone="UTC")
-    look, snapshot = outlook(url), a_snapshot(nodes=[a_node(partitions="gpu", gpus=8)])
+    look, snapshot = predictions(url), a_snapshot(nodes=[a_node(partitions="gpu", gpus=8)])
     assert look(snapshot).longest_backlog_s == pytest.approx(9 * 3600)
-    assert math.isnan(outlook(f"{url}.other")(snapshot).longest_backlog_s)
+    assert math.isnan(predictions(f"{url}.other")(snapshot).longest_backlog_s)

@@ -4,29 +4,29 @@ from typing import Any
 
 import pytest
 
-from helios.app.policy_options import bound_of, read_options
-from helios.errors import Misuse
-from helios.simulate import Backlog, Guard
+from helios.app.scenarios import read_options, wait_bound
+from helios.errors import UsageError
+from helios.simulate import Backlog, WaitBound
 
 
 def test_lengths_and_shares_are_kept_by_the_names_that_the_bound_takes() -> None:
     written = {"share": 1, "least": "90min", "known": "2d", "every": "0.5h"}
     options = read_options("balanced", written)
     assert options == (("every_s", 1_800), ("known_s", 172_800), ("least_s", 5_400), ("share", 1.0))
-    assert bound_of("balanced", options) == Backlog(every_s=1_800, known_s=172_800, least_s=5_400, share=1.0)
+    assert wait_bound("balanced", options) == Backlog(every_s=1_800, known_s=172_800, least_s=5_400, share=1.0)
 
 
 def test_without_options_only_balanced_has_a_bound() -> None:
-    assert bound_of("balanced", ()) == Backlog()
-    assert bound_of("fifo", ()) is None
+    assert wait_bound("balanced", ()) == Backlog()
+    assert wait_bound("fifo", ()) is None
 
 
 @pytest.mark.parametrize("policy", ["balanced", "qssf", "fifo"])
 def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
-    bound = bound_of(policy, read_options(policy, {"patience": "12h"}))
-    assert isinstance(bound, Guard)
+    bound = wait_bound(policy, read_options(policy, {"patience": "12h"}))
+    assert isinstance(bound, WaitBound)
     assert bound.patience_s.tolist() == [43_200]
-    assert bound_of(policy, read_options(policy, {"patience": "never"})) is None
+    assert wait_bound(policy, read_options(policy, {"patience": "never"})) is None
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,6 @@ def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
     ],
 )
 def test_what_is_not_understood_is_refused_with_what_there_is(policy: str, written: dict[str, Any], said: str) -> None:
-    with pytest.raises(Misuse) as refused:
+    with pytest.raises(UsageError) as refused:
         read_options(policy, written)
     assert said in str(refused.value)

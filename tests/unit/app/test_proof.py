@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.proof import NoGain, refuse_without_gain
+from helios.app.gain_check import NoGain, refuse_without_gain
 from helios.errors import NoSuchCluster
 from helios.services.qssf import Qssf
 from helios.services.soft_limits import SoftLimits

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.history import History
-from helios.app.plans import Policy
+from helios.app.history import LoadedHistory
 from helios.app.published import PublishedAnswer, PublishedQuestion, as_published, drawn_errors
 from helios.app.published_table import ALL, PHILLY
+from helios.app.scenarios import Policy
 from helios.cli.whatif_published import partition_table, published_table
 from helios.errors import JobLargerThanPartition, NotEnoughHistory
 from tests.builders import a_job, jobs_frame
@@ -22,7 +22,7 @@ def at(second: float, **job: object) -> dict[str, object]:
 
 
 def asked(*jobs: dict[str, object], **options: object) -> PublishedAnswer:
-    history = History(cluster="site", jobs=jobs_frame(*jobs), timezone="UTC")
+    history = LoadedHistory(cluster="site", jobs=jobs_frame(*jobs), timezone="UTC")
     return as_published(history, PublishedQuestion(**{"nodes": {"gpu": 1}, "draws": 2, **options}))
 
 
@@ -87,10 +87,10 @@ def test_jobs_larger_than_their_partition_are_refused_or_left_out_and_told() -> 
         asked(jobs[-1], skip_oversized=True)
 
 
-def test_a_history_with_nothing_to_replay_is_an_error_with_a_remedy() -> None:
+def test_a_history_with_nothing_to_replay_is_an_error_with_a_hint() -> None:
     with pytest.raises(NotEnoughHistory) as error:
         asked(at(0, run_time_s=60), nodes=None)
-    assert "--nodes" in str(error.value.remedy)
+    assert "--nodes" in str(error.value.hint)
 
 
 def test_the_artifacts_errors_are_as_large_as_it_says() -> None:

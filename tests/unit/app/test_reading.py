@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.app.history import ingest
-from helios.app.reading import Accounting, Reading, missing, read_history, read_until
+from helios.app.sync import AccountingSource, SyncResult, missing, read_until, sync_history
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse
@@ -47,8 +47,8 @@ class Site:
     def events(self, start: datetime, end: datetime) -> pd.DataFrame:
         return NODE_EVENTS.empty()
 
-    def accounting(self) -> Accounting:
-        return Accounting(jobs=self.write, node_events=self.events)
+    def accounting(self) -> AccountingSource:
+        return AccountingSource(jobs=self.write, node_events=self.events)
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'helios.db'}"
 
 
-def read(site: Site, url: str, now: datetime, **overrides: object) -> Reading:
+def read(site: Site, url: str, now: datetime, **overrides: object) -> SyncResult:
     options: dict[str, object] = {"start": MIDNIGHT, "window": DAY, "overlap": HOUR}
-    return read_history(site.accounting(), url=url, cluster="dev", now=now, **(options | overrides))  # type: ignore[arg-type]  # because the options are named
+    return sync_history(site.accounting(), url=url, cluster="dev", now=now, **(options | overrides))  # type: ignore[arg-type]  # because the options are named
 
 
 def ended(url: str) -> set[str]:
@@ -67,7 +67,7 @@ def ended(url: str) -> set[str]:
     return set(jobs.loc[jobs["ended_at"].notna(), "job_id"])
 
 
-def test_no_stretch_is_longer_than_the_window(url: str) -> None:
+def test_no_interval_is_longer_than_the_window(url: str) -> None:
     site = Site()
     read(site, url, MIDNIGHT + 5 * DAY + HOUR)
     assert max(end - start for start, end in site.asked) == DAY
@@ -159,7 +159,7 @@ minutes = st.integers(0, 300)
 
 
 @given(st.lists(st.tuples(minutes, minutes), max_size=6), st.integers(1, 100), st.integers(0, 60))
-def test_the_stretches_fill_every_gap_and_the_overlap_and_ask_for_little_else(
+def test_the_intervals_fill_every_gap_and_the_overlap_and_ask_for_little_else(
     spans: list[tuple[int, int]], window: int, overlap: int
 ) -> None:
     covered = _union({m for start, length in spans for m in range(start, min(start + length, 300))})

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from helios.app.modes import modes_in_force
-from helios.cli.application import application
+from helios.cli.main import application
 from helios.model import Mode
 from tests.unit.slurm.test_commands import Program, program
 

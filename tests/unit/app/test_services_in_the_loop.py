@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, SoftLimit
-from helios.app.history import History, read_file
-from helios.app.machine import parse_nodes
-from helios.app.rehearsal import reckoning_of
-from helios.app.timeline import Seat, play
-from helios.app.whatif import Question, set_the_stage
+from helios.app.history import LoadedHistory, read_file
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import ReplayedService, backlog_estimator_for, replay_services
+from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.model import Snapshot
-from helios.ports import Columns, JobwiseService, Wishes
-from helios.services.orders import shortest_service_first
+from helios.ports import ChangeRequests, Columns, JobwiseService
 from helios.services.qssf import Qssf
+from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.traces import TRACES, needs_traces
@@ -71,14 +70,14 @@ class Noisy:
         return np.stack([median_s / 2, median_s, median_s * 2], axis=1)
 
 
-def seat(service: Any, *, every: timedelta = AT_ONCE) -> Seat:
-    return Seat(name="it", service=service, every=every)
+def active(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:
+    return ReplayedService(name="it", service=service, every=every)
 
 
 def a_cluster(workload: Workload, shape: Any = SHAPE, *, jobs: Any = None, limit_s: Any = None, **options: Any) -> Any:
     jobs = jobs_of(workload, shape, time_limit_s=1e7) if jobs is None else jobs
     estimates_s = 2 * workload.run_time_s if limit_s is None else limit_s
-    return SimCluster(workload, shape, jobs, estimates_s=estimates_s, **({"resolution": None} | options))
+    return SimCluster(workload, shape, jobs, estimates_s=estimates_s, **({"tolerance": None} | options))
 
 
 def built_in(workload: Workload, backfill: Backfill, again_s: int | None) -> tuple[Replay, Noisy]:
@@ -108,9 +107,9 @@ def test_qssf_asked_at_every_event_is_the_compiled_qssf(
     workload = a_workload(rows)
     policy, heard = built_in(workload, backfill, again_s)
     cluster, predictor = a_cluster(workload, backfill=backfill), Noisy(workload)
-    place = seat(Qssf(Qssf.Options(**PAPER)))
-    play(cluster, [place], predictor=predictor, jobwise=jobwise, predict_again_s=again_s)
-    assert not place.troubles
+    place = active(Qssf(Qssf.Options(**PAPER)))
+    replay_services(cluster, [place], predictor=predictor, jobwise=jobwise, predict_again_s=again_s)
+    assert not place.problems
     assert cluster.started_s.tolist() == policy.started_s.tolist()
     assert cluster.ended_s.tolist() == policy.ended_s.tolist()
     assert predictor.asked_again == heard.asked_again
@@ -133,7 +132,7 @@ class Beside:
 
 def both_ways(
     workload: Workload,
-    services: Callable[[], list[Seat]],
+    services: Callable[[], list[ReplayedService]],
     *,
     again_s: int | None = None,
     reckons: bool = False,
@@ -142,18 +141,18 @@ def both_ways(
     """Replay with jobwise services asked about single jobs, and about the whole queue; return what came of each."""
     made = []
     for jobwise in (True, False):
-        cluster, seats = a_cluster(workload, **options), services()
-        reckoning = reckoning_of(workload, SHAPE) if reckons else None
-        play(
+        cluster, active_services = a_cluster(workload, **options), services()
+        estimator = backlog_estimator_for(workload, SHAPE) if reckons else None
+        replay_services(
             cluster,
-            seats,
+            active_services,
             predictor=Noisy(workload),
             jobwise=jobwise,
             predict_again_s=again_s,
-            reckoning=reckoning,
+            estimator=estimator,
         )
-        troubles = [dict(place.troubles) for place in seats]
-        made.append((cluster.started_s.tolist(), troubles, [place.benched for place in seats]))
+        problems = [dict(place.problems) for place in active_services]
+        made.append((cluster.started_s.tolist(), problems, [place.suspended for place in active_services]))
     return made
 
 
@@ -166,7 +165,7 @@ def both_ways(
     every_s=0,
     beside_s=7,
     first=True,
-    resolution=None,
+    tolerance=None,
 )
 # Asked again, a service may not answer otherwise: a level that another one set was once kept the first time only.
 @example(
@@ -185,7 +184,7 @@ def both_ways(
     every_s=0,
     beside_s=7,
     first=False,
-    resolution=None,
+    tolerance=None,
 )
 @settings(max_examples=80, deadline=None)
 @given(
@@ -196,7 +195,7 @@ def both_ways(
     every_s=st.sampled_from([0, 1, 13]),
     beside_s=st.sampled_from([None, 0, 7]),
     first=st.booleans(),
-    resolution=st.sampled_from([None, 1_037]),
+    tolerance=st.sampled_from([None, 1_037]),
 )
 def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_whole_queue(  # noqa: PLR0917 - drawn
     rows: list[tuple[int, ...]],
@@ -206,17 +205,17 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
     every_s: int,
     beside_s: int | None,
     first: bool,
-    resolution: int | None,
+    tolerance: int | None,
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         qssf = Qssf(Qssf.Options(levels=levels, promote_after_s=after_s, promote_factor=factor))
-        seats = [seat(qssf, every=timedelta(seconds=every_s))]
+        active_services = [active(qssf, every=timedelta(seconds=every_s))]
         if beside_s is not None:
-            other = seat(Beside(timedelta(seconds=beside_s)), every=timedelta(seconds=beside_s))
-            seats.insert(0 if first else 1, other)
-        return seats
+            other = active(Beside(timedelta(seconds=beside_s)), every=timedelta(seconds=beside_s))
+            active_services.insert(0 if first else 1, other)
+        return active_services
 
-    one_by_one, whole = both_ways(a_workload(rows), services, resolution=resolution)
+    one_by_one, whole = both_ways(a_workload(rows), services, tolerance=tolerance)
     assert one_by_one == whole
 
 
@@ -225,9 +224,9 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
 def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
     rows: list[tuple[int, ...]], again_s: int, every_s: int, after_s: float
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         qssf = Qssf(Qssf.Options(levels=0, promote_after_s=after_s))
-        return [seat(qssf, every=timedelta(seconds=every_s))]
+        return [active(qssf, every=timedelta(seconds=every_s))]
 
     one_by_one, whole = both_ways(a_workload(rows), services, again_s=again_s)
     assert one_by_one == whole
@@ -252,9 +251,9 @@ def test_that_holds_where_the_bound_follows_the_backlog(  # noqa: PLR0917 - draw
     fades: bool,
     every_s: int,
 ) -> None:
-    def services() -> list[Seat]:
+    def services() -> list[ReplayedService]:
         options = Qssf.Options(levels=levels, least_s=least_s, promote_factor=factor, fades=fades)
-        return [seat(Qssf(options), every=timedelta(seconds=every_s))]
+        return [active(Qssf(options), every=timedelta(seconds=every_s))]
 
     hours = [(600 * at_s, 600 * run_s, *rest) for at_s, run_s, *rest in rows]
     one_by_one, whole = both_ways(a_workload(hours), services, again_s=again_s, reckons=True)
@@ -277,11 +276,11 @@ def test_services_see_the_longest_backlog_so_far() -> None:
     # All want all GPUs, and something happens at the hours 0, 3, 4 and 6 alone: the three looks are before each end.
     hour = 3_600
     workload = a_workload([(0, 3 * hour, 8, 0), (600, hour, 8, 0), (1_200, 2 * hour, 8, 0), (1_300, hour, 8, 0)])
-    play(
+    replay_services(
         a_cluster(workload),
-        [seat(Watching())],
+        [active(Watching())],
         predictor=Oracle(workload),
-        reckoning=reckoning_of(workload, SHAPE),
+        estimator=backlog_estimator_for(workload, SHAPE),
     )
     before_any_ended = 1.5 * 3 - 3
     when_one_had, when_two_had = (3 + work - 3 for work in (1.5 * 1 + 2 + 1, 1 + 1.5 * 2 + 1))
@@ -301,7 +300,9 @@ def the_example() -> Any:
 def test_the_jobwise_service_of_the_page_for_authors_is_one_and_does_what_it_says() -> None:
     # Two large jobs one after the other, small ones behind them; the second large one is a day old before it can start.
     rows = [(0, 90_000, 8, 1), (1, 50_000, 8, 1), *((n, 50_000, 3, 1) for n in range(80_000, 86_000, 600))]
-    one_by_one, whole = both_ways(a_workload(rows), lambda: [seat(the_example()), seat(Qssf(Qssf.Options(**PAPER)))])
+    one_by_one, whole = both_ways(
+        a_workload(rows), lambda: [active(the_example()), active(Qssf(Qssf.Options(**PAPER)))]
+    )
     assert one_by_one == whole
     assert isinstance(the_example(), JobwiseService)
     old = a_pending_job(job_id="1", submitted_at=NOON - timedelta(days=2))
@@ -320,13 +321,13 @@ class Lifo:
     def __init__(self, *, fails_at: tuple[int, ...] = (), wrong: bool = False) -> None:
         self.fails_at, self.wrong, self.asked_about = fails_at, wrong, []
 
-    def wishes(self, jobs: Columns, at: datetime) -> Wishes:
+    def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
         submitted = jobs("submitted_at").astype("datetime64[s]").astype(np.int64)
         self.asked_about.append(jobs("job_id").tolist())
         if len(self.asked_about) in self.fails_at:
             raise ZeroDivisionError
         urgency = submitted / (100.0 if not self.wrong else 0.1)
-        return Wishes(urgency=urgency, until=np.full(len(urgency), np.datetime64("NaT", "us")))
+        return ChangeRequests(urgency=urgency, until=np.full(len(urgency), np.datetime64("NaT", "us")))
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
         raise AssertionError("it is jobwise")
@@ -335,7 +336,7 @@ class Lifo:
 def test_a_jobwise_service_is_asked_about_a_job_once_unless_something_about_it_changes() -> None:
     workload = a_workload(CROWDED)
     lifo = Lifo()
-    play(a_cluster(workload), [seat(lifo)], predictor=Noisy(workload))
+    replay_services(a_cluster(workload), [active(lifo)], predictor=Noisy(workload))
     asked_about = [job_id for ids in lifo.asked_about for job_id in ids]
     assert len(asked_about) == len(set(asked_about)) > 30
 
@@ -343,20 +344,20 @@ def test_a_jobwise_service_is_asked_about_a_job_once_unless_something_about_it_c
 def test_what_a_jobwise_service_was_not_able_to_say_it_is_asked_again() -> None:
     workload = a_workload(CROWDED)
     sound, shaky = Lifo(), Lifo(fails_at=(2, 3))
-    seats = [seat(sound), seat(shaky)]
-    for place in seats:
-        play(a_cluster(workload), [place], predictor=Noisy(workload))
-    assert seats[1].troubles == {"ZeroDivisionError: ": 2}
-    assert not seats[1].benched
+    active_services = [active(sound), active(shaky)]
+    for place in active_services:
+        replay_services(a_cluster(workload), [place], predictor=Noisy(workload))
+    assert active_services[1].problems == {"ZeroDivisionError: ": 2}
+    assert not active_services[1].suspended
     assert set(sound.asked_about[1]) <= set(shaky.asked_about[3])
 
 
 @pytest.mark.parametrize("service", [Lifo(fails_at=(1, 2, 3)), Lifo(wrong=True)])
-def test_a_jobwise_service_that_fails_three_times_running_is_benched(service: Lifo) -> None:
+def test_a_jobwise_service_that_fails_three_times_running_is_suspended(service: Lifo) -> None:
     workload = a_workload([(second + 10, *rest) for second, *rest in CROWDED])
-    place, cluster = seat(service), a_cluster(workload)
-    play(cluster, [place], predictor=Noisy(workload))
-    assert (place.asked, place.benched) == (3, True)
+    place, cluster = active(service), a_cluster(workload)
+    replay_services(cluster, [place], predictor=Noisy(workload))
+    assert (place.asked, place.suspended) == (3, True)
     assert cluster.ended.size == len(workload)
 
 
@@ -373,13 +374,13 @@ def test_what_waits_is_predicted_again_and_shown() -> None:
 
     workload = a_workload([(0, 100, 8, 1), (1, 10, 8, 1), (2, 10, 8, 1)])
     predictor = Noisy(workload)
-    play(a_cluster(workload), [seat(Watching())], predictor=predictor, predict_again_s=50)
+    replay_services(a_cluster(workload), [active(Watching())], predictor=predictor, predict_again_s=50)
     # At 100, before job 0 has ended to anybody's knowledge; then at the next moment that is 50 s later: there is none.
     assert predictor.asked_again == [(100, [1, 2], [0])]
     assert seen[0] == [predictor.guess_s[job] * (1 + (0 + 1 + job) % 4) for job in (1, 2)]
 
 
-def the_trace(name: str, jobs: int) -> tuple[History, Question]:
+def the_trace(name: str, jobs: int) -> tuple[LoadedHistory, WhatIfRequest]:
     """Return the busiest stretch of so many jobs of a real trace, and a machine on which they queue."""
     if name == "kth":
         history = read_file(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")
@@ -391,7 +392,7 @@ def the_trace(name: str, jobs: int) -> tuple[History, Question]:
         )
         machine = {"nodes": parse_nodes(nodes), "gpus_per_node": 8, "skip_oversized": True}
     submitted = history.jobs["submitted_at"]
-    return history, Question(
+    return history, WhatIfRequest(
         plans=(), since=submitted.iloc[len(submitted) // 2], until=submitted.iloc[len(submitted) // 2 + jobs], **machine
     )
 
@@ -399,16 +400,16 @@ def the_trace(name: str, jobs: int) -> tuple[History, Question]:
 @needs_traces
 @pytest.mark.parametrize("name", ["kth", "philly"])
 def test_on_a_real_trace_too(name: str) -> None:
-    history, question = the_trace(name, 4_000)
-    stage = set_the_stage(history, question)
-    workload, shape = stage.workload, stage.machine.shape
-    given_to = {"backfill": Backfill.EASY, "order": shortest_service_first, "estimate_s": stage.limit_s}
+    history, request = the_trace(name, 4_000)
+    setup = prepare_replay(history, request)
+    workload, shape = setup.workload, setup.machine.shape
+    given_to = {"backfill": Backfill.EASY, "order": shortest_service_first, "estimate_s": setup.limit_s}
     policy = replay(workload, shape, predictor=Noisy(workload, ties=False), **given_to)
     starts = []
     for jobwise in (True, False):
-        cluster = a_cluster(workload, shape, jobs=stage.machine.jobs, limit_s=stage.limit_s)
-        service = seat(Qssf(Qssf.Options(**PAPER)))
-        play(cluster, [service], predictor=Noisy(workload, ties=False), jobwise=jobwise)
+        cluster = a_cluster(workload, shape, jobs=setup.machine.jobs, limit_s=setup.limit_s)
+        service = active(Qssf(Qssf.Options(**PAPER)))
+        replay_services(cluster, [service], predictor=Noisy(workload, ties=False), jobwise=jobwise)
         starts.append(cluster.started_s.tolist())
     assert (policy.wait_s > 0).mean() > 0.1
     assert starts == [policy.started_s.tolist()] * 2

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.slurm_controls import capacity, pool_of, pooled_easy
-from helios.app.slurm_jobs import slurm_jobs
+from helios.app.slurm_whatif import capacity, job_pools, pooled_easy
+from helios.app.slurm_workload import slurm_jobs
 from helios.errors import NotEnoughHistory
 from helios.model import JOBS
-from helios.model.site import NodeGroup, PartitionRules, SlurmSite
+from helios.model.slurm_site import NodeGroup, PartitionRules, SlurmSite
 
 BEGAN = pd.Timestamp("2026-01-01", tz="UTC")
 SITE = SlurmSite(
@@ -111,7 +111,7 @@ def test_tasks_of_an_array_are_one_record_in_the_order_of_their_numbers() -> Non
 
 def test_the_pool_of_the_textbook_has_at_least_what_the_site_has() -> None:
     assert (capacity(SITE, "gpus"), capacity(SITE, "cpus")) == (10, 40)
-    pool = pool_of(SITE, "gpus")
+    pool = job_pools(SITE, "gpus")
     assert (pool.nodes.tolist(), pool.gpus_per_node.tolist()) == ([3], [4])
 
 

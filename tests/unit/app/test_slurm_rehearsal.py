@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from helios.actions import Action, Place, Reorder, Result
-from helios.app.slurm_jobs import SlurmJobs, slurm_jobs
-from helios.app.slurm_rehearsal import SlurmRehearsal, rehearse_on_slurm
-from helios.app.slurm_whatif import SlurmQuestion, slurm_whatif
-from helios.marks import site_factor
+from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif
+from helios.app.slurm_workload import SlurmJobs, SlurmServiceReplay, simulate_services_on_slurm, slurm_jobs
 from helios.model import Snapshot
+from helios.ownership import site_factor
 from helios.ports import Service
 from helios.services.qssf import Qssf
-from helios.simulate.slurmlike import replay_slurm
-from helios.slurm.site_files import read_site
+from helios.simulate.slurm import replay_slurm
+from helios.slurm.site import read_site
 from tests.unit.app.test_slurm_whatif import CONF, a_history
 
 SITE = read_site(CONF + "PriorityWeightPartition=100000\n")
@@ -32,8 +31,8 @@ def jobs() -> SlurmJobs:
     return slurm_jobs(a_history(150, days=1).jobs, SITE)
 
 
-def rehearsed(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmRehearsal:
-    return rehearse_on_slurm(
+def simulated(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmServiceReplay:
+    return simulate_services_on_slurm(
         jobs, SITE, services, before=jobs.jobs.iloc[:0], cluster="frost", timezone="UTC", **options
     )
 
@@ -65,12 +64,12 @@ def urgency(gpus: int) -> float:
 
 def without_predictions(service: Qssf) -> Any:
     """Have QSSF see no prediction, of which it makes a neutral wish."""
-    wishes = service.wishes
+    changes = service.changes
 
     def blind(jobs: Any, at: Any) -> Any:
-        return wishes(lambda name: jobs(name) * np.nan if name == "p50_s" else jobs(name), at)
+        return changes(lambda name: jobs(name) * np.nan if name == "p50_s" else jobs(name), at)
 
-    service.wishes = blind  # type: ignore[method-assign]  # because it stands for a predictor that knows nothing
+    service.changes = blind  # type: ignore[method-assign]  # because it stands for a predictor that knows nothing
     return service
 
 
@@ -79,25 +78,25 @@ def a_qssf(**options: Any) -> Qssf:
 
 
 @pytest.mark.parametrize("jobwise", [True, False])
-def test_qssf_that_wishes_nothing_changes_nothing(jobs: SlurmJobs, jobwise: bool) -> None:
-    found = rehearsed(jobs, {"qssf": without_predictions(a_qssf())}, every=AT_ONCE, jobwise=jobwise)
-    assert set(found.seats[0].outcomes) == {Result.UNCHANGED}
+def test_qssf_that_changes_nothing_changes_nothing(jobs: SlurmJobs, jobwise: bool) -> None:
+    found = simulated(jobs, {"qssf": without_predictions(a_qssf())}, every=AT_ONCE, jobwise=jobwise)
+    assert set(found.active_services[0].outcomes) == {Result.UNCHANGED}
     np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 
 def test_neither_does_looking_at_everything_at_every_event(jobs: SlurmJobs) -> None:
-    found = rehearsed(jobs, {"alike": AllAlike()})
-    assert found.seats[0].asked > 100
-    assert not found.seats[0].troubles
+    found = simulated(jobs, {"alike": AllAlike()})
+    assert found.active_services[0].asked > 100
+    assert not found.active_services[0].problems
     np.testing.assert_array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 
 def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_for_it(jobs: SlurmJobs) -> None:
     factor = np.array([site_factor(urgency(gpus), most=10_000) for gpus in jobs.workload.column("gpus")])
     hooked = replay_slurm(jobs.workload, SITE, site_factor=factor).started_s
-    found = rehearsed(jobs, {"small": SmallFirst()})
+    found = simulated(jobs, {"small": SmallFirst()})
     today = replay_slurm(jobs.workload, SITE).started_s
-    assert not found.seats[0].troubles
+    assert not found.active_services[0].problems
     assert (today != hooked).mean() > 0.2
     np.testing.assert_array_equal(found.replay.started_s, hooked)
 
@@ -105,9 +104,9 @@ def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_fo
 @pytest.mark.parametrize("options", [{}, {"promote_after_s": 0.0, "least_s": 60.0}], ids=["no bound", "the backlog"])
 def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: SlurmJobs, options: dict[str, Any]) -> None:
     one_by_one, whole = (
-        rehearsed(jobs, {"qssf": a_qssf(**options)}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
+        simulated(jobs, {"qssf": a_qssf(**options)}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
     )
-    assert Result.DONE in whole.seats[0].outcomes
+    assert Result.DONE in whole.active_services[0].outcomes
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
 
 
@@ -123,10 +122,10 @@ def test_one_user_is_favoured_no_more_than_live(jobs: SlurmJobs) -> None:
 
     for capped in (True, False):
         share = 0.5 if capped else 1.0
-        rehearsed(jobs, {"qssf": a_qssf(), "looking": Looking()}, every=AT_ONCE, most_of_one_user=share)
+        simulated(jobs, {"qssf": a_qssf(), "looking": Looking()}, every=AT_ONCE, most_of_one_user=share)
     assert seen[True] < seen[False]
     one_by_one, whole = (
-        rehearsed(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise, most_of_one_user=0.5)
+        simulated(jobs, {"qssf": a_qssf()}, every=AT_ONCE, jobwise=jobwise, most_of_one_user=0.5)
         for jobwise in (True, False)
     )
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
@@ -140,7 +139,7 @@ def test_services_see_the_backlog(jobs: SlurmJobs) -> None:
             seen.append(snapshot.longest_backlog_s)
             return []
 
-    rehearsed(jobs, {"watching": Watching()})
+    simulated(jobs, {"watching": Watching()})
     assert np.isnan(seen[0]), "within the first hour"
     assert max(seen[len(seen) // 2 :]) > 60
 
@@ -149,16 +148,16 @@ def test_a_third_partys_service_runs_unchanged(jobs: SlurmJobs, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "thirdparty" / "helios-night-owl"))
     from helios_night_owl import NightOwl  # noqa: PLC0415 - found in the line above
 
-    found = rehearsed(jobs, {"owl": NightOwl(NightOwl.Options(large_gpus=4))})
+    found = simulated(jobs, {"owl": NightOwl(NightOwl.Options(large_gpus=4))})
     sys.modules.pop("helios_night_owl")
-    assert not found.seats[0].troubles
-    assert found.seats[0].outcomes[Result.DONE] > 0
+    assert not found.active_services[0].problems
+    assert found.active_services[0].outcomes[Result.DONE] > 0
     assert not np.array_equal(found.replay.started_s, replay_slurm(jobs.workload, SITE).started_s)
 
 
 def test_services_have_a_replay_of_their_own_in_the_answer() -> None:
-    answer = slurm_whatif(a_history(150, days=1), SlurmQuestion(site=SITE), services={"owl": AllAlike()})
+    answer = slurm_whatif(a_history(150, days=1), SlurmWhatIfRequest(site=SITE), services={"owl": AllAlike()})
     today, _, alike, _ = answer.whatif.runs
-    assert alike.policy == "owl, in turns"
+    assert alike.policy == "owl, in cycles"
     assert alike.summary == today.summary
     assert any("Service owl was asked" in note for note in answer.whatif.notes)

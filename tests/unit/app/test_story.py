@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.app.history import History
-from helios.app.one_job import JobUnknown
-from helios.app.plans import ORDERS, Plan, Policy, RunTimes
-from helios.app.story import TODAY, tell
-from helios.app.whatif import Question
-from helios.errors import Misuse
-from helios.report.story import Cause, Story
+from helios.app.explain_job import JobUnknown
+from helios.app.explain_wait import BASELINE, explain_wait
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
+from helios.app.whatif import WhatIfRequest
+from helios.errors import UsageError
+from helios.report.job_wait import Cause, WaitExplanation
 from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
 from tests.unit.simulate.builders import a_shape, a_workload
@@ -30,7 +30,7 @@ def second(moment: datetime) -> int:
     return int((moment - EPOCH).total_seconds())
 
 
-def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> History:
+def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> LoadedHistory:
     """Jobs 0, 1, ... of (submitted, run time, GPUs, limit), s, as user u0, u1, ..."""
     jobs = [
         a_job(
@@ -44,11 +44,11 @@ def a_history(rows: list[tuple[int, int, int, int]], **overrides: Any) -> Histor
         )
         for place, (submitted, run_time, gpus, limit) in enumerate(rows)
     ]
-    return History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+    return LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
 
 
-def a_plan(policy: Policy = Policy.FIFO, backfill: Backfill = Backfill.EASY) -> Plan:
-    return Plan(
+def a_plan(policy: Policy = Policy.FIFO, backfill: Backfill = Backfill.EASY) -> Scenario:
+    return Scenario(
         policy=policy,
         backfill=backfill,
         run_times=RunTimes.TRUE if policy is Policy.SJF else None,
@@ -62,14 +62,14 @@ def a_story(
     *,
     nodes: int = 1,
     gpus_per_node: int = 8,
-    plans: tuple[Plan, ...] = (TODAY,),
+    plans: tuple[Scenario, ...] = (BASELINE,),
     **overrides: Any,
-) -> Story:
-    question = Question(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
-    return tell(a_history(rows, **overrides), question, job)
+) -> WaitExplanation:
+    request = WhatIfRequest(plans=plans, nodes={"gpu": nodes}, gpus_per_node=gpus_per_node)
+    return explain_wait(a_history(rows, **overrides), request, job)
 
 
-def in_reference(rows: list[tuple[int, int, int, int]], plan: Plan, *, nodes: int, gpus_per_node: int) -> Any:
+def in_reference(rows: list[tuple[int, int, int, int]], plan: Scenario, *, nodes: int, gpus_per_node: int) -> Any:
     workload = a_workload([row[:3] for row in rows])
     keys = ORDERS[plan.policy](
         submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=workload.run_time_s.astype(np.float64)
@@ -94,15 +94,15 @@ def crowds(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, int]], int, int]:
     return units, nodes, gpus_per_node
 
 
-def assert_held(story: Story, simulator: Any) -> None:
+def assert_held(story: WaitExplanation, simulator: Any) -> None:
     """Check each stretch against what the plain simulator was left with by the passes in it."""
     me = simulator.jobs[int(story.job.job_id)]
     passes = {now: row for now, row in simulator.seen.get(me.position, {}).items() if now < me.first_start}
-    for stretch in story.stretches:
-        begin, end = second(stretch.began_at), second(stretch.ended_at)
+    for interval in story.intervals:
+        begin, end = second(interval.began_at), second(interval.ended_at)
         within = {now: row for now, row in passes.items() if begin <= now < end}
-        assert stretch.free == (min(r["free"] for r in within.values()), max(r["free"] for r in within.values()))
-        assert stretch.room == (min(r["room"] for r in within.values()), max(r["room"] for r in within.values()))
+        assert interval.free == (min(r["free"] for r in within.values()), max(r["free"] for r in within.values()))
+        assert interval.room == (min(r["room"] for r in within.values()), max(r["room"] for r in within.values()))
         fitted = scattered = 0
         for now, until in zip(within, [*list(within)[1:], end], strict=True):
             row = within[now]
@@ -111,17 +111,19 @@ def assert_held(story: Story, simulator: Any) -> None:
             assert first.gpus > row["room"], "the first in line is blocked"
             fitted += (until - now) * fits
             scattered += (until - now) * (first.gpus <= row["free"])
-            if stretch.cause is Cause.RESOURCES:
+            if interval.cause is Cause.RESOURCES:
                 assert first is me and row["free"] < me.gpus
-            elif stretch.cause is Cause.PIECES:
+            elif interval.cause is Cause.PIECES:
                 assert first is me and row["free"] >= me.gpus
             else:
-                assert stretch.blocker is not None and stretch.blocker.job_id == str(first.position) and first is not me
-            if stretch.cause is Cause.RESERVED:
+                assert (
+                    interval.blocker is not None and interval.blocker.job_id == str(first.position) and first is not me
+                )
+            if interval.cause is Cause.RESERVED:
                 assert fits and simulator.backfill in RESERVING and now + me.estimate > row["shadow"]
             elif simulator.backfill in RESERVING:
                 assert not fits
-        assert (stretch.fitted_s, stretch.scattered_s) == (fitted, scattered)
+        assert (interval.fitted_s, interval.scattered_s) == (fitted, scattered)
 
 
 @pytest.mark.parametrize("backfill", list(Backfill))
@@ -135,19 +137,19 @@ def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy
     simulator = in_reference(rows, plan, **shape)
     me = simulator.jobs[job]
     # The stretches are the wait, whole and without gaps.
-    edges = [story.submitted_at, *(stretch.ended_at for stretch in story.stretches)]
-    assert [stretch.began_at for stretch in story.stretches] == edges[:-1]
+    edges = [story.submitted_at, *(interval.ended_at for interval in story.intervals)]
+    assert [interval.began_at for interval in story.intervals] == edges[:-1]
     assert (second(edges[0]), second(edges[-1])) == (me.submitted, me.first_start)
-    assert sum(stretch.length_s for stretch in story.stretches) == story.wait_s == me.first_start - me.submitted
+    assert sum(interval.length_s for interval in story.intervals) == story.wait_s == me.first_start - me.submitted
     assert_held(story, simulator)
     # Who came later and went first.
     later = [other for other in simulator.jobs if other.submitted > me.submitted and other.first_start < me.first_start]
     assert story.overtaken.by_order == sum(other.key < me.key for other in later)
     assert story.overtaken.by_order + story.overtaken.by_backfill == len(later)
     # Who held what meanwhile.
-    in_line = [s for s in story.stretches if s.cause in {Cause.RESOURCES, Cause.PIECES}]
+    in_line = [s for s in story.intervals if s.cause in {Cause.RESOURCES, Cause.PIECES}]
     if 2 * sum(s.length_s for s in in_line) < story.wait_s:
-        in_line = list(story.stretches)
+        in_line = list(story.intervals)
     spans = [(second(s.began_at), second(s.ended_at)) for s in in_line]
     held = {
         str(other.position): sum(max(0, min(e, other.end) - max(b, other.first_start)) for b, e in spans)
@@ -160,8 +162,8 @@ def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy
     assert [h.held_s * h.job.gpus for h in story.holders] == [value for value in most[:3] if value > 0]
     # What it had been under today's order, and with the advice.
     for other in story.beside:
-        assert second(other.started_at) == in_reference(rows, TODAY, **shape).jobs[job].first_start
-    assert len(story.beside) == (plan != TODAY)
+        assert second(other.started_at) == in_reference(rows, BASELINE, **shape).jobs[job].first_start
+    assert len(story.beside) == (plan != BASELINE)
     if story.shorter is not None:
         assert story.shorter.planned_s >= rows[job][1]
         advised = [*rows[:job], (*rows[job][:3], story.shorter.planned_s), *rows[job + 1 :]]
@@ -173,16 +175,16 @@ def test_advice_is_given_where_a_shorter_limit_would_have_let_it_pass() -> None:
     """Job 1 waits for the whole node; job 2 fits beside job 0, is done before it, but claims longer."""
     rows = [(0, 3600, 4, 3600), (60, 60, 8, 60), (120, 600, 2, 86_400)]
     story = a_story(rows, "2")
-    assert story.stretches[0].cause is Cause.RESERVED
+    assert story.intervals[0].cause is Cause.RESERVED
     assert story.shorter is not None
     assert story.shorter.planned_s == 3480
     assert second(story.shorter.started_at) == 120
 
 
-def test_who_waits_first_for_its_turn_and_then_for_nodes_is_told_both() -> None:
+def test_who_waits_first_for_its_cycle_and_then_for_nodes_is_told_both() -> None:
     rows = [(0, 3600, 8, 3600), (60, 7200, 8, 7200), (120, 60, 8, 60)]
     story = a_story(rows, "2")
-    assert [(stretch.cause, stretch.length_s) for stretch in story.stretches] == [
+    assert [(interval.cause, interval.length_s) for interval in story.intervals] == [
         (Cause.PRIORITY, 3480),
         (Cause.RESOURCES, 7200),
     ]
@@ -191,9 +193,9 @@ def test_who_waits_first_for_its_turn_and_then_for_nodes_is_told_both() -> None:
 
 def test_as_many_gpus_as_it_asks_for_may_be_free_in_pieces() -> None:
     rows = [(0, 600, 3, 600), (0, 600, 3, 600), (60, 60, 2, 60)]
-    (stretch,) = a_story(rows, "2", nodes=2, gpus_per_node=4).stretches
-    assert (stretch.cause, stretch.free, stretch.room) == (Cause.PIECES, (2, 2), (1, 1))
-    assert stretch.scattered_s == stretch.length_s == 540
+    (interval,) = a_story(rows, "2", nodes=2, gpus_per_node=4).intervals
+    assert (interval.cause, interval.free, interval.room) == (Cause.PIECES, (2, 2), (1, 1))
+    assert interval.scattered_s == interval.length_s == 540
 
 
 def test_a_wait_that_is_recorded_is_told_beside() -> None:
@@ -202,8 +204,8 @@ def test_a_wait_that_is_recorded_is_told_beside() -> None:
 
 
 def test_what_preempts_is_refused() -> None:
-    srtf = Plan(policy=Policy.SRTF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
-    with pytest.raises(Misuse, match="SRTF stops and resumes"):
+    srtf = Scenario(policy=Policy.SRTF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
+    with pytest.raises(UsageError, match="SRTF stops and resumes"):
         a_story([(0, 60, 8, 60)], "0", plans=(srtf,))
 
 
@@ -214,9 +216,9 @@ def test_an_unknown_job_is_named_with_its_neighbours() -> None:
 
 def test_a_job_that_was_not_replayed_is_not_called_unknown() -> None:
     history = a_history([(0, 60, 1, 60), (60, 60, 1, 60)])
-    question = Question(plans=(TODAY,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
+    request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1}, since=EPOCH + timedelta(seconds=30))
     with pytest.raises(JobUnknown, match=r"submitted .* UTC.*was not replayed"):
-        tell(history, question, "0")
+        explain_wait(history, request, "0")
 
 
 def test_an_array_s_task_and_the_runs_of_a_requeued_job_are_found() -> None:
@@ -225,10 +227,10 @@ def test_an_array_s_task_and_the_runs_of_a_requeued_job_are_found() -> None:
         a_job(job_id="7", submitted_at=EPOCH + timedelta(seconds=60), restart=1, gpus=8),
         a_job(job_id="9", submitted_at=EPOCH + timedelta(seconds=120), array_job_id="8", array_task_id="3"),
     ]
-    history = History(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
-    question = Question(plans=(TODAY,), nodes={"gpu": 1})
-    second_run = tell(history, question, "7-2")
+    history = LoadedHistory(cluster="dev", jobs=jobs_frame(*jobs), timezone="UTC")
+    request = WhatIfRequest(plans=(BASELINE,), nodes={"gpu": 1})
+    second_run = explain_wait(history, request, "7-2")
     assert (second_run.job.job_id, second_run.wait_s) == ("7-2", 540)
     assert any("used 2 times" in note for note in second_run.notes)
-    assert tell(history, question, "7").wait_s == 0
-    assert tell(history, question, "8_3").job.job_id == "9"
+    assert explain_wait(history, request, "7").wait_s == 0
+    assert explain_wait(history, request, "8_3").job.job_id == "9"

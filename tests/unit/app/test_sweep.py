@@ -11,43 +11,40 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.app.cells import Cell, Done, Workbench, fingerprint_of, here
-from helios.app.history import History
-from helios.app.plans import Plan, Policy, RunTimes
-from helios.app.repeats import repeats
-from helios.app.results_file import results_in
-from helios.app.sweep import sweep
-from helios.app.sweep_plan import Cross, SweepPlan, cross, read_plan
-from helios.app.whatif import Question, whatif
-from helios.errors import FileUnreadable, Misuse
-from helios.report.differences import CRITERIA, Over
-from helios.report.sweep import Group, Row, Sweep, sweep_csv, sweep_tables
+from helios.app.executors import FinishedRun, SweepRun, SweepWorker, package_fingerprint, run_here
+from helios.app.history import LoadedHistory
+from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.sweep import Cross, SweepPlan, cross_options, read_results, read_sweep_plan, repeats, sweep
+from helios.app.whatif import WhatIfRequest, whatif
+from helios.errors import FileUnreadable, UsageError
+from helios.report.significance import CRITERIA, ResampledUnit
+from helios.report.sweep import Group, Sweep, SweepRow, sweep_csv, sweep_tables
 from helios.simulate import Backfill, Placement
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.test_draws import START, a_site
 
 NODES = {"gpu": 1}
-FIFO = Plan(policy=Policy.FIFO, backfill=Backfill.NONE)
-FEWEST = Plan(policy=Policy.FEWEST_GPUS, backfill=Backfill.NONE)
-TRUE = Plan(policy=Policy.SJF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
+FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.NONE)
+FEWEST = Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.NONE)
+TRUE = Scenario(policy=Policy.SJF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
 
 
 @pytest.fixture(scope="module")
-def history() -> History:
+def history() -> LoadedHistory:
     """A crowded site: jobs of two to fifteen minutes on a node of four GPUs."""
     return a_site(1.0, jobs=400)
 
 
 def asked(plan: SweepPlan | None = None, **base: Any) -> Cross:
-    question = Question(plans=(), nodes=NODES, gpus_per_node=4, **base)
-    return cross(plan or a_plan(), base=question, timezone="UTC")
+    request = WhatIfRequest(plans=(), nodes=NODES, gpus_per_node=4, **base)
+    return cross_options(plan or a_plan(), base=request, timezone="UTC")
 
 
 def a_plan(**keys: Any) -> SweepPlan:
     return SweepPlan.model_validate({"policies": ["fifo", "sjf"], "backfills": ["none"], "run_times": ["true"], **keys})
 
 
-def swept(history: History, path: Path, plan: SweepPlan | None = None, **options: Any) -> Sweep:
+def swept(history: LoadedHistory, path: Path, plan: SweepPlan | None = None, **options: Any) -> Sweep:
     return sweep(history, asked(plan), out=path / "out.jsonl", **options)
 
 
@@ -60,18 +57,18 @@ def written(path: Path, text: str) -> Path:
     return path / "plan.toml"
 
 
-def backwards(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+def backwards(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
     """An engine that is done with the last cell first."""
-    bench = Workbench(history)
+    suspension = SweepWorker(history)
     for place in reversed(range(len(cells))):
-        yield Done(place, bench.tell(cells[place]))
+        yield FinishedRun(place, suspension.tell(cells[place]))
 
 
 def dying_after(number: int) -> Any:
     """An engine of a process that is killed when so many cells are done."""
 
-    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
-        for done in here(history, cells):
+    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        for done in run_here(history, cells):
             if done.place == number:
                 raise KeyboardInterrupt
             yield done
@@ -80,9 +77,9 @@ def dying_after(number: int) -> Any:
 
 
 def counting(replayed: list[int]) -> Any:
-    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         replayed.append(len(cells))
-        yield from here(history, cells)
+        yield from run_here(history, cells)
 
     return engine
 
@@ -98,8 +95,8 @@ def test_every_list_is_crossed_with_every_other(tmp_path: Path) -> None:
     controls_and_own = 4
     assert len(cells) == controls_and_own * 2 * 2 * 2 * 3 * 5
     assert len({cell.key("x") for cell in cells}) == len(cells)
-    assert {cell.question.placement for cell in cells} == {Placement.PACKED, Placement.SPREAD}
-    last = cells[-1].question
+    assert {cell.request.placement for cell in cells} == {Placement.PACKED, Placement.SPREAD}
+    last = cells[-1].request
     assert (last.since, last.until, last.warm_up) == (datetime(2020, 3, 9, tzinfo=UTC), None, timedelta(days=7))
 
 
@@ -114,7 +111,7 @@ def test_what_makes_no_sense_is_left_out_and_said() -> None:
     found = asked(a_plan(policies=["fifo", "srtf"], backfills=["none", "easy"]))
     assert Policy.SRTF in {cell.plan.policy for cell in found.cells}
     assert any(note.startswith("Left out: srtf, easy") for note in found.notes)
-    with pytest.raises(Misuse, match="Nothing of the plan can be replayed"):
+    with pytest.raises(UsageError, match="Nothing of the plan can be replayed"):
         asked(a_plan(policies=["srtf"], backfills=["easy"]))
 
 
@@ -152,11 +149,11 @@ def test_a_table_of_options_is_as_good_as_a_list_of_one() -> None:
     ],
 )
 def test_options_that_would_be_passed_over_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(Misuse, match=said):
+    with pytest.raises(UsageError, match=said):
         asked(a_plan(options=options))
 
 
-def test_options_change_the_replay_and_are_told_in_its_name(history: History, tmp_path: Path) -> None:
+def test_options_change_the_replay_and_are_told_in_its_name(history: LoadedHistory, tmp_path: Path) -> None:
     plan = a_plan(policies=["fewest_gpus"], controls=False, options={"fewest_gpus": {"patience": ["1h", "never"]}})
     found = swept(history, tmp_path, plan)
     bounded, free = found.groups[0].rows
@@ -165,7 +162,9 @@ def test_options_change_the_replay_and_are_told_in_its_name(history: History, tm
     assert "patience_s=3600" in sweep_csv(found)
 
 
-def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(history: History, tmp_path: Path) -> None:
+def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(
+    history: LoadedHistory, tmp_path: Path
+) -> None:
     plan = a_plan(policies=["fifo"], backfills=["easy"], estimates=["limit"], options={"fifo": {"patience": ["1h"]}})
     rows = swept(history, tmp_path, plan).groups[0].rows
     assert [row.label for row in rows if row.is_today] == ["FIFO + EASY (limit)"]
@@ -189,13 +188,13 @@ def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(histo
     ],
 )
 def test_a_plan_that_is_not_understood_is_refused_with_the_keys_there_are(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(Misuse, match=said):
-        read_plan(written(tmp_path, text))
+    with pytest.raises(UsageError, match=said):
+        read_sweep_plan(written(tmp_path, text))
 
 
 def test_a_plan_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match=r"nope.toml: No such file"):
-        read_plan(tmp_path / "nope.toml")
+    with pytest.raises(UsageError, match=r"nope.toml: No such file"):
+        read_sweep_plan(tmp_path / "nope.toml")
 
 
 @pytest.mark.parametrize(
@@ -211,19 +210,19 @@ def test_a_plan_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_that_is_not_understood_is_refused(keys: dict[str, Any]) -> None:
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         asked(a_plan(**keys))
 
 
-def test_a_cell_has_the_figures_of_the_what_if(history: History) -> None:
-    question = Question(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
-    for run, cell in zip(whatif(history, question).runs, [FIFO, TRUE], strict=True):
-        told = Workbench(history).figures(Cell(question=replace(question, plans=(cell,))))
+def test_a_cell_has_the_figures_of_the_what_if(history: LoadedHistory) -> None:
+    request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
+    for run, cell in zip(whatif(history, request).runs, [FIFO, TRUE], strict=True):
+        told = SweepWorker(history).figures(SweepRun(request=replace(request, plans=(cell,))))
         assert {name: told[name] for name in run.summary.to_json()} == run.summary.to_json()
         assert run.summary.mean_wait_s > 60
 
 
-def test_the_same_lines_come_of_every_order_of_work(history: History, tmp_path: Path) -> None:
+def test_the_same_lines_come_of_every_order_of_work(history: LoadedHistory, tmp_path: Path) -> None:
     plan = a_plan(policies=["fifo", "qssf"], run_times=["predicted"], repeats=5, over="seeds")
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
@@ -233,7 +232,7 @@ def test_the_same_lines_come_of_every_order_of_work(history: History, tmp_path: 
     assert len(lines(tmp_path / "one")) == 4 * 5
 
 
-def test_a_run_that_was_killed_goes_on_where_it_was(history: History, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_goes_on_where_it_was(history: LoadedHistory, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = swept(history, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -250,21 +249,21 @@ def test_a_run_that_was_killed_goes_on_where_it_was(history: History, tmp_path: 
     assert replayed == [2], "nothing was left to replay"
 
 
-def test_an_engine_is_let_go_of_when_it_is_interrupted(history: History, tmp_path: Path) -> None:
+def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, tmp_path: Path) -> None:
     let_go: list[bool] = []
     kept = []
 
-    def engine(history: History, cells: Sequence[Cell]) -> Generator[Done, None, None]:
+    def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
         try:
-            yield from here(history, cells)
+            yield from run_here(history, cells)
         finally:
             let_go.append(True)
 
-    def asked_for(*given: Any) -> Generator[Done, None, None]:
+    def asked_for(*given: Any) -> Generator[FinishedRun, None, None]:
         kept.append(engine(*given))  # so that it is not let go of for being garbage
         return kept[-1]
 
-    def interrupted(stage: str, done: float) -> None:
+    def interrupted(setup: str, done: float) -> None:
         if done > 0:
             raise KeyboardInterrupt
 
@@ -274,30 +273,32 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: History, tmp_pat
 
 
 def test_another_history_another_plan_and_another_helios_are_other_cells(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    history: LoadedHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept(history, tmp_path)
     jobs = history.jobs.copy()
     jobs.loc[7, "run_time_s"] += 1
     assert swept(replace(history, jobs=jobs), tmp_path).known_before == 0
     assert swept(history, tmp_path).known_before == 4
-    monkeypatch.setattr("helios.app.cells.__version__", "99")
+    monkeypatch.setattr("helios.app.executors.__version__", "99")
     assert swept(history, tmp_path).known_before == 0
-    monkeypatch.setattr("helios.app.cells.code_fingerprint", lambda: "other code")
+    monkeypatch.setattr("helios.app.executors.code_fingerprint", lambda: "other code")
     assert swept(history, tmp_path).known_before == 0
     assert len(lines(tmp_path)) == 16
 
 
-def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: History) -> None:
-    assert fingerprint_of(history) == fingerprint_of(replace(history, jobs=history.jobs.copy(), notes=("read twice",)))
+def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: LoadedHistory) -> None:
+    assert package_fingerprint(history) == package_fingerprint(
+        replace(history, jobs=history.jobs.copy(), notes=("read twice",))
+    )
     for column, value in (("user", "user0"), ("run_time_s", 1.0), ("time_limit_s", 1.0), ("gpus", 4)):
         jobs = history.jobs.copy()
         jobs.loc[5:9, column] = value
-        assert fingerprint_of(replace(history, jobs=jobs)) != fingerprint_of(history), column
+        assert package_fingerprint(replace(history, jobs=jobs)) != package_fingerprint(history), column
 
 
 def test_a_cell_that_fails_is_written_down_and_tried_again(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    history: LoadedHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = a_plan(settings={"nodes": ["gpu=1", "nowhere=1,gpu2=1"]})
     found = swept(history, tmp_path, plan)
@@ -310,30 +311,30 @@ def test_a_cell_that_fails_is_written_down_and_tried_again(
     assert replayed == [4]
 
 
-def test_whatever_breaks_in_a_cell_stops_no_other(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_breaks_in_a_cell_stops_no_other(history: LoadedHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of all things")
 
-    bench = Workbench(history)
-    question = Question(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
-    monkeypatch.setattr("helios.app.cells.run_of", broken)
-    assert bench.tell(Cell(question=question)) == {"failed": "ZeroDivisionError: of all things"}
+    suspension = SweepWorker(history)
+    request = WhatIfRequest(plans=(FIFO,), nodes=NODES, gpus_per_node=4)
+    monkeypatch.setattr("helios.app.executors.to_run", broken)
+    assert suspension.tell(SweepRun(request=request)) == {"failed": "ZeroDivisionError: of all things"}
 
 
-def test_two_sweeps_do_not_write_into_one_file(history: History, tmp_path: Path) -> None:
-    with results_in(tmp_path / "out.jsonl"), pytest.raises(Misuse, match="Another sweep is writing"):
+def test_two_sweeps_do_not_write_into_one_file(history: LoadedHistory, tmp_path: Path) -> None:
+    with read_results(tmp_path / "out.jsonl"), pytest.raises(UsageError, match="Another sweep is writing"):
         swept(history, tmp_path)
     swept(history, tmp_path)
 
 
-def test_a_file_of_something_else_is_left_alone(history: History, tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_left_alone(history: LoadedHistory, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("job,user\n1,alice\n")
     with pytest.raises(FileUnreadable, match="line 1"):
         swept(history, tmp_path)
     assert (tmp_path / "out.jsonl").read_text() == "job,user\n1,alice\n"
 
 
-def test_the_best_are_told_beside_the_controls(history: History, tmp_path: Path) -> None:
+def test_the_best_are_told_beside_the_controls(history: LoadedHistory, tmp_path: Path) -> None:
     found = swept(history, tmp_path, a_plan(policies=["fifo", "fewest_gpus", "srtf"]))
     (group,) = found.groups
     assert group.baseline is not None and group.baseline.label == "FIFO + EASY (limit)"
@@ -343,7 +344,7 @@ def test_the_best_are_told_beside_the_controls(history: History, tmp_path: Path)
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_settings_that_differ_are_told_in_words(history: History, tmp_path: Path) -> None:
+def test_settings_that_differ_are_told_in_words(history: LoadedHistory, tmp_path: Path) -> None:
     settings = {"predict_again": ["never", "1h"]}
     text = table_of(swept(history, tmp_path, a_plan(policies=["fifo"], controls=False, settings=settings)))
     assert "predict again never" in text
@@ -351,9 +352,9 @@ def test_settings_that_differ_are_told_in_words(history: History, tmp_path: Path
 
 
 def test_an_oracle_is_never_the_best() -> None:
-    def a_row(label: str, wait_s: float, *, oracle: bool = False) -> Row:
+    def a_row(label: str, wait_s: float, *, oracle: bool = False) -> SweepRow:
         figures = dict.fromkeys(CRITERIA, wait_s)
-        return Row(label=label, figures=figures, is_today=False, is_oracle=oracle, failed=())
+        return SweepRow(label=label, figures=figures, is_today=False, is_oracle=oracle, failed=())
 
     rows = (a_row("FIFO", 20.0), a_row("SJF true", 5.0, oracle=True), a_row("QSSF predicted", 10.0))
     group = Group(about={}, rows=rows, differences=None)
@@ -367,20 +368,20 @@ def table_of(found: Sweep) -> str:
     return said.get()
 
 
-def test_the_csv_has_a_line_for_each_cell(history: History, tmp_path: Path) -> None:
+def test_the_csv_has_a_line_for_each_cell(history: LoadedHistory, tmp_path: Path) -> None:
     found = swept(history, tmp_path, a_plan(settings={"nodes": ["gpu=1", "nowhere=1,gpu2=1"]}))
     header, *rows = [line.split(",") for line in sweep_csv(found).splitlines()]
     assert len(rows) == 8
     assert {"key", "policy", "mean_wait_s", "mean_wait_s_>8", "failed"} <= set(header)
 
 
-def test_plain_values_are_plain(history: History, tmp_path: Path) -> None:
+def test_plain_values_are_plain(history: LoadedHistory, tmp_path: Path) -> None:
     told = json.loads(json.dumps(swept(history, tmp_path).to_json(), allow_nan=False))
     assert told["cells"] == 4
     assert told["groups"][0]["best"]["mean_wait_s"]
 
 
-def four_weeks_of_mornings(*, short_s: float) -> History:
+def four_weeks_of_mornings(*, short_s: float) -> LoadedHistory:
     """Every morning two long jobs of a whole node, of about two hours, and behind them five of ``short_s``."""
     rng = np.random.default_rng(0)
     rows = []
@@ -396,13 +397,13 @@ def four_weeks_of_mornings(*, short_s: float) -> History:
                     run_time_s=float(round(run_s * rng.uniform(0.8, 1.2))),
                 )
             )
-    return History(cluster="lab", jobs=jobs_frame(*rows), timezone="Asia/Shanghai")
+    return LoadedHistory(cluster="lab", jobs=jobs_frame(*rows), timezone="Asia/Shanghai")
 
 
 def test_repeats_find_a_planted_difference() -> None:
-    question = Question(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
-    found = repeats(four_weeks_of_mornings(short_s=60), question, times=8)
-    assert (found.over, found.blocks, found.repeats) == (Over.WEEKS, 4, 8)
+    request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
+    found = repeats(four_weeks_of_mornings(short_s=60), request, times=8)
+    assert (found.over, found.blocks, found.repeats) == (ResampledUnit.WEEKS, 4, 8)
     difference = found.others[0].differences["mean_wait_s"]
     assert difference is not None and not difference.is_none
     # Five of seven jobs need not wait for the second long one, which waits for their five minutes.
@@ -410,24 +411,24 @@ def test_repeats_find_a_planted_difference() -> None:
 
 
 def test_repeats_find_no_difference_where_there_is_none() -> None:
-    question = Question(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
-    found = repeats(four_weeks_of_mornings(short_s=60), question, times=5)
+    request = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
+    found = repeats(four_weeks_of_mornings(short_s=60), request, times=5)
     assert all(of is None or of.is_none for of in found.others[0].differences.values())
 
 
-def test_repeats_are_the_same_wherever_they_are_made(history: History) -> None:
-    question = Question(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
-    told = [repeats(history, question, times=5, engine=engine).to_json() for engine in (here, backwards)]
+def test_repeats_are_the_same_wherever_they_are_made(history: LoadedHistory) -> None:
+    request = WhatIfRequest(plans=(FIFO, FEWEST), nodes=NODES, gpus_per_node=4)
+    told = [repeats(history, request, times=5, engine=engine).to_json() for engine in (run_here, backwards)]
     assert told[0] == told[1]
 
 
-def test_the_history_before_a_window_teaches_every_draw_alike(history: History, tmp_path: Path) -> None:
+def test_the_history_before_a_window_teaches_every_draw_alike(history: LoadedHistory, tmp_path: Path) -> None:
     """What was taught must not hang on which draw a process happened to replay first."""
     site = a_site(12, jobs=900)
-    plan = Plan(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
-    question = Question(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
-    cells = [Cell(question=question, repeat=repeat) for repeat in (1, 2, 3)]
-    forth = {done.place: done.told for done in here(site, cells)}
+    plan = Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.PREDICTED)
+    request = WhatIfRequest(plans=(plan,), nodes=NODES, gpus_per_node=4, since=START + timedelta(days=8))
+    cells = [SweepRun(request=request, repeat=repeat) for repeat in (1, 2, 3)]
+    forth = {done.place: done.told for done in run_here(site, cells)}
     back = {done.place: done.told for done in backwards(site, cells)}
     assert forth == back
     assert all("figures" in told for told in forth.values())

@@ -1,4 +1,4 @@
-"""The cap on one user's share in a rehearsal is the guard of a live turn."""
+"""The cap on one user's share in a service replay is the guard of a live cycle."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Lever, Place, Reorder
-from helios.app.claims import Claims
-from helios.app.timeline import Seat, play
-from helios.control.guards import capped
-from helios.control.pending import pending_jobs
-from helios.control.wishes import Wish
+from helios.actions import JobSetting, Place, Reorder
+from helios.app.replay_guards import ReplayGuards
+from helios.app.service_replay import ReplayedService, replay_services
+from helios.changes import JobChange
+from helios.control.guards import cap_changes
+from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
 from helios.simulate import SimCluster
 from tests.unit.app.test_services_in_the_loop import SHAPE, Noisy, a_cluster
@@ -55,13 +55,15 @@ def orders(queue: list[tuple[Any, ...]]) -> list[Reorder]:
 
 
 def by_the_guard(cluster: SimCluster, queue: list[tuple[Any, ...]], share: float) -> dict[str, float]:
-    wishes = [
-        Wish(lever=Lever.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition)
+    changes = [
+        JobChange(
+            setting=JobSetting.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition
+        )
         for order in orders(queue)
         for place in order.order
     ]
-    kept = capped(wishes, jobs=pending_jobs(cluster.snapshot()), share=share)
-    return {wish.job_id: wish.value for wish in kept if wish.value}
+    kept = cap_changes(changes, jobs=pending_jobs(cluster.snapshot()), share=share)
+    return {change.job_id: change.value for change in kept if change.value}
 
 
 def stands(cluster: SimCluster) -> dict[str, float]:
@@ -71,22 +73,22 @@ def stands(cluster: SimCluster) -> dict[str, float]:
 
 @settings(max_examples=150, deadline=None)
 @given(queue=queues, share=shares)
-def test_what_stands_is_what_the_guard_of_a_live_turn_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
+def test_what_stands_is_what_the_guard_of_a_live_cycle_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
-    Claims(cluster, 1, share).act(0, orders(queue))
+    ReplayGuards(cluster, 1, share).act(0, orders(queue))
     assert stands(cluster) == expected
 
 
 @settings(max_examples=60, deadline=None)
 @given(queue=queues, share=shares, cut=st.integers(0, 20))
-def test_wishes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
+def test_changes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
     cluster = waiting(queue)
     expected = by_the_guard(cluster, queue, share)
-    claims = Claims(cluster, 1, share)
+    claims = ReplayGuards(cluster, 1, share)
     jobs, urgency = np.arange(len(queue)) + 2, np.array([row[-1] for row in queue])
     for part in (slice(None, cut), slice(cut, None)):
-        claims.wish(0, jobs[part], urgency[part])
+        claims.change(0, jobs[part], urgency[part])
     assert stands(cluster) == expected
 
 
@@ -107,9 +109,9 @@ def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
     started = []
     for jobwise in (True, False):
         cluster = a_cluster(workload, jobs=jobs)
-        seat = Seat(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
-        play(cluster, [seat], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
-        assert not seat.troubles
+        active = ReplayedService(name="qssf", service=Qssf(Qssf.Options()), every=timedelta(seconds=every_s))
+        replay_services(cluster, [active], predictor=Noisy(workload), jobwise=jobwise, most_of_one_user=share)
+        assert not active.problems
         started.append(cluster.started_s.tolist())
     assert started[0] == started[1]
 
@@ -118,4 +120,4 @@ def test_a_jobwise_service_is_capped_as_one_that_looks_at_the_whole_queue(
 def test_where_nothing_can_be_capped_nothing_is_looked_at(share: float, users: str, binds: bool) -> None:
     workload = a_workload([(0, 10, 1, 0), (0, 10, 1, 0)])
     cluster = a_cluster(workload, jobs=jobs_of(workload, SHAPE, user=list(users)))
-    assert Claims(cluster, 1, share).follows_the_queue is binds
+    assert ReplayGuards(cluster, 1, share).follows_the_queue is binds

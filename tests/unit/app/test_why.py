@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.why import JobUnknown, NothingKept, explain
+from helios.app.explain_job import JobUnknown, NothingKept, explain
 from helios.control import ServiceMode
 from helios.model import Mode
 from helios.warehouse import Warehouse
@@ -22,14 +22,14 @@ def town(tmp_path: Path) -> Town:
 
 
 def said(town: Town, job: str) -> str:
-    return "\n".join(explain(town.turns, job).lines())
+    return "\n".join(explain(town.cycles, job).lines())
 
 
 def test_a_pending_job_is_told_its_place_with_and_without_helios(town: Town) -> None:
     town.cluster.submit(user="bob")
     short = town.cluster.submit(user="alice")
-    town.turns.turn(modes=ACTIVE)
-    told = explain(town.turns, short)
+    town.cycles.cycle(modes=ACTIVE)
+    told = explain(town.cycles, short)
     assert (told.rank, told.rank_without, told.queued) == (1, 2, 2)
     assert told.stands[0].startswith("SiteFactor")
 
@@ -47,7 +47,7 @@ def test_a_pending_job_without_any_history_claims_nothing(tmp_path: Path) -> Non
 
 def test_a_running_job_is_told_what_was_predicted_while_it_waited(town: Town) -> None:
     job = town.cluster.submit(user="alice")
-    town.turns.turn(modes=ACTIVE)
+    town.cycles.cycle(modes=ACTIVE)
     town.cluster.tick(timedelta(minutes=1))
     town.cluster.start(job)
     assert "Predicted run time" in said(town, job)
@@ -55,10 +55,10 @@ def test_a_running_job_is_told_what_was_predicted_while_it_waited(town: Town) ->
 
 def test_a_running_job_is_told_what_remains_and_a_pending_one_is_not(town: Town) -> None:
     job = town.cluster.submit(user="alice")
-    assert explain(town.turns, job).remaining_s is None
+    assert explain(town.cycles, job).remaining_s is None
     town.cluster.start(job)
     town.cluster.tick(timedelta(seconds=30))
-    remaining_s = explain(town.turns, job).remaining_s
+    remaining_s = explain(town.cycles, job).remaining_s
     assert remaining_s is not None
     assert 0 <= remaining_s[0] <= remaining_s[1] <= remaining_s[2] < 3600
 
@@ -74,32 +74,32 @@ def test_a_job_of_the_past_is_told_from_the_history(town: Town) -> None:
 
 def test_an_unknown_job_is_an_error_with_a_way_on(town: Town) -> None:
     with pytest.raises(JobUnknown, match="trace sync"):
-        explain(town.turns, "404")
+        explain(town.cycles, "404")
 
 
 def test_where_no_helios_has_worked_nothing_is_claimed_and_no_database_made(tmp_path: Path) -> None:
     town = Town(tmp_path)
     job = town.cluster.submit()
     with pytest.raises(NothingKept, match="HELIOS_CONFIG"):
-        explain(town.turns, job)
+        explain(town.cycles, job)
     assert not (tmp_path / "helios.db").exists()
 
 
 def test_neither_the_audit_nor_the_history_is_read_whole(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     pending, running = town.cluster.submit(user="alice"), town.cluster.submit(user="bob")
-    town.turns.turn(modes=ACTIVE)
+    town.cycles.cycle(modes=ACTIVE)
     town.cluster.start(running)
-    town.turns.outlook.knowledge  # noqa: B018 - predictions rest on the history, and are none of why's reading
+    town.cycles.predictions.knowledge  # noqa: B018 - predictions rest on the history, and are none of why's reading
     for whole in ("decisions", "jobs", "predictions"):
         monkeypatch.setattr(Warehouse, whole, None)
-    assert len(explain(town.turns, pending).decisions) == len(explain(town.turns, running).decisions) == 1
+    assert len(explain(town.cycles, pending).decisions) == len(explain(town.cycles, running).decisions) == 1
     assert "It ran 1 min" in said(town, "alice3")
 
 
 def test_what_was_decided_of_an_earlier_job_of_the_same_id_is_not_told(town: Town) -> None:
     town.cluster.submit(user="alice", job_id="7")
-    town.turns.turn(modes=ACTIVE)
+    town.cycles.cycle(modes=ACTIVE)
     town.cluster.end("7")
     town.cluster.tick(timedelta(minutes=5))
     town.cluster.submit(user="alice", job_id="7")
-    assert explain(town.turns, "7").decisions.empty
+    assert explain(town.cycles, "7").decisions.empty

@@ -1,4 +1,4 @@
-"""A table for tests: a cluster, a ledger, and services that say what they are told to; turns follow each other."""
+"""A table for tests: a cluster, a ledger, and services that say what they are told to; cycles follow each other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from helios.actions import Action, Place, Reorder, SoftLimit
-from helios.config import Control, Settings, Slurm
-from helios.control import Conditions, Seat, ServiceMode, TurnMemory, TurnReport, take_turn
+from helios.config import Control, Settings, SlurmSettings
+from helios.control import ActiveService, ControllerState, CycleReport, Preconditions, ServiceMode, run_cycle
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, FakeLedger
 
@@ -63,11 +63,11 @@ def with_predictions(snapshot: Snapshot) -> Snapshot:
 
 
 def settings(*, slurm: dict[str, Any] | None = None, **control: Any) -> Settings:
-    return Settings(control=Control(**control), slurm=Slurm(**(slurm or {})))
+    return Settings(control=Control(**control), slurm=SlurmSettings(**(slurm or {})))
 
 
-def all_is_well(now: datetime) -> Conditions:
-    return Conditions(controller="ctl1", history_read_at=now, model_trained_at=now, clock_skew_s=0.0)
+def all_is_well(now: datetime) -> Preconditions:
+    return Preconditions(controller="ctl1", history_read_at=now, model_trained_at=now, clock_skew_s=0.0)
 
 
 @dataclass(kw_only=True)
@@ -77,9 +77,9 @@ class Table:
     cluster: FakeCluster = field(default_factory=FakeCluster)
     ledger: FakeLedger = field(default_factory=FakeLedger)
     settings: Settings = field(default_factory=settings)
-    memory: TurnMemory = field(default_factory=TurnMemory)
+    memory: ControllerState = field(default_factory=ControllerState)
     holder: str = "helios-1"
-    world: Callable[[datetime], Conditions] = all_is_well
+    world: Callable[[datetime], Preconditions] = all_is_well
     expectation: Callable[[Snapshot], Snapshot] = with_predictions
     pause_asked: Callable[[], str] = lambda: ""
 
@@ -87,11 +87,11 @@ class Table:
         for job_id in job_ids:
             self.cluster.submit(job_id=job_id, **columns)
 
-    def turn(self, *seats: Seat, after: timedelta = MINUTE) -> TurnReport:
-        """Let time pass and take a turn; the memory goes through its text, as in life."""
+    def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> CycleReport:
+        """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
-        report = take_turn(
-            seats=seats,
+        report = run_cycle(
+            active_services=active_services,
             cluster=self.cluster,
             expectation=self.expectation,
             ledger=self.ledger,
@@ -99,7 +99,7 @@ class Table:
             settings=self.settings,
             now=self.cluster.now,
             holder=self.holder,
-            memory=TurnMemory.from_json(self.memory.to_json()),
+            memory=ControllerState.from_json(self.memory.to_json()),
             paused=self.pause_asked,
         )
         self.memory = report.memory
@@ -110,12 +110,12 @@ class Table:
         rows = self.ledger.decisions.astype(object).to_dict("records")
         return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
-    def standing(self, mode: str = "active") -> dict[str, float]:
+    def applied(self, mode: str = "active") -> dict[str, float]:
         """Value by job of what stands in that mode."""
-        frame = self.ledger.standings()
+        frame = self.ledger.applied_changes()
         chosen = frame[frame["mode"] == mode]
         return dict(zip(chosen["job_id"], chosen["value"], strict=True))
 
 
-def seat(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> Seat:
-    return Seat(name=name, service=service, mode=mode)
+def active(service: Any, *, name: str = "qssf", mode: ServiceMode = ACTIVE) -> ActiveService:
+    return ActiveService(name=name, service=service, mode=mode)

@@ -4,25 +4,25 @@ import json
 from datetime import timedelta
 
 from helios.actions import Result
-from helios.control import Bench
+from helios.control import ServiceSuspension
 from helios.testing import NOON
-from tests.unit.control.table import Says, Table, order, seat, settings
+from tests.unit.control.table import Says, Table, active, order, settings
 
 DAY = timedelta(days=1)
 
 
-def after_failures(number: int) -> Bench:
-    bench = Bench()
+def after_failures(number: int) -> ServiceSuspension:
+    suspension = ServiceSuspension()
     for _ in range(number):
-        bench = bench.after_a_failure("qssf", what="KeyError: 'x'", now=NOON)
-    return bench
+        suspension = suspension.after_a_failure("qssf", what="KeyError: 'x'", now=NOON)
+    return suspension
 
 
-def why_not(bench: Bench, after: timedelta = timedelta(0)) -> str:
-    return bench.why_not("qssf", now=NOON + after, failures=3)
+def why_not(suspension: ServiceSuspension, after: timedelta = timedelta(0)) -> str:
+    return suspension.why_not("qssf", now=NOON + after, failures=3)
 
 
-def test_a_service_is_benched_by_its_third_failure_in_a_row() -> None:
+def test_a_service_is_suspended_by_its_third_failure_in_a_row() -> None:
     assert [bool(why_not(after_failures(number))) for number in range(4)] == [False, False, False, True]
     assert why_not(after_failures(3)) == (
         "service qssf failed 3 times in a row and sits out until 2026-01-06 12:00 UTC: KeyError: 'x'"
@@ -34,9 +34,9 @@ def test_other_services_play_on() -> None:
 
 
 def test_after_a_day_it_has_one_try() -> None:
-    bench = after_failures(3)
-    assert why_not(bench, DAY) == ""
-    again = bench.after_a_failure("qssf", what="again", now=NOON + DAY)
+    suspension = after_failures(3)
+    assert why_not(suspension, DAY) == ""
+    again = suspension.after_a_failure("qssf", what="again", now=NOON + DAY)
     assert why_not(again, DAY)
 
 
@@ -45,7 +45,7 @@ def test_a_person_can_send_it_back_at_once() -> None:
 
 
 def test_a_restart_does_not_free_it() -> None:
-    assert Bench.from_json(json.loads(json.dumps(after_failures(3).to_json()))) == after_failures(3)
+    assert ServiceSuspension.from_json(json.loads(json.dumps(after_failures(3).to_json()))) == after_failures(3)
 
 
 def test_a_service_that_raises_is_written_down_and_the_others_are_asked() -> None:
@@ -53,31 +53,31 @@ def test_a_service_that_raises_is_written_down_and_the_others_are_asked() -> Non
     table.submit("j1", "j2")
     broken = Says()
     broken.raises = ZeroDivisionError("division\nby zero")
-    report = table.turn(seat(broken, name="broken"), seat(Says(order(j1=0.5))))
+    report = table.cycle(active(broken, name="broken"), active(Says(order(j1=0.5))))
     assert report.counts == {"broken": {Result.FAILED: 1}, "qssf": {Result.DONE: 1}}
     (line,) = table.lines(service="broken")
     assert line["outcome"] == "failed: ZeroDivisionError: division by zero"
 
 
-def test_what_a_service_set_stays_while_it_fails_and_is_taken_back_when_it_is_benched() -> None:
-    table = Table(settings=settings(raises_to_bench=2))
+def test_what_a_service_set_stays_while_it_fails_and_is_taken_back_when_it_is_suspended() -> None:
+    table = Table(settings=settings(failures_to_suspend=2))
     table.submit("j1")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     service.raises = RuntimeError("out of luck")
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert table.cluster.urgency_of("j1") > 0
-    report = table.turn(seat(service))
+    report = table.cycle(active(service))
     assert table.cluster.site_factor_of("j1") == 0
     assert any("service qssf failed 2 times in a row" in note for note in report.notes)
-    table.turn(seat(service))
-    assert service.asked == 3  # benched: not asked any more
+    table.cycle(active(service))
+    assert service.asked == 3  # suspended: not asked any more
 
 
 def test_an_answer_that_is_no_action_is_a_failure_of_the_service() -> None:
     table = Table()
     table.submit("j1")
-    report = table.turn(seat(Says("prefer j1")))  # type: ignore[arg-type]
+    report = table.cycle(active(Says("prefer j1")))  # type: ignore[arg-type]
     assert report.counts == {"qssf": {Result.FAILED: 1}}
     assert "str is not an action" in table.lines(service="qssf")[0]["outcome"]
 
@@ -86,11 +86,11 @@ def test_a_service_that_answers_again_is_forgiven() -> None:
     table = Table()
     service = Says()
     service.raises = RuntimeError("once")
-    table.turn(seat(service))
+    table.cycle(active(service))
     service.raises = None
-    assert table.turn(seat(service)).memory.bench == Bench()
+    assert table.cycle(active(service)).memory.suspension == ServiceSuspension()
 
 
 def test_a_failure_of_one_service_does_not_forget_that_of_another() -> None:
-    bench = Bench().after_a_failure("a", what="x", now=NOON).after_a_failure("b", what="y", now=NOON)
-    assert bench.why_not("a", now=NOON, failures=1) and bench.why_not("b", now=NOON, failures=1)
+    suspension = ServiceSuspension().after_a_failure("a", what="x", now=NOON).after_a_failure("b", what="y", now=NOON)
+    assert suspension.why_not("a", now=NOON, failures=1) and suspension.why_not("b", now=NOON, failures=1)

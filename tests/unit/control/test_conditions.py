@@ -1,4 +1,4 @@
-"""Reasons to be still: each is provoked alone, in a whole turn, and nothing is written."""
+"""Reasons to be still: each is provoked alone, in a whole cycle, and nothing is written."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from helios.config import Control
-from helios.control import Breaker, Conditions, TurnMemory, reasons_to_be_still
-from helios.control.pending import pending_jobs
+from helios.control import CircuitBreaker, ControllerState, Preconditions, suspension_reasons
+from helios.control.observed import pending_jobs
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.testing import NOON, a_node, a_pending_job, a_snapshot
-from tests.unit.control.table import Says, Table, all_is_well, order, seat
+from tests.unit.control.table import Says, Table, active, all_is_well, order
 
 RULES = Control(
     oldest_history_s=3600, oldest_model_s=7200, clock_skew_s=30, lease_s=180, mismatches_to_open=1, breaker_s=900
@@ -22,17 +22,17 @@ SECOND = timedelta(seconds=1)
 
 
 def reasons(
-    world: Conditions = WELL,
+    world: Preconditions = WELL,
     *,
     pending: list[dict[str, Any]] | None = None,
     nodes: list[dict[str, Any]] | None = None,
     taken_at: datetime = NOON,
-    memory: TurnMemory | None = None,
+    memory: ControllerState | None = None,
 ) -> list[str]:
     rows = [a_pending_job(p50_s=60.0)] if pending is None else pending
     snapshot = a_snapshot(pending=rows, nodes=nodes, taken_at=taken_at)
-    return reasons_to_be_still(
-        world, RULES, snapshot=snapshot, jobs=pending_jobs(snapshot), memory=memory or TurnMemory(), now=NOON
+    return suspension_reasons(
+        world, RULES, snapshot=snapshot, jobs=pending_jobs(snapshot), memory=memory or ControllerState(), now=NOON
     )
 
 
@@ -48,26 +48,26 @@ def test_a_history_that_was_never_read_is_a_reason() -> None:
     assert reasons(replace(WELL, history_read_at=None)) == ["the history was never read"]
 
 
-@pytest.mark.parametrize(("age_s", "still"), [(3600, False), (3601, True)])
-def test_a_history_read_too_long_ago_is_a_reason(age_s: int, still: bool) -> None:
+@pytest.mark.parametrize(("age_s", "suspended"), [(3600, False), (3601, True)])
+def test_a_history_read_too_long_ago_is_a_reason(age_s: int, suspended: bool) -> None:
     found = reasons(replace(WELL, history_read_at=NOON - age_s * SECOND))
-    assert found == ["the history was read last at 2026-01-05 10:59:59 UTC, more than 3600 s ago"] * still
+    assert found == ["the history was read last at 2026-01-05 10:59:59 UTC, more than 3600 s ago"] * suspended
 
 
-@pytest.mark.parametrize(("age_s", "still"), [(7200, False), (7201, True)])
-def test_a_model_too_old_is_a_reason(age_s: int, still: bool) -> None:
+@pytest.mark.parametrize(("age_s", "suspended"), [(7200, False), (7201, True)])
+def test_a_model_too_old_is_a_reason(age_s: int, suspended: bool) -> None:
     found = reasons(replace(WELL, model_trained_at=NOON - age_s * SECOND))
-    assert found == ["the model was trained at 2026-01-05 09:59:59 UTC, more than 7200 s ago"] * still
+    assert found == ["the model was trained at 2026-01-05 09:59:59 UTC, more than 7200 s ago"] * suspended
 
 
 def test_where_there_is_no_model_none_is_too_old() -> None:
     assert reasons(replace(WELL, model_trained_at=None)) == []
 
 
-@pytest.mark.parametrize(("skew_s", "still"), [(30, False), (-30, False), (30.5, True), (-31, True)])
-def test_a_clock_that_differs_is_a_reason(skew_s: float, still: bool) -> None:
+@pytest.mark.parametrize(("skew_s", "suspended"), [(30, False), (-30, False), (30.5, True), (-31, True)])
+def test_a_clock_that_differs_is_a_reason(skew_s: float, suspended: bool) -> None:
     found = reasons(replace(WELL, clock_skew_s=skew_s))
-    assert found == ["the controller's clock and ours differ by more than 30 s"] * still
+    assert found == ["the controller's clock and ours differ by more than 30 s"] * suspended
 
 
 def test_a_clock_that_could_not_be_compared_is_a_reason() -> None:
@@ -97,35 +97,35 @@ def test_an_answer_without_nodes_is_a_reason() -> None:
 
 
 def test_jobs_and_nodes_that_vanish_together_are_a_reason() -> None:
-    before = TurnMemory(pending=10, nodes=2)
+    before = ControllerState(pending=10, nodes=2)
     assert reasons(pending=[], memory=before) == ["all 10 pending jobs and some of 2 nodes vanished at once"]
     assert reasons(pending=[], nodes=[a_node(), a_node(name="node2")], memory=before) == []
-    assert reasons(pending=[], memory=TurnMemory(pending=9, nodes=2)) == []
+    assert reasons(pending=[], memory=ControllerState(pending=9, nodes=2)) == []
     assert reasons(memory=before) == []
 
 
 def test_another_controller_is_a_reason() -> None:
-    memory = TurnMemory(controller="ctl0")
-    assert reasons(memory=memory) == ["the controller changed from ctl0 to ctl1: one turn to settle"]
+    memory = ControllerState(controller="ctl0")
+    assert reasons(memory=memory) == ["the controller changed from ctl0 to ctl1: one cycle to settle"]
     assert reasons(replace(WELL, controller=None), memory=memory) == []
-    assert reasons(memory=TurnMemory(controller="ctl1")) == []
+    assert reasons(memory=ControllerState(controller="ctl1")) == []
 
 
 def test_an_open_breaker_is_a_reason_until_its_time_is_over() -> None:
-    opened = Breaker().after_a_bad_turn(now=NOON - 899 * SECOND, settings=RULES)
-    assert reasons(memory=TurnMemory(breaker=opened)) == [
-        "the breaker is open until 2026-01-05 12:00:01 UTC: 1 bad turns in a row"
+    opened = CircuitBreaker().after_a_bad_cycle(now=NOON - 899 * SECOND, settings=RULES)
+    assert reasons(memory=ControllerState(breaker=opened)) == [
+        "the breaker is open until 2026-01-05 12:00:01 UTC: 1 bad cycles in a row"
     ]
-    opened = Breaker().after_a_bad_turn(now=NOON - 900 * SECOND, settings=RULES)
-    assert reasons(memory=TurnMemory(breaker=opened)) == []
+    opened = CircuitBreaker().after_a_bad_cycle(now=NOON - 900 * SECOND, settings=RULES)
+    assert reasons(memory=ControllerState(breaker=opened)) == []
 
 
 def test_every_reason_is_said_not_only_the_first() -> None:
-    assert len(reasons(Conditions(drift="since Monday"), nodes=[], pending=[a_pending_job()])) == 5
+    assert len(reasons(Preconditions(drift="since Monday"), nodes=[], pending=[a_pending_job()])) == 5
 
 
 def test_of_a_pause_nothing_else_is_said() -> None:
-    assert reasons(Conditions(paused="by bob", drift="since Monday"), nodes=[]) == ["paused: by bob"]
+    assert reasons(Preconditions(paused="by bob", drift="since Monday"), nodes=[]) == ["paused: by bob"]
 
 
 def unavailable(snapshot: object) -> Any:
@@ -148,7 +148,7 @@ def lose_the_predictions(table: Table) -> None:
     table.expectation = unavailable
 
 
-def lose_the_book(table: Table) -> None:
+def lose_the_applied_now(table: Table) -> None:
     table.ledger.fail_next(times=1, after=1)
 
 
@@ -177,7 +177,7 @@ MISFORTUNES = [
     lose_the_lease,
     lose_the_database,
     lose_the_predictions,
-    lose_the_book,
+    lose_the_applied_now,
     lose_the_conditions,
     set_the_clock_wrong,
     stop_the_history,
@@ -187,20 +187,20 @@ MISFORTUNES = [
 
 
 @pytest.mark.parametrize("misfortune", MISFORTUNES)
-def test_a_still_turn_writes_nothing_asks_nobody_and_lets_stand_what_stands(
+def test_a_suspended_cycle_writes_nothing_asks_nobody_and_lets_stand_what_stands(
     misfortune: Callable[[Table], None],
 ) -> None:
     table = Table()
     table.submit("j1", "j2")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     stood = table.cluster.site_factor_of("j1")
     service.actions = [order(j2=0.9)]
     table.memory = replace(table.memory, said={})
     table.cluster.tick(timedelta(minutes=4))  # the lease has run out: another may have it
     misfortune(table)
-    report = table.turn(seat(service), after=timedelta(0))
-    assert report.still
+    report = table.cycle(active(service), after=timedelta(0))
+    assert report.suspended
     assert report.acted == 0
     assert service.asked == 1
     assert len(table.cluster.applied) == 1
@@ -210,20 +210,20 @@ def test_a_still_turn_writes_nothing_asks_nobody_and_lets_stand_what_stands(
 def test_stillness_says_what_stands_and_stays() -> None:
     table = Table()
     table.submit("j1", "j2")
-    table.turn(seat(Says(order(j1=0.5, j2=0.4))))
+    table.cycle(active(Says(order(j1=0.5, j2=0.4))))
     stop_the_history(table)
-    report = table.turn(seat(Says()))
-    assert report.still[-1] == "2 changes of Helios stand on the cluster and stay as they are"
+    report = table.cycle(active(Says()))
+    assert report.suspended[-1] == "2 changes of Helios stand on the cluster and stay as they are"
 
 
 def test_stillness_does_not_count_what_is_seen_to_stand_no_longer() -> None:
     table = Table()
     table.submit("j1", "j2", "j3")
-    table.turn(seat(Says(order(j1=0.5, j2=0.4, j3=0.3))))
+    table.cycle(active(Says(order(j1=0.5, j2=0.4, j3=0.3))))
     table.cluster.admin_sets_site_factor("j1", 0)
     table.cluster.hold("j2")
     stop_the_history(table)
-    assert table.turn(seat(Says())).still[-1] == (
+    assert table.cycle(active(Says())).suspended[-1] == (
         "1 changes of Helios stand on the cluster and stay as they are; "
         "of 1 the cluster does not show whether they stand"
     )
@@ -232,9 +232,9 @@ def test_stillness_does_not_count_what_is_seen_to_stand_no_longer() -> None:
 def test_stillness_without_a_look_does_not_say_what_stands() -> None:
     table = Table()
     table.submit("j1")
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     table.cluster.fail_next()
-    assert not any("stand" in reason for reason in table.turn(seat(Says())).still)
+    assert not any("stand" in reason for reason in table.cycle(active(Says())).suspended)
 
 
 def test_stillness_is_written_down_once_and_again_when_its_reason_changes() -> None:
@@ -242,10 +242,10 @@ def test_stillness_is_written_down_once_and_again_when_its_reason_changes() -> N
     stopped_at = table.cluster.now - timedelta(days=1)
     table.world = lambda now: replace(all_is_well(now), history_read_at=stopped_at)
     for _ in range(3):
-        table.turn()
+        table.cycle()
     assert len(table.lines(outcome="nothing was done")) == 1
     table.world = lambda now: replace(all_is_well(now), history_read_at=stopped_at, drift="much")
-    table.turn()
+    table.cycle()
     assert [line["reason"].count(";") for line in table.lines(outcome="nothing was done")] == [0, 1]
 
 
@@ -254,8 +254,8 @@ def test_stillness_that_could_not_be_written_down_is_written_when_it_can_be() ->
     stopped_at = table.cluster.now - timedelta(days=1)
     table.world = lambda now: replace(all_is_well(now), history_read_at=stopped_at)
     table.ledger.fail_next(times=1, after=2)
-    assert not table.turn().recorded
-    table.turn()
+    assert not table.cycle().recorded
+    table.cycle()
     assert len(table.lines(outcome="nothing was done")) == 1
 
 
@@ -263,17 +263,17 @@ def test_a_pause_with_nothing_to_take_back_is_one_line_of_its_own_mode() -> None
     table = Table()
     table.world = lambda now: replace(all_is_well(now), paused="by alice")
     for _ in range(2):
-        table.turn()
+        table.cycle()
     assert [line["reason"] for line in table.lines(mode="paused")] == ["paused: by alice"]
 
 
-def test_after_a_failover_one_turn_is_still_and_the_next_acts() -> None:
+def test_after_a_failover_one_cycle_is_suspended_and_the_next_acts() -> None:
     table = Table()
     table.submit("j1")
-    table.turn()
+    table.cycle()
     fail_over(table)
-    assert table.turn(seat(Says(order(j1=0.5)))).still
-    assert table.turn(seat(Says(order(j1=0.5)))).acted == 1
+    assert table.cycle(active(Says(order(j1=0.5)))).suspended
+    assert table.cycle(active(Says(order(j1=0.5)))).acted == 1
 
 
 def test_an_answer_cut_short_is_not_taken_for_the_new_truth() -> None:
@@ -281,19 +281,19 @@ def test_an_answer_cut_short_is_not_taken_for_the_new_truth() -> None:
     table.cluster.nodes = [a_node(), a_node(name="node2")]
     jobs = [f"j{number}" for number in range(12)]
     table.submit(*jobs)
-    table.turn()
+    table.cycle()
     table.cluster.nodes = [a_node()]
     for job in jobs:
         table.cluster.end(job)
-    assert table.turn().still
-    assert table.turn().still  # not only once
+    assert table.cycle().suspended
+    assert table.cycle().suspended  # not only once
     table.submit("j99")
-    assert not table.turn().still
+    assert not table.cycle().suspended
 
 
 def test_the_reason_names_what_could_not_be_reached() -> None:
     table = Table()
     table.cluster.fail_next(times=1)
-    (reason,) = table.turn().still
+    (reason,) = table.cycle().suspended
     assert reason.startswith("the cluster could not be looked at")
     assert ClusterUnavailable.__name__ not in reason

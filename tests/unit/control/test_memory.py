@@ -1,32 +1,32 @@
-"""The memory of a turn goes through text and back, and damage is not taken for an empty memory."""
+"""The memory of a cycle goes through text and back, and damage is not taken for an empty memory."""
 
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from helios.actions import Lever, Outcome, Result
+from helios.actions import JobSetting, Outcome, Result
 from helios.config import Control
-from helios.control import Bench, Breaker, TurnMemory
-from helios.control.memory import digest_of
+from helios.control import CircuitBreaker, ControllerState, ServiceSuspension
+from helios.control.state import state_digest
 from helios.errors import MemoryDamaged
 from helios.testing import NOON
 
-FULL = TurnMemory(
+FULL = ControllerState(
     asked_at={"qssf": NOON},
-    breaker=Breaker().after_a_bad_turn(now=NOON, settings=Control(mismatches_to_open=1)),
-    bench=Bench().after_a_failure("ces", what="ÄÖ\n'x'", now=NOON),
+    breaker=CircuitBreaker().after_a_bad_cycle(now=NOON, settings=Control(mismatches_to_open=1)),
+    suspension=ServiceSuspension().after_a_failure("ces", what="ÄÖ\n'x'", now=NOON),
     controller="ctl1",
     pending=12,
     nodes=3,
-    still=("paused: by alice",),
+    suspended=("paused: by alice",),
     said={"qssf": frozenset({"a1", "b2"})},
 )
 
 
-@pytest.mark.parametrize("memory", [TurnMemory(), FULL])
-def test_a_memory_survives_its_text(memory: TurnMemory) -> None:
-    assert TurnMemory.from_json(memory.to_json()) == memory
+@pytest.mark.parametrize("memory", [ControllerState(), FULL])
+def test_a_memory_survives_its_text(memory: ControllerState) -> None:
+    assert ControllerState.from_json(memory.to_json()) == memory
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_memory_survives_its_text(memory: TurnMemory) -> None:
 )
 def test_a_damaged_memory_is_said_to_be_damaged(text: str) -> None:
     with pytest.raises(MemoryDamaged, match="cannot be read"):
-        TurnMemory.from_json(text)
+        ControllerState.from_json(text)
 
 
 def test_a_clock_set_back_makes_a_service_due() -> None:
@@ -48,15 +48,15 @@ def test_a_clock_set_back_makes_a_service_due() -> None:
     assert not FULL.is_due("qssf", every=timedelta(hours=1), now=NOON + timedelta(minutes=1))
 
 
-def test_a_refusal_of_another_job_lever_or_reason_is_another_refusal() -> None:
+def test_a_refusal_of_another_job_setting_or_reason_is_another_refusal() -> None:
     refusal = Outcome(
-        action="Reorder", lever=Lever.ORDER, job_id="1", result=Result.REFUSED, reason="so", remark="held"
+        action="Reorder", setting=JobSetting.ORDER, job_id="1", result=Result.REFUSED, reason="so", remark="held"
     )
     others = [
         replace(refusal, job_id="2"),
-        replace(refusal, lever=Lever.SOFT_LIMIT),
+        replace(refusal, setting=JobSetting.SOFT_LIMIT),
         replace(refusal, remark="reserved"),
         replace(refusal, result=Result.FAILED),
     ]
-    assert len({digest_of(outcome) for outcome in (refusal, *others)}) == 5
-    assert digest_of(replace(refusal, reason="another wording of the service's")) == digest_of(refusal)
+    assert len({state_digest(outcome) for outcome in (refusal, *others)}) == 5
+    assert state_digest(replace(refusal, reason="another wording of the service's")) == state_digest(refusal)

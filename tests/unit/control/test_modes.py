@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from helios.actions import Lever, Restore, Result
-from helios.control import CanaryCluster, Resolution, ServiceMode, ShadowCluster, door_for
-from helios.control.pending import PendingJob, pending_jobs
+from helios.actions import JobSetting, Result, Revert
+from helios.control import CanaryCluster, ServiceMode, ShadowCluster, Tolerance, cluster_for_mode
+from helios.control.observed import PendingJob, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, canary, order, soft_limit
 
-FINE = Resolution(urgency=0.005)
+FINE = Tolerance(urgency=0.005)
 
 
 def a_job(**columns: Any) -> PendingJob:
@@ -26,7 +26,7 @@ def jobs_of(numbers: range, **columns: Any) -> list[PendingJob]:
 
 
 def a_shadow(snapshot: Snapshot, stands: dict[Any, float] | None = None) -> ShadowCluster:
-    return ShadowCluster(look=lambda: snapshot, stands=stands or {}, resolution=FINE)
+    return ShadowCluster(look=lambda: snapshot, stands=stands or {}, tolerance=FINE)
 
 
 def a_queue(*job_ids: str, **columns: Any) -> tuple[FakeCluster, Snapshot]:
@@ -50,7 +50,7 @@ def reachable_from(thing: object) -> list[object]:
 
 
 def door(mode: ServiceMode, cluster: FakeCluster, snapshot: Snapshot) -> Any:
-    return door_for(mode, cluster, look=lambda: snapshot, stands={}, resolution=FINE)
+    return cluster_for_mode(mode, cluster, look=lambda: snapshot, stands={}, tolerance=FINE)
 
 
 def test_a_shadow_holds_nothing_that_leads_to_the_cluster() -> None:
@@ -68,20 +68,20 @@ def test_a_shadow_says_what_would_be_and_writes_nothing() -> None:
 
 def test_a_shadow_remembers_what_would_stand() -> None:
     _, snapshot = a_queue("j1", "j2")
-    shadow = a_shadow(snapshot, {(Lever.ORDER, "j1"): 0.5, (Lever.SOFT_LIMIT, "j1"): 1200.0})
+    shadow = a_shadow(snapshot, {(JobSetting.ORDER, "j1"): 0.5, (JobSetting.SOFT_LIMIT, "j1"): 1200.0})
     results = [o.result for o in shadow.apply([order(j1=0.501), soft_limit("j1", minutes=20), order(j2=0.501)])]
     assert results == [Result.UNCHANGED, Result.UNCHANGED, Result.WOULD]
 
 
 def test_a_shadow_would_take_back_what_would_stand() -> None:
     _, snapshot = a_queue("j1", "j2")
-    shadow = a_shadow(snapshot, {(Lever.ORDER, "j1"): 0.5, (Lever.ORDER, "j2"): 0.5})
-    (outcome,) = shadow.apply([Restore(lever=Lever.ORDER, job_ids=("j1",), reason="enough")])
+    shadow = a_shadow(snapshot, {(JobSetting.ORDER, "j1"): 0.5, (JobSetting.ORDER, "j2"): 0.5})
+    (outcome,) = shadow.apply([Revert(setting=JobSetting.ORDER, job_ids=("j1",), reason="enough")])
     assert (outcome.job_id, outcome.result, outcome.after) == ("j1", Result.WOULD, "urgency 0")
 
 
 def test_a_shadow_refuses_what_the_cluster_would_refuse() -> None:
-    _, snapshot = a_queue("j1", hands_off="held")
+    _, snapshot = a_queue("j1", excluded_reason="held")
     outcomes = a_shadow(snapshot).apply([order(j1=0.5, j9=0.4)])
     assert [(o.result, o.remark) for o in outcomes] == [
         (Result.REFUSED, "held"),
@@ -107,10 +107,10 @@ def test_only_jobs_of_the_canary_reach_the_cluster() -> None:
     gate = door(canary("debug"), cluster, snapshot)
     assert isinstance(gate, CanaryCluster)
     outcomes = gate.apply([order(j1=0.5), order("debug", j2=0.5), soft_limit("j1", minutes=20)])
-    assert {(o.job_id, o.lever, o.result) for o in outcomes} == {
-        ("j1", Lever.ORDER, Result.REFUSED),
-        ("j1", Lever.SOFT_LIMIT, Result.REFUSED),
-        ("j2", Lever.ORDER, Result.DONE),
+    assert {(o.job_id, o.setting, o.result) for o in outcomes} == {
+        ("j1", JobSetting.ORDER, Result.REFUSED),
+        ("j1", JobSetting.SOFT_LIMIT, Result.REFUSED),
+        ("j2", JobSetting.ORDER, Result.DONE),
     }
     assert all(o.remark == "outside the canary" for o in outcomes if o.result is Result.REFUSED)
     assert (cluster.site_factor_of("j1"), cluster.time_min_of("j1")) == (0, 0)
@@ -120,7 +120,7 @@ def test_a_canary_restores_only_its_own() -> None:
     cluster = FakeCluster()
     cluster.submit(job_id="j1", urgency=0.5)
     cluster.submit(job_id="j2", urgency=0.5, partition="debug")
-    door(canary("debug"), cluster, cluster.snapshot()).apply([Restore(reason="enough")])
+    door(canary("debug"), cluster, cluster.snapshot()).apply([Revert(reason="enough")])
     assert cluster.urgency_of("j1") > 0
     assert cluster.site_factor_of("j2") == 0
 
@@ -170,6 +170,6 @@ def test_a_canary_restores_none_that_is_named_but_not_its_own() -> None:
     cluster = FakeCluster()
     for job_id, partition in (("j1", "gpu"), ("j2", "debug")):
         cluster.submit(job_id=job_id, partition=partition, urgency=0.5)
-    named = Restore(job_ids=("j1", "j2"), reason="enough")
+    named = Revert(job_ids=("j1", "j2"), reason="enough")
     door(canary("debug"), cluster, cluster.snapshot()).apply([named])
     assert (cluster.urgency_of("j1") > 0, cluster.urgency_of("j2")) == (True, 0)

@@ -12,11 +12,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, Place, Reorder, Restore, SoftLimit
-from helios.control import Seat, release
-from helios.control.pending import carried, pending_jobs
+from helios.actions import Action, Place, Reorder, Revert, SoftLimit
+from helios.control import ActiveService, release
+from helios.control.observed import carried_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
-from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, all_is_well, canary, order, seat, soft_limit
+from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, active, all_is_well, canary, order, soft_limit
 
 FEW = settings(max_examples=25)
 FREE = ("j1", "j2", "j3")
@@ -39,9 +39,7 @@ def orders(draw: st.DrawFn) -> Reorder:
 limits = st.builds(
     SoftLimit, job_id=job_ids, run_time=st.timedeltas(timedelta(seconds=1), timedelta(hours=3)), reason=st.just("so")
 )
-restores = st.builds(
-    Restore, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer")
-)
+restores = st.builds(Revert, job_ids=st.none() | st.lists(job_ids, unique=True).map(tuple), reason=st.just("no longer"))
 proposals = st.lists(orders() | limits | restores, max_size=4)
 modes = st.sampled_from([ACTIVE, SHADOW, OFF, canary("gpu"), canary(percent=50)])
 
@@ -61,11 +59,11 @@ def _made_once() -> Table:
     table.cluster.admin_sets_site_factor("foreign", 537)  # not Helios', though it bears the mark
     table.cluster.start("running")
     service = Says(order(theirs=0.3))
-    table.turn(seat(service))
+    table.cycle(active(service))
     for _ in range(2):
         table.cluster.admin_sets_site_factor("theirs", 0)
-        table.turn(seat(service))
-    assert (table.ledger.standings()["admins"] == 1).any()
+        table.cycle(active(service))
+    assert (table.ledger.applied_changes()["overridden"] == 1).any()
     return table
 
 
@@ -79,43 +77,46 @@ def set_on(cluster: FakeCluster, names: Sequence[str], *, only_order: Sequence[s
 
 
 @FEW
-@given(turns=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
+@given(cycles=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
 def test_whatever_is_proposed_no_job_of_others_and_no_running_job_is_written(
-    turns: list[tuple[list[Action], Any, list[Action], Any]],
+    cycles: list[tuple[list[Action], Any, list[Action], Any]],
 ) -> None:
     table = a_table_with_others_jobs()
     before = set_on(table.cluster, OTHERS, only_order=["theirs"])
-    for first, mode, second, other_mode in turns:
-        table.turn(seat(Says(*first), mode=mode), seat(Says(*second), name="other", mode=other_mode))
+    for first, mode, second, other_mode in cycles:
+        table.cycle(active(Says(*first), mode=mode), active(Says(*second), name="other", mode=other_mode))
         assert set_on(table.cluster, OTHERS, only_order=["theirs"]) == before
 
 
 @FEW
-@given(turns=st.lists(st.tuples(proposals, modes), min_size=1, max_size=4))
-def test_whatever_is_proposed_the_book_names_every_mark_on_the_cluster(turns: list[tuple[list[Action], Any]]) -> None:
+@given(cycles=st.lists(st.tuples(proposals, modes), min_size=1, max_size=4))
+def test_whatever_is_proposed_the_applied_now_names_every_mark_on_the_cluster(
+    cycles: list[tuple[list[Action], Any]],
+) -> None:
     table = Table()
     table.submit(*FREE)
-    for proposal, mode in turns:
-        table.turn(seat(Says(*proposal), mode=mode))
-        frame = table.ledger.standings()
+    for proposal, mode in cycles:
+        table.cycle(active(Says(*proposal), mode=mode))
+        frame = table.ledger.applied_changes()
         real = frame[frame["mode"] != "shadow"]
-        assert {(str(lever), job) for lever, job in zip(real["lever"], real["job_id"], strict=True)} == {
-            (lever.value, job) for lever, job in carried(list(pending_jobs(table.cluster.snapshot()).values()))
+        assert {(str(setting), job) for setting, job in zip(real["setting"], real["job_id"], strict=True)} == {
+            (setting.value, job)
+            for setting, job in carried_values(list(pending_jobs(table.cluster.snapshot()).values()))
         }
 
 
 @FEW
-@given(turns=st.lists(st.tuples(proposals, proposals), min_size=1, max_size=3))
+@given(cycles=st.lists(st.tuples(proposals, proposals), min_size=1, max_size=3))
 def test_whatever_is_proposed_asking_again_writes_nothing_more(
-    turns: list[tuple[list[Action], list[Action]]],
+    cycles: list[tuple[list[Action], list[Action]]],
 ) -> None:
     table = Table()
     table.submit(*FREE)
-    for first, second in turns:
-        seats = (seat(Says(*first)), seat(Says(*second), name="other"))
-        table.turn(*seats)
+    for first, second in cycles:
+        active_services = (active(Says(*first)), active(Says(*second), name="other"))
+        table.cycle(*active_services)
         writes, records = table.cluster.writes, table.ledger.records
-        table.turn(*seats)
+        table.cycle(*active_services)
         assert (table.cluster.writes, table.ledger.records) == (writes, records)
 
 
@@ -167,13 +168,13 @@ def test_two_holders_never_both_write(at: int, slept_s: int, later_s: int) -> No
     first.submit("j1")
 
     def overtake() -> None:
-        second.turn(seat(Says(order(j1=-0.5))), after=timedelta(seconds=slept_s))
+        second.cycle(active(Says(order(j1=-0.5))), after=timedelta(seconds=slept_s))
         cluster.tick(timedelta(seconds=-slept_s))
 
     ledger.interruptions[at] = overtake
-    first.turn(seat(Says(order(j1=0.5))))
-    first.turn(seat(Says(order(j1=0.6))), after=timedelta(seconds=later_s))
-    second.turn(seat(Says(order(j1=-0.6))))
+    first.cycle(active(Says(order(j1=0.5))))
+    first.cycle(active(Says(order(j1=0.6))), after=timedelta(seconds=later_s))
+    second.cycle(active(Says(order(j1=-0.6))))
     assert writers
     assert all(writer == holder for writer, holder in writers)
 
@@ -192,12 +193,12 @@ def crash_at_call(ledger: FakeLedger, number: int) -> None:
 
 
 def is_clean(table: Table) -> bool:
-    return not carried(list(pending_jobs(table.cluster.snapshot()).values()))
+    return not carried_values(list(pending_jobs(table.cluster.snapshot()).values()))
 
 
-SEATS: list[list[Seat]] = [
-    [seat(Says(order(j1=0.5, j2=-0.5)), name="a"), seat(Says(soft_limit("j3", minutes=20)), name="b")],
-    [seat(Says(order(j1=-0.9, j3=0.4)), name="a"), seat(Says(soft_limit("j2", minutes=30)), name="b")],
+ACTIVE_SERVICES: list[list[ActiveService]] = [
+    [active(Says(order(j1=0.5, j2=-0.5)), name="a"), active(Says(soft_limit("j3", minutes=20)), name="b")],
+    [active(Says(order(j1=-0.9, j3=0.4)), name="a"), active(Says(soft_limit("j2", minutes=30)), name="b")],
 ]
 
 
@@ -205,7 +206,7 @@ SEATS: list[list[Seat]] = [
 @given(
     dies_recording=st.none() | st.integers(1, 4),
     dies_writing=st.none() | st.integers(0, 7),
-    how=st.sampled_from(["next turn", "release", "pause"]),
+    how=st.sampled_from(["next cycle", "release", "pause"]),
 )
 def test_after_a_crash_anywhere_everything_can_be_taken_back(
     dies_recording: int | None, dies_writing: int | None, how: str
@@ -217,9 +218,9 @@ def test_after_a_crash_anywhere_everything_can_be_taken_back(
         crash_at_call(table.ledger, dies_recording)
     if dies_writing is not None:
         table.cluster.crash_after(writes=dies_writing)
-    for seats in SEATS:
+    for active_services in ACTIVE_SERVICES:
         try:
-            table.turn(*seats)
+            table.cycle(*active_services)
         except Crash:
             break
     table.cluster._faults.crash_after = None
@@ -227,15 +228,15 @@ def test_after_a_crash_anywhere_everything_can_be_taken_back(
     take_back(table, how)
     assert is_clean(table)
     assert table.cluster.time_min_of("user") == 10
-    assert table.ledger.standings().empty
+    assert table.ledger.applied_changes().empty
 
 
 def take_back(table: Table, how: str) -> None:
-    if how == "next turn":
-        table.turn(*(seat(Says(), name=name, mode=SHADOW) for name in "ab"))
+    if how == "next cycle":
+        table.cycle(*(active(Says(), name=name, mode=SHADOW) for name in "ab"))
     elif how == "pause":
         table.world = lambda now: replace(all_is_well(now), paused="enough")
-        table.turn()
+        table.cycle()
     else:
         now = table.cluster.now
         release(cluster=table.cluster, ledger=table.ledger, now=now, holder="helios-1", reason="enough")

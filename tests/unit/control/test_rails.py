@@ -1,4 +1,4 @@
-"""The rails an admin demands, one provoked by each test, in whole turns."""
+"""The rails an admin demands, one provoked by each test, in whole cycles."""
 
 import json
 from datetime import timedelta
@@ -6,19 +6,31 @@ from datetime import timedelta
 import pytest
 
 from helios.actions import Result
-from helios.control import TurnMemory
+from helios.control import ControllerState
 from helios.errors import LeaseLost
 from helios.testing import FakeCluster, FakeLedger
-from tests.unit.control.table import ACTIVE, MINUTE, OFF, SHADOW, Says, Table, canary, order, seat, settings, soft_limit
+from tests.unit.control.table import (
+    ACTIVE,
+    MINUTE,
+    OFF,
+    SHADOW,
+    Says,
+    Table,
+    active,
+    canary,
+    order,
+    settings,
+    soft_limit,
+)
 
 
 def test_rail_modes_are_per_service() -> None:
     table = Table()
     table.submit("j1", "j2")
-    report = table.turn(
-        seat(Says(order(j1=0.5)), name="shadowed", mode=SHADOW),
-        seat(Says(soft_limit("j2", minutes=20)), name="acting", mode=ACTIVE),
-        seat(Says(order(j2=0.5)), name="silent", mode=OFF),
+    report = table.cycle(
+        active(Says(order(j1=0.5)), name="shadowed", mode=SHADOW),
+        active(Says(soft_limit("j2", minutes=20)), name="acting", mode=ACTIVE),
+        active(Says(order(j2=0.5)), name="silent", mode=OFF),
     )
     assert report.counts == {"shadowed": {Result.WOULD: 1}, "acting": {Result.DONE: 1}}
     assert (table.cluster.site_factor_of("j1"), table.cluster.site_factor_of("j2")) == (0, 0)
@@ -36,7 +48,7 @@ def test_rail_a_dry_run_provably_cannot_act() -> None:
     table.cluster.apply = forbidden  # type: ignore[method-assign, assignment]
     service = Says(order(j1=-0.5, j2=1.0), soft_limit("j3", minutes=20))
     for _ in range(3):
-        table.turn(seat(service, mode=SHADOW))
+        table.cycle(active(service, mode=SHADOW))
         service.actions = [order(j2=0.3)]
     assert table.lines(mode="shadow")
 
@@ -46,13 +58,13 @@ def test_rail_a_canary_by_percent_keeps_to_its_jobs() -> None:
     jobs = {f"j{number}": 0.5 for number in range(100)}
     table.submit(*jobs)
     service = Says(order(**jobs))
-    report = table.turn(seat(service, mode=canary(percent=20)))
+    report = table.cycle(active(service, mode=canary(percent=20)))
     touched = {job for job in jobs if table.cluster.site_factor_of(job)}
     assert 5 < len(touched) < 40
-    assert set(table.standing("canary")) == touched
+    assert set(table.applied("canary")) == touched
     assert report.notes == ()
     assert {line["target"] for line in table.lines(action="Reorder")} == touched
-    table.turn(seat(service, mode=canary(percent=20)))
+    table.cycle(active(service, mode=canary(percent=20)))
     assert {job for job in jobs if table.cluster.site_factor_of(job)} == touched
 
 
@@ -62,28 +74,28 @@ def test_rail_repeated_mismatch_opens_a_breaker_that_a_restart_does_not_reset() 
     table.cluster.swallow_writes(times=99)
     service = Says(order(j1=0.5))
     for _ in range(3):
-        assert not table.turn(seat(service)).still
+        assert not table.cycle(active(service)).suspended
     writes = table.cluster.writes
     restarted = Table(cluster=table.cluster, ledger=table.ledger, settings=table.settings, memory=table.memory)
-    report = restarted.turn(seat(service))
-    assert report.still[0].startswith("the breaker is open until")
+    report = restarted.cycle(active(service))
+    assert report.suspended[0].startswith("the breaker is open until")
     assert table.cluster.writes == writes
 
 
-def test_rail_a_turn_that_writes_nothing_does_not_make_up_for_bad_ones() -> None:
+def test_rail_a_cycle_that_writes_nothing_does_not_make_up_for_bad_ones() -> None:
     table = Table(settings=settings(mismatches_to_open=3, breaker_s=900))
     table.submit("j1")
     says = Says(order(j1=0.5))
     table.cluster.swallow_writes(times=99)
-    table.turn(seat(says))
-    table.turn(seat(says))
+    table.cycle(active(says))
+    table.cycle(active(says))
     says.actions = []
-    quiet = table.turn(seat(says))
-    assert (quiet.still, quiet.acted) == ((), 0)
+    quiet = table.cycle(active(says))
+    assert (quiet.suspended, quiet.acted) == ((), 0)
     assert table.memory.breaker.bad_in_row == 2
     says.actions = [order(j1=0.5)]
-    table.turn(seat(says))
-    assert table.turn(seat(says)).still[0].startswith("the breaker is open until")
+    table.cycle(active(says))
+    assert table.cycle(active(says)).suspended[0].startswith("the breaker is open until")
 
 
 def test_rail_a_job_that_fails_on_and_on_is_written_down_once_until_it_fails_in_another_way() -> None:
@@ -93,8 +105,8 @@ def test_rail_a_job_that_fails_on_and_on_is_written_down_once_until_it_fails_in_
         table.cluster.refuse_writes("j1", answer=answer)
         if answer == "":
             table.cluster.admin_sets_site_factor("j1", 0)
-        report = table.turn(seat(Says(order(j1=0.5))))
-        assert sum(report.counts["qssf"].values()) == 1  # it is counted in every turn
+        report = table.cycle(active(Says(order(j1=0.5))))
+        assert sum(report.counts["qssf"].values()) == 1  # it is counted in every cycle
         if answer == "":
             table.cluster.admin_sets_site_factor("j1", 0)
     outcomes = [line["outcome"] for line in table.lines(action="Reorder")]
@@ -107,10 +119,10 @@ def test_rail_a_breaker_whose_time_is_over_tries_once_and_opens_again() -> None:
     table.cluster.swallow_writes(times=3)
     service = Says(order(j1=0.5))
     for _ in range(2):
-        table.turn(seat(service))
-    assert not table.turn(seat(service), after=timedelta(seconds=600)).still
-    assert table.turn(seat(service)).still
-    assert not table.turn(seat(service), after=timedelta(seconds=600)).still
+        table.cycle(active(service))
+    assert not table.cycle(active(service), after=timedelta(seconds=600)).suspended
+    assert table.cycle(active(service)).suspended
+    assert not table.cycle(active(service), after=timedelta(seconds=600)).suspended
     assert table.cluster.urgency_of("j1") > 0
     assert table.memory.breaker.bad_in_row == 0
 
@@ -119,15 +131,15 @@ def test_rail_a_failed_write_counts_as_bad() -> None:
     table = Table(settings=settings(mismatches_to_open=1))
     table.submit("j1")
     table.cluster.refuse_writes("j1")
-    table.turn(seat(Says(order(j1=0.5))))
-    assert table.turn(seat(Says(order(j1=0.5)))).still[0].startswith("the breaker is open")
+    table.cycle(active(Says(order(j1=0.5))))
+    assert table.cycle(active(Says(order(j1=0.5)))).suspended[0].startswith("the breaker is open")
 
 
-def test_rail_a_budget_bounds_the_writes_of_a_turn_over_all_services() -> None:
-    table = Table(settings=settings(slurm={"writes_per_turn": 3}))
+def test_rail_a_budget_bounds_the_writes_of_a_cycle_over_all_services() -> None:
+    table = Table(settings=settings(slurm={"writes_per_cycle": 3}))
     table.submit("j1", "j2", "j3", "j4")
     limits = [soft_limit(job, minutes=20) for job in ("j1", "j2")]
-    table.turn(seat(Says(order(j1=0.5, j2=0.4))), seat(Says(*limits), name="soft_limits"))
+    table.cycle(active(Says(order(j1=0.5, j2=0.4))), active(Says(*limits), name="soft_limits"))
     assert table.cluster.writes == 3
 
 
@@ -136,7 +148,7 @@ def test_rail_one_user_has_a_bounded_share_of_the_boosts() -> None:
     table.submit("j5", user="bob")
     table.cluster.tick(MINUTE)
     table.submit("j1", "j2", "j3", "j4", user="alice")
-    table.turn(seat(Says(order(j1=0.9, j2=0.8, j3=0.7, j4=0.6, j5=0.1))))
+    table.cycle(active(Says(order(j1=0.9, j2=0.8, j3=0.7, j4=0.6, j5=0.1))))
     boosted = [job for job in ("j1", "j2", "j3", "j4", "j5") if table.cluster.urgency_of(job) > 0]
     assert boosted == ["j1", "j5"]
 
@@ -144,37 +156,37 @@ def test_rail_one_user_has_a_bounded_share_of_the_boosts() -> None:
 def test_rail_a_boost_is_bounded() -> None:
     table = Table(cluster=FakeCluster(site_factor_most=1_000), settings=settings(slurm={"site_factor_most": 1_000}))
     table.submit("j1", "j2")
-    table.turn(seat(Says(order(j1=1.0, j2=-1.0))))
+    table.cycle(active(Says(order(j1=1.0, j2=-1.0))))
     assert (table.cluster.site_factor_of("j1"), table.cluster.site_factor_of("j2")) == (937, -937)
 
 
 def test_rail_a_job_that_nobody_names_is_neutral() -> None:
     table = Table()
     table.submit("j1", "j2")
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.site_factor_of("j2") == 0
 
 
 def test_rail_one_writer_the_second_stands_by() -> None:
     table = Table()
     table.submit("j1")
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     second = Table(cluster=table.cluster, ledger=table.ledger, holder="helios-2")
-    report = second.turn(seat(Says(order(j1=-0.5))))
-    assert report.still == ("another Helios holds the lease of this cluster: standing by",)
+    report = second.cycle(active(Says(order(j1=-0.5))))
+    assert report.suspended == ("another Helios holds the lease of this cluster: standing by",)
     assert not report.leads
     assert report.recorded  # there was nothing to write down
     assert report.notes == ()
-    assert report.memory == TurnMemory()  # what it remembers is not what counts
+    assert report.memory == ControllerState()  # what it remembers is not what counts
     assert table.cluster.urgency_of("j1") > 0
 
 
 def test_rail_the_second_takes_over_when_the_lease_has_run_out() -> None:
     table = Table()
     table.submit("j1")
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     second = Table(cluster=table.cluster, ledger=table.ledger, holder="helios-2")
-    assert second.turn(seat(Says(order(j1=-0.5))), after=timedelta(seconds=181)).acted == 1
+    assert second.cycle(active(Says(order(j1=-0.5))), after=timedelta(seconds=181)).acted == 1
 
 
 def test_rail_a_writer_that_slept_over_its_lease_is_fenced_off() -> None:
@@ -188,16 +200,16 @@ def test_rail_a_writer_that_slept_over_its_lease_is_fenced_off() -> None:
         return Table.expectation(snapshot)  # type: ignore[arg-type]
 
     table.expectation = overtaken  # type: ignore[assignment]
-    report = table.turn(seat(Says(order(j1=0.5))))
-    assert report.still[0] == "what was meant could not be written down, so it was not done"
+    report = table.cycle(active(Says(order(j1=0.5))))
+    assert report.suspended[0] == "what was meant could not be written down, so it was not done"
     assert table.cluster.applied == []
-    assert LeaseLost.__name__ not in "".join(report.still)
+    assert LeaseLost.__name__ not in "".join(report.suspended)
 
 
 def test_rail_the_audit_says_who_what_why_before_after_model_and_result() -> None:
     table = Table()
     table.submit("j1")
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     (line,) = table.lines(target="j1")
     assert {name: line[name] for name in ("service", "mode", "action", "reason", "before", "after", "model_id")} == {
         "service": "qssf",
@@ -215,10 +227,10 @@ def test_rail_the_audit_only_grows() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     before = table.lines()
     service.actions = []
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert table.lines()[: len(before)] == before
     assert len(table.lines()) > len(before)
 
@@ -226,8 +238,8 @@ def test_rail_the_audit_only_grows() -> None:
 @pytest.mark.parametrize("column", ["held", "reservation r1", "scrontab job", "component of a heterogeneous job"])
 def test_rail_jobs_to_be_left_alone_are_left_alone(column: str) -> None:
     table = Table()
-    table.submit("j1", hands_off=column)
-    report = table.turn(seat(Says(order(j1=0.5), soft_limit("j1", minutes=20))))
+    table.submit("j1", excluded_reason=column)
+    report = table.cycle(active(Says(order(j1=0.5), soft_limit("j1", minutes=20))))
     assert report.counts == {"qssf": {Result.REFUSED: 2}}
     assert table.cluster.applied == []
     assert table.lines(target="j1")[0]["outcome"] == f"refused: {column}"
@@ -237,23 +249,25 @@ def test_rail_a_priority_that_an_admin_set_is_left_alone() -> None:
     table = Table()
     table.submit("j1")
     table.cluster.admin_sets_priority("j1", 7)
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.site_factor_of("j1") == 0
 
 
-def test_rail_two_services_never_pull_one_lever() -> None:
+def test_rail_two_services_never_pull_one_setting() -> None:
     table = Table()
     table.submit("j1")
     first, second = Says(order(j1=0.5)), Says(order(j1=-0.5))
-    report = table.turn(seat(first), seat(second, name="second"))
+    report = table.cycle(active(first), active(second, name="second"))
     assert report.counts == {"qssf": {Result.DONE: 1}, "second": {Result.REFUSED: 1}}
     assert table.cluster.urgency_of("j1") > 0
-    assert table.lines(service="second", target="j1")[0]["outcome"] == "refused: service qssf has this lever of the job"
+    assert (
+        table.lines(service="second", target="j1")[0]["outcome"] == "refused: service qssf has this setting of the job"
+    )
 
 
 def test_rail_a_report_and_its_memory_are_plain_text_for_whoever_keeps_them() -> None:
     table = Table(ledger=FakeLedger())
     table.submit("j1")
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert json.loads(report.counts_json()) == {"qssf": {"done": 1}}
     assert json.loads(report.memory.to_json())["controller"] == "ctl1"

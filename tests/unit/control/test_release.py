@@ -7,19 +7,19 @@ from datetime import timedelta
 import pytest
 
 from helios.actions import Action, Outcome, Result
-from helios.control import TurnReport, release
+from helios.control import CycleReport, release
 from helios.testing import FakeCluster
-from tests.unit.control.table import SHADOW, Says, Table, all_is_well, order, seat, soft_limit
+from tests.unit.control.table import SHADOW, Says, Table, active, all_is_well, order, soft_limit
 
 
 def a_table_where_much_stands(cluster: FakeCluster | None = None) -> Table:
     table = Table(cluster=cluster or FakeCluster())
     table.submit("j1", "j2", "j3")
-    table.turn(seat(Says(order(j1=0.5, j2=-0.5), soft_limit("j3", minutes=20))))
+    table.cycle(active(Says(order(j1=0.5, j2=-0.5), soft_limit("j3", minutes=20))))
     return table
 
 
-def let_go(table: Table, *, holder: str = "helios-1") -> TurnReport:
+def let_go(table: Table, *, holder: str = "helios-1") -> CycleReport:
     return release(
         cluster=table.cluster, ledger=table.ledger, now=table.cluster.now, holder=holder, reason="alice said so"
     )
@@ -40,14 +40,14 @@ def test_a_release_takes_back_everything_verifies_and_writes_it_down() -> None:
     assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
     assert (report.acted, report.clean, report.recorded) == (3, True, True)
     assert table.cluster.looks == looks + 1
-    assert table.standing() == {}
+    assert table.applied() == {}
     last = table.lines(mode="paused")
     assert [line["target"] for line in last] == ["j1", "j2", "j3", "venus"]
     assert last[-1]["outcome"] == "done: looked again, no job carries anything that Helios is known to have set"
     assert last[-1]["reason"] == "alice said so"
 
 
-def test_a_release_leaves_what_users_and_admins_set() -> None:
+def test_a_release_leaves_what_users_and_overridden_set() -> None:
     table = a_table_where_much_stands()
     table.submit("j4", user_soft_limit_s=600.0)
     table.cluster.admin_sets_site_factor("j2", 500)
@@ -57,7 +57,7 @@ def test_a_release_leaves_what_users_and_admins_set() -> None:
     assert report.clean
 
 
-def test_a_release_finds_what_no_book_knows() -> None:
+def test_a_release_finds_what_no_applied_now_knows() -> None:
     table = Table()
     table.submit("j1", urgency=0.5, soft_limit_s=1020.0)
     assert let_go(table).acted == 1
@@ -90,10 +90,10 @@ def test_a_pause_takes_back_what_was_hidden_as_soon_as_it_is_shown() -> None:
     table = a_table_where_much_stands()
     table.cluster.hold("j1")
     pause(table)
-    assert table.turn().remaining == ("j1",)
+    assert table.cycle().remaining == ("j1",)
     assert table.cluster.site_factor_of("j1") == 5037
     table.cluster.unhold("j1")
-    assert table.turn().remaining == ()
+    assert table.cycle().remaining == ()
     assert table.cluster.site_factor_of("j1") == 0
 
 
@@ -111,7 +111,7 @@ def test_a_release_leaves_and_names_what_bears_the_mark_and_is_in_no_record() ->
 
 def test_a_release_goes_on_where_the_cluster_postpones() -> None:
     table = a_table_where_much_stands(FakeCluster())
-    table.cluster.writes_per_turn = 1
+    table.cluster.writes_per_cycle = 1
     report = let_go(table)
     assert report.clean
     assert report.counts == {"helios": {Result.DONE: 3}}
@@ -150,8 +150,8 @@ def test_a_release_says_which_jobs_are_left() -> None:
     report = let_go(table)
     assert report.remaining == ("j2",)
     assert not report.clean
-    assert table.standing() == {"j2": -0.5}
-    assert table.lines(action="Turn")[-1]["outcome"] == "mismatch: 1 jobs still carry what Helios set: j2"
+    assert table.applied() == {"j2": -0.5}
+    assert table.lines(action="Cycle")[-1]["outcome"] == "mismatch: 1 jobs still carry what Helios set: j2"
 
 
 @pytest.mark.parametrize("answers", [0, 1])
@@ -165,29 +165,29 @@ def test_a_release_without_a_cluster_does_not_claim_to_be_clean(answers: int) ->
     report = let_go(table)
     assert report.remaining is None
     assert not report.clean
-    assert "taking everything back was broken off" in report.still[1]
-    assert len(table.standing()) == 3
+    assert "taking everything back was broken off" in report.suspended[1]
+    assert len(table.applied()) == 3
 
 
-def test_a_release_keeps_in_mind_what_is_an_admins() -> None:
+def test_a_release_keeps_in_mind_what_is_an_overridden() -> None:
     table = a_table_where_much_stands()
     for _ in range(2):
         table.cluster.admin_sets_site_factor("j1", 0)
-        table.turn(seat(Says(order(j1=0.5))))
+        table.cycle(active(Says(order(j1=0.5))))
     let_go(table)
-    assert list(table.ledger.standings()["job_id"]) == ["j1"]
+    assert list(table.ledger.applied_changes()["job_id"]) == ["j1"]
 
 
-def test_a_pause_takes_everything_back_once_and_then_is_still() -> None:
+def test_a_pause_takes_everything_back_once_and_then_is_suspended() -> None:
     table = a_table_where_much_stands()
     pause(table)
     service = Says(order(j1=0.5))
-    report = table.turn(seat(service))
+    report = table.cycle(active(service))
     assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
-    assert report.still == ("paused: by alice: maintenance",)
+    assert report.suspended == ("paused: by alice: maintenance",)
     assert (report.acted, report.clean, service.asked) == (3, True, 0)
     calls, lines = len(table.cluster.applied), len(table.lines())
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert (len(table.cluster.applied), len(table.lines())) == (calls, lines)
 
 
@@ -195,7 +195,7 @@ def test_a_pause_takes_back_what_the_hook_goes_on_to_write() -> None:
     table = Table()
     pause(table)
     table.submit("j1", urgency=0.5)
-    table.turn()
+    table.cycle()
     assert table.cluster.site_factor_of("j1") == 0
 
 
@@ -203,7 +203,7 @@ def test_a_pause_works_without_the_database() -> None:
     table = a_table_where_much_stands()
     pause(table)
     table.ledger.fail_next(times=99)
-    report = table.turn()
+    report = table.cycle()
     assert what_stands(table, "j1", "j2", "j3") == [0, 0, 0]
     assert report.clean
     assert not report.recorded
@@ -213,32 +213,32 @@ def test_a_pause_leaves_a_cluster_to_whoever_holds_the_lease() -> None:
     table = a_table_where_much_stands()
     pause(table)
     table.holder = "helios-2"
-    assert table.turn().still == ("another Helios holds the lease of this cluster: standing by",)
+    assert table.cycle().suspended == ("another Helios holds the lease of this cluster: standing by",)
     assert table.cluster.urgency_of("j1") > 0
 
 
 def test_after_a_pause_a_service_begins_anew() -> None:
     table = a_table_where_much_stands()
     pause(table)
-    table.turn()
+    table.cycle()
     table.world = all_is_well
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert report.acted == 1
-    assert table.standing() == {"j1": 0.5}
+    assert table.applied() == {"j1": 0.5}
 
 
 def test_a_pause_ends_what_shadows_would_have() -> None:
     table = a_table_where_much_stands()
-    table.turn(seat(Says(order(j1=0.5)), mode=SHADOW))
+    table.cycle(active(Says(order(j1=0.5)), mode=SHADOW))
     table.submit("j9", urgency=0.5)
     pause(table)
-    table.turn()
-    assert table.standing("shadow") == {}
+    table.cycle()
+    assert table.applied("shadow") == {}
 
 
 def test_a_release_does_not_ask_on_where_the_cluster_takes_nothing_back() -> None:
     table = a_table_where_much_stands()
-    table.cluster.writes_per_turn = 0
+    table.cluster.writes_per_cycle = 0
     calls = len(table.cluster.applied)
     report = let_go(table)
     assert len(table.cluster.applied) == calls + 1
@@ -247,16 +247,16 @@ def test_a_release_does_not_ask_on_where_the_cluster_takes_nothing_back() -> Non
 
 def test_every_job_of_a_release_in_rounds_is_told_as_done_once() -> None:
     table = a_table_where_much_stands()
-    table.cluster.writes_per_turn = 1
+    table.cluster.writes_per_cycle = 1
     report = let_go(table)
-    done = report.decisions[report.decisions["action"] == "Restore"]
+    done = report.decisions[report.decisions["action"] == "Revert"]
     assert dict(zip(done["target"], done["outcome"], strict=True)) == dict.fromkeys(["j1", "j2", "j3"], "done")
 
 
-def test_a_job_that_is_left_with_both_levers_is_named_once_and_so_are_the_others() -> None:
+def test_a_job_that_is_left_with_both_setting_kinds_is_named_once_and_so_are_the_others() -> None:
     table = Table()
     table.submit("j1", "j2", p50_s=600.0)
-    table.turn(seat(Says(order(j1=0.5, j2=-0.5), soft_limit("j1", minutes=20))))
+    table.cycle(active(Says(order(j1=0.5, j2=-0.5), soft_limit("j1", minutes=20))))
     for job in ("j1", "j2"):
         table.cluster.refuse_writes(job)
     report = let_go(table)
@@ -268,28 +268,28 @@ def test_what_a_pause_cannot_take_back_is_written_down_once() -> None:
     table = a_table_where_much_stands()
     table.cluster.refuse_writes("j1")
     pause(table)
-    table.turn()
+    table.cycle()
     lines = len(table.lines())
     for _ in range(3):
-        assert table.turn().remaining == ("j1",)
+        assert table.cycle().remaining == ("j1",)
     assert len(table.lines()) == lines
     table.cluster.refuse_writes("j1", answer="")
-    assert table.turn().remaining == ()
+    assert table.cycle().remaining == ()
     assert len(table.lines()) > lines
 
 
 def test_a_mark_that_no_service_may_change_is_told_and_not_touched() -> None:
     table = Table()
     table.submit("j1", urgency=0.5)
-    notes = table.turn(seat(Says(), mode=SHADOW)).notes
+    notes = table.cycle(active(Says(), mode=SHADOW)).notes
     assert notes[0].startswith("1 changes bear Helios' mark")
     assert table.cluster.urgency_of("j1") > 0
-    assert table.turn(seat(Says(order()))).notes == ()
+    assert table.cycle(active(Says(order()))).notes == ()
 
 
 def test_a_release_that_is_broken_off_says_so_and_what_was_done_until_then() -> None:
     table = a_table_where_much_stands()
-    table.cluster.writes_per_turn = 2
+    table.cluster.writes_per_cycle = 2
     apply = table.cluster.apply
 
     def once(actions: Sequence[Action]) -> list[Outcome]:

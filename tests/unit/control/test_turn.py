@@ -1,4 +1,4 @@
-"""One turn: what reaches the cluster, what is written down, and what is not."""
+"""One cycle: what reaches the cluster, what is written down, and what is not."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from helios.actions import Action, Outcome, Restore, Result
+from helios.actions import Action, Outcome, Result, Revert
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     MINUTE,
@@ -15,10 +15,10 @@ from tests.unit.control.table import (
     SHADOW,
     Says,
     Table,
+    active,
     all_is_well,
     canary,
     order,
-    seat,
     settings,
     soft_limit,
 )
@@ -27,7 +27,7 @@ from tests.unit.control.table import (
 def test_an_active_service_reaches_the_cluster_and_its_change_is_written_down() -> None:
     table = Table()
     table.submit("j1")
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert report.acted == 1
     assert report.counts == {"qssf": {Result.DONE: 1}}
     assert table.cluster.urgency_of("j1") == pytest.approx(0.5, abs=0.01)
@@ -35,7 +35,7 @@ def test_an_active_service_reaches_the_cluster_and_its_change_is_written_down() 
     assert (line["service"], line["mode"], line["action"], line["outcome"]) == ("qssf", "active", "Reorder", "done")
     assert (line["reason"], line["before"], line["after"]) == ("j1 is short", "SiteFactor 0", "SiteFactor 5037")
     assert line["model_id"] == "m1"
-    assert table.standing() == {"j1": 0.5}
+    assert table.applied() == {"j1": 0.5}
 
 
 def test_what_is_meant_is_written_down_before_anything_is_done() -> None:
@@ -49,18 +49,18 @@ def test_what_is_meant_is_written_down_before_anything_is_done() -> None:
         record(**arguments)  # type: ignore[arg-type]
 
     table.ledger.record = watched  # type: ignore[method-assign]
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     assert applied_before == [0, 0, 1]  # meant, the lease still ours, and what became of it
-    assert [line["outcome"] for line in table.lines(action="Turn")] == ["meant"]
+    assert [line["outcome"] for line in table.lines(action="Cycle")] == ["meant"]
 
 
 def test_a_quiet_cluster_writes_no_audit_and_makes_no_call() -> None:
     table = Table()
     table.submit("j1", "j2")
     service = Says(order(j1=0.5, j2=-0.5), soft_limit("j1", minutes=20))
-    table.turn(seat(service))
+    table.cycle(active(service))
     records, writes, calls = table.ledger.records, table.cluster.writes, len(table.cluster.applied)
-    report = table.turn(seat(service))
+    report = table.cycle(active(service))
     assert report.counts == {"qssf": {Result.UNCHANGED: 3}}
     assert (table.ledger.records, table.cluster.writes, len(table.cluster.applied)) == (records, writes, calls)
     assert service.asked == 2
@@ -70,11 +70,11 @@ def test_a_shadow_that_repeats_itself_is_written_down_once() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5))
-    assert table.turn(seat(service, mode=SHADOW)).counts == {"qssf": {Result.WOULD: 1}}
+    assert table.cycle(active(service, mode=SHADOW)).counts == {"qssf": {Result.WOULD: 1}}
     records = table.ledger.records
-    assert table.turn(seat(service, mode=SHADOW)).counts == {"qssf": {Result.UNCHANGED: 1}}
+    assert table.cycle(active(service, mode=SHADOW)).counts == {"qssf": {Result.UNCHANGED: 1}}
     assert table.ledger.records == records
-    assert table.standing("shadow") == {"j1": 0.5}
+    assert table.applied("shadow") == {"j1": 0.5}
 
 
 def test_a_service_is_asked_when_its_time_has_come() -> None:
@@ -82,7 +82,7 @@ def test_a_service_is_asked_when_its_time_has_come() -> None:
     table.submit("j1")
     service = Says(order(j1=0.5), every=timedelta(minutes=3))
     for _ in range(7):
-        table.turn(seat(service))
+        table.cycle(active(service))
     assert service.asked == 3
 
 
@@ -90,23 +90,23 @@ def test_what_stands_of_a_service_that_is_not_yet_due_stays() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5), every=timedelta(hours=1))
-    table.turn(seat(service))
-    table.turn(seat(service))
+    table.cycle(active(service))
+    table.cycle(active(service))
     assert table.cluster.urgency_of("j1") > 0
 
 
-def test_a_turn_that_comes_a_moment_early_still_asks() -> None:
+def test_a_cycle_that_comes_a_moment_early_suspended_asks() -> None:
     table = Table()
     service = Says(every=MINUTE)
-    table.turn(seat(service))
-    table.turn(seat(service), after=timedelta(seconds=59))
+    table.cycle(active(service))
+    table.cycle(active(service), after=timedelta(seconds=59))
     assert service.asked == 2
 
 
 def test_a_service_that_is_off_is_not_asked() -> None:
     table = Table()
     service = Says()
-    table.turn(seat(service, mode=OFF))
+    table.cycle(active(service, mode=OFF))
     assert service.asked == 0
 
 
@@ -115,31 +115,31 @@ def test_switching_a_service_back_takes_back_exactly_its_changes(mode: object) -
     table = Table()
     table.submit("j1", "j2")
     mine, others = Says(order(j1=0.5)), Says(soft_limit("j2", minutes=20))
-    table.turn(seat(mine), seat(others, name="soft_limits"))
-    table.turn(seat(mine, mode=mode), seat(others, name="soft_limits"))  # type: ignore[arg-type]
+    table.cycle(active(mine), active(others, name="soft_limits"))
+    table.cycle(active(mine, mode=mode), active(others, name="soft_limits"))  # type: ignore[arg-type]
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.time_min_of("j2") == 27
-    assert table.standing() == {"j2": 1200.0}
-    (line,) = table.lines(action="Restore")
+    assert table.applied() == {"j2": 1200.0}
+    (line,) = table.lines(action="Revert")
     assert (line["target"], line["service"], line["reason"]) == ("j1", "helios", "service qssf may not write now")
 
 
 def test_a_service_that_left_the_configuration_leaves_nothing_behind() -> None:
     table = Table()
     table.submit("j1")
-    table.turn(seat(Says(order(j1=0.5))))
-    table.turn()
+    table.cycle(active(Says(order(j1=0.5))))
+    table.cycle()
     assert table.cluster.site_factor_of("j1") == 0
-    assert table.standing() == {}
+    assert table.applied() == {}
 
 
 def test_a_job_that_its_service_no_longer_names_is_taken_back() -> None:
     table = Table()
     table.submit("j1", "j2")
     service = Says(order(j1=0.5, j2=0.25))
-    table.turn(seat(service))
+    table.cycle(active(service))
     service.actions = [order(j2=0.25)]
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.urgency_of("j2") > 0
 
@@ -147,10 +147,10 @@ def test_a_job_that_its_service_no_longer_names_is_taken_back() -> None:
 def test_a_service_may_ask_to_restore_its_own_jobs_and_no_others() -> None:
     table = Table()
     table.submit("j1", "j2")
-    table.turn(seat(Says(order(j1=0.5))), seat(Says(soft_limit("j2", minutes=20)), name="other"))
+    table.cycle(active(Says(order(j1=0.5))), active(Says(soft_limit("j2", minutes=20)), name="other"))
     silent = Says(soft_limit("j2", minutes=20), every=timedelta(hours=1))
-    restoring = Says(order(j1=0.5), Restore(reason="not now"))
-    table.turn(seat(restoring), seat(silent, name="other"))
+    restoring = Says(order(j1=0.5), Revert(reason="not now"))
+    table.cycle(active(restoring), active(silent, name="other"))
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.time_min_of("j2") == 27
 
@@ -160,28 +160,28 @@ def test_a_smaller_canary_gives_back_what_is_outside_now() -> None:
     table.submit("j1")
     table.submit("j2", partition="debug")
     service = Says(order(j1=0.5), order("debug", j2=0.5))
-    table.turn(seat(service, mode=canary("gpu", "debug")))
+    table.cycle(active(service, mode=canary("gpu", "debug")))
     assert table.cluster.urgency_of("j1") > 0 < table.cluster.urgency_of("j2")
-    table.turn(seat(service, mode=canary("debug")))
+    table.cycle(active(service, mode=canary("debug")))
     assert table.cluster.site_factor_of("j1") == 0
     assert table.cluster.urgency_of("j2") > 0
-    assert table.standing("canary") == {"j2": 0.5}
+    assert table.applied("canary") == {"j2": 0.5}
 
 
 def test_a_value_that_the_hook_wrote_is_adopted_without_a_write() -> None:
     table = Table()
     table.submit("j1", urgency=0.5)
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert report.counts == {"qssf": {Result.UNCHANGED: 1}}
     assert table.cluster.writes == 0
-    assert table.standing() == {"j1": 0.5}
+    assert table.applied() == {"j1": 0.5}
 
 
 def test_a_value_of_the_hook_that_the_order_of_its_partition_leaves_out_becomes_neutral() -> None:
     table = Table()
     table.submit("j1", "j2", urgency=0.5)
     table.submit("j3", urgency=0.5, partition="debug")
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.site_factor_of("j2") == 0
     assert table.cluster.urgency_of("j3") > 0  # nobody gave an order for its partition
 
@@ -189,7 +189,7 @@ def test_a_value_of_the_hook_that_the_order_of_its_partition_leaves_out_becomes_
 def test_a_shadow_leaves_the_hooks_values_alone() -> None:
     table = Table()
     table.submit("j1", urgency=0.5)
-    table.turn(seat(Says(order()), mode=SHADOW))
+    table.cycle(active(Says(order()), mode=SHADOW))
     assert table.cluster.urgency_of("j1") > 0
 
 
@@ -197,11 +197,11 @@ def test_a_started_job_is_forgotten_without_a_call() -> None:
     table = Table()
     table.submit("j1", "j2")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     table.cluster.start("j1")
     service.actions = []
     calls = len(table.cluster.applied)
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert len(table.cluster.applied) == calls
 
 
@@ -209,50 +209,50 @@ def test_an_id_that_is_used_again_is_another_job() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     table.cluster.end("j1")
     table.submit("j1")
     service.actions = []
-    report = table.turn(seat(service))
+    report = table.cycle(active(service))
     assert report.counts == {}
     assert len(table.cluster.applied) == 1
 
 
-def test_the_largest_changes_come_first_when_the_writes_of_a_turn_are_few() -> None:
-    table = Table(settings=settings(slurm={"writes_per_turn": 2}))
+def test_the_largest_changes_come_first_when_the_writes_of_a_cycle_are_few() -> None:
+    table = Table(settings=settings(slurm={"writes_per_cycle": 2}))
     table.submit("j1", "j2", "j3", user="alice")
     service = Says(order(j1=0.9, j2=0.1, j3=-0.8))
-    report = table.turn(seat(service))
+    report = table.cycle(active(service))
     assert report.acted == 2
     assert report.counts["qssf"] == {Result.DONE: 2, Result.POSTPONED: 1}
-    assert report.notes == ("1 changes wait: the writes of this turn are spent",)
+    assert report.notes == ("1 changes wait: the writes of this cycle are spent",)
     assert table.lines(target="j2") == []
     assert table.cluster.site_factor_of("j2") == 0
-    assert table.standing() == {"j1": 0.9, "j3": -0.8}
-    table.turn(seat(service))
+    assert table.applied() == {"j1": 0.9, "j3": -0.8}
+    table.cycle(active(service))
     assert table.cluster.urgency_of("j2") > 0
 
 
 def test_taking_back_counts_as_a_write_too_and_comes_first() -> None:
-    table = Table(settings=settings(slurm={"writes_per_turn": 2}))
+    table = Table(settings=settings(slurm={"writes_per_cycle": 2}))
     table.submit("j1", "j2", "j3")
     service = Says(order(j1=0.5, j2=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     writes = table.cluster.writes
     service.actions = [order(j3=0.5)]
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert table.cluster.writes == writes + 2
     assert [table.cluster.site_factor_of(job) for job in ("j1", "j2", "j3")] == [0, 0, 0]
-    table.turn(seat(service))
+    table.cycle(active(service))
     assert table.cluster.urgency_of("j3") > 0
 
 
-def test_a_refusal_is_written_down_when_it_is_new_not_every_turn() -> None:
+def test_a_refusal_is_written_down_when_it_is_new_not_every_cycle() -> None:
     table = Table()
     table.submit("j1")
     table.cluster.hold("j1")
     for _ in range(3):
-        report = table.turn(seat(Says(order(j1=0.5))))
+        report = table.cycle(active(Says(order(j1=0.5))))
         assert report.counts == {"qssf": {Result.REFUSED: 1}}
     assert [line["outcome"] for line in table.lines(target="j1")] == ["refused: held"]
 
@@ -261,28 +261,28 @@ def test_without_an_audit_nothing_is_done() -> None:
     table = Table()
     table.submit("j1")
     table.ledger.fail_next(times=1, after=2)  # the lease and the book answer, the audit does not
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.applied == []
-    assert report.still[0] == "what was meant could not be written down, so it was not done"
+    assert report.suspended[0] == "what was meant could not be written down, so it was not done"
     assert not report.recorded
     assert "meant" not in set(table.ledger.decisions["outcome"])
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.urgency_of("j1") > 0  # the service is asked again as soon as the audit is back
 
 
-def test_outcomes_that_could_not_be_written_down_are_said_and_the_book_knows_the_jobs() -> None:
+def test_outcomes_that_could_not_be_written_down_are_said_and_the_applied_now_knows_the_jobs() -> None:
     table = Table()
     table.submit("j1")
     table.ledger.fail_next(times=1, after=4)
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert not report.recorded
     assert any("the audit could not be written" in note for note in report.notes)
-    assert table.standing() == {"j1": 0.5}
-    table.turn()
+    assert table.applied() == {"j1": 0.5}
+    table.cycle()
     assert table.cluster.site_factor_of("j1") == 0
 
 
-def test_a_cluster_that_is_lost_while_acting_is_a_bad_turn() -> None:
+def test_a_cluster_that_is_lost_while_acting_is_a_bad_cycle() -> None:
     table = Table(settings=settings(mismatches_to_open=1))
     table.submit("j1")
 
@@ -290,7 +290,7 @@ def test_a_cluster_that_is_lost_while_acting_is_a_bad_turn() -> None:
         raise ClusterUnavailable("no answer")
 
     table.cluster.apply = unavailable  # type: ignore[method-assign, assignment]
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert report.acted == 0
     assert "acting was broken off: no answer" in report.notes
     assert report.memory.breaker.opened_at is not None
@@ -301,7 +301,7 @@ def test_a_report_sums_what_was_seen_task_by_task() -> None:
     table.submit("j1", tasks=10, gpus=2)
     table.submit("j2", gpus=4)
     table.cluster.start("j2")
-    report = table.turn()
+    report = table.cycle()
     assert (report.pending, report.running, report.gpus_pending, report.gpus_running) == (10, 1, 20, 4)
     assert report.taken_at == table.cluster.now
     assert report.counts_json() == "{}"
@@ -315,30 +315,30 @@ def test_a_service_that_changes_its_snapshot_does_not_deceive_the_guards_or_its_
 
     class Rewrites(Says):
         def decide(self, snapshot):  # type: ignore[no-untyped-def]
-            snapshot.pending["hands_off"] = None
+            snapshot.pending["excluded_reason"] = None
             snapshot.pending.loc[:, "job_id"] = "j9"
             return super().decide(snapshot)
 
     class Looks(Says):
         def decide(self, snapshot):  # type: ignore[no-untyped-def]
-            seen.extend(snapshot.pending[["job_id", "hands_off"]].astype(object).to_numpy().tolist())
+            seen.extend(snapshot.pending[["job_id", "excluded_reason"]].astype(object).to_numpy().tolist())
             return []
 
-    table.turn(seat(Rewrites(order(j1=0.5))), seat(Looks(), name="neighbour"))
+    table.cycle(active(Rewrites(order(j1=0.5))), active(Looks(), name="neighbour"))
     assert table.cluster.site_factor_of("j1") == 0
     assert seen == [["j1", "held"]]
 
 
-def test_a_queue_of_thousands_is_one_turn() -> None:
-    table = Table(settings=settings(slurm={"writes_per_turn": 20_000}, most_of_one_user=1))
+def test_a_queue_of_thousands_is_one_cycle() -> None:
+    table = Table(settings=settings(slurm={"writes_per_cycle": 20_000}, most_of_one_user=1))
     ids = [f"j{number}" for number in range(2_000)]
     table.submit(*ids)
-    report = table.turn(seat(Says(order(**{job: 1 - 2 * i / 2_000 for i, job in enumerate(ids)}))))
+    report = table.cycle(active(Says(order(**{job: 1 - 2 * i / 2_000 for i, job in enumerate(ids)}))))
     assert report.counts["qssf"].get(Result.DONE, 0) + report.counts["qssf"].get(Result.UNCHANGED, 0) == 2_000
     assert isinstance(report.decisions, pd.DataFrame)
 
 
-def test_expectations_that_fail_keep_helios_still() -> None:
+def test_expectations_that_fail_keep_helios_suspended() -> None:
     table = Table()
     table.submit("j1")
 
@@ -346,49 +346,49 @@ def test_expectations_that_fail_keep_helios_still() -> None:
         raise WarehouseUnavailable("no database")
 
     table.expectation = fails  # type: ignore[assignment]
-    report = table.turn(seat(Says(order(j1=0.5))))
-    assert "there are no predictions: no database" in report.still
+    report = table.cycle(active(Says(order(j1=0.5))))
+    assert "there are no predictions: no database" in report.suspended
     assert table.cluster.applied == []
 
 
-def test_a_change_that_the_cluster_postpones_leaves_the_book_as_it_was() -> None:
+def test_a_change_that_the_cluster_postpones_leaves_the_applied_now_as_it_was() -> None:
     table = Table()
     table.submit("j1", "j2")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
-    table.cluster.writes_per_turn = 0
+    table.cycle(active(service))
+    table.cluster.writes_per_cycle = 0
     service.actions = [order(j1=0.9, j2=0.9)]
-    report = table.turn(seat(service))
+    report = table.cycle(active(service))
     assert report.counts == {"qssf": {Result.POSTPONED: 2}}
-    assert table.standing() == {"j1": 0.5}
+    assert table.applied() == {"j1": 0.5}
 
 
-def test_a_job_that_is_made_neutral_leaves_the_book() -> None:
+def test_a_job_that_is_made_neutral_leaves_the_applied_now() -> None:
     table = Table()
     table.submit("j1")
     service = Says(order(j1=0.5))
-    table.turn(seat(service))
+    table.cycle(active(service))
     service.actions = [order(j1=0.0)]
-    assert table.turn(seat(service)).acted == 1
-    assert table.standing() == {}
+    assert table.cycle(active(service)).acted == 1
+    assert table.applied() == {}
 
 
-def test_a_pause_that_comes_while_a_turn_thinks_keeps_it_from_writing() -> None:
+def test_a_pause_that_comes_while_a_cycle_thinks_keeps_it_from_writing() -> None:
     table = Table()
     table.submit("j1")
     table.pause_asked = lambda: "by root"
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert (table.cluster.writes, report.acted) == (0, 0)
     assert "acting was broken off: paused: by root" in report.notes
     table.pause_asked = lambda: ""
-    table.turn(seat(Says(order(j1=0.5))))
+    table.cycle(active(Says(order(j1=0.5))))
     assert table.cluster.urgency_of("j1") > 0
 
 
-def test_a_lease_that_is_lost_between_two_doors_ends_the_turn_there() -> None:
+def test_a_lease_that_is_lost_between_two_doors_ends_the_cycle_there() -> None:
     table = Table()
     table.submit("j1", "j2")
-    first, second = seat(Says(order(j1=0.5)), name="a"), seat(Says(order(j2=0.5)), name="b")
+    first, second = active(Says(order(j1=0.5)), name="a"), active(Says(order(j2=0.5)), name="b")
     apply = table.cluster.apply
 
     def slow(actions: Sequence[Action]) -> list[Outcome]:
@@ -396,36 +396,36 @@ def test_a_lease_that_is_lost_between_two_doors_ends_the_turn_there() -> None:
         return apply(actions)
 
     table.cluster.apply = slow  # type: ignore[method-assign]
-    report = table.turn(first, second)
+    report = table.cycle(first, second)
     assert (table.cluster.urgency_of("j1") > 0, table.cluster.urgency_of("j2")) == (True, 0)
     assert any("token" in note for note in report.notes)
 
 
-def test_what_a_kill_switch_took_back_is_no_admins_will() -> None:
+def test_what_a_kill_switch_took_back_is_no_overridden_will() -> None:
     table = Table()
     table.submit("j1", "j2")
-    service = seat(Says(order(j1=0.5, j2=-0.5)))
-    table.turn(service)
+    service = active(Says(order(j1=0.5, j2=-0.5)))
+    table.cycle(service)
     well = table.world
     for _ in range(3):
         for job in ("j1", "j2"):
             table.cluster.admin_sets_site_factor(job, 0)
         table.world = lambda now: replace(all_is_well(now), released="helios-release.sh")
-        table.turn(service)
+        table.cycle(service)
         assert table.cluster.urgency_of("j1") > 0 > table.cluster.urgency_of("j2")
         table.world = well
-        table.turn(service)
+        table.cycle(service)
     assert table.lines(action="HandsOff") == []
 
 
 def test_what_an_admin_set_before_a_kill_switch_stays_his() -> None:
     table = Table()
     table.submit("j1")
-    service = seat(Says(order(j1=0.5)))
-    table.turn(service)
+    service = active(Says(order(j1=0.5)))
+    table.cycle(service)
     for _ in range(2):
         table.cluster.admin_sets_site_factor("j1", 0)
-        table.turn(service)
+        table.cycle(service)
     table.world = lambda now: replace(all_is_well(now), released="helios-release.sh")
-    table.turn(service)
+    table.cycle(service)
     assert table.cluster.urgency_of("j1") == 0

@@ -1,4 +1,4 @@
-"""Turns as a whole: every line of the audit, every row of the book and every field of the report, told once each.
+"""Cycles as a whole: every line of the audit, every row of the book and every field of the report, told once each.
 
 Only what a person reads for itself (reasons, remarks) is asked to be there and not to be worded so.
 """
@@ -13,18 +13,18 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.actions import Lever, Result
-from helios.control import TurnReport, release
-from helios.control.resolution import Resolution
+from helios.actions import JobSetting, Result
+from helios.control import CycleReport, release
+from helios.control.applied import Tolerance
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from tests.unit.control.table import (
     SHADOW,
     Says,
     Table,
+    active,
     all_is_well,
     canary,
     order,
-    seat,
     settings,
     soft_limit,
 )
@@ -32,7 +32,7 @@ from tests.unit.control.table import (
 Row = tuple[str | None, ...]
 
 
-def rows(report: TurnReport) -> list[Row]:
+def rows(report: CycleReport) -> list[Row]:
     """Service, mode, action, target, result, before, after and model of every line; each has a reason."""
     assert (report.decisions["reason"].str.len() > 3).all()
     assert (report.decisions["decided_at"].diff().dropna() == pd.Timedelta(0)).all()
@@ -42,9 +42,9 @@ def rows(report: TurnReport) -> list[Row]:
     return [tuple((line | {"outcome": line["outcome"].split(":")[0]}).values()) for line in lines]
 
 
-def book(table: Table) -> set[tuple[Any, ...]]:
-    frame = table.ledger.standings()
-    columns = ["service", "mode", "lever", "job_id", "value", "after"]
+def applied_now(table: Table) -> set[tuple[Any, ...]]:
+    frame = table.ledger.applied_changes()
+    columns = ["service", "mode", "setting", "job_id", "value", "after"]
     return set(frame[columns].astype(object).itertuples(index=False, name=None))
 
 
@@ -52,7 +52,7 @@ class Day:
     """Three services at one table: an active one, a canary of a partition, and a shadow."""
 
     def __init__(self) -> None:
-        self.table = Table(settings=settings(slurm={"writes_per_turn": 4}))
+        self.table = Table(settings=settings(slurm={"writes_per_cycle": 4}))
         self.table.submit("j1", "j2", "j3", user="alice")
         self.table.submit("j4", user="bob", tasks=3, gpus=2)
         self.table.submit("j5", user="bob", partition="debug")
@@ -63,11 +63,11 @@ class Day:
         self.canary = Says(order("debug", j5=0.5), order(j2=0.3))
         self.shadow = Says(soft_limit("j2", minutes=20))
 
-    def turn(self) -> TurnReport:
-        return self.table.turn(
-            seat(self.active, name="qssf"),
-            seat(self.canary, name="packing", mode=canary("debug")),
-            seat(self.shadow, name="soft_limits", mode=SHADOW),
+    def cycle(self) -> CycleReport:
+        return self.table.cycle(
+            active(self.active, name="qssf"),
+            active(self.canary, name="packing", mode=canary("debug")),
+            active(self.shadow, name="soft_limits", mode=SHADOW),
         )
 
     def memory(self) -> dict[str, Any]:
@@ -80,14 +80,14 @@ def day() -> Day:
     return Day()
 
 
-def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(day: Day) -> None:
-    report = day.turn()
+def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(day: Day) -> None:
+    report = day.cycle()
     plain = report.decisions["outcome"][~report.decisions["outcome"].str.startswith("refused")]
     assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("qssf", "active", "Reorder", "j3", "refused", None, None, "m1"),
-        ("qssf", "active", "Turn", "venus", "meant", None, None, None),
-        ("packing", "canary", "Turn", "venus", "meant", None, None, None),
+        ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
+        ("packing", "canary", "Cycle", "venus", "meant", None, None, None),
         ("qssf", "active", "Reorder", "j4", "done", "SiteFactor 0", "SiteFactor 5937", "m1"),
         ("qssf", "active", "Reorder", "j1", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
         ("packing", "canary", "Reorder", "j5", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
@@ -96,7 +96,7 @@ def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(day: Day) ->
     meant = report.decisions.query("outcome == 'meant'")["reason"]
     assert [word for reason in meant for word in reason.split() if word.isdigit()] == ["2", "1"]
     assert len(day.table.lines()) == 7
-    assert book(day.table) == {
+    assert applied_now(day.table) == {
         ("qssf", "active", "order", "j4", 0.6, "SiteFactor 5937"),
         ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037"),
         ("packing", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
@@ -104,9 +104,9 @@ def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(day: Day) ->
     }
 
 
-def test_a_first_turn_reports_all_that_it_saw_and_did(day: Day) -> None:
-    report = day.turn()
-    assert (report.acted, report.still, report.remaining, report.notes) == (3, (), (), ())
+def test_a_first_cycle_reports_all_that_it_saw_and_did(day: Day) -> None:
+    report = day.cycle()
+    assert (report.acted, report.suspended, report.remaining, report.notes) == (3, (), (), ())
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
     assert (report.pending, report.running, report.gpus_pending, report.gpus_running) == (7, 1, 10, 4)
     assert report.taken_at == day.table.cluster.now
@@ -119,79 +119,79 @@ def test_a_first_turn_reports_all_that_it_saw_and_did(day: Day) -> None:
     assert day.memory() == {
         "asked_at": {"qssf": at, "packing": at, "soft_limits": at},
         "breaker": {"bad_in_row": 0, "opened_at": None},
-        "bench": {},
+        "suspension": {},
         "controller": "ctl1",
         "pending": 5,
         "nodes": 1,
-        "still": [],
+        "suspended": [],
         "said": {"qssf": 1, "packing": 0, "soft_limits": 0},
     }
 
 
-def test_a_turn_that_finds_all_as_asked_says_nothing_and_counts_it(day: Day) -> None:
-    day.turn()
-    before = book(day.table)
-    report = day.turn()
+def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(day: Day) -> None:
+    day.cycle()
+    before = applied_now(day.table)
+    report = day.cycle()
     assert (rows(report), report.acted, report.recorded) == ([], 0, True)
     assert report.counts == {
         "qssf": {Result.REFUSED: 1, Result.UNCHANGED: 2},
         "packing": {Result.REFUSED: 1, Result.UNCHANGED: 1},
         "soft_limits": {Result.UNCHANGED: 1},
     }
-    assert book(day.table) == before
+    assert applied_now(day.table) == before
 
 
 def test_what_is_no_longer_asked_for_is_taken_back_under_the_name_of_helios_and_in_its_service_reason(day: Day) -> None:
-    day.turn()
+    day.cycle()
     day.active.actions, day.shadow.actions = [order(j2=0.9)], []
-    report = day.turn()
+    report = day.cycle()
     assert rows(report) == [
-        ("qssf", "active", "Turn", "venus", "meant", None, None, None),
-        ("helios", "active", "Turn", "venus", "meant", None, None, None),
-        ("helios", "active", "Restore", "j4", "done", "SiteFactor 5937", "SiteFactor 0", "m1"),
-        ("helios", "active", "Restore", "j1", "done", "SiteFactor 5037", "SiteFactor 0", "m1"),
+        ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
+        ("helios", "active", "Cycle", "venus", "meant", None, None, None),
+        ("helios", "active", "Revert", "j4", "done", "SiteFactor 5937", "SiteFactor 0", "m1"),
+        ("helios", "active", "Revert", "j1", "done", "SiteFactor 5037", "SiteFactor 0", "m1"),
         ("qssf", "active", "Reorder", "j2", "done", "SiteFactor 0", "SiteFactor 8937", "m1"),
-        ("soft_limits", "shadow", "Restore", "j2", "would", "soft limit 20 min", "no soft limit", "m1"),
+        ("soft_limits", "shadow", "Revert", "j2", "would", "soft limit 20 min", "no soft limit", "m1"),
     ]
-    restores = report.decisions.query("action == 'Restore'")["reason"].tolist()
+    restores = report.decisions.query("action == 'Revert'")["reason"].tolist()
     assert [reason.split()[1] for reason in restores] == ["qssf", "qssf", "soft_limits"]
     assert "2" in report.decisions["reason"][1]
     assert report.counts["helios"] == {Result.DONE: 2}
-    assert book(day.table) == {
+    assert applied_now(day.table) == {
         ("packing", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
         ("qssf", "active", "order", "j2", 0.9, "SiteFactor 8937"),
     }
 
 
 def test_a_service_that_fails_has_a_line_of_its_own_and_what_it_set_stays(day: Day) -> None:
-    day.turn()
-    before = book(day.table)
+    day.cycle()
+    before = applied_now(day.table)
     day.canary.raises = RuntimeError("no   luck")
-    report = day.turn()
-    assert rows(report) == [("packing", "canary", "Turn", "venus", "failed", None, None, None)]
+    report = day.cycle()
+    assert rows(report) == [("packing", "canary", "Cycle", "venus", "failed", None, None, None)]
     assert report.decisions["outcome"].tolist() == ["failed: RuntimeError: no luck"]
     assert report.counts["packing"] == {Result.FAILED: 1}
     at = day.table.cluster.now.isoformat()
-    assert day.memory()["bench"] == {"packing": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}}
+    assert day.memory()["suspension"] == {"packing": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}}
     assert day.memory()["asked_at"]["packing"] == at
-    assert book(day.table) == before
+    assert applied_now(day.table) == before
     day.canary.raises = None
-    day.turn()
-    assert day.memory()["bench"] == {}
+    day.cycle()
+    assert day.memory()["suspension"] == {}
 
 
 def test_what_somebody_changes_is_set_again_once_and_then_theirs(day: Day) -> None:
-    day.turn()
+    day.cycle()
     day.table.cluster.admin_sets_site_factor("j1", 0)
-    again = day.turn()
+    again = day.cycle()
     assert rows(again) == [
-        ("qssf", "active", "Turn", "venus", "meant", None, None, None),
+        ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
         ("qssf", "active", "Reorder", "j1", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
     ]
     assert "urgency 0" in again.decisions["reason"][1]
-    assert ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037 (set again)") in book(day.table)
+    assert ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037 (set again)") in applied_now(day.table)
     day.table.cluster.admin_sets_site_factor("j1", 0)
-    theirs = day.turn()
+    theirs = day.cycle()
     assert rows(theirs) == [
         ("helios", "active", "HandsOff", "j1", "refused", "SiteFactor 5037 (set again)", "urgency 0", None),
         ("qssf", "active", "Reorder", "j1", "refused", None, None, "m1"),
@@ -199,114 +199,114 @@ def test_what_somebody_changes_is_set_again_once_and_then_theirs(day: Day) -> No
     assert "order" in theirs.decisions["outcome"][0]
     assert "qssf" in theirs.decisions["reason"][0]
     assert (theirs.acted, day.table.cluster.site_factor_of("j1")) == (0, 0)
-    assert rows(day.turn()) == []
+    assert rows(day.cycle()) == []
 
 
 def test_stillness_is_written_down_once_and_said_in_every_report(day: Day) -> None:
-    day.turn()
-    before = book(day.table)
+    day.cycle()
+    before = applied_now(day.table)
     day.table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
-    first, second = day.turn(), day.turn()
-    assert rows(first) == [("helios", "off", "Turn", "venus", "nothing was done", None, None, None)]
+    first, second = day.cycle(), day.cycle()
+    assert rows(first) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None, None)]
     assert rows(second) == []
-    assert first.still == second.still
-    assert [reason.split()[0] for reason in first.still] == ["the", "3"]  # what stands is said too
+    assert first.suspended == second.suspended
+    assert [reason.split()[0] for reason in first.suspended] == ["the", "3"]  # what stands is said too
     assert (first.seen, first.leads, first.acted, first.counts) == (True, True, 0, {})
-    assert book(day.table) == before
-    assert day.memory()["still"] == [first.still[0]]
+    assert applied_now(day.table) == before
+    assert day.memory()["suspended"] == [first.suspended[0]]
     day.table.world = all_is_well
-    day.turn()
-    assert day.memory()["still"] == []
+    day.cycle()
+    assert day.memory()["suspended"] == []
 
 
 def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(day: Day) -> None:
-    day.turn()
+    day.cycle()
     day.table.world = lambda now: replace(all_is_well(now), paused="enough")
-    report = day.turn()
+    report = day.cycle()
     assert sorted(rows(report), key=str) == [
-        ("helios", "paused", "Restore", "j1", "done", "SiteFactor 5037", "SiteFactor 0", None),
-        ("helios", "paused", "Restore", "j4", "done", "SiteFactor 5937", "SiteFactor 0", None),
-        ("helios", "paused", "Restore", "j5", "done", "SiteFactor 5037", "SiteFactor 0", None),
-        ("helios", "paused", "Turn", "venus", "done", None, None, None),
+        ("helios", "paused", "Cycle", "venus", "done", None, None, None),
+        ("helios", "paused", "Revert", "j1", "done", "SiteFactor 5037", "SiteFactor 0", None),
+        ("helios", "paused", "Revert", "j4", "done", "SiteFactor 5937", "SiteFactor 0", None),
+        ("helios", "paused", "Revert", "j5", "done", "SiteFactor 5037", "SiteFactor 0", None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
     assert (report.acted, report.counts) == (3, {"helios": {Result.DONE: 3}})
-    assert report.still == ("paused: enough",)
+    assert report.suspended == ("paused: enough",)
     assert (report.remaining, report.clean, len(report.notes)) == ((), True, 1)
-    assert book(day.table) == set()
-    later = day.turn()
-    assert (rows(later), later.acted, later.still) == ([], 0, ("paused: enough",))
+    assert applied_now(day.table) == set()
+    later = day.cycle()
+    assert (rows(later), later.acted, later.suspended) == ([], 0, ("paused: enough",))
 
 
 def test_a_cluster_that_cannot_be_seen_is_said_with_no_figures(day: Day) -> None:
-    day.turn()
+    day.cycle()
     day.table.cluster.fail_next()
-    report = day.turn()
+    report = day.cycle()
     assert (report.seen, report.leads, report.recorded) == (False, True, True)
     assert (report.pending, report.running, report.gpus_pending, report.gpus_running) == (0, 0, 0, 0)
-    assert rows(report) == [("helios", "off", "Turn", "", "nothing was done", None, None, None)]
+    assert rows(report) == [("helios", "off", "Cycle", "", "nothing was done", None, None, None)]
     assert report.taken_at == day.table.cluster.now
 
 
 def test_a_standby_saw_what_it_was_to_see_and_writes_nothing(day: Day) -> None:
     day.table.ledger.acquire(holder="helios-2", now=day.table.cluster.now, lasts=timedelta(hours=1))
-    report = day.turn()
+    report = day.cycle()
     assert (report.seen, report.leads, report.acted, rows(report)) == (True, False, 0, [])
-    assert len(report.still) == 1
+    assert len(report.suspended) == 1
     assert day.table.lines() == []
 
 
 def test_what_is_over_the_budget_waits_largest_change_first_and_each_service_in_its_order(day: Day) -> None:
-    day.table.settings = settings(slurm={"writes_per_turn": 2})
-    report = day.turn()
+    day.table.settings = settings(slurm={"writes_per_cycle": 2})
+    report = day.cycle()
     assert {job for job in ("j1", "j4", "j5") if day.table.cluster.site_factor_of(job)} == {"j1", "j4"}
     assert report.counts["packing"] == {Result.REFUSED: 1, Result.POSTPONED: 1}
     assert [note.split()[0] for note in report.notes] == ["1"]
-    assert day.turn().acted == 1
+    assert day.cycle().acted == 1
     assert day.table.cluster.site_factor_of("j5") > 0
 
 
-def test_more_to_take_back_than_the_budget_goes_on_next_turn_and_nothing_new_is_sent(day: Day) -> None:
-    day.turn()
-    day.table.settings = settings(slurm={"writes_per_turn": 1})
+def test_more_to_take_back_than_the_budget_goes_on_next_cycle_and_nothing_new_is_sent(day: Day) -> None:
+    day.cycle()
+    day.table.settings = settings(slurm={"writes_per_cycle": 1})
     day.active.actions = [order(j2=0.9)]
-    first = day.turn()
-    assert [row[2:5] for row in rows(first)] == [("Turn", "venus", "meant"), ("Restore", "j4", "done")]
+    first = day.cycle()
+    assert [row[2:5] for row in rows(first)] == [("Cycle", "venus", "meant"), ("Revert", "j4", "done")]
     assert (first.acted, first.counts["qssf"]) == (1, {Result.POSTPONED: 1})
-    second = day.turn()
-    assert [row[2:5] for row in rows(second)] == [("Turn", "venus", "meant"), ("Restore", "j1", "done")]
-    third = day.turn()
-    assert [row[2:5] for row in rows(third)] == [("Turn", "venus", "meant"), ("Reorder", "j2", "done")]
+    second = day.cycle()
+    assert [row[2:5] for row in rows(second)] == [("Cycle", "venus", "meant"), ("Revert", "j1", "done")]
+    third = day.cycle()
+    assert [row[2:5] for row in rows(third)] == [("Cycle", "venus", "meant"), ("Reorder", "j2", "done")]
 
 
-def test_a_shadow_goes_to_work_with_a_clean_book(day: Day) -> None:
-    day.turn()
-    report = day.table.turn(seat(day.shadow, name="soft_limits"))
+def test_a_shadow_goes_to_work_with_a_clean_applied_now(day: Day) -> None:
+    day.cycle()
+    report = day.table.cycle(active(day.shadow, name="soft_limits"))
     assert ("soft_limits", "active", "SoftLimit", "j2", "done") in [row[:5] for row in rows(report)]
-    assert {row[:4] for row in book(day.table)} == {("soft_limits", "active", "soft_limit", "j2")}
+    assert {row[:4] for row in applied_now(day.table)} == {("soft_limits", "active", "soft_limit", "j2")}
 
 
-def test_what_a_shadow_would_do_has_no_part_in_the_real_book(day: Day) -> None:
-    day.shadow.actions = [order(j1=0.2, j2=0.7)]  # another service has the lever of j1 in earnest
-    report = day.turn()
+def test_what_a_shadow_would_do_has_no_part_in_the_real_applied_now(day: Day) -> None:
+    day.shadow.actions = [order(j1=0.2, j2=0.7)]  # another service has the setting of j1 in earnest
+    report = day.cycle()
     assert day.table.cluster.site_factor_of("j2") == 0
-    assert day.table.standing("shadow") == {"j1": 0.2, "j2": 0.7}
-    assert day.table.standing() == {"j1": 0.5, "j4": 0.6}
+    assert day.table.applied("shadow") == {"j1": 0.2, "j2": 0.7}
+    assert day.table.applied() == {"j1": 0.5, "j4": 0.6}
     assert report.acted == 3
-    assert rows(day.turn()) == []
+    assert rows(day.cycle()) == []
 
 
 def test_a_write_that_reads_back_as_something_else_is_said_and_counts_for_the_breaker(day: Day) -> None:
     day.table.cluster.swallow_writes(times=1)
-    report = day.turn()
+    report = day.cycle()
     (line,) = [row for row in rows(report) if row[4] == "mismatch"]
     assert line[:4] == ("qssf", "active", "Reorder", "j4")
     assert day.memory()["breaker"] == {"bad_in_row": 1, "opened_at": None}
     assert report.acted == 2
 
 
-@pytest.mark.parametrize("step", ["acquire", "standings", "expectation"])
-def test_what_fails_before_the_first_write_is_the_reason_of_a_still_turn(day: Day, step: str) -> None:
+@pytest.mark.parametrize("step", ["acquire", "applied_changes", "expectation"])
+def test_what_fails_before_the_first_write_is_the_reason_of_a_suspended_cycle(day: Day, step: str) -> None:
     def fails(*_: object, **__: object) -> Any:
         raise WarehouseUnavailable("no database")
 
@@ -314,50 +314,50 @@ def test_what_fails_before_the_first_write_is_the_reason_of_a_still_turn(day: Da
         day.table.expectation = fails
     else:
         setattr(day.table.ledger, step, fails)
-    report = day.turn()
+    report = day.cycle()
     assert (report.acted, report.leads, report.counts) == (0, step != "acquire", {})
-    assert any(reason.endswith("no database") and len(reason) > 20 for reason in report.still)
+    assert any(reason.endswith("no database") and len(reason) > 20 for reason in report.suspended)
     assert day.table.cluster.applied == []
 
 
-def test_conditions_that_fail_are_the_reason_of_a_still_turn(day: Day) -> None:
+def test_conditions_that_fail_are_the_reason_of_a_suspended_cycle(day: Day) -> None:
     def fails(_: object) -> Any:
         raise ClusterUnavailable("no clock")
 
     day.table.world = fails
-    report = day.turn()
+    report = day.cycle()
     assert (report.acted, report.seen, report.leads) == (0, True, True)
-    assert report.still[0].endswith("no clock")
-    assert rows(report) == [("helios", "off", "Turn", "venus", "nothing was done", None, None, None)]
+    assert report.suspended[0].endswith("no clock")
+    assert rows(report) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None, None)]
 
 
 def test_a_shadow_that_is_not_due_keeps_what_it_would_have_set(day: Day) -> None:
     day.shadow.every = timedelta(hours=1)
-    day.turn()
-    assert rows(day.turn()) == []
-    assert day.table.standing("shadow") == {"j2": 1200.0}
+    day.cycle()
+    assert rows(day.cycle()) == []
+    assert day.table.applied("shadow") == {"j2": 1200.0}
 
 
 def test_what_a_shadow_no_longer_asks_for_and_what_no_shadow_has_are_told_apart(day: Day) -> None:
-    day.turn()
+    day.cycle()
     day.shadow.actions = []
-    (ends,) = day.turn().decisions["reason"]
+    (ends,) = day.cycle().decisions["reason"]
     assert "no longer asks" in ends
 
 
 def test_a_value_of_the_hook_that_nobody_asks_for_is_taken_back_with_a_reason() -> None:
     table = Table()
     table.submit("j1", "j2", urgency=0.5)
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert [row[:5] for row in rows(report)] == [
-        ("helios", "active", "Turn", "venus", "meant"),
-        ("helios", "active", "Restore", "j2", "done"),
+        ("helios", "active", "Cycle", "venus", "meant"),
+        ("helios", "active", "Revert", "j2", "done"),
     ]
     assert report.acted == 1
 
 
 def test_a_release_reports_what_it_saw_and_did_in_the_mode_of_a_pause(day: Day) -> None:
-    day.turn()
+    day.cycle()
     day.table.cluster.unhold("j3")
     cluster, ledger = day.table.cluster, day.table.ledger
     report = release(cluster=cluster, ledger=ledger, now=cluster.now, holder=day.table.holder, reason="enough")
@@ -365,17 +365,17 @@ def test_a_release_reports_what_it_saw_and_did_in_the_mode_of_a_pause(day: Day) 
     assert (report.acted, report.seen, report.recorded, report.clean) == (3, True, True, True)
     assert report.taken_at == cluster.now
     assert [row[:2] for row in rows(report)] == [("helios", "paused")] * 4
-    assert (set(report.decisions["reason"]), book(day.table)) == ({"enough"}, set())
+    assert (set(report.decisions["reason"]), applied_now(day.table)) == ({"enough"}, set())
 
 
 @pytest.mark.parametrize("read", [0, 1])
 def test_a_soft_limit_is_the_same_up_to_a_step_of_minutes_above_and_never_below(read: int) -> None:
-    resolution = Resolution.of(settings().slurm)
+    tolerance = Tolerance.of(settings().slurm)
     asked = 1200.0
-    step = resolution.soft_limit_s
-    assert resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + read * (step - 1))
-    assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked + step)
-    assert not resolution.same(Lever.SOFT_LIMIT, asked=asked, read=asked - 1)
+    step = tolerance.soft_limit_s
+    assert tolerance.same(JobSetting.SOFT_LIMIT, asked=asked, read=asked + read * (step - 1))
+    assert not tolerance.same(JobSetting.SOFT_LIMIT, asked=asked, read=asked + step)
+    assert not tolerance.same(JobSetting.SOFT_LIMIT, asked=asked, read=asked - 1)
 
 
 @pytest.mark.parametrize("percent", [1, 100])

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from helios.control import Seat
+from helios.control import ActiveService
 from helios.model import Snapshot
 from helios.services.registry import build
-from tests.unit.control.table import ACTIVE, MINUTE, SHADOW, Table, seat, settings
+from tests.unit.control.table import ACTIVE, MINUTE, SHADOW, Table, active, settings
 
 
 def expected(snapshot: Snapshot) -> Snapshot:
@@ -28,13 +28,13 @@ def a_table() -> Table:
     return table
 
 
-def both(mode: object = ACTIVE) -> list[Seat]:
-    return [seat(build(name, {}), name=name, mode=mode) for name in ("qssf", "soft_limits")]  # type: ignore[arg-type]
+def both(mode: object = ACTIVE) -> list[ActiveService]:
+    return [active(build(name, {}), name=name, mode=mode) for name in ("qssf", "soft_limits")]  # type: ignore[arg-type]
 
 
 def test_shorter_jobs_come_first_and_bounds_are_set() -> None:
     table = a_table()
-    table.turn(*both())
+    table.cycle(*both())
     assert list(table.cluster.snapshot().pending["job_id"]) == ["j1", "j2", "j4", "j8", "j24"]
     assert table.cluster.time_min_of("j1") > 90
 
@@ -42,20 +42,20 @@ def test_shorter_jobs_come_first_and_bounds_are_set() -> None:
 @pytest.mark.parametrize("mode", [ACTIVE, SHADOW])
 def test_a_quiet_queue_is_written_once(mode: object) -> None:
     table = a_table()
-    table.turn(*both(mode))
+    table.cycle(*both(mode))
     writes, records = table.cluster.writes, table.ledger.records
     for _ in range(3):
-        table.turn(*both(mode))
+        table.cycle(*both(mode))
     assert (table.cluster.writes, table.ledger.records) == (writes, records)
 
 
 def test_a_job_that_has_waited_long_is_promoted_by_one_write() -> None:
     table = a_table()
-    table.turn(*both())
-    table.turn(*both(), after=timedelta(days=2))
+    table.cycle(*both())
+    table.cycle(*both(), after=timedelta(days=2))
     assert table.cluster.urgency_of("j24") == 1.0
     writes = table.cluster.writes
-    table.turn(*both(), after=MINUTE)
+    table.cycle(*both(), after=MINUTE)
     assert table.cluster.writes == writes
 
 
@@ -64,5 +64,5 @@ def test_who_waited_long_goes_first_whoever_else_its_owner_has_in_the_queue() ->
     table.submit("j1", "j2", "j24", "j48", user="alice", time_limit_s=7 * 86_400.0)
     table.cluster.tick(timedelta(days=2))
     table.submit("j3", "j4", user="bob", time_limit_s=7 * 86_400.0)
-    table.turn(*both())
+    table.cycle(*both())
     assert [table.cluster.urgency_of(job) for job in ("j1", "j2", "j24", "j48")] == [1.0] * 4

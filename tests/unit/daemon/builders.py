@@ -1,4 +1,4 @@
-"""Toys for the daemon: clocks that are set by hand, chores that do as they are told."""
+"""Toys for the daemon: clocks that are set by hand, tasks that do as they are told."""
 
 import threading
 from collections.abc import Callable
@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from helios.app.clockwork import Chores, TurnSummary
-from helios.daemon.times import Times
+from helios.app.cycle_summary import CycleSummary, DaemonOperations
+from helios.daemon.health import TaskTimes
+from tests.waiting import TEST_TIMEOUT_S
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-PATIENCE_S = 30.0
+PATIENCE_S = TEST_TIMEOUT_S
 """How long a test waits for a thread that does its work in milliseconds."""
 
 
-def a_turn(**changes: Any) -> TurnSummary:
+def a_cycle(**changes: Any) -> CycleSummary:
     facts: dict[str, Any] = {"pending": 3, "running": 2, "acted": 0, "seconds": 0.5}
-    return TurnSummary(**{**facts, **changes})
+    return CycleSummary(**{**facts, **changes})
 
 
 class HandSet:
@@ -29,23 +30,23 @@ class HandSet:
         self.passed_s += seconds
 
     @property
-    def times(self) -> Times:
-        return Times(now=lambda: NOON + timedelta(seconds=self.passed_s), monotonic_s=lambda: 1000 + self.passed_s)
+    def times(self) -> TaskTimes:
+        return TaskTimes(now=lambda: NOON + timedelta(seconds=self.passed_s), monotonic_s=lambda: 1000 + self.passed_s)
 
 
 @dataclass
 class ToyChores:
-    """Chores that are written down when called, and raise or wait where a test says so."""
+    """Tasks that are written down when called, and raise or wait where a test says so."""
 
     called: list[str] = field(default_factory=list)
     raises: dict[str, Exception] = field(default_factory=dict)
     does: dict[str, Callable[[], None]] = field(default_factory=dict)
-    turn: TurnSummary = field(default_factory=a_turn)
+    cycle: CycleSummary = field(default_factory=a_cycle)
 
-    def chores(self) -> Chores:
-        return Chores(
+    def tasks(self) -> DaemonOperations:
+        return DaemonOperations(
             ingest=lambda: self._do("ingest"),
-            turn=self._turn,
+            cycle=self._cycle,
             hook=lambda: self._do("hook"),
             nightly=lambda: self._do("nightly"),
             release=lambda why: self._do("release", f"release {why}"),
@@ -54,9 +55,9 @@ class ToyChores:
     def count(self, name: str) -> int:
         return sum(call.split()[0] == name for call in self.called)
 
-    def _turn(self) -> TurnSummary:
-        self._do("turn")
-        return self.turn
+    def _cycle(self) -> CycleSummary:
+        self._do("cycle")
+        return self.cycle
 
     def _do(self, name: str, call: str = "") -> str:
         self.called.append(call or name)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from helios.daemon.chore import Chore
-from helios.daemon.door import Door
 from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
+from helios.daemon.tasks import ExclusiveSection, Task
 from helios.errors import ClusterUnavailable, HeliosError, WarehouseUnavailable
 from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet
 
@@ -15,28 +14,28 @@ INTERVAL_S = 60.0
 
 
 class Bench:
-    """One chore, its clocks and what it was asked to do."""
+    """One task, its clocks and what it was asked to do."""
 
     def __init__(
         self,
         work: Callable[[], str] | None = None,
         *,
-        door: Door | None = None,
+        door: ExclusiveSection | None = None,
         rest_s: float = 0,
         repeats: bool = True,
     ) -> None:
         self.hand = HandSet()
         self.runs = 0
         self.error: Exception | None = None
-        self.health = Health(lately_s={"turn": 240}, times=self.hand.times)
+        self.health = Health(lately_s={"cycle": 240}, times=self.hand.times)
         self.metrics = Metrics(times=self.hand.times)
-        self.chore = Chore(
-            name="turn",
+        self.task = Task(
+            name="cycle",
             work=work or self._work,
             interval_s=INTERVAL_S,
             rest_s=rest_s,
             repeats=repeats,
-            door=door or Door(),
+            door=door or ExclusiveSection(),
             health=self.health,
             metrics=self.metrics,
             times=self.hand.times,
@@ -53,11 +52,11 @@ class Bench:
         before = self.runs
         for _ in range(int(seconds / INTERVAL_S)):
             self.hand.move(INTERVAL_S)
-            self.chore.tick()
+            self.task.tick()
         return self.runs - before
 
     def figure(self, name: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, {"chore": "turn"})
+        return self.metrics.registry.get_sample_value(name, {"task": "cycle"})
 
 
 def entering(call: Callable[[], None]) -> Callable[[], str]:
@@ -79,97 +78,97 @@ def entering(call: Callable[[], None]) -> Callable[[], str]:
     ],
 )
 def test_whatever_the_work_raises_the_tick_does_not(error: Exception) -> None:
-    bench = Bench()
-    bench.error = error
-    assert bench.chore.tick() is False
+    suspension = Bench()
+    suspension.error = error
+    assert suspension.task.tick() is False
 
 
 def test_after_a_failure_the_next_tick_tries_again() -> None:
-    bench = Bench()
-    bench.error = ClusterUnavailable("away")
-    bench.chore.tick()
-    assert bench.tick_for(INTERVAL_S) == 1
+    suspension = Bench()
+    suspension.error = ClusterUnavailable("away")
+    suspension.task.tick()
+    assert suspension.tick_for(INTERVAL_S) == 1
 
 
 def test_an_hour_of_failures_is_few_tries_and_not_none() -> None:
-    bench = Bench()
-    bench.error = ClusterUnavailable("away")
-    assert 10 <= bench.tick_for(3600) <= 20
+    suspension = Bench()
+    suspension.error = ClusterUnavailable("away")
+    assert 10 <= suspension.tick_for(3600) <= 20
 
 
 def test_it_recovers_by_itself_and_keeps_its_rhythm_again() -> None:
-    bench = Bench()
-    bench.error = WarehouseUnavailable("disk full")
-    bench.tick_for(3600)
-    bench.error = None
-    bench.tick_for(600)
-    assert bench.tick_for(600) == 10
-    assert bench.health.of("turn").trouble == ""
+    suspension = Bench()
+    suspension.error = WarehouseUnavailable("disk full")
+    suspension.tick_for(3600)
+    suspension.error = None
+    suspension.tick_for(600)
+    assert suspension.tick_for(600) == 10
+    assert suspension.health.of("cycle").problem == ""
 
 
-def test_the_same_trouble_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+def test_the_same_problem_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+    suspension = Bench()
     with caplog.at_level(logging.INFO):
         for number in range(3):
-            bench.error = WarehouseUnavailable(f"The disk is full: {number} bytes left")
-            bench.tick_for(1200)
-        bench.error = None
-        bench.tick_for(1200)
+            suspension.error = WarehouseUnavailable(f"The disk is full: {number} bytes left")
+            suspension.tick_for(1200)
+        suspension.error = None
+        suspension.tick_for(1200)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
     assert "disk is full" in said[0]
     assert "works again, after" in said[1]
 
 
-def test_another_trouble_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+def test_another_problem_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    suspension = Bench()
     for error in (WarehouseUnavailable("locked"), ClusterUnavailable("away")):
-        bench.error = error
-        bench.tick_for(600)
+        suspension.error = error
+        suspension.tick_for(600)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == ["locked", "away"]
 
 
 def test_only_a_defect_brings_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.error = HeliosError("on purpose")
-    bench.chore.tick()
-    bench.hand.move(INTERVAL_S)
-    bench.error = KeyError("x")
-    bench.chore.tick()
+    suspension = Bench()
+    suspension.error = HeliosError("on purpose")
+    suspension.task.tick()
+    suspension.hand.move(INTERVAL_S)
+    suspension.error = KeyError("x")
+    suspension.task.tick()
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
 def test_health_and_metrics_hear_of_failures_and_success() -> None:
-    bench = Bench()
-    bench.error = ClusterUnavailable("away", remedy="scontrol ping")
-    bench.chore.tick()
-    assert bench.health.of("turn").failures == 1
-    assert "scontrol ping" in bench.health.of("turn").trouble
-    assert bench.figure("helios_chore_failures_total") == 1
-    bench.error = None
-    bench.tick_for(INTERVAL_S)
-    assert bench.health.of("turn").line == "done"
-    assert bench.figure("helios_chore_last_success_timestamp_seconds") == bench.hand.times.now().timestamp()
+    suspension = Bench()
+    suspension.error = ClusterUnavailable("away", hint="scontrol ping")
+    suspension.task.tick()
+    assert suspension.health.of("cycle").failures == 1
+    assert "scontrol ping" in suspension.health.of("cycle").problem
+    assert suspension.figure("helios_task_failures_total") == 1
+    suspension.error = None
+    suspension.tick_for(INTERVAL_S)
+    assert suspension.health.of("cycle").line == "done"
+    assert suspension.figure("helios_task_last_success_timestamp_seconds") == suspension.hand.times.now().timestamp()
 
 
-def test_a_chore_that_rests_is_not_done_twice_in_one_night() -> None:
-    bench = Bench(rest_s=12 * 3600)
-    bench.chore.tick()
-    bench.hand.move(3600)
-    bench.chore.tick()
-    assert bench.runs == 1
-    bench.hand.move(23 * 3600)
-    bench.chore.tick()
-    assert bench.runs == 2
+def test_a_task_that_rests_is_not_done_twice_in_one_night() -> None:
+    suspension = Bench(rest_s=12 * 3600)
+    suspension.task.tick()
+    suspension.hand.move(3600)
+    suspension.task.tick()
+    assert suspension.runs == 1
+    suspension.hand.move(23 * 3600)
+    suspension.task.tick()
+    assert suspension.runs == 2
 
 
-def test_two_chores_behind_one_door_never_work_at_the_same_time() -> None:
-    door, blocked = Door(), Blocked()
+def test_two_tasks_behind_one_door_never_work_at_the_same_time() -> None:
+    door, blocked = ExclusiveSection(), Blocked()
     second_ran: list[bool] = []
     first = Bench(entering(blocked), door=door)
     second = Bench(entering(lambda: second_ran.append(blocked.left.is_set())), door=door)
-    threads = [threading.Thread(target=first.chore.tick), threading.Thread(target=second.chore.tick)]
+    threads = [threading.Thread(target=first.task.tick), threading.Thread(target=second.task.tick)]
     threads[0].start()
     assert blocked.entered.wait(PATIENCE_S)
     threads[1].start()
@@ -180,9 +179,9 @@ def test_two_chores_behind_one_door_never_work_at_the_same_time() -> None:
 
 
 def test_nobody_enters_a_door_that_was_shut_while_waiting() -> None:
-    door, blocked = Door(), Blocked()
+    door, blocked = ExclusiveSection(), Blocked()
     first, second = Bench(entering(blocked), door=door), Bench(door=door)
-    threads = [threading.Thread(target=first.chore.tick), threading.Thread(target=second.chore.tick)]
+    threads = [threading.Thread(target=first.task.tick), threading.Thread(target=second.task.tick)]
     threads[0].start()
     assert blocked.entered.wait(PATIENCE_S)
     threads[1].start()
@@ -194,22 +193,22 @@ def test_nobody_enters_a_door_that_was_shut_while_waiting() -> None:
 
 
 def test_an_overlap_is_counted_each_time_and_said_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+    suspension = Bench()
     for _ in range(2):
-        bench.chore.tick()
+        suspension.task.tick()
         for _ in range(3):
-            bench.chore.say_overlap()
+            suspension.task.say_overlap()
     assert len([r for r in caplog.records if "still at work" in r.getMessage()]) == 2
-    assert bench.figure("helios_chore_left_out_total") == 6
+    assert suspension.figure("helios_task_left_out_total") == 6
 
 
 def test_silence_is_counted_from_the_last_sign_of_progress() -> None:
-    bench = Bench()
-    bench.error = ClusterUnavailable("away")
-    bench.tick_for(600)
-    assert bench.chore.silent_for_s() == 0
-    bench.hand.move(42)
-    assert bench.chore.silent_for_s() == 42
+    suspension = Bench()
+    suspension.error = ClusterUnavailable("away")
+    suspension.tick_for(600)
+    assert suspension.task.silent_for_s() == 0
+    suspension.hand.move(42)
+    assert suspension.task.silent_for_s() == 42
 
 
 @pytest.mark.parametrize(("repeats", "lines"), [(True, 3), (False, 2)])
@@ -217,15 +216,15 @@ def test_a_line_that_only_counts_on_is_repeated_where_that_is_wanted(
     repeats: bool, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     says = iter(["table of 1,204 rows", "table of 96 rows", "the table was removed"])
-    bench = Bench(lambda: next(says), repeats=repeats)
+    suspension = Bench(lambda: next(says), repeats=repeats)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            bench.chore.tick()
+            suspension.task.tick()
     assert len(caplog.records) == lines
 
 
 def test_the_end_of_long_work_is_progress_too() -> None:
-    bench: list[Bench] = []
-    bench.append(Bench(entering(lambda: bench[0].hand.move(200))))
-    bench[0].chore.tick()
-    assert bench[0].chore.silent_for_s() == 0
+    suspension: list[Bench] = []
+    suspension.append(Bench(entering(lambda: suspension[0].hand.move(200))))
+    suspension[0].task.tick()
+    assert suspension[0].task.silent_for_s() == 0

@@ -9,37 +9,36 @@ import pytest
 from apscheduler.executors.pool import ThreadPoolExecutor
 
 from helios.actions import Result
-from helios.app.clockwork import Tally
-from helios.app.turn_lock import TurnUnderWay
-from helios.daemon.clock import Clock, Rhythm
-from helios.daemon.health import Health
+from helios.app.controller_state import CycleUnderWay
+from helios.app.cycle_summary import CycleTally
+from helios.daemon.health import Health, TaskTimes
 from helios.daemon.metrics import Metrics
-from helios.daemon.times import Times
+from helios.daemon.tasks import Schedule, TaskScheduler
 from helios.errors import ClusterUnavailable, HeliosError
 from helios.model import Mode
-from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_cycle, eventually
 
 OFTEN_S = 0.03
 
 
 class Ticking:
-    """A clock over toy chores; not started."""
+    """A clock over toy tasks; not started."""
 
-    def __init__(self, toys: ToyChores, *, times: Times | None = None, **rhythm: Any) -> None:
-        self.times = times or Times()
+    def __init__(self, toys: ToyChores, *, times: TaskTimes | None = None, **rhythm: Any) -> None:
+        self.times = times or TaskTimes()
         facts: dict[str, Any] = {
-            "turn_s": OFTEN_S,
+            "cycle_s": OFTEN_S,
             "ingest_s": OFTEN_S,
             "nightly": None,
             "heartbeat_s": OFTEN_S,
         }
-        self.rhythm = Rhythm(**{**facts, **rhythm})
+        self.rhythm = Schedule(**{**facts, **rhythm})
         self.metrics = Metrics(times=self.times)
         self.health = Health(lately_s=self.rhythm.lately_s(), times=self.times)
         self.beats = 0
         self.paused = False
-        self.clock = Clock(
-            chores=toys.chores(),
+        self.clock = TaskScheduler(
+            tasks=toys.tasks(),
             rhythm=self.rhythm,
             beat=self._beat,
             paused=lambda: self.paused,
@@ -51,8 +50,8 @@ class Ticking:
     def _beat(self) -> None:
         self.beats += 1
 
-    def left_out(self, chore: str) -> float:
-        return self.metrics.registry.get_sample_value("helios_chore_left_out_total", {"chore": chore}) or 0
+    def left_out(self, task: str) -> float:
+        return self.metrics.registry.get_sample_value("helios_task_left_out_total", {"task": task}) or 0
 
 
 @contextmanager
@@ -65,47 +64,47 @@ def started(toys: ToyChores, **rhythm: Any) -> Iterator[Ticking]:
         ticking.clock.stop()
 
 
-def test_the_first_turn_and_the_first_reading_come_at_once() -> None:
+def test_the_first_cycle_and_the_first_reading_come_at_once() -> None:
     toys = ToyChores()
-    with started(toys, turn_s=3600, ingest_s=3600):
-        assert eventually(lambda: {"turn", "ingest"} <= set(toys.called))
+    with started(toys, cycle_s=3600, ingest_s=3600):
+        assert eventually(lambda: {"cycle", "ingest"} <= set(toys.called))
 
 
-def test_chores_come_again_and_again() -> None:
+def test_tasks_come_again_and_again() -> None:
     toys = ToyChores()
     with started(toys) as ticking:
-        assert eventually(lambda: min(toys.count("turn"), toys.count("ingest"), ticking.beats) >= 4)
+        assert eventually(lambda: min(toys.count("cycle"), toys.count("ingest"), ticking.beats) >= 4)
 
 
 def test_after_a_stop_nothing_is_called_any_more() -> None:
     toys = ToyChores()
     with started(toys) as ticking:
-        assert eventually(lambda: toys.count("turn") >= 2)
+        assert eventually(lambda: toys.count("cycle") >= 2)
     ticking.clock.writing.shut(within_s=PATIENCE_S)
-    before = toys.count("turn")
-    ticking.clock.turns["turn"].tick()
-    assert toys.count("turn") == before
+    before = toys.count("cycle")
+    ticking.clock.cycles["cycle"].tick()
+    assert toys.count("cycle") == before
 
 
-def test_a_chore_that_raises_is_called_again_and_the_others_go_on() -> None:
-    toys = ToyChores(raises={"turn": ClusterUnavailable("away"), "ingest": RuntimeError("defect")})
+def test_a_task_that_raises_is_called_again_and_the_others_go_on() -> None:
+    toys = ToyChores(raises={"cycle": ClusterUnavailable("away"), "ingest": RuntimeError("defect")})
     with started(toys) as ticking:
-        assert eventually(lambda: toys.count("turn") >= 3 and toys.count("ingest") >= 3)
+        assert eventually(lambda: toys.count("cycle") >= 3 and toys.count("ingest") >= 3)
         toys.raises.clear()
         assert eventually(lambda: not ticking.health.reasons())
 
 
-def test_a_slow_turn_is_never_doubled_and_the_reading_goes_on_beside_it() -> None:
+def test_a_slow_cycle_is_never_doubled_and_the_reading_goes_on_beside_it() -> None:
     slow = Blocked()
-    toys = ToyChores(does={"turn": slow})
+    toys = ToyChores(does={"cycle": slow})
     with started(toys) as ticking:
         assert slow.entered.wait(PATIENCE_S)
         readings = toys.count("ingest")
-        assert eventually(lambda: ticking.left_out("turn") >= 3 and toys.count("ingest") >= readings + 3)
-        assert toys.count("turn") == 1
+        assert eventually(lambda: ticking.left_out("cycle") >= 3 and toys.count("ingest") >= readings + 3)
+        assert toys.count("cycle") == 1
         assert eventually(lambda: ticking.beats > 3)
         slow.let_go()
-        assert eventually(lambda: toys.count("turn") > 1)
+        assert eventually(lambda: toys.count("cycle") > 1)
 
 
 def test_the_hook_s_table_is_published_after_a_reading() -> None:
@@ -127,8 +126,8 @@ def test_a_night_that_went_well_is_published_too(raises: dict[str, Exception], p
     toys = ToyChores(raises={"ingest": HeliosError("no reading, for once"), **raises})
     with started(toys) as ticking:
         ticking.clock.think()
-        turns = toys.count("turn")
-        assert eventually(lambda: toys.count("turn") >= turns + 3)
+        cycles = toys.count("cycle")
+        assert eventually(lambda: toys.count("cycle") >= cycles + 3)
     assert (toys.count("hook") == 1) is published
 
 
@@ -143,23 +142,23 @@ def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"still": ("the breaker is open",)}, {"modes": {"qssf": Mode.SHADOW}}], ids=["still", "mode"]
+    "change", [{"suspended": ("the breaker is open",)}, {"modes": {"qssf": Mode.SHADOW}}], ids=["suspended", "mode"]
 )
-def test_the_hook_s_table_follows_a_turn_that_falls_still_and_a_mode_that_was_set(change: dict[str, Any]) -> None:
-    toys = ToyChores(turn=a_turn(modes={"qssf": Mode.ACTIVE}), raises={"ingest": HeliosError("slurmdbd is away")})
+def test_the_hook_s_table_follows_a_cycle_that_falls_suspended_and_a_mode_that_was_set(change: dict[str, Any]) -> None:
+    toys = ToyChores(cycle=a_cycle(modes={"qssf": Mode.ACTIVE}), raises={"ingest": HeliosError("slurmdbd is away")})
     with started(toys):
-        assert eventually(lambda: toys.count("turn") >= 3)
+        assert eventually(lambda: toys.count("cycle") >= 3)
         assert toys.count("hook") == 0
-        toys.turn = a_turn(**({"modes": {"qssf": Mode.ACTIVE}} | change))
+        toys.cycle = a_cycle(**({"modes": {"qssf": Mode.ACTIVE}} | change))
         assert eventually(lambda: toys.count("hook") == 1)
 
 
-def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_hook_waits_for_a_cycle_and_a_wait_too_long_is_said(caplog: pytest.LogCaptureFixture) -> None:
     slow = Blocked()
-    toys = ToyChores(does={"turn": slow})
-    with started(toys, turn_s=0.1) as ticking:
+    toys = ToyChores(does={"cycle": slow})
+    with started(toys, cycle_s=0.1) as ticking:
         assert slow.entered.wait(PATIENCE_S)
-        assert eventually(lambda: ticking.left_out("turn") >= 15)
+        assert eventually(lambda: ticking.left_out("cycle") >= 15)
         assert toys.count("hook") == 0
         slow.let_go()
         assert eventually(lambda: ticking.left_out("hook") >= 1 and toys.count("hook") >= 1)
@@ -167,7 +166,7 @@ def test_the_hook_waits_for_a_turn_and_a_wait_too_long_is_said(caplog: pytest.Lo
 
 
 def test_a_stop_at_the_moment_the_hook_is_called_leaves_no_broken_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticking, broken, stopped = Ticking(ToyChores(), turn_s=3600, ingest_s=3600), [], []
+    ticking, broken, stopped = Ticking(ToyChores(), cycle_s=3600, ingest_s=3600), [], []
     stopping = threading.Thread(target=ticking.clock.stop)
     submit = ThreadPoolExecutor.submit_job
 
@@ -219,13 +218,13 @@ def test_two_half_past_twos_in_one_night_are_one_analysis() -> None:
     assert toys.count("nightly") == 2
 
 
-def test_turns_that_fail_are_progress_and_turns_that_hang_are_not() -> None:
+def test_cycles_that_fail_are_progress_and_cycles_that_hang_are_not() -> None:
     hand = HandSet()
-    toys = ToyChores(raises={"turn": ClusterUnavailable("away")})
-    ticking = Ticking(toys, times=hand.times, turn_s=60)
+    toys = ToyChores(raises={"cycle": ClusterUnavailable("away")})
+    ticking = Ticking(toys, times=hand.times, cycle_s=60)
     for _ in range(60):
         hand.move(60)
-        ticking.clock.turns["turn"].tick()
+        ticking.clock.cycles["cycle"].tick()
         assert ticking.clock.makes_progress()
     hand.move(299)
     assert ticking.clock.makes_progress()
@@ -233,81 +232,83 @@ def test_turns_that_fail_are_progress_and_turns_that_hang_are_not() -> None:
     assert not ticking.clock.makes_progress()
 
 
-def test_a_turn_that_could_not_look_counts_as_failed_and_is_shown_all_the_same() -> None:
-    ticking = Ticking(ToyChores(turn=a_turn(trouble="slurmctld is away")))
-    assert ticking.clock.turns["turn"].tick() is False
-    assert ticking.health.of("turn").trouble == "slurmctld is away"
-    assert ticking.health.last_turn is not None
+def test_a_cycle_that_could_not_look_counts_as_failed_and_is_shown_all_the_same() -> None:
+    ticking = Ticking(ToyChores(cycle=a_cycle(problem="slurmctld is away")))
+    assert ticking.clock.cycles["cycle"].tick() is False
+    assert ticking.health.of("cycle").problem == "slurmctld is away"
+    assert ticking.health.last_cycle is not None
 
 
-def test_a_turn_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogCaptureFixture) -> None:
-    def refused(jobs: int, *, unchanged: int = 0) -> tuple[Tally, ...]:
+def test_a_cycle_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogCaptureFixture) -> None:
+    def refused(jobs: int, *, unchanged: int = 0) -> tuple[CycleTally, ...]:
         return (
-            Tally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),
-            Tally(service="qssf", mode="active", result=Result.UNCHANGED, jobs=unchanged),
+            CycleTally(service="qssf", mode="active", result=Result.REFUSED, jobs=jobs),
+            CycleTally(service="qssf", mode="active", result=Result.UNCHANGED, jobs=unchanged),
         )
 
     toys = ToyChores()
     clock = Ticking(toys).clock
     with caplog.at_level(logging.INFO):
-        for turn in (
-            a_turn(),
-            a_turn(tallies=refused(4)),
-            a_turn(tallies=refused(5, unchanged=7)),
-            a_turn(acted=2, tallies=refused(5)),
-            a_turn(still=("paused",), tallies=()),
-            a_turn(),
+        for cycle in (
+            a_cycle(),
+            a_cycle(tallies=refused(4)),
+            a_cycle(tallies=refused(5, unchanged=7)),
+            a_cycle(acted=2, tallies=refused(5)),
+            a_cycle(suspended=("paused",), tallies=()),
+            a_cycle(),
         ):
-            toys.turn = turn
-            clock.turns["turn"].tick()
+            toys.cycle = cycle
+            clock.cycles["cycle"].tick()
     lines = [record.getMessage() for record in caplog.records if "pending" in record.getMessage()]
     assert len(lines) == 2
     assert "qssf (active) refused 4" in lines[0]
 
 
-def test_health_and_metrics_hear_of_a_turn() -> None:
-    ticking = Ticking(ToyChores(turn=a_turn(predictions=9)))
-    ticking.clock.turns["turn"].tick()
-    assert ticking.health.last_turn == a_turn(predictions=9)
+def test_health_and_metrics_hear_of_a_cycle() -> None:
+    ticking = Ticking(ToyChores(cycle=a_cycle(predictions=9)))
+    ticking.clock.cycles["cycle"].tick()
+    assert ticking.health.last_cycle == a_cycle(predictions=9)
     assert ticking.metrics.registry.get_sample_value("helios_predictions_total") == 9
 
 
-def test_the_health_rests_on_turns_and_readings() -> None:
-    rhythm = Rhythm(turn_s=60, ingest_s=300, nightly=None)
-    assert rhythm.lately_s() == {"turn": 240, "ingest": 960}
+def test_the_health_rests_on_cycles_and_readings() -> None:
+    rhythm = Schedule(cycle_s=60, ingest_s=300, nightly=None)
+    assert rhythm.lately_s() == {"cycle": 240, "ingest": 960}
 
 
-@pytest.mark.parametrize(("turn_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])
-def test_turns_are_stuck_only_after_several_of_them(turn_s: float, stuck_s: float) -> None:
-    assert Rhythm(turn_s=turn_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
+@pytest.mark.parametrize(("cycle_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])
+def test_cycles_are_stuck_only_after_several_of_them(cycle_s: float, stuck_s: float) -> None:
+    assert Schedule(cycle_s=cycle_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
 
 
-HELD = TurnUnderWay("Another process (process 4711) is taking a turn on this machine just now.")
+HELD = CycleUnderWay("Another process (process 4711) is taking a cycle on this machine just now.")
 
 
-def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_turns_away() -> None:
-    toys = ToyChores(raises={"turn": HELD})
+def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_cycles_away() -> None:
+    toys = ToyChores(raises={"cycle": HELD})
     ticking = Ticking(toys)
     ticking.paused = True
-    assert not ticking.clock.turns["turn"].tick()
+    assert not ticking.clock.cycles["cycle"].tick()
     assert toys.count("release") == 1
-    trouble = ticking.health.of("turn").trouble
-    assert "process 4711" in trouble and "Helios is paused: release done" in trouble
+    problem = ticking.health.of("cycle").problem
+    assert "process 4711" in problem and "Helios is paused: release done" in problem
 
 
-def test_a_turn_that_is_kept_away_takes_nothing_back_unless_somebody_paused() -> None:
-    toys = ToyChores(raises={"turn": HELD})
+def test_a_cycle_that_is_kept_away_takes_nothing_back_unless_somebody_paused() -> None:
+    toys = ToyChores(raises={"cycle": HELD})
     ticking = Ticking(toys)
-    assert not ticking.clock.turns["turn"].tick()
-    assert toys.called == ["turn"]
+    assert not ticking.clock.cycles["cycle"].tick()
+    assert toys.called == ["cycle"]
 
 
-def test_a_lock_that_stays_held_is_a_reason_for_bad_health_after_three_turns_and_a_pause_is_heard_in_the_next() -> None:
+def test_a_lock_that_stays_held_is_a_reason_for_bad_health_after_three_cycles_and_a_pause_is_heard_in_the_next() -> (
+    None
+):
     hand = HandSet()
-    toys = ToyChores(raises={"turn": HELD})
-    ticking = Ticking(toys, times=hand.times, turn_s=60)
+    toys = ToyChores(raises={"cycle": HELD})
+    ticking = Ticking(toys, times=hand.times, cycle_s=60)
     for _ in range(5):
-        ticking.clock.turns["turn"].tick()
+        ticking.clock.cycles["cycle"].tick()
         hand.move(60)
-    assert toys.count("turn") == 5  # no turn waits longer for a lock that may be free, or a pause that may come
-    assert ticking.health.reasons()[0].startswith("turn failed 5 times in a row: Another process (process 4711)")
+    assert toys.count("cycle") == 5  # no cycle waits longer for a lock that may be free, or a pause that may come
+    assert ticking.health.reasons()[0].startswith("cycle failed 5 times in a row: Another process (process 4711)")

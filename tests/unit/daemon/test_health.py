@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from helios.daemon.health import Health
-from helios.daemon.health_file import HealthFile
-from tests.unit.daemon.builders import HandSet, a_turn
+from helios.daemon.health import Health, HealthFile
+from tests.unit.daemon.builders import HandSet, a_cycle
 
-LATELY = {"turn": 240.0, "ingest": 960.0}
+LATELY = {"cycle": 240.0, "ingest": 960.0}
 
 
 def well(hand: HandSet) -> Health:
@@ -22,22 +21,22 @@ def well(hand: HandSet) -> Health:
 
 def test_before_the_first_success_it_is_not_well() -> None:
     reasons = Health(lately_s=LATELY, times=HandSet().times).reasons()
-    assert [reason.split()[0] for reason in reasons] == ["turn", "ingest"]
+    assert [reason.split()[0] for reason in reasons] == ["cycle", "ingest"]
 
 
-def test_lately_is_different_for_each_chore() -> None:
+def test_lately_is_different_for_each_task() -> None:
     hand = HandSet()
     health = well(hand)
     hand.move(240)
     assert health.reasons() == []
     hand.move(1)
-    assert health.reasons() == ["turn has not succeeded for 241 s"]
+    assert health.reasons() == ["cycle has not succeeded for 241 s"]
 
 
-def test_the_reason_names_the_trouble() -> None:
+def test_the_reason_names_the_problem() -> None:
     hand = HandSet()
     health = well(hand)
-    health.failed("ingest", at=hand.times.now(), trouble="slurmdbd is away")
+    health.failed("ingest", at=hand.times.now(), problem="slurmdbd is away")
     assert health.reasons() == []
     hand.move(961)
     assert "ingest has not succeeded for 961 s: slurmdbd is away" in health.reasons()
@@ -46,8 +45,8 @@ def test_the_reason_names_the_trouble() -> None:
 def test_two_failures_in_a_row_are_borne_and_three_are_not() -> None:
     hand = HandSet()
     health = well(hand)
-    for expected in ([], [], ["turn failed 3 times in a row: the lock is held"]):
-        health.failed("turn", at=hand.times.now(), trouble="the lock is held")
+    for expected in ([], [], ["cycle failed 3 times in a row: the lock is held"]):
+        health.failed("cycle", at=hand.times.now(), problem="the lock is held")
         assert health.reasons() == expected
     assert health.report()["state"] == "failing"
 
@@ -64,24 +63,24 @@ def test_failures_are_counted_in_a_row() -> None:
     hand = HandSet()
     health = well(hand)
     for _ in range(3):
-        health.failed("turn", at=hand.times.now(), trouble="no")
-    assert health.of("turn").failures == 3
-    health.succeeded("turn", at=hand.times.now(), line="")
-    fares = health.of("turn")
-    assert (fares.failures, fares.trouble, fares.line) == (0, "", "done")
+        health.failed("cycle", at=hand.times.now(), problem="no")
+    assert health.of("cycle").failures == 3
+    health.succeeded("cycle", at=hand.times.now(), line="")
+    fares = health.of("cycle")
+    assert (fares.failures, fares.problem, fares.line) == (0, "", "done")
 
 
 @pytest.mark.parametrize(
-    ("turn", "state"),
+    ("cycle", "state"),
     [
-        (a_turn(), "at work"),
-        (a_turn(still=("paused",)), "still"),
-        (a_turn(still=("the lease is another's",), lease_held=False), "standby"),
+        (a_cycle(), "at work"),
+        (a_cycle(suspended=("paused",)), "suspended"),
+        (a_cycle(suspended=("the lease is another's",), lease_held=False), "standby"),
     ],
 )
-def test_a_daemon_that_is_well_says_what_it_does(turn: object, state: str) -> None:
+def test_a_daemon_that_is_well_says_what_it_does(cycle: object, state: str) -> None:
     health = well(HandSet())
-    health.turned(turn)  # type: ignore[arg-type]  # because parametrize loses the type
+    health.turned(cycle)  # type: ignore[arg-type]  # because parametrize loses the type
     assert health.report()["state"] == state
     assert health.report()["healthy"]
 
@@ -94,11 +93,11 @@ def test_one_that_ends_is_not_well() -> None:
 
 def test_the_report_is_plain_json() -> None:
     health = well(HandSet())
-    health.turned(a_turn(still=("paused",)))
+    health.turned(a_cycle(suspended=("paused",)))
     report = json.loads(json.dumps(health.report()))
     assert report["pid"] == os.getpid()
-    assert report["turn"]["still"] == ["paused"]
-    assert report["chores"]["turn"]["succeeded_at"] == "2026-11-20T12:00:00+00:00"
+    assert report["cycle"]["suspended"] == ["paused"]
+    assert report["tasks"]["cycle"]["succeeded_at"] == "2026-11-20T12:00:00+00:00"
 
 
 def test_the_file_holds_the_report_and_nothing_lies_beside_it(tmp_path: Path) -> None:

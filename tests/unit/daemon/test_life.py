@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from helios.app.turn_lock import DaemonRuns
-from helios.config import Control, Daemon, Settings
-from helios.daemon import life
-from helios.daemon.server import MOST_CONNECTIONS
-from helios.daemon.times import Times
+from helios.app.controller_state import DaemonRuns
+from helios.config import Control, DaemonSettings, Settings
+from helios.daemon import daemon as daemon_module
+from helios.daemon.health import TaskTimes
+from helios.daemon.http import MOST_CONNECTIONS
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_turn, eventually
+from tests.unit.daemon.builders import PATIENCE_S, Blocked, HandSet, ToyChores, a_cycle, eventually
 
 
 class Manager:
@@ -60,7 +60,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 def settings(folder: Path, **daemon: Any) -> Settings:
-    return Settings(control=Control(state_folder=str(folder)), daemon=Daemon(**{"listen": "", **daemon}))
+    return Settings(control=Control(state_folder=str(folder)), daemon=DaemonSettings(**{"listen": "", **daemon}))
 
 
 def a_daemon(
@@ -68,11 +68,11 @@ def a_daemon(
     folder: Path,
     *,
     manager: Manager | None = None,
-    times: Times | None = None,
+    times: TaskTimes | None = None,
     **daemon: Any,
-) -> life.Daemon:
-    return life.Daemon(
-        chores=toys.chores(),
+) -> daemon_module.Daemon:
+    return daemon_module.Daemon(
+        tasks=toys.tasks(),
         settings=settings(folder, **daemon),
         nightly=False,
         environment={} if manager is None else manager.environment,
@@ -80,11 +80,11 @@ def a_daemon(
     )
 
 
-def lived(toys: ToyChores, folder: Path, **daemon: Any) -> life.Ending:
-    """Start, wait for the first turn, stop."""
+def lived(toys: ToyChores, folder: Path, **daemon: Any) -> daemon_module.Ending:
+    """Start, wait for the first cycle, stop."""
     living = a_daemon(toys, folder, **daemon)
     living.start()
-    assert eventually(lambda: toys.count("turn") > 0)
+    assert eventually(lambda: toys.count("cycle") > 0)
     return living.stop(why="SIGTERM")
 
 
@@ -96,9 +96,11 @@ def test_a_stop_takes_everything_back_and_nothing_comes_after(tmp_path: Path) ->
     assert not any(thread.name == "APScheduler" for thread in threading.enumerate())
 
 
-def test_a_stop_waits_for_the_turn_that_runs(tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_cycle_that_runs(tmp_path: Path) -> None:
     slow = Blocked()
-    toys = ToyChores(does={"turn": slow, "release": lambda: toys.called.append(f"turn was over: {slow.left.is_set()}")})
+    toys = ToyChores(
+        does={"cycle": slow, "release": lambda: toys.called.append(f"turn was over: {slow.left.is_set()}")}
+    )
     living = a_daemon(toys, tmp_path)
     living.start()
     assert slow.entered.wait(PATIENCE_S)
@@ -107,12 +109,12 @@ def test_a_stop_waits_for_the_turn_that_runs(tmp_path: Path) -> None:
     assert toys.called[-1] == "turn was over: True"
 
 
-def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
+def test_a_cycle_that_never_ends_is_left_and_nothing_is_written_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(life, "WRITER_S", 0.05)
+    monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
     slow = Blocked()
-    toys = ToyChores(does={"turn": slow})
+    toys = ToyChores(does={"cycle": slow})
     living = a_daemon(toys, tmp_path)
     living.start()
     assert slow.entered.wait(PATIENCE_S)
@@ -126,7 +128,7 @@ def test_a_turn_that_never_ends_is_left_and_nothing_is_written_beside_it(
 def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "WRITER_S", 0.05)
+    monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
     slow = Blocked()
     toys = ToyChores(does={"hook": slow})
     living = a_daemon(toys, tmp_path)
@@ -141,7 +143,7 @@ def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
 def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "READER_S", 0.05)
+    monkeypatch.setattr(daemon_module, "READER_S", 0.05)
     slow = Blocked()
     toys = ToyChores(does={"ingest": slow})
     living = a_daemon(toys, tmp_path)
@@ -156,13 +158,13 @@ def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
 def test_a_release_that_fails_is_said_and_shown_in_the_exit_status(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    toys = ToyChores(raises={"release": ClusterUnavailable("slurmctld is away", remedy="run helios-release.sh")})
+    toys = ToyChores(raises={"release": ClusterUnavailable("slurmctld is away", hint="run helios-release.sh")})
     assert lived(toys, tmp_path).code == 1
-    assert any("not all is taken back: slurmctld is away" in record.getMessage() for record in caplog.records)
+    assert any("not all is reverted: slurmctld is away" in record.getMessage() for record in caplog.records)
 
 
 def test_a_release_that_hangs_does_not_keep_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "RELEASE_S", 0.05)
+    monkeypatch.setattr(daemon_module, "RELEASE_S", 0.05)
     hanging = Blocked()
     ending = lived(ToyChores(does={"release": hanging}), tmp_path)
     hanging.let_go()
@@ -177,16 +179,16 @@ def test_a_site_may_keep_what_was_set(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_standby_does_not_take_back_what_another_set(tmp_path: Path) -> None:
-    toys = ToyChores(turn=a_turn(lease_held=False))
+    toys = ToyChores(cycle=a_cycle(lease_held=False))
     living = a_daemon(toys, tmp_path)
     living.start()
-    assert eventually(lambda: (tmp_path / "health.json").exists() and toys.count("turn") > 0)
+    assert eventually(lambda: (tmp_path / "health.json").exists() and toys.count("cycle") > 0)
     assert living.stop(why="SIGTERM").code == 0
     assert toys.count("release") == 0
 
 
-def test_a_daemon_that_never_had_a_good_turn_takes_back_all_the_same(tmp_path: Path) -> None:
-    toys = ToyChores(raises={"turn": ClusterUnavailable("away")})
+def test_a_daemon_that_never_had_a_good_cycle_takes_back_all_the_same(tmp_path: Path) -> None:
+    toys = ToyChores(raises={"cycle": ClusterUnavailable("away")})
     lived(toys, tmp_path)
     assert toys.count("release") == 1
 
@@ -202,18 +204,18 @@ def test_the_service_manager_hears_of_start_life_and_end(tmp_path: Path, manager
 
 
 def test_a_cluster_that_is_away_does_not_keep_the_daemon_from_starting(tmp_path: Path, manager: Manager) -> None:
-    toys = ToyChores(raises={"turn": ClusterUnavailable("away"), "ingest": ClusterUnavailable("away")})
+    toys = ToyChores(raises={"cycle": ClusterUnavailable("away"), "ingest": ClusterUnavailable("away")})
     living = a_daemon(toys, tmp_path, manager=manager)
     living.start()
     assert manager.hears("READY=1")
     living.stop(why="SIGTERM")
 
 
-def test_the_watchdog_is_fed_only_while_turns_make_progress(
+def test_the_watchdog_is_fed_only_while_cycles_make_progress(
     tmp_path: Path, manager: Manager, caplog: pytest.LogCaptureFixture
 ) -> None:
     hand = HandSet()
-    living = a_daemon(ToyChores(), tmp_path, manager=manager, times=hand.times, turn_s=60)
+    living = a_daemon(ToyChores(), tmp_path, manager=manager, times=hand.times, cycle_s=60)
     living.beat()
     assert manager.all_words().count("WATCHDOG=1") == 1
     hand.move(301)
@@ -271,23 +273,23 @@ def test_with_its_address_taken_it_acts_says_so_and_serves_when_it_is_free(
         port = taken.getsockname()[1]
         living = a_daemon(toys, tmp_path, listen=f"127.0.0.1:{port}", times=hand.times)
         living.start()
-        assert eventually(lambda: toys.count("turn") > 0)
+        assert eventually(lambda: toys.count("cycle") > 0)
         living.beat()
-        hand.move(life.BIND_S)
+        hand.move(daemon_module.BIND_S)
         living.beat()
         note = json.loads((tmp_path / "health.json").read_text())["note"]
         assert f"another process listens on 127.0.0.1:{port}" in note
         assert sum(note in record.getMessage() for record in caplog.records) == 1
     living.beat()
     assert living.port is None  # not yet
-    hand.move(life.BIND_S)
+    hand.move(daemon_module.BIND_S)
     living.beat()
     assert living.port == port
     assert json.loads((tmp_path / "health.json").read_text())["note"] == ""
     living.stop(why="SIGTERM")
 
 
-def test_an_address_that_is_not_this_machine_s_ends_the_start_before_any_chore(tmp_path: Path) -> None:
+def test_an_address_that_is_not_this_machine_s_ends_the_start_before_any_task(tmp_path: Path) -> None:
     toys = ToyChores()
     living = a_daemon(toys, tmp_path, listen="192.0.2.1:9842")
     with pytest.raises(ConfigurationInvalid):
@@ -307,15 +309,15 @@ def test_a_second_daemon_with_the_same_state_folder_does_nothing_and_names_the_f
     assert lived(toys, tmp_path).code == 0
 
 
-def test_a_turn_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:
-    toys = ToyChores(does={"turn": (tmp_path / "by a turn").touch})
-    living = a_daemon(toys, tmp_path, listen="127.0.0.1:0", turn_s=1)
+def test_a_cycle_is_taken_and_files_can_be_opened_while_many_hold_connections(tmp_path: Path) -> None:
+    toys = ToyChores(does={"cycle": (tmp_path / "by a cycle").touch})
+    living = a_daemon(toys, tmp_path, listen="127.0.0.1:0", cycle_s=1)
     living.start()
     with ExitStack() as clients:
         for _ in range(400):
             clients.enter_context(socket.create_connection(("127.0.0.1", living.port or 0)))
-        before = toys.count("turn")
-        assert eventually(lambda: toys.count("turn") > before)
+        before = toys.count("cycle")
+        assert eventually(lambda: toys.count("cycle") > before)
         of_daemon = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 400
         assert of_daemon < 100 + MOST_CONNECTIONS
     living.stop(why="SIGTERM")
@@ -335,7 +337,9 @@ def test_hangup_changes_nothing_and_sigterm_ends(
     typing = threading.Thread(target=operator)
     typing.start()
     with caplog.at_level(logging.INFO):
-        ending = life.run(toys.chores(), settings=settings(tmp_path), nightly=False, environment=manager.environment)
+        ending = daemon_module.run(
+            toys.tasks(), settings=settings(tmp_path), nightly=False, environment=manager.environment
+        )
     typing.join(PATIENCE_S)
     assert ending.code == 0
     assert toys.called[-1] == "release SIGTERM"

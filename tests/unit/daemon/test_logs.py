@@ -19,7 +19,7 @@ def _logs_as_before() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
-def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.turn", text: str, error: bool = False) -> str:
+def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.cycle", text: str, error: bool = False) -> str:
     stream = io.StringIO()
     start_logs(form, stream=stream)
     try:
@@ -31,16 +31,16 @@ def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.turn", t
     return stream.getvalue()
 
 
-def test_a_text_line_has_time_level_and_chore() -> None:
-    time, level, chore, rest = logged("text", text="3 pending").split(maxsplit=3)
+def test_a_text_line_has_time_level_and_task() -> None:
+    time, level, task, rest = logged("text", text="3 pending").split(maxsplit=3)
     assert time.endswith("Z")
-    assert (level, chore, rest) == ("WARNING", "turn:", "3 pending\n")
+    assert (level, task, rest) == ("WARNING", "cycle:", "3 pending\n")
 
 
 def test_a_json_line_is_one_object_even_with_a_traceback() -> None:
     (line,) = logged("json", text="failed", error=True).splitlines()
     answer = json.loads(line)
-    assert (answer["level"], answer["source"], answer["message"]) == ("error", "turn", "failed")
+    assert (answer["level"], answer["source"], answer["message"]) == ("error", "cycle", "failed")
     assert "ValueError" in answer["traceback"]
 
 

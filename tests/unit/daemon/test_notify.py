@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.daemon.notify import Notifier
+from helios.daemon.systemd import Notifier
 
 
 @pytest.fixture(params=["in the file system", "abstract"])

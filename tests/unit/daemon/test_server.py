@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from helios.daemon import server
+from helios.daemon import http
+from helios.daemon.http import MOST_CONNECTIONS, AddressTaken, Server, parse_address
 from helios.daemon.metrics import Metrics
-from helios.daemon.server import MOST_CONNECTIONS, AddressTaken, Server, address_of
 from helios.errors import ConfigurationInvalid
-from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_turn, eventually
+from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_cycle, eventually
 
 
 @contextmanager
 def served(health: dict[str, Any], *, host: str = "127.0.0.1") -> Iterator[str]:
     metrics = Metrics(times=HandSet().times)
-    metrics.turned(a_turn(predictions=5))
+    metrics.turned(a_cycle(predictions=5))
     serving = Server(f"{host}:0", registry=metrics.registry, health=lambda: health)
     try:
         yield f"http://{host}:{serving.port}"
@@ -73,7 +73,7 @@ def test_a_port_that_is_taken_says_by_whom_to_ask() -> None:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AddressTaken, match=f"another process listens on {listen}") as refusal:
             Server(listen, registry=Metrics(times=HandSet().times).registry, health=dict)
-    assert "ss -ltnp" in refusal.value.remedy
+    assert "ss -ltnp" in refusal.value.hint
 
 
 def test_an_address_that_this_machine_does_not_have_is_a_mistake_in_the_settings() -> None:
@@ -90,7 +90,7 @@ def until_closed(client: socket.socket) -> bool:
 
 
 def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTION_S", 0.5)
+    monkeypatch.setattr(http, "CONNECTION_S", 0.5)
     before = threading.active_count()
     with served({"healthy": True}) as url, ExitStack() as clients:
         port = int(url.rpartition(":")[2])
@@ -105,7 +105,7 @@ def test_of_many_connections_few_are_kept_and_all_are_closed_in_the_end(monkeypa
 def test_connections_beyond_the_bound_are_closed_while_those_within_it_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTION_S", 600.0)  # no machine is so slow that their time ends here
+    monkeypatch.setattr(http, "CONNECTION_S", 600.0)  # no machine is so slow that their time ends here
     with served({}) as url, ExitStack() as clients:
         port = int(url.rpartition(":")[2])
         connections = [clients.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)]
@@ -118,7 +118,7 @@ def test_connections_beyond_the_bound_are_closed_while_those_within_it_are_kept(
 
 
 def test_who_sends_a_little_now_and_then_is_left_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTION_S", 0.2)
+    monkeypatch.setattr(http, "CONNECTION_S", 0.2)
     with served({}) as url, socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
         client.settimeout(0.02)
 
@@ -150,11 +150,11 @@ def test_after_closing_the_port_is_free_again() -> None:
     ],
 )
 def test_an_address_is_host_and_port(listen: str, expected: tuple[str, int]) -> None:
-    assert address_of(listen) == expected
+    assert parse_address(listen) == expected
 
 
 @pytest.mark.parametrize("listen", ["9842", ":9842", "host:", "::1:80", "host:70000", "host:http", "[host]:1"])
 def test_what_is_no_address_is_refused_with_an_example(listen: str) -> None:
     with pytest.raises(ConfigurationInvalid, match="not HOST:PORT") as refusal:
-        address_of(listen)
-    assert "127.0.0.1:9842" in refusal.value.remedy
+        parse_address(listen)
+    assert "127.0.0.1:9842" in refusal.value.hint

@@ -2,38 +2,43 @@ import logging
 
 import pytest
 
-from helios.app.clockwork import TurnSummary
-from helios.daemon.stillness import Stillness
-from tests.unit.daemon.builders import a_turn
+from helios.app.cycle_summary import CycleSummary
+from helios.daemon.tasks import StateChangeLog
+from tests.unit.daemon.builders import a_cycle
 
 
-def said(caplog: pytest.LogCaptureFixture, *turns: TurnSummary) -> list[str]:
-    stillness = Stillness()
+def said(caplog: pytest.LogCaptureFixture, *cycles: CycleSummary) -> list[str]:
+    stillness = StateChangeLog()
     with caplog.at_level(logging.WARNING):
-        for turn in turns:
-            stillness.hear(turn)
+        for cycle in cycles:
+            stillness.hear(cycle)
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_turn_that_acts_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    assert said(caplog, a_turn(), a_turn(acted=3)) == []
+def test_a_cycle_that_acts_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    assert said(caplog, a_cycle(), a_cycle(acted=3)) == []
 
 
 def test_the_same_reason_is_said_once_though_its_figures_grow(caplog: pytest.LogCaptureFixture) -> None:
-    turns = [a_turn(still=(f"the history was read {age} s ago",)) for age in (3601, 3661, 3721.5)]
-    assert said(caplog, *turns) == ["nothing is done: the history was read 3601 s ago"]
+    cycles = [a_cycle(suspended=(f"the history was read {age} s ago",)) for age in (3601, 3661, 3721.5)]
+    assert said(caplog, *cycles) == ["nothing is done: the history was read 3601 s ago"]
 
 
-def test_turns_on_nodes_are_told_from_turns_on_jobs(caplog: pytest.LogCaptureFixture) -> None:
+def test_cycles_on_nodes_are_told_from_cycles_on_jobs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        for stillness in (Stillness(), Stillness("nodes")):
-            stillness.hear(a_turn(still=("paused: by root",)))
-    assert [record.name for record in caplog.records] == ["helios.daemon.turn", "helios.daemon.nodes"]
+        for stillness in (StateChangeLog(), StateChangeLog("nodes")):
+            stillness.hear(a_cycle(suspended=("paused: by root",)))
+    assert [record.name for record in caplog.records] == ["helios.daemon.cycle", "helios.daemon.nodes"]
 
 
 def test_another_reason_is_said_and_so_is_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    turns = [a_turn(still=("the model is old",)), a_turn(still=("the breaker is open",)), a_turn(), a_turn()]
-    assert said(caplog, *turns) == [
+    cycles = [
+        a_cycle(suspended=("the model is old",)),
+        a_cycle(suspended=("the breaker is open",)),
+        a_cycle(),
+        a_cycle(),
+    ]
+    assert said(caplog, *cycles) == [
         "nothing is done: the model is old",
         "nothing is done: the breaker is open",
         "acts again",
@@ -43,18 +48,18 @@ def test_another_reason_is_said_and_so_is_the_end(caplog: pytest.LogCaptureFixtu
 def test_a_second_daemon_says_once_that_it_stands_by_and_once_that_it_does_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    away = a_turn(still=("node2 holds the lease for 170 s",), lease_held=False)
-    later = a_turn(still=("node2 holds the lease for 110 s",), lease_held=False)
-    standby, ours, again = said(caplog, away, later, a_turn(), a_turn())
+    away = a_cycle(suspended=("node2 holds the lease for 170 s",), lease_held=False)
+    later = a_cycle(suspended=("node2 holds the lease for 110 s",), lease_held=False)
+    standby, ours, again = said(caplog, away, later, a_cycle(), a_cycle())
     assert standby.startswith("standby: another Helios writes to this cluster")
     assert ours == "the lease is ours: no longer standby"
     assert again == "acts again"
 
 
 def test_a_note_is_said_once_while_it_lasts_and_again_when_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
-    noted = a_turn(notes=("3 jobs are an admin's now",))
-    assert len(said(caplog, noted, noted, a_turn(), noted)) == 2
+    noted = a_cycle(notes=("3 jobs are an admin's now",))
+    assert len(said(caplog, noted, noted, a_cycle(), noted)) == 2
 
 
-def test_why_a_turn_failed_is_left_to_whoever_counts_failures(caplog: pytest.LogCaptureFixture) -> None:
-    assert said(caplog, a_turn(trouble="slurmctld is away", still=("slurmctld is away",))) == []
+def test_why_a_cycle_failed_is_left_to_whoever_counts_failures(caplog: pytest.LogCaptureFixture) -> None:
+    assert said(caplog, a_cycle(problem="slurmctld is away", suspended=("slurmctld is away",))) == []

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.turn_lock import DaemonRuns
-from helios.cli.application import imported
-from helios.config import Daemon
-from helios.daemon import life
+from helios.app.controller_state import DaemonRuns
+from helios.cli.main import imported
+from helios.config import DaemonSettings
+from helios.daemon import daemon
 
 UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 ANALYZE = shutil.which("systemd-analyze")
@@ -58,18 +58,18 @@ def test_the_daemon_leaves_the_night_to_the_timer() -> None:
 
 
 def test_systemd_waits_longer_than_the_daemon_takes_to_stop() -> None:
-    longest_s = life.WRITER_S + life.RELEASE_S + 2 * life.READER_S
+    longest_s = daemon.WRITER_S + daemon.RELEASE_S + 2 * daemon.READER_S
     assert Unit("helios.service").seconds("TimeoutStopSec") > longest_s
 
 
 def test_the_watchdog_outlasts_the_stop_and_several_heartbeats() -> None:
     watchdog_s = Unit("helios.service").seconds("WatchdogSec")
-    assert watchdog_s > life.WRITER_S + life.RELEASE_S + 2 * life.READER_S
+    assert watchdog_s > daemon.WRITER_S + daemon.RELEASE_S + 2 * daemon.READER_S
     assert watchdog_s >= 3 * 10
 
 
 def test_the_timer_keeps_the_hour_that_the_settings_promise() -> None:
-    assert Unit("helios-nightly.timer")["Timer"]["OnCalendar"] == f"*-*-* {Daemon().nightly}:00"
+    assert Unit("helios-nightly.timer")["Timer"]["OnCalendar"] == f"*-*-* {DaemonSettings().nightly}:00"
 
 
 def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
@@ -78,15 +78,15 @@ def test_jobs_and_nodes_have_an_identity_a_state_and_a_port_each() -> None:
         assert jobs[key] != nodes[key]
     text = (UNITS / "helios-power.service").read_text()
     assert "HELIOS_CONTROL_STATE_FOLDER=/var/lib/helios-power\n" in text
-    assert f"HELIOS_DAEMON_LISTEN={Daemon().listen}" not in text
+    assert f"HELIOS_DAEMON_LISTEN={DaemonSettings().listen}" not in text
     assert "HELIOS_DAEMON_LISTEN=" in text
 
 
-def test_each_unit_keeps_to_its_office() -> None:
-    for name, office, other in (("helios.service", "jobs", "nodes"), ("helios-power.service", "nodes", "jobs")):
+def test_each_unit_keeps_to_its_domain() -> None:
+    for name, domain, other in (("helios.service", "jobs", "nodes"), ("helios-power.service", "nodes", "jobs")):
         unit = Unit(name)["Service"]
-        assert f"--office {office}" in unit["ExecStart"]
-        assert f"--{office}-only" in unit["ExecStopPost"]
+        assert f"--domain {domain}" in unit["ExecStart"]
+        assert f"--{domain}-only" in unit["ExecStopPost"]
         assert other not in unit["ExecStart"] + unit["ExecStopPost"]
 
 

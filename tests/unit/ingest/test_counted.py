@@ -81,8 +81,8 @@ def test_names_of_pieces_of_records_forge_no_row(tmp_path: Path, names: list[str
 
 
 def test_a_delimiter_cut_in_two_by_the_end_of_a_chunk_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helios.ingest.stream.Decoded.read.__defaults__", (5,), raising=False)
-    monkeypatch.setattr("helios.ingest.stream.CHUNK_BYTES", 5)
+    monkeypatch.setattr("helios.ingest.lines.Decoded.read.__defaults__", (5,), raising=False)
+    monkeypatch.setattr("helios.ingest.lines.CHUNK_BYTES", 5)
     assert_true_jobs(jobs_of(tmp_path, export(*NAMES), rows_per_batch=3), NAMES)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.errors import FileUnreadable, FormatUnknown, Misuse, NothingUnderstood
-from helios.ingest.node_series import read_series, resampled, summed
+from helios.errors import FileUnreadable, FormatUnknown, NothingUnderstood, UsageError
+from helios.ingest.node_series import read_series, resample, sum_series
 from helios.model import NodeSeries
 from tests.traces import TRACES, needs_traces
 
@@ -63,7 +63,7 @@ def test_times_without_a_zone_are_in_the_one_given(tmp_path):
 def test_the_total_is_told_where_the_file_does_not_tell_it(tmp_path):
     path = a_series_file(tmp_path, "2020-01-01 00:00:00,3", "2020-01-01 00:01:00,4", header="time,active")
     assert read(path, total=7).total.tolist() == [7, 7]
-    with pytest.raises(Misuse, match="--total N"):
+    with pytest.raises(UsageError, match="--total N"):
         read(path)
 
 
@@ -137,14 +137,14 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path):
 
 
 def test_one_wrong_century_does_not_fill_the_memory(tmp_path):
-    with pytest.raises(Misuse, match="wrong date"):
+    with pytest.raises(UsageError, match="wrong date"):
         read(a_series_file(tmp_path, *minutes(3, 4), "1971-01-01 00:00:00,3,9"))
 
 
 @given(st.lists(st.integers(0, 9), min_size=40, max_size=80), st.integers(0, 9))
 def test_longer_steps_hold_the_most_of_the_whole_ones(active, late):
     series = a_series(*active, start_s=NEW_YEAR_S + 60 * late)
-    steps = resampled(series)
+    steps = resample(series)
     assert steps.start_s % 600 == 0 and steps.step_s == 600
     for number, most in enumerate(steps.active):
         first = (steps.start_s + 600 * number - series.start_s) // 60
@@ -153,32 +153,32 @@ def test_longer_steps_hold_the_most_of_the_whole_ones(active, late):
 
 def test_a_longer_step_is_a_gap_where_half_of_it_is():
     series = a_series(*[1] * 30, gaps=(0, 1, 2, 3, 10, 11, 12, 13, 14))
-    assert resampled(series).gaps.tolist() == [False, True, False]
+    assert resample(series).gaps.tolist() == [False, True, False]
 
 
 def test_steps_that_do_not_fit_are_refused():
     for series in (a_series(*[1] * 30, step_s=420), a_series(1, 2, 3)):
-        with pytest.raises(Misuse):
-            resampled(series)
+        with pytest.raises(UsageError):
+            resample(series)
 
 
 def test_series_are_added_up_where_all_have_something():
     first, second = a_series(1, 2, 3, 4, gaps=(2,)), a_series(10, 20, 30, start_s=NEW_YEAR_S + 60)
-    total = summed([first, second], name="both")
+    total = sum_series([first, second], name="both")
     assert (total.name, total.start_s) == ("both", NEW_YEAR_S + 60)
     assert total.active.tolist() == [12, 23, 34] and total.total.tolist() == [18, 18, 18]
     assert total.gaps.tolist() == [False, True, False]
 
 
 def test_series_without_a_common_time_are_refused():
-    with pytest.raises(Misuse, match="no time in common"):
-        summed([a_series(1, 2), a_series(1, 2, start_s=NEW_YEAR_S + 86_400)], name="both")
+    with pytest.raises(UsageError, match="no time in common"):
+        sum_series([a_series(1, 2), a_series(1, 2, start_s=NEW_YEAR_S + 86_400)], name="both")
 
 
 @needs_traces
 def test_the_published_series_are_read():
-    philly = resampled(read(TRACES / "philly_nodes_oct-nov2017.csv.gz"))
+    philly = resample(read(TRACES / "philly_nodes_oct-nov2017.csv.gz"))
     assert philly.gaps.sum() == 60 and philly.active.max() == 450 and philly.total.max() == 552
     files = sorted((TRACES / "helios_earth_vc_may2020").glob("*.csv.gz"))
-    earth = summed([resampled(read(path, timezone="Asia/Shanghai")) for path in files], name="earth")
+    earth = sum_series([resample(read(path, timezone="Asia/Shanghai")) for path in files], name="earth")
     assert len(earth) == 31 * 144 and earth.notes[0].startswith("16 series")

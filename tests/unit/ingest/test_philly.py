@@ -66,7 +66,7 @@ def test_a_later_attempt_was_eligible_when_the_one_before_ended(tmp_path):
 
 
 @pytest.mark.parametrize("unknown", ["None", None, ""])
-def test_a_job_whose_last_attempt_has_no_end_was_still_running(tmp_path, unknown):
+def test_a_job_whose_last_attempt_has_no_end_was_suspended_running(tmp_path, unknown):
     job = the_job(a_philly_file(tmp_path, a_philly_job(a_philly_attempt(end=unknown))))
     assert job["state"] == "RUNNING" and np.isnan(job["run_time_s"]) and pd.isna(job["ended_at"])
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable
-from helios.ingest.clock import Clock
-from helios.ingest.draft import Reading
-from helios.ingest.records import DEEPEST_RECORD, LONGEST_NUMBER, _items, read_records
+from helios.ingest.job_rows import FileReading
+from helios.ingest.json_records import DEEPEST_RECORD, LONGEST_NUMBER, _items, read_records
+from helios.ingest.parse import TimeParser
 from tests.unit.ingest.builders import a_file
 
 
@@ -23,7 +23,7 @@ def values_of(tmp_path, text):
         seen.append(job["a"])
         return [{"a": str(job["a"])[:9]}]
 
-    reading = Reading(path=a_file(tmp_path, text), clock=Clock("UTC"), rows_per_batch=10)
+    reading = FileReading(path=a_file(tmp_path, text), clock=TimeParser("UTC"), rows_per_batch=10)
     list(read_records(reading, "item", record, ["a"]))
     return seen
 
@@ -47,11 +47,11 @@ SMALL = 1 << 20  # a bound that a test reaches soon
 
 @pytest.fixture
 def small_records(monkeypatch):
-    monkeypatch.setattr("helios.ingest.records.LARGEST_RECORD", SMALL)
+    monkeypatch.setattr("helios.ingest.json_records.LARGEST_RECORD", SMALL)
 
 
 def rows_of(tmp_path, text):
-    reading = Reading(path=a_file(tmp_path, text), clock=Clock("UTC"), rows_per_batch=10)
+    reading = FileReading(path=a_file(tmp_path, text), clock=TimeParser("UTC"), rows_per_batch=10)
     return list(read_records(reading, "item", lambda job: [{"a": str(job.get("a"))[:9]}], ["a"]))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import TraceFormat, open_trace
-from helios.ingest.sacct_json import lifted
+from helios.ingest.sacct_json import lift_records
 from tests.unit.ingest.builders import (
     DATA_PARSERS,
     a_file,
@@ -99,8 +99,8 @@ def test_any_job_is_the_same_in_json_of_any_release_and_in_parsable_text(tmp_pat
 @pytest.mark.parametrize("data_parser", DATA_PARSERS)
 def test_each_releases_wording_is_lifted_to_the_same_fields(data_parser):
     facts = {"job_id": 9, "array": (7, 3), "exit_code": (0, 9), "state": "FAILED"}
-    assert dict(lifted(a_json_job(data_parser=data_parser, **facts))) | {"reqmem": None} == (
-        dict(lifted(a_json_job(data_parser="v0.0.43", **facts))) | {"reqmem": None}
+    assert dict(lift_records(a_json_job(data_parser=data_parser, **facts))) | {"reqmem": None} == (
+        dict(lift_records(a_json_job(data_parser="v0.0.43", **facts))) | {"reqmem": None}
     )
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.ingest import synthetic_nodes, synthetic_trace
 from helios.model import JOBS, in_submission_order
 
@@ -175,11 +175,11 @@ def test_a_single_day_can_be_made(profile):
 
 
 def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(Misuse, match="venus, earth, saturn, uranus"):
+    with pytest.raises(UsageError, match="venus, earth, saturn, uranus"):
         synthetic_trace(profile="mars", start=START)
 
 
 @pytest.mark.parametrize(("start", "days"), [(START.replace(tzinfo=None), 30), (START, 0)])
 def test_a_start_without_zone_or_no_days_is_a_misuse(start, days):
-    with pytest.raises(Misuse, match="time zone"):
+    with pytest.raises(UsageError, match="time zone"):
         synthetic_trace(start=start, days=days)

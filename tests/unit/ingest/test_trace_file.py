@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable, FormatUnknown, HeliosError, NothingUnderstood
 from helios.ingest import TraceFormat, open_trace
-from helios.ingest.formats import LAYOUTS
+from helios.ingest.reader import LAYOUTS
 from helios.model import REJECTS
 from tests.unit.ingest.builders import (
     HELIOS_HEADER,

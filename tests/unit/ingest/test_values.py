@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from helios.ingest.values import numbers
+from helios.ingest.parse import numbers
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_an_order_that_is_overtaken_is_not_tried_again(room: MachineRoom) -> Non
     assert room.is_on("n1")
 
 
-def test_a_machine_that_still_goes_off_is_not_taken_for_one_that_is_on(room: MachineRoom) -> None:
+def test_a_machine_that_suspended_goes_off_is_not_taken_for_one_that_is_on(room: MachineRoom) -> None:
     room.configure(timeout=1)
     room.write("leaves/n1", "never\n")
     assert room.run("off", "--wait", "n1").status == 1

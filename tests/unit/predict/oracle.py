@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from helios.predict import history as h
+from helios.predict import causal_stats as h
 
 
 def features_of(jobs, number):

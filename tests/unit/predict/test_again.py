@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict import JobTable
-from helios.predict.again import WAITED_S, known_of
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.job_table import WAITED_S, features_at_start
 from tests.unit.predict.oracle import features_again
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 
 
 def known(jobs):
-    return known_of(JobTable.from_frame(jobs))
+    return features_at_start(JobTable.from_frame(jobs))
 
 
 def at_start(jobs, number):
@@ -37,12 +37,12 @@ def test_what_had_not_ended_before_a_start_changes_nothing_known_at_it(jobs, dat
     number = data.draw(st.sampled_from(found.waited.tolist()))
     moment = jobs["started_at"][number]
     table = JobTable.from_frame(jobs)
-    open_still = ~(table.ended_s < moment.timestamp())
+    open_suspended = ~(table.ended_s < moment.timestamp())
     other = jobs.copy()
     late = EPOCH + pd.Timedelta(days=30)
-    other.loc[open_still, "ended_at"] = late
-    other.loc[open_still, "run_time_s"] = 12345.0
-    other["state"] = other["state"].astype(object).where(~open_still, "NODE_FAIL").astype("category")
+    other.loc[open_suspended, "ended_at"] = late
+    other.loc[open_suspended, "run_time_s"] = 12345.0
+    other["state"] = other["state"].astype(object).where(~open_suspended, "NODE_FAIL").astype("category")
     assert at_start(jobs, number) == approximately(at_start(other, number))
 
 

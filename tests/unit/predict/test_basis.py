@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from helios.predict import JobTable, causal_features
-from helios.predict.basis import BASES, BASIS_WORDS, basis_of
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.explain import BASES, BASIS_WORDS, fallback_level
 from tests.unit.predict.traces_of import a_trace
 
 ASKED = {"user": "ada", "account": "physics", "gpus": 8, "time_limit_s": 7200.0, "submit": 9000}
@@ -14,7 +14,7 @@ ASKED = {"user": "ada", "account": "physics", "gpus": 8, "time_limit_s": 7200.0,
 def rests_on(*earlier, **asked):
     """Return the basis of a job submitted after ``earlier``."""
     features = causal_features(JobTable.from_frame(a_trace(*earlier, ASKED | asked))).X
-    return BASES[basis_of(features)[-1]]
+    return BASES[fallback_level(features)[-1]]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_prediction_rests_on_the_narrowest_circle_in_which_a_job_has_ended(ear
     assert rests_on(wider | {"submit": 0}, ASKED | earlier | {"submit": 1}) == basis
 
 
-def test_a_job_that_runs_still_is_nothing_to_rest_on():
+def test_a_job_that_runs_suspended_is_nothing_to_rest_on():
     assert rests_on(ASKED | {"submit": 0, "ended": False}) == "all"
 
 
@@ -55,8 +55,8 @@ def test_bases_are_told_of_many_rows_at_once_and_of_none():
     known[1, FEATURES.index("user_ended")] = np.log1p(4)
     known[1, FEATURES.index("user_size_ended")] = 0
     known[2, FEATURES.index("account_mean")] = 3.0
-    assert [BASES[code] for code in basis_of(known)] == ["all", "user", "group"]
-    assert basis_of(known[:0]).shape == (0,)
+    assert [BASES[code] for code in fallback_level(known)] == ["all", "user", "group"]
+    assert fallback_level(known[:0]).shape == (0,)
 
 
 def test_each_basis_has_words_for_a_person():

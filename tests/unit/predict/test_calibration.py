@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict import calibration as c
-from helios.predict.features import groups_of
-from helios.predict.history import FEATURES, NEVER_S
+from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.job_table import group_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 
 
@@ -22,10 +22,10 @@ def predicted(jobs):
 
 
 def calibrate(table, features, quantiles, **options):
-    return c.calibrated(
+    return c.calibrate(
         features,
         quantiles,
-        groups=groups_of(table),
+        groups=group_columns(table),
         submitted_s=table.submitted_s,
         ended_s=table.ended_s,
         run_time_s=table.run_time_s,
@@ -59,7 +59,7 @@ class Plain:
     def __init__(self, table, features, quantiles):
         self.table, self.quantiles = table, quantiles
         self.rows = [dict(zip(FEATURES, map(float, row), strict=True)) for row in features]
-        self.offsets = c.nothing_learned().offsets.copy()
+        self.offsets = c.empty_calibration().offsets.copy()
         self.ends = [0.0] * len(c.GROUPS)
         self.user_offsets, self.burst_ends = {}, {}
         self.outlived = c.OUTLIVED_BEFORE
@@ -155,10 +155,10 @@ def test_what_ends_later_changes_no_interval(jobs, number, run_s):
     table.run_time_s.setflags(write=True)
     changed = np.where(unknown, run_s, table.run_time_s)
     later = np.where(unknown, table.submitted_s[number] + 1, table.ended_s)
-    after, _ = c.calibrated(
+    after, _ = c.calibrate(
         features,
         quantiles,
-        groups=groups_of(table),
+        groups=group_columns(table),
         submitted_s=table.submitted_s,
         ended_s=np.where(table.ended_s == NEVER_S, NEVER_S, later),
         run_time_s=changed,
@@ -172,7 +172,7 @@ def test_what_ends_later_changes_no_interval(jobs, number, run_s):
 def test_step_by_step_gives_the_numbers_of_the_whole_trace_bit_for_bit(jobs):
     table, features, quantiles = predicted(jobs)
     whole, learned = calibrate(table, features, quantiles)
-    intervals, log_run = c.intervals_of(groups_of(table)), np.log1p(table.run_time_s)
+    intervals, log_run = c.empty_intervals(group_columns(table)), np.log1p(table.run_time_s)
     ends, told = table.ends(), 0
     stepwise = []
     for now_s, together in groupby(range(table.n), key=lambda job: table.submitted_s[job]):
@@ -253,7 +253,7 @@ def test_six_hours_of_nothing_alike_end_a_burst():
 @pytest.mark.parametrize(("outlived", "cut"), [(0.0, True), (0.02, False)])
 def test_the_upper_bound_is_cut_at_limits_that_hold_and_only_there(outlived, cut):
     table, features, quantiles = predicted(a_trace({"time_limit_s": 600.0}))
-    learned = c.nothing_learned()
+    learned = c.empty_calibration()
     learned.outlived[0] = outlived
     quantiles[:] = [[10.0, 100.0, 5000.0]]
     found, _ = calibrate(table, features, quantiles, start=learned)
@@ -262,7 +262,7 @@ def test_the_upper_bound_is_cut_at_limits_that_hold_and_only_there(outlived, cut
 
 def test_a_median_beyond_the_limit_keeps_its_upper_bound_above():
     table, features, _ = predicted(a_trace({"time_limit_s": 600.0}))
-    learned = c.nothing_learned()
+    learned = c.empty_calibration()
     learned.outlived[0] = 0.0
     found, _ = calibrate(table, features, np.array([[10.0, 900.0, 5000.0]]), start=learned)
     np.testing.assert_array_equal(found[0, 1:], [900.0, 900.0])
@@ -278,7 +278,7 @@ def test_limits_are_believed_after_many_jobs_that_obeyed(run_s, holds):
 def test_a_job_never_predicted_teaches_nothing():
     table, features, quantiles = predicted(a_campaign(200))
     _, learned = calibrate(table, features, np.full_like(quantiles, np.nan))
-    for found, before in zip(learned, c.nothing_learned(), strict=True):
+    for found, before in zip(learned, c.empty_calibration(), strict=True):
         np.testing.assert_array_equal(found, before)
 
 
@@ -296,13 +296,13 @@ def test_a_start_is_left_as_it_is_and_moves_the_first_job():
     found, _ = calibrate(table, features, quantiles, start=learned)
     for part, before in zip(learned, kept, strict=True):
         np.testing.assert_array_equal(part, before)
-    np.testing.assert_array_equal(found[:1], c.calibrated_alone(features[:1], quantiles[:1], learned))
+    np.testing.assert_array_equal(found[:1], c.calibrate_each(features[:1], quantiles[:1], learned))
     assert found[0, 2] > quantiles[0, 2]
 
 
-def test_a_job_predicted_again_is_calibrated_as_of_now_and_still_teaches_of_its_submission():
+def test_a_job_predicted_again_is_calibrated_as_of_now_and_suspended_teaches_of_its_submission():
     table, features, quantiles = a_history(300, error=3.0)
-    intervals, log_run = c.intervals_of(groups_of(table)), np.log1p(table.run_time_s)
+    intervals, log_run = c.empty_intervals(group_columns(table)), np.log1p(table.run_time_s)
     rows = np.arange(table.n)
     c.calibrate_submitted(intervals, rows, 0, features, quantiles.copy())
     c.learn_ends(intervals, rows[:200], log_run)

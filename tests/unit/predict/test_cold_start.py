@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from helios.predict import HistoryPredictor, JobTable, causal_features, train
-from helios.predict.basis import BASES, basis_of
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.explain import BASES, fallback_level
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 HOUR, DAY = 3_600, 86_400
@@ -24,7 +24,7 @@ def told(jobs, *, predictor=None, **options):
     assert np.isfinite(quantiles).all()
     assert (np.diff(quantiles, axis=1) >= 0).all()
     assert ((quantiles >= 0) & (quantiles < YEAR)).all()
-    return pd.DataFrame(features, columns=list(FEATURES)), quantiles, [BASES[code] for code in basis_of(features)]
+    return pd.DataFrame(features, columns=list(FEATURES)), quantiles, [BASES[code] for code in fallback_level(features)]
 
 
 def many(n, **columns):

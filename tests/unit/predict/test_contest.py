@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.predict import JobTable
-from helios.predict.contest import (
+from helios.predict.comparison import (
     NEGLIGIBLE,
     TOO_MUCH,
-    Against,
-    Contest,
-    Difference,
+    Comparison,
+    PairedDifference,
+    Versus,
     _rank_correlations,
     _weighted_medians,
-    clusters_of,
-    hold_contest,
-    score_of,
+    compare_predictors,
+    predictor_score,
+    user_clusters,
 )
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
@@ -27,7 +27,7 @@ from tests.unit.predict.traces_of import a_campaign, a_trace
 def held(jobs, predictions, *, challenger="new"):
     table = JobTable.from_frame(jobs)
     rows = np.arange(table.n)
-    return hold_contest(predictions, table.run_time_s, challenger=challenger, table=table, rows=rows)
+    return compare_predictors(predictions, table.run_time_s, challenger=challenger, table=table, rows=rows)
 
 
 def noisy(jobs, sigma, seed):
@@ -64,11 +64,11 @@ def test_a_draw_s_rank_correlation_counts_a_cluster_as_often_as_it_was_drawn():
 
 
 def test_the_figures_are_those_of_their_definition():
-    score = score_of(np.array([[1.0, 9.0, 20.0], [0.0, 3.0, 5.0]]), np.array([9.0, 7.0]))
+    score = predictor_score(np.array([[1.0, 9.0, 20.0], [0.0, 3.0, 5.0]]), np.array([9.0, 7.0]))
     assert score.coverage_p10_p90 == 0.5
     assert score.bias_log == pytest.approx((np.log(4) - np.log(8)) / 2)
     assert score.median_abs_log_error == pytest.approx(np.log(2) / 2)
-    assert score_of(np.array([1.0, 1.0]), np.array([9.0, 7.0])).spearman is None
+    assert predictor_score(np.array([1.0, 1.0]), np.array([9.0, 7.0])).spearman is None
 
 
 def test_a_predictor_that_is_better_everywhere_is_better_beyond_chance():
@@ -101,12 +101,12 @@ def test_one_campaign_of_many_jobs_is_no_evidence():
     truth = jobs["run_time_s"].to_numpy()
     same = noisy(jobs, 0.5, 3)
     better = np.where(jobs["user"] == "big", truth * np.exp(0.3 * (same / truth > 1) - 0.15), same)
-    contest = held(jobs, {"new": better, "old": same})
-    assert contest.drawn == "users"
+    comparison = held(jobs, {"new": better, "old": same})
+    assert comparison.drawn == "users"
     alone = held(jobs.assign(user=pd.Categorical([f"j{n}" for n in range(len(jobs))])), {"new": better, "old": same})
     width = {
         name: one.against["old"].error.high - one.against["old"].error.low
-        for name, one in (("users", contest), ("jobs", alone))
+        for name, one in (("users", comparison), ("jobs", alone))
     }
     assert width["users"] > 2 * width["jobs"]
 
@@ -116,29 +116,29 @@ def test_where_one_user_has_most_jobs_bursts_are_drawn():
         *({"submit": 7 * 3600 * n, "user": "big"} for n in range(20)),
         *({"submit": 600_000, "user": f"u{n}"} for n in range(12)),
     )
-    cluster, drawn = clusters_of(JobTable.from_frame(jobs), np.arange(len(jobs)))
+    cluster, drawn = user_clusters(JobTable.from_frame(jobs), np.arange(len(jobs)))
     assert drawn == "bursts"
     assert len(set(cluster[:20])) == 20
 
 
 def test_one_burst_alone_is_no_evidence_however_large_the_difference():
     jobs = a_trace(*({"submit": n, "run": 10.0 + n} for n in range(300)))
-    contest = held(jobs, {"new": noisy(jobs, 0.3, 1), "old": noisy(jobs, 0.1, 2)})
-    assert contest.clusters == 1
-    assert contest.against["old"].error.value > 0
-    assert contest.against["old"].error.is_chance
-    assert contest.against["old"].rank.is_chance
+    comparison = held(jobs, {"new": noisy(jobs, 0.3, 1), "old": noisy(jobs, 0.1, 2)})
+    assert comparison.clusters == 1
+    assert comparison.against["old"].error.value > 0
+    assert comparison.against["old"].error.is_chance
+    assert comparison.against["old"].rank.is_chance
 
 
 def test_jobs_alike_within_six_hours_are_one_burst():
     jobs = a_trace({"submit": 0}, {"submit": 6 * 3600}, {"submit": 12 * 3600 + 1}, {"submit": 12 * 3600 + 1, "gpus": 8})
-    cluster, _ = clusters_of(JobTable.from_frame(jobs), np.arange(4))
+    cluster, _ = user_clusters(JobTable.from_frame(jobs), np.arange(4))
     assert cluster[0] == cluster[1]
     assert len(set(cluster)) == 3
 
 
 def difference(value, half=0.5):
-    return Difference(value=value, low=value - half, high=value + half)
+    return PairedDifference(value=value, low=value - half, high=value + half)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,15 @@ def difference(value, half=0.5):
     ],
 )
 def test_worse_is_beyond_chance_and_not_negligible_or_by_very_much(error, rank, worse):
-    assert Against(error=error, rank=rank).worse_in == worse
+    assert Versus(error=error, rank=rank).worse_in == worse
 
 
-def test_a_contest_comes_back_from_its_json():
+def test_a_comparison_comes_back_from_its_json():
     jobs = a_campaign(300, users=12)
     quantiles = np.sort(np.column_stack([noisy(jobs, 0.3, seed) for seed in range(3)]), axis=1)
-    contest = held(jobs, {"new": quantiles, "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
-    assert contest.against["constant"].rank is None
-    assert Contest.from_json(json.loads(json.dumps(contest.to_json(), allow_nan=False))) == contest
+    comparison = held(jobs, {"new": quantiles, "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
+    assert comparison.against["constant"].rank is None
+    assert Comparison.from_json(json.loads(json.dumps(comparison.to_json(), allow_nan=False))) == comparison
 
 
 def test_the_same_jobs_are_judged_the_same_every_time():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.predict import JobTable, causal_features
+from helios.predict.causal_stats import FEATURES
 from helios.predict.drift import (
     _FLOOR,
     CHANGED,
@@ -16,19 +17,18 @@ from helios.predict.drift import (
     MOVED,
     NOT_COMPARED,
     WEEK_S,
+    FeatureShift,
     Inputs,
-    Moved,
     Spread,
     Steadiness,
     _spread,
-    inputs_of,
-    moved,
     new_names,
     new_users,
+    shifted_features,
     stability_index,
+    training_inputs,
     weeks_of_errors,
 )
-from helios.predict.history import FEATURES
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 floats = st.one_of(st.just(np.nan), st.sampled_from([0.0, 1.0, 2.0, 5.0]), st.floats(-100, 100, width=32))
@@ -97,7 +97,7 @@ def test_a_shift_by_half_its_spread_moves_a_feature_and_by_two_changes_it():
     ],
 )
 def test_unusual_is_what_changed_by_more_than_the_weeks_of_training(index, usual, word, unusual):
-    one = Moved(feature="gpus", index=index, usual=usual)
+    one = FeatureShift(feature="gpus", index=index, usual=usual)
     assert (one.steadiness, one.is_unusual) == (word, unusual)
 
 
@@ -105,8 +105,8 @@ def test_a_new_kind_of_job_shows_in_the_features_it_touches_first():
     jobs = a_campaign(3000, time_limit_s=3600.0)
     jobs.loc[2000:, "time_limit_s"] = 86_400.0
     table, features = described(jobs)
-    inputs = inputs_of(features, table, np.arange(2000))
-    found = moved(inputs, features, np.arange(2000, 3000))
+    inputs = training_inputs(features, table, np.arange(2000))
+    found = shifted_features(inputs, features, np.arange(2000, 3000))
     assert found[0].feature == "log_limit"
     assert found[0].is_unusual
     by_name = {one.feature: one for one in found}
@@ -116,16 +116,16 @@ def test_a_new_kind_of_job_shows_in_the_features_it_touches_first():
 
 def test_too_few_jobs_are_not_compared():
     table, features = described(a_campaign(600))
-    inputs = inputs_of(features, table, np.arange(400))
-    assert moved(inputs, features, np.arange(400, 400 + FEWEST_JOBS - 1)) == ()
-    assert len(moved(inputs, features, np.arange(400, 600))) == len(FEATURES) - len(NOT_COMPARED)
+    inputs = training_inputs(features, table, np.arange(400))
+    assert shifted_features(inputs, features, np.arange(400, 400 + FEWEST_JOBS - 1)) == ()
+    assert len(shifted_features(inputs, features, np.arange(400, 600))) == len(FEATURES) - len(NOT_COMPARED)
 
 
 def test_a_feature_that_training_did_not_know_is_left_out():
     table, features = described(a_campaign(600))
-    told = inputs_of(features, table, np.arange(400)).to_json()
+    told = training_inputs(features, table, np.arange(400)).to_json()
     del told["spreads"]["gpus"]
-    found = moved(Inputs.from_json(told), features, np.arange(400, 600))
+    found = shifted_features(Inputs.from_json(told), features, np.arange(400, 600))
     assert "gpus" not in {one.feature for one in found}
 
 
@@ -134,11 +134,11 @@ def test_the_usual_index_is_that_of_the_weeks_of_training():
     week = np.repeat(np.arange(8), 300)
     jobs = a_trace(*({"submit": int(w) * WEEK_S + n % 300, "gpus": 8 if w % 2 else 1} for n, w in enumerate(week)))
     table, features = described(jobs)
-    spread = inputs_of(features, table, np.arange(len(jobs))).spreads["gpus"]
+    spread = training_inputs(features, table, np.arange(len(jobs))).spreads["gpus"]
     large = stability_index(spread, np.full(300, 8, np.float32))
     assert spread.usual == pytest.approx(large)
     assert large > CHANGED
-    assert not Moved(feature="gpus", index=large, usual=spread.usual).is_unusual
+    assert not FeatureShift(feature="gpus", index=large, usual=spread.usual).is_unusual
 
 
 def test_what_grows_by_its_nature_is_not_compared():
@@ -147,7 +147,7 @@ def test_what_grows_by_its_nature_is_not_compared():
 
 def test_a_short_training_has_no_usual_week():
     table, features = described(a_campaign(300))
-    assert inputs_of(features, table, np.arange(300)).spreads["gpus"].usual is None
+    assert training_inputs(features, table, np.arange(300)).spreads["gpus"].usual is None
 
 
 def test_new_users_and_names_are_counted():
@@ -169,13 +169,13 @@ def test_new_users_and_names_are_counted():
 
 def test_inputs_come_back_from_their_json():
     table, features = described(a_campaign(800))
-    inputs = inputs_of(features, table, np.arange(700))
+    inputs = training_inputs(features, table, np.arange(700))
     assert Inputs.from_json(json.loads(json.dumps(inputs.to_json(), allow_nan=False))) == inputs
 
 
 def test_an_unlimited_time_limit_is_described_without_infinity():
     table, features = described(a_campaign(300, time_limit_s=np.inf))
-    spread = inputs_of(features, table, np.arange(300)).spreads["log_limit"]
+    spread = training_inputs(features, table, np.arange(300)).spreads["log_limit"]
     assert np.isfinite(spread.edges).all()
     assert stability_index(spread, features[:, FEATURES.index("log_limit")]) == pytest.approx(0.0)
 

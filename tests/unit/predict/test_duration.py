@@ -15,8 +15,8 @@ from helios.predict import (
     to_record,
     train,
 )
-from helios.predict.forest import grow, plant
-from helios.predict.history import FEATURES
+from helios.predict.causal_stats import FEATURES
+from helios.predict.trees import parse_trees, predict_trees
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 
 NOW = datetime(2024, 4, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ def test_the_compiled_trees_give_what_lightgbm_gives_bit_for_bit():
     booster = lightgbm.train({"verbose": -1, "num_threads": 1}, lightgbm.Dataset(known, truth), 20)
     asked = known.copy()
     asked[::3, 3] = np.nan
-    grown = grow(plant((booster.model_to_string(),)), asked)[:, 0]
+    grown = predict_trees(parse_trees((booster.model_to_string(),)), asked)[:, 0]
     np.testing.assert_array_equal(grown, booster.predict(asked))
 
 
@@ -44,7 +44,9 @@ def test_a_model_of_one_constant_is_understood():
     constant = lightgbm.train(
         {"verbose": -1, "min_data_in_leaf": 1000}, lightgbm.Dataset(np.zeros((50, 2)), np.full(50, 7.0)), 3
     )
-    assert grow(plant((constant.model_to_string(),)), np.zeros((1, 2), np.float32))[0, 0] == pytest.approx(7.0)
+    assert predict_trees(parse_trees((constant.model_to_string(),)), np.zeros((1, 2), np.float32))[
+        0, 0
+    ] == pytest.approx(7.0)
 
 
 def test_a_model_learns_what_shrinkage_misses():
@@ -105,9 +107,9 @@ def test_jobs_without_a_run_time_are_not_learned_from():
     assert train(jobs, cluster="lab").jobs == 250
 
 
-def test_progress_reaches_the_end_and_never_turns_back():
+def test_progress_reaches_the_end_and_never_cycles_back():
     heard = []
-    train(a_campaign(300), cluster="lab", progress=lambda stage, done: heard.append(done))
+    train(a_campaign(300), cluster="lab", progress=lambda setup, done: heard.append(done))
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
 

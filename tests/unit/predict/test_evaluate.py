@@ -5,16 +5,16 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from helios.errors import Misuse, NotEnoughHistory
+from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, in_submission_order
 from helios.predict import JobTable, causal_features, evaluate
 from helios.predict.evaluation import (
-    Judged,
-    figures_of,
-    judged_of,
+    EvaluationSet,
+    evaluation_set,
+    scores_for,
     spearman,
 )
-from helios.predict.judging import bursts_of, difference_of
+from helios.predict.scores import find_bursts, score_difference
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 FIGURES = {
@@ -38,7 +38,7 @@ FIGURES = {
 def judged(truth, *, unit=None, burst=None, groups=None):
     """Return jobs that all stand by themselves, unless said otherwise."""
     alone = np.arange(len(truth))
-    return Judged(
+    return EvaluationSet(
         run_time_s=np.array(truth, dtype=float),
         unit=alone if unit is None else np.asarray(unit),
         burst=alone if burst is None else np.asarray(burst),
@@ -47,7 +47,7 @@ def judged(truth, *, unit=None, burst=None, groups=None):
 
 
 def test_figures_are_those_worked_out_by_hand():
-    figures = figures_of(
+    figures = scores_for(
         np.array([[90.0, 105.0, 120.0], [0.0, 20.0, 30.0], [50.0, 60.0, 70.0]]),
         judged([100.0, 40.0, 20.0], groups={"burst": np.array([True, True, False]), "large": np.zeros(3, dtype=bool)}),
     )
@@ -78,21 +78,21 @@ def test_a_constant_has_no_rank_correlation():
 
 
 def test_the_figures_of_medians_alone_say_nothing_of_intervals():
-    figures = figures_of(np.array([1.0, 2.0]), judged([1.0, 3.0], groups={"burst": np.ones(2, dtype=bool)}))
+    figures = scores_for(np.array([1.0, 2.0]), judged([1.0, 3.0], groups={"burst": np.ones(2, dtype=bool)}))
     assert (figures.coverage_p10_p90, figures.coverage_p90, figures.pinball_log, figures.log_width) == (None,) * 4
     assert figures.coverage_p90_by_group == {}
 
 
 def test_an_array_counts_once_in_the_correlation_by_burst():
     truth, predicted = [10.0] * 50 + [100.0, 1000.0, 10000.0], np.r_[np.linspace(2000, 4000, 50), [30, 40, 5000]]
-    figures = figures_of(predicted, judged(truth, burst=[0] * 50 + [1, 2, 3]))
+    figures = scores_for(predicted, judged(truth, burst=[0] * 50 + [1, 2, 3]))
     assert figures.spearman_by_burst == pytest.approx(spearmanr([3000, 30, 40, 5000], [1, 2, 3, 4]).statistic)
     assert figures.spearman < 0
 
 
 def test_bursts_are_cut_where_six_hours_pass():
     alike = np.array([7, 3, 7, 7, 3])
-    assert bursts_of(alike, np.array([0, 1, 21600, 43201, 43202])).tolist() == [0, 1, 0, 2, 3]
+    assert find_bursts(alike, np.array([0, 1, 21600, 43201, 43202])).tolist() == [0, 1, 0, 2, 3]
 
 
 def brute_force_interval(predicted, truth, unit):
@@ -111,12 +111,12 @@ def test_the_interval_is_that_of_resampled_users():
     unit = rng.integers(0, 6, 60)
     truth = rng.integers(1, 9, 60) * 10.0 ** unit.clip(0, 3)
     predicted = truth * rng.integers(1, 50, 60)
-    figures = figures_of(predicted, judged(truth, unit=unit))
+    figures = scores_for(predicted, judged(truth, unit=unit))
     assert figures.spearman_90 == pytest.approx(tuple(brute_force_interval(predicted, truth, unit)))
 
 
 def test_one_user_has_no_interval():
-    assert figures_of(np.array([1.0, 2.0, 3.0]), judged([1.0, 2.0, 3.0], unit=[0, 0, 0])).spearman_90 is None
+    assert scores_for(np.array([1.0, 2.0, 3.0]), judged([1.0, 2.0, 3.0], unit=[0, 0, 0])).spearman_90 is None
 
 
 def test_a_predictor_differs_from_a_worse_one_and_not_from_itself():
@@ -124,7 +124,7 @@ def test_a_predictor_differs_from_a_worse_one_and_not_from_itself():
     truth = np.exp(rng.uniform(0, 9, 300))
     good, bad = truth * np.exp(0.1 * rng.standard_normal(300)), truth * np.exp(2 * rng.standard_normal(300))
     jobs = judged(truth, unit=np.arange(300) % 30)
-    same, better = difference_of(good, good, jobs), difference_of(bad, good, jobs)
+    same, better = score_difference(good, good, jobs), score_difference(bad, good, jobs)
     assert (same.spearman, same.median_abs_log_error) == ((0.0, 0.0), (0.0, 0.0))
     assert better.spearman[0] > 0
     assert better.median_abs_log_error[1] < 0
@@ -133,7 +133,7 @@ def test_a_predictor_differs_from_a_worse_one_and_not_from_itself():
 def test_where_no_user_is_known_days_are_resampled():
     jobs = a_trace(*({"submit": hour * 3600, "user": None if hour < 48 else "ada"} for hour in range(72)))
     table = JobTable.from_frame(jobs)
-    unit = judged_of(table, causal_features(table).X, np.arange(72)).unit
+    unit = evaluation_set(table, causal_features(table).X, np.arange(72)).unit
     assert unit.tolist() == [0] * 24 + [1] * 24 + [2] * 24
 
 
@@ -141,7 +141,7 @@ def test_the_groups_are_new_users_bursts_large_jobs_and_the_busiest_user():
     rows = [{"submit": 30000 * i, "user": "ada"} for i in range(12)]
     rows += [{"submit": 400000, "user": "bob", "gpus": 9}, {"submit": 400599, "user": "bob", "gpus": 8}]
     table = JobTable.from_frame(a_trace(*rows))
-    groups = judged_of(table, causal_features(table).X, np.arange(2, 14)).groups
+    groups = evaluation_set(table, causal_features(table).X, np.arange(2, 14)).groups
     assert {name: np.flatnonzero(member).tolist() for name, member in groups.items()} == {
         "new_user": [0, 1, 2, 3, 4, 5, 6, 7, 10, 11],
         "burst": [11],
@@ -152,7 +152,7 @@ def test_the_groups_are_new_users_bursts_large_jobs_and_the_busiest_user():
 
 def test_on_a_log_without_gpus_large_is_more_than_8_cpus():
     table = JobTable.from_frame(a_trace({"gpus": 0, "cpus": 8.0}, {"gpus": 0, "cpus": 9.0}))
-    assert judged_of(table, causal_features(table).X, np.arange(2)).groups["large"].tolist() == [False, True]
+    assert evaluation_set(table, causal_features(table).X, np.arange(2)).groups["large"].tolist() == [False, True]
 
 
 def test_intervals_are_judged_as_calibrated_beside_as_learned():
@@ -191,11 +191,11 @@ def test_models_grown_anew_on_the_way_predict_from_then_on():
 
 
 def test_a_zero_length_job_is_judged_against_one_second():
-    assert figures_of(np.array([1.0]), judged([0.0])).within_100pct == 1.0
+    assert scores_for(np.array([1.0]), judged([0.0])).within_100pct == 1.0
 
 
 def test_the_relative_error_of_a_short_job_is_against_its_own_run_time():
-    assert figures_of(np.array([3.2]), judged([2.0])).within_50pct == 0.0
+    assert scores_for(np.array([3.2]), judged([2.0])).within_50pct == 0.0
 
 
 def test_the_published_keys_are_there_for_the_model_and_each_control():
@@ -273,7 +273,7 @@ def test_unknown_users_are_noted_and_have_no_rank():
     "split", [{}, {"test_fraction": 1.0}, {"test_fraction": 0.3, "train_until": datetime.now(UTC)}]
 )
 def test_a_split_that_makes_no_sense_is_refused(split):
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         evaluate(a_campaign(300), cluster="lab", **split)
 
 

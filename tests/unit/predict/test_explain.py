@@ -7,11 +7,9 @@ from hypothesis import given, settings
 
 from helios.errors import FrameInvalid
 from helios.predict import HistoryPredictor, JobTable, causal_features, train
-from helios.predict.basis import BASES
-from helios.predict.calibration import calibrated_alone, nothing_learned
-from helios.predict.explain import AFTERWARDS, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last
-from helios.predict.history import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
-from helios.predict.resemblance import narrowest
+from helios.predict.calibration import calibrate_each, empty_calibration
+from helios.predict.causal_stats import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
+from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last, narrowest_group
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 JOBS = a_campaign(700, noise=0.8)
@@ -46,7 +44,7 @@ def test_it_explains_what_is_predicted_of_the_job_among_the_whole_trace(jobs):
     told = explain_last(jobs.iloc[: number + 1])
     rows = causal_features(JobTable.from_frame(jobs)).X
     np.testing.assert_array_equal(list(told.features.values()), rows[number])
-    shrinkage = calibrated_alone(rows, HistoryPredictor().predict(rows), nothing_learned())
+    shrinkage = calibrate_each(rows, HistoryPredictor().predict(rows), empty_calibration())
     np.testing.assert_array_equal(told.quantiles_s, shrinkage[number])
 
 
@@ -121,10 +119,10 @@ def test_a_prediction_cut_at_the_time_limit_says_by_how_much():
 @given(traces())
 def test_what_had_not_ended_before_the_job_changes_nothing(jobs):
     moment = jobs["submitted_at"].iloc[-1]
-    open_still = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
+    open_suspended = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
     other = jobs.copy()
-    other.loc[open_still, ["started_at", "ended_at"]] = [moment, EPOCH + pd.Timedelta(days=1)]
-    other.loc[open_still, "run_time_s"] = 4242.0
+    other.loc[open_suspended, ["started_at", "ended_at"]] = [moment, EPOCH + pd.Timedelta(days=1)]
+    other.loc[open_suspended, "run_time_s"] = 4242.0
     assert str(explain_last(jobs)) == str(explain_last(other))
 
 
@@ -132,9 +130,9 @@ def test_what_had_not_ended_before_the_job_changes_nothing(jobs):
 @given(traces())
 def test_its_basis_is_the_narrowest_group_of_which_a_job_had_ended(jobs):
     told = explain_last(jobs)
-    basis, last = narrowest(JobTable.from_frame(jobs))
+    basis, last = narrowest_group(JobTable.from_frame(jobs))
     assert told.basis == basis
-    assert told.precedent == last
+    assert told.recent == last
 
 
 @pytest.mark.parametrize(
@@ -152,13 +150,13 @@ def test_a_prediction_rests_on_the_jobs_nearest_to_it(last, basis):
     told = explain_last(a_trace(*earlier, {"submit": 5000, "account": "physics"} | last))
     assert told.basis == basis
     assert basis in BASES
-    assert (told.precedent.jobs, told.precedent.last) == (20, 12)
-    assert (told.precedent.shortest_s, told.precedent.longest_s) == (108.0, 119.0)
+    assert (told.recent.jobs, told.recent.last) == (20, 12)
+    assert (told.recent.shortest_s, told.recent.longest_s) == (108.0, 119.0)
 
 
 def test_the_very_first_job_rests_on_nothing():
     told = explain_last(a_trace({}))
-    assert told.precedent is None
+    assert told.recent is None
     assert told.resembling == ()
     assert told.steps[0].run_time_s == pytest.approx(1800)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.predict import JobTable, causal_features
-from helios.predict.history import FEATURES, NEVER_S
+from helios.predict.causal_stats import FEATURES, NEVER_S
 from tests.unit.predict.oracle import features_of
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 
@@ -27,12 +27,12 @@ def test_each_feature_equals_its_plain_recomputation(jobs):
 @given(traces(), st.data())
 def test_what_had_not_ended_before_a_moment_changes_no_feature_up_to_it(jobs, data):
     moment = data.draw(st.sampled_from(sorted(jobs["submitted_at"].unique())))
-    open_still = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
+    open_suspended = ~(JobTable.from_frame(jobs).ended_s < moment.timestamp())
     other = jobs.copy()
     late = EPOCH + pd.Timedelta(days=1)
-    other.loc[open_still, ["started_at", "ended_at"]] = [moment, late]
-    other.loc[open_still, "run_time_s"] = (late - moment).total_seconds()
-    other["state"] = other["state"].astype(object).where(~open_still, "NODE_FAIL").astype("category")
+    other.loc[open_suspended, ["started_at", "ended_at"]] = [moment, late]
+    other.loc[open_suspended, "run_time_s"] = (late - moment).total_seconds()
+    other["state"] = other["state"].astype(object).where(~open_suspended, "NODE_FAIL").astype("category")
     known = (jobs["submitted_at"] <= moment).to_numpy()
     np.testing.assert_array_equal(features(jobs)[known], features(other)[known])
 

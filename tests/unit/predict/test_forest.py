@@ -2,7 +2,7 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.forest import _FEW, grow, plant
+from helios.predict.trees import _FEW, parse_trees, predict_trees
 
 
 def a_booster(*, leaves, trees=12, seed=0):
@@ -25,13 +25,15 @@ def test_few_rows_and_many_are_what_lightgbm_says_bit_for_bit(leaves, rows):
     asked = known[:rows].copy()
     asked[::3, 0] = np.nan  # a column in which training saw nothing missing
     text = booster.model_to_string()
-    np.testing.assert_array_equal(grow(plant((text,)), asked)[:, 0], lightgbm.Booster(model_str=text).predict(asked))
+    np.testing.assert_array_equal(
+        predict_trees(parse_trees((text,)), asked)[:, 0], lightgbm.Booster(model_str=text).predict(asked)
+    )
 
 
 def test_a_value_between_a_threshold_and_the_nearest_single_goes_where_lightgbm_sends_it():
     booster, known = a_booster(leaves=15)
     text = booster.model_to_string()
-    forest = plant((text,))
+    forest = parse_trees((text,))
     asked = np.repeat(known[:1], len(forest.threshold), axis=0)
     for row, (feature, threshold) in enumerate(zip(forest.feature, forest.threshold, strict=True)):
         asked[row, feature] = threshold
@@ -39,7 +41,7 @@ def test_a_value_between_a_threshold_and_the_nearest_single_goes_where_lightgbm_
     for row, feature in enumerate(forest.feature):
         above[row, feature] = np.nextafter(asked[row, feature], np.float32(np.inf))
     both = np.concatenate([asked, above])
-    np.testing.assert_array_equal(grow(forest, both)[:, 0], booster.predict(both))
+    np.testing.assert_array_equal(predict_trees(forest, both)[:, 0], booster.predict(both))
 
 
 def test_ensembles_stand_side_by_side_and_one_may_be_a_constant():
@@ -47,17 +49,17 @@ def test_ensembles_stand_side_by_side_and_one_may_be_a_constant():
     flat = {"verbose": -1, "min_data_in_leaf": 1000}
     constant = lightgbm.train(flat, lightgbm.Dataset(np.zeros((50, 10)), np.full(50, 7.0)), 3)
     known = a_booster(leaves=15)[1]
-    together = grow(plant((texts[0], constant.model_to_string(), texts[1])), known)
+    together = predict_trees(parse_trees((texts[0], constant.model_to_string(), texts[1])), known)
     for column, text in ((0, texts[0]), (2, texts[1])):
         np.testing.assert_array_equal(together[:, column], lightgbm.Booster(model_str=text).predict(known))
     np.testing.assert_allclose(together[:, 1], 7.0)
 
 
 def test_no_rows_give_no_sums():
-    forest = plant((a_booster(leaves=15)[0].model_to_string(),))
-    assert grow(forest, np.empty((0, 10), np.float32)).shape == (0, 1)
+    forest = parse_trees((a_booster(leaves=15)[0].model_to_string(),))
+    assert predict_trees(forest, np.empty((0, 10), np.float32)).shape == (0, 1)
 
 
 def test_what_is_no_model_is_refused():
     with pytest.raises(ValueError, match="not a complete"):
-        plant(("tree\n",))
+        parse_trees(("tree\n",))

@@ -6,12 +6,11 @@ import pytest
 
 from helios.model import JOBS, in_submission_order
 from helios.predict import JobTable, to_record, train
-from helios.predict.again import known_of
+from helios.predict.bursts import BurstUpdate
 from helios.predict.duration import DurationModel, HistoryPredictor, refit
 from helios.predict.evaluation import calibrated_quantiles
-from helios.predict.features import groups_of
-from helios.predict.registry import provenance_of
-from helios.predict.siblings import Siblings
+from helios.predict.job_table import features_at_start, group_columns
+from helios.predict.model_record import describe_provenance
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 
 SEEDS = range(3)
@@ -33,14 +32,14 @@ def with_another_future(jobs, moment, seed):
     rng = np.random.default_rng(seed)
     here = jobs[jobs["submitted_at"] < moment].reset_index(drop=True)
     n = len(here)
-    open_still = ~(JobTable.from_frame(here).ended_s < moment.timestamp())
+    open_suspended = ~(JobTable.from_frame(here).ended_s < moment.timestamp())
     started = here["submitted_at"] + pd.to_timedelta(rng.integers(0, 10_000, n), unit="s")
     run_s = np.where(rng.random(n) < 0.2, np.nan, np.round(np.exp(rng.uniform(0, 12, n))))
     ended = np.maximum(started + pd.to_timedelta(np.nan_to_num(run_s), unit="s"), moment).where(np.isfinite(run_s))
     state = rng.choice(["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"], n)
     for column, other in (("started_at", started), ("ended_at", ended), ("run_time_s", run_s), ("state", state)):
         plain = here[column].astype(object)
-        here[column] = plain.where(~open_still, pd.Series(other).astype(object))
+        here[column] = plain.where(~open_suspended, pd.Series(other).astype(object))
     later = [
         {
             "job_id": f"later{number}",
@@ -61,8 +60,8 @@ def with_another_future(jobs, moment, seed):
 def record_of(jobs, until):
     table = JobTable.from_frame(jobs)
     model = train(jobs, cluster="lab", until=until)
-    features = known_of(table).at_submission
-    provenance = provenance_of(model, jobs, table=table, features=features, seed=0)
+    features = features_at_start(table).at_submission
+    provenance = describe_provenance(model, jobs, table=table, features=features, seed=0)
     return model, to_record(model, trained_at=EPOCH.to_pydatetime(), provenance=provenance)
 
 
@@ -80,7 +79,7 @@ def test_the_history_is_such_that_a_leak_would_show(past):
     assert (submitted & (table.ended_s >= until.timestamp())).sum() > 10
     assert model.backtest is not None
     assert model.calibration is not None
-    assert len(known_of(table).waited) > 300
+    assert len(features_at_start(table).waited) > 300
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -94,13 +93,13 @@ def test_a_model_trained_until_a_moment_is_the_same_to_the_byte_whatever_comes_a
 def said_of(jobs, model, moment):
     """Return what is said of each job at its submission and at its start, calibrated, and with siblings; and when."""
     table = JobTable.from_frame(jobs)
-    known = known_of(table)
+    known = features_at_start(table)
     at_s = table.submitted_s.copy()
     at_s[known.waited] = table.started_s[known.waited]
     first = calibrated_quantiles(model, table, known.at_submission, model.predict(known.at_submission))
     latest = known.latest()
     again = calibrated_quantiles(model, table, latest, model.predict(latest), predicted_at_s=at_s)
-    siblings = Siblings(groups_of(table)).revised_at_start(again[known.waited], known.waited, table)
+    siblings = BurstUpdate(group_columns(table)).revised_at_start(again[known.waited], known.waited, table)
     waited = known.waited[table.started_s[known.waited] <= moment.timestamp()]
     names = jobs["job_id"].to_numpy()
     return (
@@ -145,7 +144,7 @@ def test_a_model_grown_anew_during_a_judgement_knows_nothing_later(past, seed):
 
     def grown(history):
         table = JobTable.from_frame(history)
-        return refit(model, table, known_of(table), until=moment.to_pydatetime(), seed=0)
+        return refit(model, table, features_at_start(table), until=moment.to_pydatetime(), seed=0)
 
     assert isinstance(one := grown(jobs), DurationModel)
     assert grown(with_another_future(jobs, moment, seed)).texts == one.texts
@@ -155,5 +154,5 @@ def test_a_model_grown_anew_during_a_judgement_knows_nothing_later(past, seed):
 def test_a_sibling_that_starts_later_says_nothing():
     table = JobTable.from_frame(a_trace({"wait": 400, "run": 5000.0}, {"submit": 1, "wait": 200}))
     predicted = np.array([[10.0, 100.0, 1000.0]])
-    revised = Siblings(groups_of(table)).revised_at_start(predicted, np.array([1]), table)
+    revised = BurstUpdate(group_columns(table)).revised_at_start(predicted, np.array([1]), table)
     np.testing.assert_array_equal(revised, predicted)

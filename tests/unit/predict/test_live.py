@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
-from helios.predict import LivePredictor, OnlinePredictor, train
+from helios.predict import LivePredictor, ReplayTrainedPredictor, train
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame
 from tests.unit.predict.traces_of import traces
@@ -53,7 +53,7 @@ def test_quantiles_ascend_and_rows_keep_their_index() -> None:
     assert (np.diff(found[["p10_s", "p50_s", "p90_s"]].to_numpy(), axis=1) >= 0).all()
 
 
-def test_without_any_history_there_still_is_a_prediction() -> None:
+def test_without_any_history_there_suspended_is_a_prediction() -> None:
     found = predict(pending(a_pending_job()), JOBS.empty())
     assert np.isfinite(found["p50_s"]).all()
 
@@ -115,7 +115,7 @@ def walked_anew(queue: pd.DataFrame, known: pd.DataFrame, running: pd.DataFrame,
     before = in_submission_order(JOBS.conform(pd.concat([ended, unended])))
     before = before[(before["submitted_at"] < now).to_numpy()]
     waiting = JOBS.conform(queue[SHARED].reset_index(drop=True)).assign(submitted_at=now)
-    replay = OnlinePredictor(JOBS.conform(waiting), history=before, refit=False)
+    replay = ReplayTrainedPredictor(JOBS.conform(waiting), history=before, refit=False)
     quantiles = replay.submitted(np.arange(len(queue)), int(now.timestamp()))
     return replay.features[-len(queue) :], quantiles
 

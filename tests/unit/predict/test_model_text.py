@@ -4,8 +4,8 @@ import lightgbm
 import numpy as np
 import pytest
 
-from helios.predict.forest import plant
 from helios.predict.model_text import MOST_LEAVES, MOST_TREES, read_trees, trees_alone
+from helios.predict.trees import parse_trees
 from tests.unit.predict.crafted import edited, placed, resized, with_leaves
 from tests.unit.predict.test_forest import a_booster
 
@@ -66,7 +66,7 @@ def test_a_tree_that_does_not_hold_together_is_refused(name, change, why):
     crafted = edited(TEXT, name, change, tree=1)
     assert crafted != TEXT
     with pytest.raises(ValueError, match=why):
-        plant((crafted,))
+        parse_trees((crafted,))
 
 
 def test_a_cycle_beside_the_tree_is_refused():
@@ -74,7 +74,7 @@ def test_a_cycle_beside_the_tree_is_refused():
     crafted = edited(TEXT, "left_child", lambda _: ["-1", "2", "1", "-2", "-3", "-4"], tree=0)
     crafted = edited(crafted, "right_child", lambda _: ["3", "-5", "-6", "4", "5", "-7"], tree=0)
     with pytest.raises(ValueError, match="before the node above it"):
-        plant((crafted,))
+        parse_trees((crafted,))
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_a_text_cut_short_is_refused(kept):
 
 
 def test_leaves_as_large_as_allowed_give_a_finite_sum():
-    assert np.isfinite(plant((with_leaves(TEXT, "1e9"),)).leaf).all()
+    assert np.isfinite(parse_trees((with_leaves(TEXT, "1e9"),)).leaf).all()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict.names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, Families, words_of
+from helios.predict.job_names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, JobNameFamilies, split_words
 
 _names = st.lists(
     st.tuples(st.integers(-1, 2), st.one_of(st.none(), st.text("ab_1/.", max_size=8))), min_size=1, max_size=40
@@ -31,11 +31,11 @@ _names = st.lists(
     ],
 )
 def test_words_are_what_is_left_without_path_extension_numbers_and_ids(name, words):
-    assert words_of(name) == words
+    assert split_words(name) == words
 
 
 def test_a_name_joins_the_kin_that_its_user_had_before():
-    families = Families()
+    families = JobNameFamilies()
     known = families.code(1, "train_resnet50_imagenet_baseline")
     families.code(1, "preprocess_kitti")
     assert families.code(1, "train_resnet101_imagenet_baselines_v2") == known
@@ -44,24 +44,24 @@ def test_a_name_joins_the_kin_that_its_user_had_before():
 
 @pytest.mark.parametrize(("one", "other", "kin"), [("aaaaa", "aaaab", True), ("aaaa", "aaab", False)])
 def test_kin_have_four_fifths_of_their_letters_in_common(one, other, kin):
-    families = Families()
+    families = JobNameFamilies()
     assert (families.code(1, one) == families.code(1, other)) == kin
 
 
 def test_each_user_has_his_own_families():
-    families = Families()
+    families = JobNameFamilies()
     assert families.code(1, "train") != families.code(2, "train")
 
 
 def test_an_unknown_user_and_a_name_without_words_have_no_family():
-    families = Families()
+    families = JobNameFamilies()
     assert [families.code(-1, "train"), families.code(1, None), families.code(1, "77")] == [NO_FAMILY] * 3
 
 
 @settings(max_examples=200)
 @given(_names, st.integers(0, 40))
 def test_later_names_change_no_family(jobs, cut):
-    families, again = Families(), Families()
+    families, again = JobNameFamilies(), JobNameFamilies()
     whole = [families.code(user, name) for user, name in jobs]
     assert [again.code(user, name) for user, name in jobs[:cut]] == whole[:cut]
 
@@ -69,7 +69,7 @@ def test_later_names_change_no_family(jobs, cut):
 @settings(max_examples=200)
 @given(_names, st.integers(0, 40))
 def test_many_at_once_are_as_one_by_one_also_in_two_parts(jobs, cut):
-    one_by_one, at_once = Families(), Families()
+    one_by_one, at_once = JobNameFamilies(), JobNameFamilies()
     expected = [one_by_one.code(user, name) for user, name in jobs]
     got = [code for part in (jobs[:cut], jobs[cut:]) for code in in_bulk(at_once, part)]
     assert got == expected
@@ -78,9 +78,9 @@ def test_many_at_once_are_as_one_by_one_also_in_two_parts(jobs, cut):
 @settings(max_examples=200)
 @given(_names)
 def test_families_are_those_of_plain_leader_clustering(jobs):
-    families, leaders, known = Families(), {}, {}
+    families, leaders, known = JobNameFamilies(), {}, {}
     for user, name in jobs:
-        words = words_of(name or "")
+        words = split_words(name or "")
         if user < 0 or not words:
             expected = NO_FAMILY
         elif (user, words) in known:
@@ -97,7 +97,7 @@ def test_families_are_those_of_plain_leader_clustering(jobs):
 
 
 def test_only_the_leaders_last_joined_are_compared_and_a_known_name_keeps_its_family():
-    families, words = Families(), unlike(MOST_LEADERS + 1)
+    families, words = JobNameFamilies(), unlike(MOST_LEADERS + 1)
     first = families.code(0, words[0])
     others = [families.code(0, word) for word in words[1:]]
     assert families.code(0, f"{words[0]}x") not in [first, *others]
@@ -106,7 +106,7 @@ def test_only_the_leaders_last_joined_are_compared_and_a_known_name_keeps_its_fa
 
 
 def test_a_leader_that_was_joined_lately_is_kept_before_one_that_was_not():
-    families, words = Families(), unlike(MOST_LEADERS + 1)
+    families, words = JobNameFamilies(), unlike(MOST_LEADERS + 1)
     codes = [families.code(0, word) for word in words[:-1]]
     families.code(0, f"{words[0]}x")
     families.code(0, words[-1])
@@ -115,7 +115,7 @@ def test_a_leader_that_was_joined_lately_is_kept_before_one_that_was_not():
 
 
 def test_of_an_endless_name_only_so_much_is_read():
-    assert words_of("a" * 10_000_000) == "a" * LONGEST_NAME
+    assert split_words("a" * 10_000_000) == "a" * LONGEST_NAME
 
 
 def in_bulk(families, jobs):

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict import JobTable, OnlinePredictor, causal_features, train
-from helios.predict.calibration import calibrated
-from helios.predict.features import groups_of
-from helios.predict.history import NEVER_S
-from helios.predict.online import UserLast
+from helios.predict import JobTable, ReplayTrainedPredictor, causal_features, train
+from helios.predict.calibration import calibrate
+from helios.predict.causal_stats import NEVER_S
+from helios.predict.job_table import group_columns
+from helios.predict.replay_predictor import UserLast
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 
@@ -34,14 +34,14 @@ def play(predictor, table, *, first=0):
 def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(jobs, cut):
     table = JobTable.from_frame(jobs)
     cut = min(cut, len(jobs) - 1)
-    predictor = OnlinePredictor(jobs.iloc[cut:], history=jobs.iloc[:cut], refit=False)
+    predictor = ReplayTrainedPredictor(jobs.iloc[cut:], history=jobs.iloc[:cut], refit=False)
     play(predictor, table, first=cut)
     np.testing.assert_array_equal(predictor.features, causal_features(table).X)
 
 
 def test_a_job_the_replay_has_not_ended_teaches_nothing_though_the_record_says_it_ended():
     def predicted(run_s):
-        predictor = OnlinePredictor(a_trace({"run": run_s}, {"submit": 5000}), refit=False)
+        predictor = ReplayTrainedPredictor(a_trace({"run": run_s}, {"submit": 5000}), refit=False)
         now_s = int(EPOCH.timestamp())
         predictor.submitted(np.array([0]), now_s)
         return predictor.submitted(np.array([1]), now_s + 5000)
@@ -51,7 +51,7 @@ def test_a_job_the_replay_has_not_ended_teaches_nothing_though_the_record_says_i
 
 def test_a_job_that_ends_later_in_the_replay_than_recorded_is_learned_at_its_end_there():
     jobs = a_trace({"run": 60.0}, {"submit": 5000}, {"submit": 9000})
-    predictor = OnlinePredictor(jobs, refit=False)
+    predictor = ReplayTrainedPredictor(jobs, refit=False)
     now_s = int(EPOCH.timestamp())
     predictor.submitted(np.array([0]), now_s)
     early = predictor.submitted(np.array([1]), now_s + 5000)
@@ -62,7 +62,7 @@ def test_a_job_that_ends_later_in_the_replay_than_recorded_is_learned_at_its_end
 
 def test_it_trains_inside_the_timeline_at_1000_ended_jobs_and_at_the_doubling():
     jobs = a_campaign(2600)
-    predictor = OnlinePredictor(jobs)
+    predictor = ReplayTrainedPredictor(jobs)
     play(predictor, JobTable.from_frame(jobs))
     assert [predictor.sources[0], len(predictor.sources)] == ["shrinkage", 3]
     first_trained = int(np.argmax(predictor.source == 1))
@@ -76,14 +76,14 @@ def test_a_trained_model_predicts_in_the_replay_as_it_does_on_recorded_features(
     table = JobTable.from_frame(jobs)
     opening = EPOCH + pd.Timedelta(seconds=int(table.submitted_s[500] - EPOCH.timestamp()))
     model = train(jobs.iloc[:500], cluster="lab", until=opening.to_pydatetime())
-    predictor = OnlinePredictor(jobs.iloc[500:], history=jobs.iloc[:500], model=model, refit=False)
+    predictor = ReplayTrainedPredictor(jobs.iloc[500:], history=jobs.iloc[:500], model=model, refit=False)
     replayed = play(predictor, table, first=500)
     features, learned = causal_features(table).X, np.full((700, 3), np.nan)
     learned[500:] = model.predict(features[500:])
-    recorded, _ = calibrated(
+    recorded, _ = calibrate(
         features,
         learned,
-        groups=groups_of(table),
+        groups=group_columns(table),
         submitted_s=table.submitted_s,
         ended_s=table.ended_s,
         run_time_s=table.run_time_s,
@@ -99,24 +99,24 @@ def test_the_future_of_the_replay_changes_no_prediction_even_through_refits():
     table = JobTable.from_frame(jobs)
     other = jobs.copy()
     moment_s = table.submitted_s[1300]
-    open_still = ~(table.ended_s < moment_s)
-    other.loc[open_still, "run_time_s"] *= 50
-    other.loc[open_still, "ended_at"] += pd.Timedelta(days=3)
+    open_suspended = ~(table.ended_s < moment_s)
+    other.loc[open_suspended, "run_time_s"] *= 50
+    other.loc[open_suspended, "ended_at"] += pd.Timedelta(days=3)
     known = table.submitted_s <= moment_s
-    before = play(OnlinePredictor(jobs), table)[known]
-    after = play(OnlinePredictor(other), JobTable.from_frame(other))[known]
+    before = play(ReplayTrainedPredictor(jobs), table)[known]
+    after = play(ReplayTrainedPredictor(other), JobTable.from_frame(other))[known]
     np.testing.assert_array_equal(before, after)
 
 
 def test_quantiles_ascend():
     jobs = a_campaign(300)
-    predicted = play(OnlinePredictor(jobs), JobTable.from_frame(jobs))
+    predicted = play(ReplayTrainedPredictor(jobs), JobTable.from_frame(jobs))
     assert (np.diff(predicted, axis=1) >= 0).all()
 
 
 def test_a_history_from_after_the_workload_is_refused():
     with pytest.raises(FrameInvalid, match="submission order"):
-        OnlinePredictor(a_trace({"submit": 0}), history=a_trace({"submit": 9}))
+        ReplayTrainedPredictor(a_trace({"submit": 0}), history=a_trace({"submit": 9}))
 
 
 NOTHING_RUNS = {"running": np.array([], dtype=np.int64), "since_s": np.array([], dtype=np.int64)}
@@ -129,7 +129,7 @@ def a_queue_of_one_user():
 
 def test_a_job_predicted_again_at_its_own_submission_gets_the_same_answer():
     jobs = a_queue_of_one_user()
-    predictor = OnlinePredictor(jobs, refit=False)
+    predictor = ReplayTrainedPredictor(jobs, refit=False)
     now_s = int(EPOCH.timestamp())
     for job, second in enumerate((0, 100, 1000)):
         first = predictor.submitted(np.array([job]), now_s + second)
@@ -137,7 +137,7 @@ def test_a_job_predicted_again_at_its_own_submission_gets_the_same_answer():
 
 
 def test_what_ended_while_a_job_waits_moves_its_prediction():
-    predictor = OnlinePredictor(a_queue_of_one_user(), refit=False)
+    predictor = ReplayTrainedPredictor(a_queue_of_one_user(), refit=False)
     now_s = int(EPOCH.timestamp())
     for job, second in enumerate((0, 100, 1000)):
         before = predictor.submitted(np.array([job]), now_s + second)
@@ -153,7 +153,7 @@ def test_what_ended_while_a_job_waits_moves_its_prediction():
 def test_predicting_again_changes_nothing_that_is_learned_or_said_of_later_jobs(jobs, asked):
     table = JobTable.from_frame(jobs)
     asked = min(asked, len(jobs) - 1)
-    plain, curious = OnlinePredictor(jobs, refit=False), OnlinePredictor(jobs, refit=False)
+    plain, curious = ReplayTrainedPredictor(jobs, refit=False), ReplayTrainedPredictor(jobs, refit=False)
     play(plain, table)
 
     submitted = curious.submitted
@@ -175,7 +175,7 @@ def test_a_model_is_trained_anew_when_it_has_served_so_long():
     opening = EPOCH + pd.Timedelta(seconds=int(table.submitted_s[500] - EPOCH.timestamp()))
     model = train(jobs.iloc[:500], cluster="lab", until=opening.to_pydatetime())
     every_s = int(table.submitted_s[899] - table.submitted_s[500]) // 3
-    predictor = OnlinePredictor(jobs.iloc[500:], history=jobs.iloc[:500], model=model, refit_every_s=every_s)
+    predictor = ReplayTrainedPredictor(jobs.iloc[500:], history=jobs.iloc[:500], model=model, refit_every_s=every_s)
     play(predictor, table, first=500)
     changed = np.flatnonzero(np.diff(predictor.source)) + 501
     assert len(predictor.sources) == 4
@@ -189,7 +189,7 @@ def test_a_model_that_is_not_believed_is_not_believed_when_it_is_trained_anew():
     moment = int(JobTable.from_frame(jobs).submitted_s[-1])
     said = []
     for every_s in (1, None):
-        predictor = OnlinePredictor(jobs.iloc[400:], history=jobs.iloc[:400], model=model, refit_every_s=every_s)
+        predictor = ReplayTrainedPredictor(jobs.iloc[400:], history=jobs.iloc[:400], model=model, refit_every_s=every_s)
         said.append(predictor.submitted(np.array([0]), moment)[:, 1])
         assert len(predictor.sources) == (2 if every_s is None else 3)
     np.testing.assert_array_equal(*said)
@@ -197,7 +197,7 @@ def test_a_model_that_is_not_believed_is_not_believed_when_it_is_trained_anew():
 
 def test_a_user_without_an_ended_job_is_predicted_by_the_mean_of_all():
     jobs = a_trace({"run": 60.0, "user": "a"}, {"submit": 5000, "user": "a"}, {"submit": 5001, "user": "b"})
-    predictor = OnlinePredictor(jobs, model=UserLast(), refit=False)
+    predictor = ReplayTrainedPredictor(jobs, model=UserLast(), refit=False)
     now_s = int(EPOCH.timestamp())
     predictor.submitted(np.array([0]), now_s)
     predictor.ended(np.array([0]), np.array([now_s + 60]))

@@ -14,13 +14,13 @@ from helios.model import JOBS
 from helios.predict import JobTable, causal_features, from_record, to_record, train
 from helios.predict.calibration import Calibration
 from helios.predict.duration import Backtest
-from helios.predict.registry import (
+from helios.predict.model_record import (
     FORMAT,
     TRAINED_ON,
     arrays_in,
-    digest_of,
+    describe_provenance,
     inputs_in,
-    provenance_of,
+    model_digest,
     rows_learned_from,
     stored_arrays,
 )
@@ -38,7 +38,7 @@ def model():
 
 def kept(model, jobs=JOBS_, *, at=NOW, seed=0, scores=None):
     table = JobTable.from_frame(jobs)
-    provenance = provenance_of(model, jobs, table=table, features=causal_features(table).X, seed=seed)
+    provenance = describe_provenance(model, jobs, table=table, features=causal_features(table).X, seed=seed)
     return to_record(model, trained_at=at, scores=scores, provenance=provenance)
 
 
@@ -96,7 +96,7 @@ def test_the_digest_does_not_depend_on_the_order_of_loading_or_on_what_else_was_
         .cat.add_categories(["aaron"])
         .cat.reorder_categories(["aaron", *reversed(JOBS_["user"].cat.categories)])
     )
-    assert digest_of(shuffled) == digest_of(JOBS_) == digest_of(other_codes)
+    assert model_digest(shuffled) == model_digest(JOBS_) == model_digest(other_codes)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_digest_does_not_depend_on_the_order_of_loading_or_on_what_else_was_
     ids=["one fewer", "one second", "names", "restart"],
 )
 def test_the_digest_changes_with_whatever_training_reads(change):
-    assert digest_of(change(JOBS_)) != digest_of(JOBS_)
+    assert model_digest(change(JOBS_)) != model_digest(JOBS_)
 
 
 def test_training_needs_no_other_columns_than_are_named(model):
@@ -134,7 +134,7 @@ def test_a_changed_character_is_found(model, place):
     changed = record.artifact[:at] + str((int(record.artifact[at]) + 1) % 10) + record.artifact[at + 1 :]
     with pytest.raises(ModelUnreadable, match="cannot be read") as refused:
         from_record(replace(record, artifact=changed))
-    assert "helios model train" in refused.value.remedy
+    assert "helios model train" in refused.value.hint
 
 
 def no_texts(artifact):
@@ -229,7 +229,7 @@ def test_a_text_of_the_first_format_is_refused_as_old():
     record = replace(kept_record_of_the_first_format(), model_id="lab-1")
     with pytest.raises(ModelUnreadable, match="older Helios") as refused:
         from_record(record)
-    assert "helios model train" in refused.value.remedy
+    assert "helios model train" in refused.value.hint
 
 
 def kept_record_of_the_first_format():

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 
 from helios.predict import JobTable
-from helios.predict.resemblance import resembling
+from helios.predict.explain import similar_jobs
 from tests.unit.predict.traces_of import a_trace, traces
 
 
 def rows_like_the_last(*rows, **options):
-    return [past.row for past in resembling(JobTable.from_frame(a_trace(*rows)), **options)]
+    return [past.row for past in similar_jobs(JobTable.from_frame(a_trace(*rows)), **options)]
 
 
 def plain_resemblance(jobs, most):
-    """Return (own, row, distance) of the nearest jobs, job by job, from the definition in docs/explain.md."""
+    """Return (own, row, distance) of the nearest jobs, job by job, from the definition in docs/predictions.md."""
     table = JobTable.from_frame(jobs)
     all_jobs = [_asked(row) | {"end": table.ended_s[n], "run": table.run_time_s[n]} for n, row in _rows(jobs)]
     me = all_jobs[-1]
@@ -69,7 +69,7 @@ def _distance(job, me):
 @settings(max_examples=100, deadline=None)
 @given(traces())
 def test_the_nearest_jobs_are_those_of_a_plain_search(jobs):
-    found = resembling(JobTable.from_frame(jobs), most=3)
+    found = similar_jobs(JobTable.from_frame(jobs), most=3)
     expected = plain_resemblance(jobs, 3)
     assert [past.row for past in found] == [row for _, row in expected]
     np.testing.assert_allclose([past.distance for past in found], [distance for distance, _ in expected], atol=1e-9)
@@ -102,7 +102,7 @@ def test_many_recent_jobs_of_ever_other_names_are_one_kind_too():
 
 
 def test_of_equal_requests_the_last_to_end_comes_first_and_the_next_are_a_little_farther():
-    found = resembling(JobTable.from_frame(a_trace({"run": 50.0}, {"run": 500.0}, {"run": 5.0}, {"submit": 9000})))
+    found = similar_jobs(JobTable.from_frame(a_trace({"run": 50.0}, {"run": 500.0}, {"run": 5.0}, {"submit": 9000})))
     assert [past.row for past in found] == [1, 0, 2]
     assert [past.distance for past in found] == pytest.approx([0.0, 0.0693, 0.1099], abs=1e-4)
 
@@ -130,7 +130,7 @@ def test_where_every_job_has_another_name_the_last_to_end_are_the_most_alike():
 )
 def test_it_is_said_in_what_a_past_job_differs(past, differs):
     usual = {"name": "fit1", "account": "physics"}
-    (found,) = resembling(JobTable.from_frame(a_trace(usual | past, usual | {"submit": 9000})))
+    (found,) = similar_jobs(JobTable.from_frame(a_trace(usual | past, usual | {"submit": 9000})))
     assert found.differs == differs
     assert (found.distance > 0) == bool(differs)
 

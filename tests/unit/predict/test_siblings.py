@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from helios.predict.history import LEVELS, NEVER_S, REQUEST, USER_SIZE
-from helios.predict.siblings import BURST_GAP_S, LEAST_DOUBT, SIBLINGS, SPREAD, Siblings
+from helios.predict.bursts import LEAST_DOUBT, SIBLING_GAP_S, SIBLINGS, SPREAD, BurstUpdate
+from helios.predict.causal_stats import LEVELS, NEVER_S, REQUEST, USER_SIZE
 
 NOW_S = 100_000
 PREDICTED = np.array([[60.0, 300.0, 1500.0]])
@@ -29,7 +29,7 @@ def revised(siblings, *, groups=None, submitted_s=None, job=None, say=1.0):
             log_run[number] = np.log1p(seconds[0])
         elif kind == "runs":
             since_s[number] = NOW_S - seconds[0]
-    return Siblings(groups_of(*[3] * n) if groups is None else groups, say=say).revised(
+    return BurstUpdate(groups_of(*[3] * n) if groups is None else groups, say=say).revised(
         PREDICTED,
         np.array([n - 1 if job is None else job]),
         now_s=NOW_S,
@@ -70,7 +70,7 @@ def test_siblings_that_ended_pull_towards_their_run_time():
 
 @pytest.mark.parametrize(
     ("groups", "submitted_s"),
-    [(groups_of(1, 2), [0, 0]), (groups_of(3, 3), [0, BURST_GAP_S + 1])],
+    [(groups_of(1, 2), [0, 0]), (groups_of(3, 3), [0, SIBLING_GAP_S + 1])],
     ids=["another group", "too long before"],
 )
 def test_who_is_no_sibling_does_not_count(groups, submitted_s):
@@ -80,9 +80,9 @@ def test_who_is_no_sibling_does_not_count(groups, submitted_s):
 
 def test_a_burst_goes_on_as_long_as_no_gap_is_too_long():
     chain = [("runs", 36_000), ("waits",), ("waits",)]
-    times = [0, BURST_GAP_S, 2 * BURST_GAP_S, 3 * BURST_GAP_S]
+    times = [0, SIBLING_GAP_S, 2 * SIBLING_GAP_S, 3 * SIBLING_GAP_S]
     assert revised(chain, submitted_s=times)[1] > 2 * PREDICTED[0, 1]
-    times[2:] = [2 * BURST_GAP_S + 1] * 2
+    times[2:] = [2 * SIBLING_GAP_S + 1] * 2
     np.testing.assert_array_equal(revised(chain, submitted_s=times), PREDICTED[0])
 
 

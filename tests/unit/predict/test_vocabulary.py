@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict import JobTable
-from helios.predict.features import ALIKE, groups_of
-from helios.predict.history import LEVELS
-from helios.predict.vocabulary import Vocabulary
+from helios.predict.causal_stats import LEVELS
+from helios.predict.job_table import ALIKE, Categories, group_columns
 from tests.unit.predict.traces_of import a_trace, traces
 
 
@@ -25,15 +24,15 @@ def test_jobs_told_in_two_parts_are_alike_as_they_are_in_one(jobs, cut):
     first, second = jobs.iloc[:cut], jobs.iloc[cut:]
     # Each part with categories of its own, as two readings of the accounting have them.
     parts = [part.assign(user=part["user"].astype("str").astype("category")) for part in (first, second)]
-    vocabulary = Vocabulary()
+    vocabulary = Categories()
     told = np.concatenate([groups(vocabulary, part) for part in parts])
-    np.testing.assert_array_equal(alike(told), alike(groups_of(JobTable.from_frame(jobs))))
+    np.testing.assert_array_equal(alike(told), alike(group_columns(JobTable.from_frame(jobs))))
 
 
 @settings(max_examples=50, deadline=None)
 @given(traces(), traces())
 def test_old_groups_keep_their_numbers(jobs, more):
-    vocabulary = Vocabulary()
+    vocabulary = Categories()
     before = groups(vocabulary, jobs)
     groups(vocabulary, more)
     np.testing.assert_array_equal(groups(vocabulary, jobs), before)
@@ -42,7 +41,7 @@ def test_old_groups_keep_their_numbers(jobs, more):
 @settings(max_examples=50, deadline=None)
 @given(traces(), traces())
 def test_what_is_asked_aside_is_forgotten(jobs, more):
-    vocabulary = Vocabulary()
+    vocabulary = Categories()
     groups(vocabulary, jobs)
     known = vocabulary.n_groups
     aside = groups(vocabulary.aside(), more)
@@ -51,7 +50,7 @@ def test_what_is_asked_aside_is_forgotten(jobs, more):
 
 
 def test_a_new_user_aside_is_one_person_in_all_of_its_jobs():
-    vocabulary = Vocabulary()
+    vocabulary = Categories()
     groups(vocabulary, a_trace({"user": "ada"}))
     found = groups(vocabulary.aside(), a_trace({"user": "new"}, {"user": "new"}, {"user": "newer"}))
     user = LEVELS.index("user")
@@ -60,13 +59,13 @@ def test_a_new_user_aside_is_one_person_in_all_of_its_jobs():
 
 
 def test_groups_of_different_levels_never_share_a_number():
-    found = groups(Vocabulary(), a_trace({"user": "ada", "name": "a1", "account": "x"}, {"user": "bob", "name": "b"}))
+    found = groups(Categories(), a_trace({"user": "ada", "name": "a1", "account": "x"}, {"user": "bob", "name": "b"}))
     by_level = [set(found[:, level][found[:, level] >= 0]) for level in range(len(LEVELS))]
     assert sum(map(len, by_level)) == len(set().union(*by_level))
 
 
 def test_names_that_differ_in_digits_have_one_stem():
-    vocabulary = Vocabulary()
+    vocabulary = Categories()
     user = np.zeros(3, dtype=np.int32)
     vocabulary.name_codes(pd.array(["fit1", "cook"], dtype="str"), user[:2])
     codes, stems, families = vocabulary.name_codes(pd.array(["fit2", "cook", None], dtype="str"), user)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.model import DECISIONS, PREDICTIONS, TURNS
+from helios.model import CYCLES, DECISIONS, PREDICTIONS
 
 DAY = pd.Timestamp("2026-11-20T00:00:00Z")
 
@@ -49,12 +49,12 @@ def decisions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
     return DECISIONS.conform(pd.DataFrame([ordinary | row for row in rows])) if rows else DECISIONS.empty()
 
 
-def turns_frame(*still: str | None) -> pd.DataFrame:
-    """Turns a minute apart from noon on, each with its reasons for keeping still."""
-    if not still:
-        return TURNS.empty()
-    moments = [at("12:00") + pd.Timedelta(minutes=number) for number in range(len(still))]
-    return TURNS.conform(pd.DataFrame({"taken_at": moments, "still": list(still)}))
+def cycles_frame(*suspended: str | None) -> pd.DataFrame:
+    """Cycles a minute apart from noon on, each with its reasons for keeping still."""
+    if not suspended:
+        return CYCLES.empty()
+    moments = [at("12:00") + pd.Timedelta(minutes=number) for number in range(len(suspended))]
+    return CYCLES.conform(pd.DataFrame({"taken_at": moments, "suspended": list(suspended)}))
 
 
 def _prediction(row: dict[str, Any]) -> dict[str, Any]:

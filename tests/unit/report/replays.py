@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from helios.metrics import summarize_queue
+from helios.metrics.queue import summarize_queue
 from helios.report.whatif import Run, WhatIf
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.errors import Misuse
+from helios.errors import UsageError
 from helios.model import in_submission_order
 from helios.predict import JobTable, causal_features
-from helios.report.admin.accuracy import last_ended_run_s, prediction_accuracy, worst_predictions
-from helios.report.admin.answer import Answer
+from helios.report.admin.predictions import last_ended_run_s, prediction_accuracy, worst_predictions
+from helios.report.admin.sacct_format import ReportTable
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
@@ -22,7 +22,7 @@ def ran(run_time_s: float, submitted: str = "08:00", **overrides: Any) -> dict[s
 
 def judged(
     *pairs: tuple[dict[str, Any], float], by: str | None = "all", past: tuple[Any, ...] = (), **kw: Any
-) -> Answer:
+) -> ReportTable:
     jobs = [job for job, _ in pairs]
     return prediction_accuracy(
         jobs_frame(*jobs),
@@ -191,7 +191,7 @@ def test_days_are_those_of_the_cluster_s_clock() -> None:
 
 
 def test_an_unknown_grouping_is_refused() -> None:
-    with pytest.raises(Misuse, match="partition"):
+    with pytest.raises(UsageError, match="partition"):
         judged((ran(9), 9), by="weather")
 
 

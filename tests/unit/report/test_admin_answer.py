@@ -7,31 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.errors import Misuse
-from helios.report.admin import accuracy, audit, people, queue, shadow
-from helios.report.admin.answer import (
-    Answer,
+from helios.errors import UsageError
+from helios.report.admin import decisions, predictions, queue, shadow, usage
+from helios.report.admin.sacct_format import (
     Field,
-    Kind,
+    FieldKind,
+    ReportTable,
     as_json,
     as_lines,
     as_parsable,
     chosen_fields,
-    declared,
+    declare_fields,
     listing,
     slurm_length,
-    written,
+    write_values,
 )
 
-FIELDS = declared(
-    ("User", "user", Kind.TEXT, 8, "Who"),
-    ("Jobs", "jobs", Kind.COUNT, 5, "How many"),
-    ("MeanWait", "mean_wait_s", Kind.LENGTH, 8, "How long"),
-    ("Failed", "failed_share", Kind.SHARE, 6, "How often"),
+FIELDS = declare_fields(
+    ("User", "user", FieldKind.TEXT, 8, "Who"),
+    ("Jobs", "jobs", FieldKind.COUNT, 5, "How many"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 8, "How long"),
+    ("Failed", "failed_share", FieldKind.SHARE, 6, "How often"),
 )
 
 
-def an_answer(**overrides: object) -> Answer:
+def an_answer(**overrides: object) -> ReportTable:
     rows = pd.DataFrame(
         {
             "user": ["alice", "bartholomew"],
@@ -41,10 +41,10 @@ def an_answer(**overrides: object) -> Answer:
         }
     )
     answer = {"title": "Users", "fields": FIELDS, "shown": ("User", "Jobs", "MeanWait"), "rows": rows}
-    return Answer(**{**answer, **overrides})  # type: ignore[arg-type]
+    return ReportTable(**{**answer, **overrides})  # type: ignore[arg-type]
 
 
-def lines(answer: Answer, asked: str | None = None, *, header: bool = True) -> list[str]:
+def lines(answer: ReportTable, asked: str | None = None, *, header: bool = True) -> list[str]:
     return list(as_lines(answer, chosen_fields(answer, asked), header=header))
 
 
@@ -85,12 +85,12 @@ def test_a_number_is_never_cut_unless_a_width_was_asked_for() -> None:
 
 @pytest.mark.parametrize("asked", ["nodes", "user,nodes", "user%", "user%0", "user%x", "user%-", ",", ""])
 def test_a_field_or_width_that_makes_no_sense_is_refused(asked: str) -> None:
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         chosen_fields(an_answer(), asked)
 
 
 def test_a_wrong_field_names_those_there_are() -> None:
-    with pytest.raises(Misuse, match="User, Jobs, MeanWait, Failed"):
+    with pytest.raises(UsageError, match="User, Jobs, MeanWait, Failed"):
         chosen_fields(an_answer(), "usr")
 
 
@@ -111,27 +111,27 @@ def test_json_has_every_field_of_every_row_as_plain_values() -> None:
 
 def test_moments_are_written_on_the_cluster_s_clock() -> None:
     moment = pd.Timestamp("2026-11-20T20:00:00Z")
-    assert written(moment, Kind.MOMENT, timezone="Asia/Shanghai") == "2026-11-21T04:00:00"
-    assert written(pd.NaT, Kind.MOMENT) == ""
+    assert write_values(moment, FieldKind.MOMENT, timezone="Asia/Shanghai") == "2026-11-21T04:00:00"
+    assert write_values(pd.NaT, FieldKind.MOMENT) == ""
 
 
 def test_a_line_break_in_a_reason_does_not_break_the_row() -> None:
-    assert written("first\nsecond\x1b[31m", Kind.TEXT) == "first second [31m"
+    assert write_values("first\nsecond\x1b[31m", FieldKind.TEXT) == "first second [31m"
 
 
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
     [
-        (0.1234, Kind.SHARE, "12.3%"),
-        (2.34, Kind.FACTOR, "2.3x"),
-        (123_456.0, Kind.FACTOR, "123456x"),
-        (3.0, Kind.COUNT, "3"),
-        (12.345, Kind.DECIMAL, "12.3"),
-        (None, Kind.TEXT, ""),
+        (0.1234, FieldKind.SHARE, "12.3%"),
+        (2.34, FieldKind.FACTOR, "2.3x"),
+        (123_456.0, FieldKind.FACTOR, "123456x"),
+        (3.0, FieldKind.COUNT, "3"),
+        (12.345, FieldKind.DECIMAL, "12.3"),
+        (None, FieldKind.TEXT, ""),
     ],
 )
-def test_each_kind_is_written_in_its_way(value: object, kind: Kind, text: str) -> None:
-    assert written(value, kind) == text
+def test_each_kind_is_written_in_its_way(value: object, kind: FieldKind, text: str) -> None:
+    assert write_values(value, kind) == text
 
 
 @given(st.integers(0, 10**9))
@@ -144,8 +144,8 @@ def test_a_length_reads_back_as_the_seconds_it_was(seconds: int) -> None:
 
 
 REPORTS = {
-    "users": (people.fields_by("user"), ("User", *people.SHOWN_GPU)),
-    "users without GPUs": (people.fields_by("user"), ("User", *people.SHOWN_CPU)),
+    "users": (usage.fields_by("user"), ("User", *usage.SHOWN_GPU)),
+    "users without GPUs": (usage.fields_by("user"), ("User", *usage.SHOWN_CPU)),
     "queue over time": (queue.OVER_TIME, tuple(field.name for field in queue.OVER_TIME)),
     "shadow": (shadow.FIELDS, tuple(field.name for field in shadow.FIELDS)),
 }
@@ -162,12 +162,12 @@ def test_the_default_columns_fit_100_characters(name: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        people.fields_by("user"),
+        usage.fields_by("user"),
         queue.NOW,
         queue.OVER_TIME,
-        accuracy.FIELDS,
-        audit.LINES,
-        audit.BY_SERVICE,
+        predictions.FIELDS,
+        decisions.LINES,
+        decisions.BY_SERVICE,
         shadow.FIELDS,
     ],
 )

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from helios.actions import Result
-from helios.report.admin.audit import decision_lines, service_days, with_results
-from tests.unit.report.admin_frames import at, decisions_frame, turns_frame
+from helios.report.admin.decisions import decision_rows, service_days, with_results
+from tests.unit.report.admin_frames import at, cycles_frame, decisions_frame
 
 
 def targets(frame: pd.DataFrame, **chosen: Any) -> list[str]:
-    return decision_lines(frame, title="", **chosen).rows["target"].tolist()
+    return decision_rows(frame, title="", **chosen).rows["target"].tolist()
 
 
 LINES = decisions_frame(
@@ -48,12 +48,12 @@ def test_lines_are_chosen_by_what_they_say(chosen: dict[str, list[str]], found: 
 
 
 def test_nothing_decided_and_nothing_so_are_told_apart() -> None:
-    assert decision_lines(decisions_frame(), title="").empty == "Nothing was decided in this window."
-    assert decision_lines(LINES, title="", services=["ces"]).empty == "No such decision in this window."
+    assert decision_rows(decisions_frame(), title="").empty == "Nothing was decided in this window."
+    assert decision_rows(LINES, title="", services=["ces"]).empty == "No such decision in this window."
 
 
-def days(frame: pd.DataFrame, turns: pd.DataFrame | None = None, **options: Any) -> list[dict[str, Any]]:
-    return service_days(frame, turns=turns, title="", **options).rows.to_dict(orient="records")
+def days(frame: pd.DataFrame, cycles: pd.DataFrame | None = None, **options: Any) -> list[dict[str, Any]]:
+    return service_days(frame, cycles=cycles, title="", **options).rows.to_dict(orient="records")
 
 
 def test_each_result_is_counted_for_its_service() -> None:
@@ -63,10 +63,10 @@ def test_each_result_is_counted_for_its_service() -> None:
     assert {name: row[name] for name in map(str, Result)} == dict.fromkeys(map(str, Result), 1)
 
 
-def test_lines_of_one_turn_are_one_turn() -> None:
+def test_lines_of_one_cycle_are_one_cycle() -> None:
     frame = decisions_frame({"target": "1"}, {"target": "2"}, {"target": "1", "decided_at": at("12:05")})
     (row,) = days(frame)
-    assert (row["turns"], row["proposed"], row["would"]) == (2, 3, 3)
+    assert (row["cycles"], row["proposed"], row["would"]) == (2, 3, 3)
 
 
 def test_a_line_that_is_no_outcome_is_no_proposal() -> None:
@@ -74,29 +74,36 @@ def test_a_line_that_is_no_outcome_is_no_proposal() -> None:
     assert (row["proposed"], row["done"]) == (1, 1)
 
 
-def test_still_turns_and_their_commonest_reason_come_from_the_turns() -> None:
-    turns = turns_frame("the lease is lost", "paused\nby alice", "paused\nby alice", None)
-    (row,) = days(decisions_frame(), turns)
-    assert (row["service"], row["turns"], row["still"], row["still_reason"]) == ("helios", 4, 3, "paused; by alice")
+def test_suspended_cycles_and_their_commonest_reason_come_from_the_cycles() -> None:
+    cycles = cycles_frame("the lease is lost", "paused\nby alice", "paused\nby alice", None)
+    (row,) = days(decisions_frame(), cycles)
+    assert (row["service"], row["cycles"], row["suspended"], row["suspended_reason"]) == (
+        "helios",
+        4,
+        3,
+        "paused; by alice",
+    )
 
 
-def test_a_still_turn_that_is_both_recorded_and_in_the_audit_counts_once() -> None:
-    line = {"service": "helios", "mode": "still", "action": "Turn", "target": "venus", "outcome": "nothing was done"}
-    (row,) = days(decisions_frame(line), turns_frame("no predictions"))
-    assert (row["still"], row["turns"]) == (1, 1)
+def test_a_suspended_cycle_that_is_both_recorded_and_in_the_audit_counts_once() -> None:
+    line = {"service": "helios", "mode": "suspended", "action": "Cycle", "target": "venus"}
+    line |= {"outcome": "nothing was done"}
+    (row,) = days(decisions_frame(line), cycles_frame("no predictions"))
+    assert (row["suspended"], row["cycles"]) == (1, 1)
 
 
-def test_without_recorded_turns_the_audit_s_own_lines_are_counted_and_that_is_said() -> None:
-    line = {"service": "helios", "mode": "still", "action": "Turn", "outcome": "nothing was done", "reason": "paused"}
+def test_without_recorded_cycles_the_audit_s_own_lines_are_counted_and_that_is_said() -> None:
+    line = {"service": "helios", "mode": "suspended", "action": "Cycle", "outcome": "nothing was done"}
+    line |= {"reason": "paused"}
     answer = service_days(decisions_frame(line), title="")
-    assert (answer.rows["still"].tolist(), answer.rows["still_reason"].tolist()) == ([1], ["paused"])
+    assert (answer.rows["suspended"].tolist(), answer.rows["suspended_reason"].tolist()) == ([1], ["paused"])
     assert "quiet ones leave none" in answer.notes[0]
-    assert service_days(decisions_frame(line), turns=turns_frame(None), title="").notes == ()
+    assert service_days(decisions_frame(line), cycles=cycles_frame(None), title="").notes == ()
 
 
-def test_a_service_that_failed_when_asked_is_a_failure_not_a_still_turn() -> None:
-    (row,) = days(decisions_frame({"action": "Turn", "outcome": "failed: ValueError", "reason": "asked and failed"}))
-    assert (row["failed"], row["still"], row["proposed"]) == (1, 0, 0)
+def test_a_service_that_failed_when_asked_is_a_failure_not_a_suspended_cycle() -> None:
+    (row,) = days(decisions_frame({"action": "Cycle", "outcome": "failed: ValueError", "reason": "asked and failed"}))
+    assert (row["failed"], row["suspended"], row["proposed"]) == (1, 0, 0)
 
 
 def test_changes_of_mode_are_counted_and_the_last_mode_is_shown() -> None:
@@ -128,6 +135,6 @@ def test_services_can_be_chosen() -> None:
 
 
 def test_no_decision_is_no_error() -> None:
-    answer = service_days(decisions_frame(), turns=turns_frame(), title="")
+    answer = service_days(decisions_frame(), cycles=cycles_frame(), title="")
     assert answer.rows.empty
     assert answer.empty == "Nothing was decided in this window."

@@ -2,8 +2,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from helios.errors import Misuse
-from helios.report.admin.moments import local_day, moment_in_words
+from helios.errors import UsageError
+from helios.report.admin.sacct_format import local_day, moment_in_words
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 SHANGHAI = "Asia/Shanghai"
@@ -46,7 +46,7 @@ def test_words_mean_the_cluster_s_clock_not_ours() -> None:
     "words", ["", "tomorrowish", "now-", "now-3moons", "now-1m0", "2026-13-01", "25:00", "20261101", "11/01", "8"]
 )
 def test_what_is_no_moment_is_refused_with_examples(words: str) -> None:
-    with pytest.raises(Misuse, match=r"not a moment(.|\n)*now-1days"):
+    with pytest.raises(UsageError, match=r"not a moment(.|\n)*now-1days"):
         moment_in_words(words, now=NOW, timezone="UTC")
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.shadow_day import shadow_day
+from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.mail import WIDTH, as_mail, as_text
-from helios.report.admin.nightly import Digest, Night, daily_waits, digest_of
-from helios.report.admin.page import render_nightly
+from helios.report.admin.nightly import Digest, Night, daily_waits, nightly_digest
+from helios.report.admin.nightly_page import WIDTH, as_mail, as_text, render_nightly
 from tests.builders import a_job, jobs_frame
-from tests.unit.report.admin_frames import DAY, at, decisions_frame, predicted, predictions_frame, turns_frame
+from tests.unit.report.admin_frames import DAY, at, cycles_frame, decisions_frame, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
 
@@ -41,7 +40,7 @@ def a_night(*jobs: dict[str, Any], **overrides: Any) -> Night:
         "past": frame,
         "predictions": predictions_frame(),
         "decisions": decisions,
-        "turns": turns_frame(),
+        "cycles": cycles_frame(),
         "shadow": shadow_day(
             frame,
             decisions,
@@ -56,7 +55,7 @@ def a_night(*jobs: dict[str, Any], **overrides: Any) -> Night:
 
 
 def digest(*jobs: dict[str, Any], **overrides: Any) -> Digest:
-    return digest_of(a_night(*jobs, **overrides))
+    return nightly_digest(a_night(*jobs, **overrides))
 
 
 def said(theme: str, found: Digest) -> str:
@@ -112,9 +111,9 @@ def test_a_refusal_is_told_with_its_commonest_reasons_and_is_no_alarm() -> None:
     assert text.count("(1)") == 2
 
 
-def test_still_turns_are_told_with_their_reason() -> None:
-    text = said("What Helios did", digest(turns=turns_frame("paused by alice", "paused by alice", None)))
-    assert "kept still on purpose in 2 of 3 turns, mostly because paused by alice" in text
+def test_suspended_cycles_are_told_with_their_reason() -> None:
+    text = said("What Helios did", digest(cycles=cycles_frame("paused by alice", "paused by alice", None)))
+    assert "suspended on purpose in 2 of 3 cycles, mostly because paused by alice" in text
 
 
 def test_waits_are_compared_with_the_four_weeks_before() -> None:
@@ -188,7 +187,7 @@ def full_digest() -> Digest:
     return digest(
         *jobs,
         decisions=decisions,
-        turns=turns_frame("the history was read 3 h ago: " + "x" * 120, None),
+        cycles=cycles_frame("the history was read 3 h ago: " + "x" * 120, None),
         predictions=predictions_frame(*(predicted(job, 3600) for job in ended[1:]), predicted(ended[0], 1e40)),
     )
 

@@ -6,21 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.report.admin.answer import Answer
-from helios.report.admin.jobs import chosen_jobs, used_s, wait_s, waiting_at
-from helios.report.admin.people import usage_by
+from helios.report.admin.sacct_format import ReportTable
+from helios.report.admin.usage import select_jobs, usage_by, used_s, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
 
 
-def usage(*jobs: dict[str, Any], group: str = "user", predictions: pd.DataFrame | None = None) -> Answer:
+def usage(*jobs: dict[str, Any], group: str = "user", predictions: pd.DataFrame | None = None) -> ReportTable:
     known = predictions_frame() if predictions is None else predictions
     return usage_by(group, jobs_frame(*jobs), predictions=known, at=END, title="Users")
 
 
-def row(answer: Answer, name: str) -> dict[str, Any]:
+def row(answer: ReportTable, name: str) -> dict[str, Any]:
     return answer.rows.set_index("group").loc[name].to_dict()
 
 
@@ -59,7 +58,7 @@ def test_quantiles_interpolate_and_the_longest_is_the_longest() -> None:
     assert (found["mean_wait_s"], found["longest_wait_s"]) == (32, 100)
 
 
-def test_who_still_waits_counts_in_the_longest_wait_and_not_in_the_mean() -> None:
+def test_who_suspended_waits_counts_in_the_longest_wait_and_not_in_the_mean() -> None:
     pending = a_job(state="PENDING", submitted_at=at("12:00"), started_at=None, ended_at=None, run_time_s=float("nan"))
     found = row(usage(waited(60), pending), "alice")
     assert (found["waiting"], found["mean_wait_s"], found["longest_wait_s"]) == (1, 60, 12 * 3600)
@@ -139,9 +138,9 @@ def test_jobs_are_chosen_by_user_account_and_partition_together() -> None:
     jobs = jobs_frame(
         a_job(user="alice", account="lab"), a_job(user="bob", account="lab"), a_job(user="alice", account="hpc")
     )
-    assert len(chosen_jobs(jobs, users=["alice"])) == 2
-    assert len(chosen_jobs(jobs, users=["alice", "bob"], accounts=["lab"])) == 2
-    assert len(chosen_jobs(jobs, partitions=["cpu"])) == 0
+    assert len(select_jobs(jobs, users=["alice"])) == 2
+    assert len(select_jobs(jobs, users=["alice", "bob"], accounts=["lab"])) == 2
+    assert len(select_jobs(jobs, partitions=["cpu"])) == 0
 
 
 @st.composite

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.report.admin.jobs import running_at, waiting_at
 from helios.report.admin.queue import MOST_STEPS, levels, queue_at, queue_over_time, steps
+from helios.report.admin.usage import running_at, waiting_at
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
@@ -103,7 +103,7 @@ def test_levels_over_time_are_means_of_each_step() -> None:
     assert rows["mean_wait_s"].iloc[0] == rows["longest_wait_s"].iloc[0] == 1800
 
 
-def test_who_still_waits_or_runs_does_so_to_the_end_of_the_window() -> None:
+def test_who_suspended_waits_or_runs_does_so_to_the_end_of_the_window() -> None:
     jobs = jobs_frame(a_stay("08:00", None), a_stay("08:00", "08:00"))
     rows = levels(jobs, edges_s=np.array([int(at(clock).timestamp()) for clock in ("09:00", "10:00")]))
     assert (rows["waiting"].tolist(), rows["running"].tolist()) == ([1.0], [1.0])

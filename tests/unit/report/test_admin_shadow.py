@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.app.shadow_day import shadow_day
+from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.shadow import ShadowDay, decided_urgencies, moved_table, shadow_table, urgencies_of
+from helios.report.admin.shadow import ShadowDay, decided_urgencies, moved_table, replayed_urgencies, shadow_table
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, decisions_frame
 
@@ -119,7 +119,7 @@ def test_tasks_of_an_array_have_the_urgency_of_their_record() -> None:
         a_run("102", "08:00", 1, array_job_id="100"),
         a_run("103", "08:00", 1),
     )
-    assert urgencies_of(jobs, {"100": 0.5, "102": 0.1}).tolist() == [0.5, 0.1, 0.0]
+    assert replayed_urgencies(jobs, {"100": 0.5, "102": 0.1}).tolist() == [0.5, 0.1, 0.0]
 
 
 def test_where_nothing_can_be_replayed_the_reason_is_said() -> None:

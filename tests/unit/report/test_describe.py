@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.report.describe import Description, describe
+from helios.report.history import Description, describe
 from tests.builders import a_job, jobs_frame
 
 

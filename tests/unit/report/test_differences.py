@@ -5,13 +5,13 @@ import pytest
 from rich.console import Console
 from scipy.stats import t as student
 
-from helios.report.differences import (
+from helios.report.significance import (
     CRITERIA,
     Differences,
-    Over,
+    ResampledUnit,
     between,
+    confidence_interval,
     differences_table,
-    interval_of,
     of_one_replay,
     over_repeats,
     student_quantile,
@@ -62,7 +62,7 @@ def test_the_interval_of_few_weeks_holds_the_truth_as_often_as_it_says(blocks: i
     for _ in range(400):
         weeks = rng.normal(100, 30, size=blocks)
         draws = weeks[rng.integers(0, blocks, size=(30, blocks))].mean(axis=1)
-        low, high = interval_of(draws, value=float(draws.mean()), independent=blocks)
+        low, high = confidence_interval(draws, value=float(draws.mean()), independent=blocks)
         inside += low is not None and high is not None and low <= 100 <= high
     assert 0.92 <= inside / 400 <= 0.985
 
@@ -101,8 +101,8 @@ def test_jobs_of_one_day_are_one_observation() -> None:
 
 def test_weeks_are_drawn_where_there_are_four() -> None:
     found = one_replay(28, gain_s=600, spread_s=100)
-    assert (found.over, found.blocks) == (Over.WEEKS, 4)
-    assert one_replay(20, gain_s=600, spread_s=100).over is Over.DAYS
+    assert (found.over, found.blocks) == (ResampledUnit.WEEKS, 4)
+    assert one_replay(20, gain_s=600, spread_s=100).over is ResampledUnit.DAYS
 
 
 def test_of_few_days_nothing_is_told_and_it_is_said() -> None:
@@ -125,7 +125,11 @@ def test_repeats_are_paired() -> None:
     base = rng.uniform(3_600, 36_000, size=20)
     gain = rng.normal(60, 5, size=20)
     replays = {"today": [a_repeat(wait) for wait in base], "new": [a_repeat(wait) for wait in base - gain]}
-    found = over_repeats(replays, baseline="today", over=Over.WEEKS, blocks=10).others[0].differences["mean_wait_s"]
+    found = (
+        over_repeats(replays, baseline="today", over=ResampledUnit.WEEKS, blocks=10)
+        .others[0]
+        .differences["mean_wait_s"]
+    )
     assert found.value == pytest.approx(-gain.mean())
     assert not found.is_none
     assert found.high - found.low < 40
@@ -133,14 +137,16 @@ def test_repeats_are_paired() -> None:
 
 def test_a_criterion_that_no_repeat_has_is_left_out() -> None:
     replays = {name: [a_repeat(100.0 + i, large=None) for i in range(6)] for name in ("today", "new")}
-    found = over_repeats(replays, baseline="today", over=Over.SEEDS, blocks=0)
+    found = over_repeats(replays, baseline="today", over=ResampledUnit.SEEDS, blocks=0)
     assert found.others[0].differences["mean_wait_large_s"] is None
     assert CRITERIA["mean_wait_large_s"] not in written(found)
 
 
 def test_seeds_are_observations_of_their_own() -> None:
     replays = {"today": [a_repeat(1000.0)] * 10, "new": [a_repeat(1000.0 + i) for i in range(10)]}
-    found = over_repeats(replays, baseline="today", over=Over.SEEDS, blocks=0).others[0].differences["mean_wait_s"]
+    found = (
+        over_repeats(replays, baseline="today", over=ResampledUnit.SEEDS, blocks=0).others[0].differences["mean_wait_s"]
+    )
     half = float(student.ppf(0.975, 9)) * np.sqrt(1.1) * np.std(range(10), ddof=1)
     assert (found.low, found.high) == pytest.approx((4.5 - half, 4.5 + half), rel=2e-3)
 
@@ -152,7 +158,7 @@ def test_the_table_fits_80_columns_and_says_no_difference() -> None:
         "FIFO + EASY (limit)": [a_repeat(200_000.0 + wait, large=3e5) for wait in draws[0]],
         label: [a_repeat(200_000.0 + wait, large=1e5) for wait in draws[1]],
     }
-    text = written(over_repeats(replays, baseline="FIFO + EASY (limit)", over=Over.WEEKS, blocks=8))
+    text = written(over_repeats(replays, baseline="FIFO + EASY (limit)", over=ResampledUnit.WEEKS, blocks=8))
     assert max(map(len, text.splitlines())) <= 80
     assert "no difference" in text
     assert "-2d07h" in text
@@ -174,6 +180,8 @@ def test_two_replays_differ_as_the_table_says() -> None:
 
 def test_a_difference_that_nobody_would_notice_is_none() -> None:
     replays = {"today": [a_repeat(100.0)] * 8, "new": [a_repeat(99.5)] * 8}
-    found = over_repeats(replays, baseline="today", over=Over.WEEKS, blocks=8).others[0].differences["mean_wait_s"]
+    found = (
+        over_repeats(replays, baseline="today", over=ResampledUnit.WEEKS, blocks=8).others[0].differences["mean_wait_s"]
+    )
     assert found.low is not None and found.high is not None and found.high < 0
     assert found.is_none

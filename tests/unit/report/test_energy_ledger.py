@@ -11,12 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.report.admin.answer import as_lines, chosen_fields
-from helios.report.admin.mail import as_text
-from helios.report.admin.nightly import NightEnergy, digest_of
-from helios.report.admin.page import render_nightly
-from helios.report.energy.figures import as_png, nodes_over_time, saved_by_day
-from helios.report.energy.ledger import (
+from helios.report.admin.nightly import NightEnergy, nightly_digest
+from helios.report.admin.nightly_page import as_text, render_nightly
+from helios.report.admin.sacct_format import as_lines, chosen_fields
+from helios.report.energy import (
     ALWAYS_ON,
     EnergyLedger,
     Saving,
@@ -25,7 +23,8 @@ from helios.report.energy.ledger import (
     energy_sentences,
     fields_by,
 )
-from helios.report.energy.page import render_energy
+from helios.report.energy_charts import as_png, nodes_over_time, saved_by_day
+from helios.report.energy_page import render_energy
 from tests.unit.report.admin_frames import DAY
 from tests.unit.report.test_admin_nightly import a_night
 
@@ -185,7 +184,7 @@ def test_the_page_has_sentences_figures_table_and_notes_and_fetches_nothing() ->
 
 def test_the_nightly_page_has_a_section_and_the_mail_one_line() -> None:
     energy = NightEnergy(day=a_ledger(by="partition"), days=a_ledger())
-    digest = digest_of(replace(a_night(), energy=energy))
+    digest = nightly_digest(replace(a_night(), energy=energy))
     page, mail = render_nightly(digest), as_text(digest)
     assert page.count("<h2>What nodes asleep saved</h2>") == 1
     assert "Helios&#39; doing" in page and page.count("Nodes asleep saved 412 kWh") == 2
@@ -193,5 +192,5 @@ def test_the_nightly_page_has_a_section_and_the_mail_one_line() -> None:
 
 
 def test_a_night_without_nodes_says_nothing_of_them() -> None:
-    digest = digest_of(a_night())
+    digest = nightly_digest(a_night())
     assert "nodes asleep" not in render_nightly(digest).lower() + as_text(digest).lower()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from helios.report.energy.page import render_energy_whatif
-from helios.report.energy.whatif import (
+from helios.report.energy_page import render_energy_whatif
+from helios.report.energy_whatif import (
     EnergyWhatIf,
     PolicyResult,
     energy_figure,

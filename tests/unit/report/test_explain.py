@@ -7,19 +7,36 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.predict.basis import BASES
-from helios.predict.explain import AFTERWARDS, EVERY_JOB, NEIGHBOURHOOD, PRIOR, Explained, Step
-from helios.predict.history import FEATURES, LEVELS
-from helios.predict.resemblance import Precedent
-from helios.report import explain as words
-from helios.report.explain import Explanation, PastJob, answer_lines, corrections_in_words, explanation_screen, rests_on
-from helios.report.feature_words import LAST_OF, group_of, has_words, phrase
+from helios.predict.causal_stats import FEATURES, LEVELS
+from helios.predict.explain import (
+    AFTERWARDS,
+    BASES,
+    EVERY_JOB,
+    NEIGHBOURHOOD,
+    PRIOR,
+    Contribution,
+    Explained,
+    RecentInGroup,
+)
+from helios.report import prediction as words
+from helios.report.prediction import (
+    LAST_OF,
+    Explanation,
+    PastJob,
+    answer_lines,
+    corrections_in_words,
+    describe_group,
+    explanation_screen,
+    has_words,
+    phrase,
+    rests_on,
+)
 
-LAST = Precedent(jobs=37, last=12, shortest_s=3600.0, longest_s=5 * 3600.0)
+LAST = RecentInGroup(jobs=37, last=12, shortest_s=3600.0, longest_s=5 * 3600.0)
 
 
-def a_step(level: str, factor: float, *, jobs: int = 5, run_time_s: float = 600.0) -> Step:
-    return Step(level=level, jobs=jobs, weight=float(jobs), run_time_s=run_time_s, factor=factor)
+def a_step(level: str, factor: float, *, jobs: int = 5, run_time_s: float = 600.0) -> Contribution:
+    return Contribution(level=level, jobs=jobs, weight=float(jobs), run_time_s=run_time_s, factor=factor)
 
 
 def an_explained(**overrides: Any) -> Explained:
@@ -30,7 +47,7 @@ def an_explained(**overrides: Any) -> Explained:
         "steps": (a_step(PRIOR, 1.0, jobs=0, run_time_s=1800.0), a_step("global", 0.5), a_step("user", 1.2)),
         "corrections": dict.fromkeys((*FEATURES, EVERY_JOB, AFTERWARDS), 1.0),
         "features": dict.fromkeys(FEATURES, 1.0),
-        "precedent": LAST,
+        "recent": LAST,
         "resembling": (),
     }
     return Explained(**(told | overrides))
@@ -97,8 +114,8 @@ def test_every_basis_has_words() -> None:
 
 def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
     assert not has_words("moon_phase")
-    assert phrase(group_of("moon_phase"), {"moon_phase": 0.25}) == "moon phase: 0.25"
-    assert phrase(group_of("moon_phase"), {"moon_phase": np.nan}) == "moon phase: unknown"
+    assert phrase(describe_group("moon_phase"), {"moon_phase": 0.25}) == "moon phase: 0.25"
+    assert phrase(describe_group("moon_phase"), {"moon_phase": np.nan}) == "moon phase: unknown"
     assert "moon phase" in screen(an_explanation(explained=an_explained(steps=(a_step("moon_phase", 1.0),))))
 
 
@@ -106,7 +123,7 @@ def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_no_feature_is_told_as_a_bare_number_or_nan(name: str, *, missing: bool) -> None:
     features = dict.fromkeys(FEATURES, np.nan if missing else 2.0)
-    said = phrase(group_of(name), features)
+    said = phrase(describe_group(name), features)
     assert "nan" not in said.lower()
     assert "_" not in said
 
@@ -163,7 +180,7 @@ def test_no_feature_is_told_as_a_bare_number_or_nan(name: str, *, missing: bool)
     ],
 )
 def test_what_a_feature_says(name: str, features: dict[str, float], said: str) -> None:
-    assert phrase(group_of(name), features) == said
+    assert phrase(describe_group(name), features) == said
 
 
 def test_the_largest_corrections_come_first_and_small_ones_are_summed() -> None:
@@ -217,24 +234,24 @@ def test_a_running_job_says_what_remains_and_when_that_was_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("basis", "precedent", "said"),
+    ("basis", "recent", "said"),
     [
         (
             "user+size",
-            Precedent(jobs=1, last=1, shortest_s=60.0, longest_s=60.0),
+            RecentInGroup(jobs=1, last=1, shortest_s=60.0, longest_s=60.0),
             "1 ended job of bob of this size and limit: it took 1 min.",
         ),
         (
             "user",
-            Precedent(jobs=3, last=3, shortest_s=60.0, longest_s=120.0),
+            RecentInGroup(jobs=3, last=3, shortest_s=60.0, longest_s=120.0),
             "3 ended jobs of bob, none of them of this size and limit: they took 1 min to 2 min.",
         ),
         ("group", LAST, "37 ended jobs of account lab, none of them of bob: the last 12 took 1 h to 5 h."),
         ("size", LAST, "37 ended jobs of others of this size, limit and partition: the last 12 took 1 h to 5 h."),
     ],
 )
-def test_whose_jobs_a_prediction_rests_on(basis: str, precedent: Precedent, said: str) -> None:
-    assert rests_on(basis, precedent, user="bob", account="lab") == f"It rests on {said}"
+def test_whose_jobs_a_prediction_rests_on(basis: str, recent: RecentInGroup, said: str) -> None:
+    assert rests_on(basis, recent, user="bob", account="lab") == f"It rests on {said}"
 
 
 def test_where_nothing_had_ended_no_past_job_is_claimed() -> None:

@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.report.gains import Gain, by_size, by_user, losing_jobs, named_users, saved_gpu_hours
-from helios.report.verdict import verdict
-from helios.report.whatif import Named, Run, WhatIf
+from helios.report.whatif import (
+    GroupGain,
+    Named,
+    Run,
+    WhatIf,
+    biggest_users,
+    by_size,
+    by_user,
+    losing_jobs,
+    saved_gpu_hours,
+)
+from helios.report.whatif_text import verdict
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 
@@ -28,8 +37,8 @@ def test_users_who_lose_most_come_first_and_the_unknown_are_no_user() -> None:
     run, result = named([100, 100, 100, 0], [700, 50, 400, 9], users="bac.")
     gains = by_user(run, result)
     assert [(gain.name, gain.change_s) for gain in gains] == [("b", 600), ("c", 300), ("a", -50)]
-    assert [gain.name for gain in named_users(gains)[0]] == ["b", "c"]
-    assert [gain.name for gain in named_users(gains)[1]] == ["a"]
+    assert [gain.name for gain in biggest_users(gains)[0]] == ["b", "c"]
+    assert [gain.name for gain in biggest_users(gains)[1]] == ["a"]
 
 
 def test_a_difference_that_nobody_would_notice_is_none() -> None:
@@ -85,7 +94,7 @@ def test_groups_add_up_to_the_whole(waits: list[tuple[int, int, str, int]]) -> N
     before, after, users, gpus = (list(column) for column in zip(*waits, strict=True))
     run, result = named(before, after, users="".join(users), gpus=gpus)
 
-    def total(gains: list[Gain]) -> float:
+    def total(gains: list[GroupGain]) -> float:
         return sum(gain.jobs * gain.change_s for gain in gains)
 
     sizes, people = by_size(run, result), by_user(run, result)

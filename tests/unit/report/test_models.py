@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from helios.report.models import contest_table, drift_tables, models_table, outcome_text
+from helios.report.models import comparison_table, drift_tables, models_table, outcome_text
 from helios.report.tables import WIDE
 
 LONG_ID = "sdsc-blue-20030618-0a1b2c3d"
@@ -24,8 +24,8 @@ def on_screen(part: RenderableType, width: int = 80) -> str:
 def a_model(**overrides: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model_id": LONG_ID,
-        "in_charge": True,
-        "trouble": "",
+        "promoted": True,
+        "problem": "",
         "trained_at": "2026-11-22T02:30:00+00:00",
         "trained_until": "2026-11-22T02:29:59+00:00",
         "jobs": 300_000,
@@ -39,7 +39,7 @@ def difference(value: float) -> dict[str, float]:
     return {"value": value, "low": value - 0.02, "high": value + 0.02}
 
 
-def a_contest(**words: Any) -> dict[str, Any]:
+def a_comparison(**words: Any) -> dict[str, Any]:
     against = {
         "error": difference(-0.123),
         "rank": difference(0.05),
@@ -61,15 +61,15 @@ def an_outcome(**overrides: Any) -> dict[str, Any]:
     return {
         "step": "promoted",
         "model_id": "new",
-        "in_charge": "new",
+        "promoted": "new",
         "previous": "old",
         "why": "it is better",
         "written": True,
     } | overrides
 
 
-def test_the_list_fits_80_columns_and_marks_who_is_in_charge() -> None:
-    text = on_screen(models_table([a_model(), a_model(model_id="b", in_charge=False)], [], drift=None, width=80))
+def test_the_list_fits_80_columns_and_marks_who_is_promoted() -> None:
+    text = on_screen(models_table([a_model(), a_model(model_id="b", promoted=False)], [], drift=None, width=80))
     lines = text.splitlines()
     assert lines[1].split()[:6] == ["*", LONG_ID, "300,000", "0.75", "0.64", "0.68"]
     assert not lines[2].startswith("*")
@@ -89,14 +89,14 @@ def test_a_model_without_scores_has_dashes() -> None:
 
 def test_the_list_says_the_last_decision_and_the_drift() -> None:
     decision = {"promoted_at": "2026-11-22T02:31:00+00:00", "promoted_by": "nightly", "step": "kept", "why": "worse"}
-    text = on_screen(models_table([a_model(in_charge=False)], [decision], drift="inputs as usual", width=80))
+    text = on_screen(models_table([a_model(promoted=False)], [decision], drift="inputs as usual", width=80))
     assert "shrinkage predicts" in text
     assert "2026-11-22 02:31 UTC by nightly: kept, worse." in text
     assert "Drift: inputs as usual." in text
 
 
-def test_the_list_says_why_the_model_in_charge_is_not_to_be_trusted() -> None:
-    text = on_screen(models_table([a_model(trouble="Model x cannot be read: a cycle")], [], drift=None, width=80))
+def test_the_list_says_why_the_model_promoted_is_not_to_be_trusted() -> None:
+    text = on_screen(models_table([a_model(problem="Model x cannot be read: a cycle")], [], drift=None, width=80))
     assert "It is not to be trusted. Model x cannot be read: a cycle" in " ".join(text.split())
 
 
@@ -104,8 +104,8 @@ def test_an_empty_list_says_how_to_begin() -> None:
     assert "helios model train" in on_screen(models_table([], [], drift=None, width=80))
 
 
-def test_a_contest_fits_80_columns_and_shows_what_chance_allows() -> None:
-    text = on_screen(contest_table(a_contest(), notes=("x was stood in for.",)))
+def test_a_comparison_fits_80_columns_and_shows_what_chance_allows() -> None:
+    text = on_screen(comparison_table(a_comparison(), notes=("x was stood in for.",)))
     row, beside = [line for line in text.splitlines() if line.startswith("model in charge")]
     assert row.split()[3:] == ["0.751", "0.64", "-0.05", "79", "%"]
     assert beside.split()[3:] == ["+0.050", "[+0.03,", "+0.07]", "+0.123", "[+0.10,", "+0.14]"]
@@ -125,34 +125,34 @@ def test_a_contest_fits_80_columns_and_shows_what_chance_allows() -> None:
         ),
     ],
 )
-def test_a_contest_says_in_a_sentence_what_it_means(words: dict[str, Any], said: str) -> None:
-    assert said in " ".join(on_screen(contest_table(a_contest(**words))).split())
+def test_a_comparison_says_in_a_sentence_what_it_means(words: dict[str, Any], said: str) -> None:
+    assert said in " ".join(on_screen(comparison_table(a_comparison(**words))).split())
 
 
 def test_without_a_rank_correlation_there_is_a_dash() -> None:
-    assert " - " in on_screen(contest_table(a_contest(rank=None)))
+    assert " - " in on_screen(comparison_table(a_comparison(rank=None)))
 
 
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
         (an_outcome(), "In charge: new, before it old."),
-        (an_outcome(step="kept", in_charge="old"), "new was not promoted: it is better."),
-        (an_outcome(step="kept", in_charge="old"), "helios model compare old new"),
-        (an_outcome(step="kept", in_charge="shrinkage"), "In charge: shrinkage, which needs no training."),
-        (an_outcome(step=None, in_charge="old"), "new is kept and in charge of nothing: it is better."),
+        (an_outcome(step="kept", promoted="old"), "new was not promoted: it is better."),
+        (an_outcome(step="kept", promoted="old"), "helios model compare old new"),
+        (an_outcome(step="kept", promoted="shrinkage"), "In charge: shrinkage, which needs no training."),
+        (an_outcome(step=None, promoted="old"), "new is kept and in charge of nothing: it is better."),
         (an_outcome(step=None), "new: it is better."),
         (an_outcome(step="rolled back", previous="newer"), "new is back in charge: it is better."),
         (an_outcome(written=False), "new would be promoted (nothing was written)"),
         (an_outcome(written=False), "In charge, as before: old."),
     ],
 )
-def test_an_outcome_says_what_happened_and_who_is_in_charge(outcome: dict[str, Any], said: str) -> None:
+def test_an_outcome_says_what_happened_and_who_is_promoted(outcome: dict[str, Any], said: str) -> None:
     assert said in "\n".join(outcome_text(outcome))
 
 
 def test_a_dry_run_names_no_command_on_a_model_that_is_not_kept() -> None:
-    told = "\n".join(outcome_text(an_outcome(step="kept", in_charge="shrinkage", written=False)))
+    told = "\n".join(outcome_text(an_outcome(step="kept", promoted="shrinkage", written=False)))
     assert "helios model promote" not in told
 
 

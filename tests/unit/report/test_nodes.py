@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from helios.model import DECISIONS, NODE_STANDINGS, NODE_TALLIES
-from helios.report.nodes import NodeStatus, NodeStory, together
+from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
+from helios.report.nodes import NodeExplanation, NodeStatus, together
 from helios.testing import NOON
 
 
@@ -33,29 +33,29 @@ def test_nodes_of_which_the_same_is_said_share_a_row() -> None:
 
 def test_what_stands_alike_shares_a_row_and_a_list_has_no_node() -> None:
     rows = [
-        {"lever": "weight", "node": node, "service": "packing", "mode": "active", "value": "tier 1", "own": "1"}
+        {"setting": "weight", "node": node, "service": "packing", "mode": "active", "value": "tier 1", "own": "1"}
         for node in ("n1", "n2", "n4")
     ]
-    rows.append({"lever": "keep_awake", "node": "", "service": "ces", "mode": "active", "value": "n1", "own": ""})
-    standings = pd.DataFrame(rows).assign(
-        after="", admins=False, written_at=pd.to_datetime([NOON] * len(rows), utc=True)
+    rows.append({"setting": "keep_awake", "node": "", "service": "ces", "mode": "active", "value": "n1", "own": ""})
+    applied_changes = pd.DataFrame(rows).assign(
+        after="", overridden=False, written_at=pd.to_datetime([NOON] * len(rows), utc=True)
     )
     status = NodeStatus(
         taken_at=NOON,
         pools=NODE_TALLIES.empty(),
-        standings=NODE_STANDINGS.conform(standings),
+        applied_changes=APPLIED_NODE_CHANGES.conform(applied_changes),
         protected="",
         quarantined={},
         cannot="",
         paused="",
     )
-    cells = [list(column.cells) for column in status._standings().columns]
+    cells = [list(column.cells) for column in status._applied_changes().columns]
     assert cells[0] == ["n[1-2,4]", "(the list)"]
-    assert len(status.to_json()["standings"]) == 4
+    assert len(status.to_json()["applied_changes"]) == 4
 
 
 def test_a_narrow_terminal_keeps_each_reason_whole() -> None:
     decisions = DECISIONS.conform(pd.DataFrame([a_line("n1", reason="a reason of some length [and brackets]")]))
-    story = NodeStory(node="n1", facts=("n1 is awake.",), decisions=decisions)
+    story = NodeExplanation(node="n1", facts=("n1 is awake.",), decisions=decisions)
     assert list(story.parts(width=80))[-1] == "    a reason of some length \\[and brackets]"
     assert not isinstance(list(story.parts(width=160))[-1], str)

@@ -1,8 +1,8 @@
 import re
 from functools import cache
 
-from helios.report.describe import describe
-from helios.report.page import render_description, render_whatif
+from helios.report.history import describe
+from helios.report.html import render_description, render_whatif
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.replays import a_run, a_what_if, fewest_gpus, qssf
 from tests.unit.report.test_gain_figures import a_result
@@ -86,7 +86,7 @@ def test_a_first_replay_that_no_site_has_is_not_called_today_s() -> None:
     assert "today" not in render_whatif(a_what_if(qssf([60, 120]), fewest_gpus([3000, 4000])))
 
 
-def test_a_desk_and_a_phone_each_have_their_own_figures() -> None:
+def test_a_operations_and_a_phone_each_have_their_own_figures() -> None:
     page = the_page()
     assert page.count('<div class="wide">') == page.count('<div class="narrow">') == page.count("<svg") / 2
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from rich.console import Console, RenderableType
 
-from helios.report.describe import describe
+from helios.report.history import describe
 from helios.report.tables import (
     description_tables,
     evaluation_table,

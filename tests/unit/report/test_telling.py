@@ -5,8 +5,19 @@ from typing import Any
 
 from rich.console import Console
 
-from helios.report.story import Beside, Blocker, Cause, Holder, Overtaken, ShorterLimit, Story, Stretch
-from helios.report.telling import ROWS, story_lines, story_screen
+from helios.report.job_wait import (
+    ROWS,
+    Blocker,
+    Cause,
+    Holder,
+    OtherReplay,
+    Overtaken,
+    ShorterLimit,
+    WaitExplanation,
+    WaitInterval,
+    story_lines,
+    story_screen,
+)
 
 HOUR = 3_600
 SUBMITTED = datetime(2020, 9, 1, 10, tzinfo=UTC)
@@ -17,9 +28,11 @@ def after(seconds: float) -> datetime:
     return SUBMITTED + timedelta(seconds=seconds)
 
 
-def a_stretch(cause: Cause, begin_s: int, length_s: int, *, blocker: Blocker | None = ANN, **overrides: Any) -> Stretch:
+def a_interval(
+    cause: Cause, begin_s: int, length_s: int, *, blocker: Blocker | None = ANN, **overrides: Any
+) -> WaitInterval:
     first_in_line = cause in {Cause.RESOURCES, Cause.PIECES}
-    return Stretch(
+    return WaitInterval(
         **{
             "began_at": after(begin_s),
             "ended_at": after(begin_s + length_s),
@@ -34,8 +47,8 @@ def a_stretch(cause: Cause, begin_s: int, length_s: int, *, blocker: Blocker | N
     )
 
 
-def a_story(*stretches: Stretch, **overrides: Any) -> Story:
-    return Story(
+def a_story(*intervals: WaitInterval, **overrides: Any) -> WaitExplanation:
+    return WaitExplanation(
         **{
             "job": Blocker(job_id="900", user="eve", gpus=16),
             "cluster": "venus",
@@ -44,14 +57,14 @@ def a_story(*stretches: Stretch, **overrides: Any) -> Story:
             "label": "FIFO + EASY (limit)",
             "is_today": True,
             "submitted_at": SUBMITTED,
-            "started_at": stretches[-1].ended_at if stretches else SUBMITTED,
+            "started_at": intervals[-1].ended_at if intervals else SUBMITTED,
             "run_time_s": 780,
             "believed_s": None,
             "planned_s": 86_400.0,
             "planned_by": "limit",
-            "rank": 3 if stretches else 0,
-            "queued": 7 if stretches else 0,
-            "stretches": stretches,
+            "rank": 3 if intervals else 0,
+            "queued": 7 if intervals else 0,
+            "intervals": intervals,
             "holders": (),
             "overtaken": Overtaken(by_order=0, by_backfill=0),
             "shorter": None,
@@ -63,14 +76,14 @@ def a_story(*stretches: Stretch, **overrides: Any) -> Story:
     )
 
 
-THREE_HOURS = (a_stretch(Cause.PRIORITY, 0, 2 * HOUR), a_stretch(Cause.PIECES, 2 * HOUR, HOUR, free=(16, 20)))
+THREE_HOURS = (a_interval(Cause.PRIORITY, 0, 2 * HOUR), a_interval(Cause.PIECES, 2 * HOUR, HOUR, free=(16, 20)))
 
 
-def said(story: Story) -> str:
+def said(story: WaitExplanation) -> str:
     return "\n".join(story_lines(story))
 
 
-def screen(story: Story) -> str:
+def screen(story: WaitExplanation) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as captured:
         console.print(story_screen(story))
@@ -89,7 +102,7 @@ def test_a_wait_is_told_cause_by_cause_the_longest_first() -> None:
 
 def test_many_who_came_first_are_named_up_to_three_and_counted() -> None:
     behind = [
-        a_stretch(Cause.PRIORITY, 100 * n, 100, blocker=Blocker(job_id=str(n), user="", gpus=1), free=(0, 0))
+        a_interval(Cause.PRIORITY, 100 * n, 100, blocker=Blocker(job_id=str(n), user="", gpus=1), free=(0, 0))
         for n in range(5)
     ]
     assert "behind job 0 (1 GPU), 1 min 40 s behind job 1 (1 GPU)" in said(a_story(*behind))
@@ -97,17 +110,17 @@ def test_many_who_came_first_are_named_up_to_three_and_counted() -> None:
 
 
 def test_gpus_that_were_free_in_pieces_for_those_who_came_first_are_told() -> None:
-    stretch = a_stretch(Cause.PRIORITY, 0, HOUR, scattered_s=600, fitted_s=300)
+    interval = a_interval(Cause.PRIORITY, 0, HOUR, scattered_s=600, fitted_s=300)
     assert "for 10 min enough for who came first, but in pieces; for 5 min it would have fitted" in said(
-        a_story(stretch)
+        a_story(interval)
     )
 
 
 def test_a_place_that_backfill_kept_is_told_with_the_start_it_was_kept_for() -> None:
-    stretch = a_stretch(Cause.RESERVED, 0, HOUR, reserved_at=after(2 * HOUR))
+    interval = a_interval(Cause.RESERVED, 0, HOUR, reserved_at=after(2 * HOUR))
     assert (
         "- 1 h it would have fitted, but backfill kept the place for job 812 of ann (16 GPUs), expected to start by "
-        "2020-09-01 12:00 UTC." in said(a_story(stretch))
+        "2020-09-01 12:00 UTC." in said(a_story(interval))
     )
 
 
@@ -125,7 +138,7 @@ def test_all_that_stands_beside_the_wait_is_told() -> None:
         holders=(Holder(job=ANN, held_s=HOUR, until=after(HOUR)),),
         overtaken=Overtaken(by_order=20, by_backfill=3),
         shorter=ShorterLimit(planned_s=1_800, started_at=after(HOUR)),
-        beside=(Beside(label="QSSF predicted", is_today=False, started_at=after(HOUR), wait_s=HOUR),),
+        beside=(OtherReplay(label="QSSF predicted", is_today=False, started_at=after(HOUR), wait_s=HOUR),),
         recorded_wait_s=7_200.0,
     )
     text = said(story)
@@ -141,20 +154,20 @@ def test_all_that_stands_beside_the_wait_is_told() -> None:
 
 def test_a_screen_shows_the_longest_phases_and_counts_the_others() -> None:
     causes = [Cause.PRIORITY, Cause.RESOURCES]
-    many = [a_stretch(causes[n % 2], 100 * n, 100) for n in range(30)]
+    many = [a_interval(causes[n % 2], 100 * n, 100) for n in range(30)]
     text = screen(a_story(*many))
     assert text.count("resources: next in line") + text.count("priority: job 812") == ROWS
     assert "18 shorter phases" in text
 
 
 def test_a_name_is_never_read_as_a_style() -> None:
-    stretch = a_stretch(Cause.PRIORITY, 0, HOUR, blocker=Blocker(job_id="1", user="[bold]x", gpus=1))
-    assert "[bold]x" in screen(a_story(stretch, *THREE_HOURS[1:]))
+    interval = a_interval(Cause.PRIORITY, 0, HOUR, blocker=Blocker(job_id="1", user="[bold]x", gpus=1))
+    assert "[bold]x" in screen(a_story(interval, *THREE_HOURS[1:]))
 
 
 def test_a_program_gets_the_same_in_numbers() -> None:
     answer = json.loads(json.dumps(a_story(*THREE_HOURS).to_json(), allow_nan=False))
     assert answer["wait_s"] == 3 * HOUR
     assert answer["wait_s_by_cause"] == {"priority": 2 * HOUR, "resources": 0, "pieces": HOUR, "reserved": 0}
-    assert sum(stretch["length_s"] for stretch in answer["stretches"]) == 3 * HOUR
-    assert answer["stretches"][0]["behind"] == "812"
+    assert sum(interval["length_s"] for interval in answer["intervals"]) == 3 * HOUR
+    assert answer["intervals"][0]["behind"] == "812"

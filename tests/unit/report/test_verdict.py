@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from helios.report.differences import Over, of_one_replay, over_repeats
-from helios.report.verdict import verdict
+from helios.report.significance import ResampledUnit, of_one_replay, over_repeats
+from helios.report.whatif_text import verdict
 from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, qssf
 
 HOUR, DAY = 3600, 86_400
@@ -138,7 +138,7 @@ def test_over_repeats_the_verdict_is_theirs() -> None:
     differences = over_repeats(
         {today: [each | missing for each in figures], ours: [each | missing for each in reversed(figures)]},
         baseline=today,
-        over=Over.SEEDS,
+        over=ResampledUnit.SEEDS,
         blocks=0,
     )
     text = " ".join(verdict(result, differences))

@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.model import DECISIONS
-from helios.report.why import Why, places
+from helios.report.job import JobExplanation, places
 from helios.testing import a_pending_job, a_snapshot
 
 
-def a_why(**overrides: Any) -> Why:
+def a_why(**overrides: Any) -> JobExplanation:
     told: dict[str, Any] = {
         "job_id": "7",
         "state": "PENDING",
@@ -33,10 +33,10 @@ def a_why(**overrides: Any) -> Why:
         "rank_without": 9,
         "queued": 12,
     }
-    return Why(**(told | overrides))
+    return JobExplanation(**(told | overrides))
 
 
-def text(why: Why) -> str:
+def text(why: JobExplanation) -> str:
     return "\n".join(why.lines())
 
 
@@ -86,8 +86,8 @@ def test_what_was_set_is_told_with_when_who_and_why() -> None:
         ({"mode": "shadow", "outcome": "would"}, "qssf (shadow) would have set urgency 0.4: 24 GPU-minutes"),
         ({"outcome": "refused: it is held"}, "qssf (active) asked for urgency 0.4 and was refused: 24 GPU-minutes"),
         (
-            {"service": "helios", "mode": "paused", "action": "Restore", "after": None, "reason": "paused by eve"},
-            "helios took back what Helios had set, if anything: paused by eve",
+            {"service": "helios", "mode": "paused", "action": "Revert", "after": None, "reason": "paused by eve"},
+            "helios reverted what Helios had set, if anything: paused by eve",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_was_not_set_is_not_told_as_if_it_were(line: dict[str, str], told: 
 
 
 def test_a_job_that_is_left_alone_says_why() -> None:
-    said = text(a_why(hands_off="its user holds it", reason="JobHeldUser"))
+    said = text(a_why(excluded_reason="its user holds it", reason="JobHeldUser"))
     assert "Helios leaves it alone: its user holds it." in said
     assert "has set nothing" not in said
 

@@ -1,6 +1,6 @@
 import pytest
 
-from helios.report.words import bar, change, duration, sparkline, spoken_duration
+from helios.units import bar, change, duration, duration_in_words, sparkline
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_length_of_time_takes_two_units(seconds: float | None, text: str) -> N
     ],
 )
 def test_a_spoken_length_of_time_reads_as_in_a_sentence(seconds: float, text: str) -> None:
-    assert spoken_duration(seconds) == text
+    assert duration_in_words(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Ranking, Reorder
 from helios.model import Snapshot
-from helios.ports import JobwiseService, Wishes
-from helios.services.jobwise import reorders
-from helios.services.qssf import Qssf
+from helios.ports import ChangeRequests, JobwiseService
+from helios.services.qssf import Qssf, reorders
 from helios.testing import NOON, a_pending_job, a_snapshot
 
 HOUR_S = 3_600
@@ -36,7 +35,7 @@ def pending_jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
         )
         | {
             "eligible_at": pd.Timestamp(NOON) - pd.Timedelta(seconds=draw(st.integers(-HOUR_S, 2 * HOUR_S))),
-            "hands_off": draw(st.sampled_from([None, None, "held"])),
+            "excluded_reason": draw(st.sampled_from([None, None, "held"])),
         }
         for n in range(draw(st.integers(0, 6)))
     ]
@@ -50,10 +49,10 @@ services = st.builds(
 )
 
 
-def wished(service: Qssf, jobs: list[dict[str, Any]], *, later_s: float = 0.0) -> Wishes:
+def wished(service: Qssf, jobs: list[dict[str, Any]], *, later_s: float = 0.0) -> ChangeRequests:
     snapshot = a_snapshot(pending=jobs, taken_at=NOON + timedelta(seconds=later_s))
     snapshot = replace(snapshot, longest_backlog_s=11_000.0)
-    return service.wishes(snapshot.pending_values, snapshot.taken_at)
+    return service.changes(snapshot.pending_values, snapshot.taken_at)
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,7 +66,7 @@ def test_what_is_wished_for_a_job_hangs_on_no_other(service: Qssf, jobs: list[di
 
 @settings(max_examples=60, deadline=None)
 @given(service=services, jobs=pending_jobs(), later_s=st.integers(0, 4 * HOUR_S))
-def test_a_wish_holds_as_long_as_it_says(service: Qssf, jobs: list[dict[str, Any]], later_s: int) -> None:
+def test_a_change_holds_as_long_as_it_says(service: Qssf, jobs: list[dict[str, Any]], later_s: int) -> None:
     now, later = wished(service, jobs), wished(service, jobs, later_s=later_s)
     at = np.datetime64(int((NOON.timestamp() + later_s) * 1e6), "us")
     holds = np.isnat(now.until) | (at <= now.until)
@@ -76,7 +75,7 @@ def test_a_wish_holds_as_long_as_it_says(service: Qssf, jobs: list[dict[str, Any
 
 @settings(max_examples=40, deadline=None)
 @given(service=services, jobs=pending_jobs())
-def test_the_orders_name_whom_it_wishes_something_for(service: Qssf, jobs: list[dict[str, Any]]) -> None:
+def test_the_orders_name_whom_it_changes_something_for(service: Qssf, jobs: list[dict[str, Any]]) -> None:
     snapshot = replace(a_snapshot(pending=jobs, taken_at=NOON), longest_backlog_s=11_000.0)
     named = {place.job_id: place.urgency for order in service.decide(snapshot) for place in order.order}
     urgency = wished(service, jobs).urgency
@@ -103,9 +102,9 @@ def test_without_a_grid_no_two_services_are_alike() -> None:
 
 def a_ranking(snapshot: Snapshot | None = None, urgency: tuple[float, ...] = (0.1, 0.5)) -> Reorder:
     seen = snapshot or a_snapshot(pending=[a_pending_job(job_id="1"), a_pending_job(job_id="2")])
-    wishes = Wishes(urgency=np.array(urgency), until=np.full(len(urgency), np.datetime64("NaT", "us")))
+    changes = ChangeRequests(urgency=np.array(urgency), until=np.full(len(urgency), np.datetime64("NaT", "us")))
     (order,) = reorders(
-        seen, wishes, why=lambda rows: [f"row {row}" for row in rows], reason=lambda rows: f"{len(rows)} jobs"
+        seen, changes, why=lambda rows: [f"row {row}" for row in rows], reason=lambda rows: f"{len(rows)} jobs"
     )
     return order
 

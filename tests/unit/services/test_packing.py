@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.actions import FillFirst
-from helios.services.packing import Packing
+from helios.services.node_fill_order import NodeFillOrder
 from helios.testing import NOON, a_node, a_running_job, a_snapshot, check_service
 
 HOUR = timedelta(hours=1)
@@ -30,7 +30,7 @@ def running(node: str, *, since: timedelta = HOUR, **columns: Any) -> dict[str, 
 
 
 def tiers(nodes: Sequence[Any], jobs: Sequence[Any] = (), **options: Any) -> tuple[tuple[str, ...], ...]:
-    decided = Packing(Packing.Options(**options)).decide(a_snapshot(nodes=list(nodes), running=list(jobs)))
+    decided = NodeFillOrder(NodeFillOrder.Options(**options)).decide(a_snapshot(nodes=list(nodes), running=list(jobs)))
     (action,) = decided
     assert isinstance(action, FillFirst)
     assert action.reason
@@ -38,7 +38,7 @@ def tiers(nodes: Sequence[Any], jobs: Sequence[Any] = (), **options: Any) -> tup
 
 
 def test_it_is_a_service() -> None:
-    check_service(Packing)
+    check_service(NodeFillOrder)
 
 
 def test_long_busy_then_soon_free_then_idle_then_asleep() -> None:
@@ -56,7 +56,7 @@ def test_long_busy_then_soon_free_then_idle_then_asleep() -> None:
 def test_each_node_is_told_its_own_reason() -> None:
     nodes = [a_node(name="dark", power="asleep"), an_idle_node("idle"), a_busy_node("soon"), a_busy_node("long")]
     jobs = [running("long", p50_s=20 * 3_600.0), running("soon", p50_s=3_700.0)]
-    (action,) = Packing(Packing.Options()).decide(a_snapshot(nodes=nodes, running=jobs))
+    (action,) = NodeFillOrder(NodeFillOrder.Options()).decide(a_snapshot(nodes=nodes, running=jobs))
     why = {node: action.why_in(place) for place, tier in enumerate(action.tiers) for node in tier}
     assert why == {
         "long": "busy for another 2 h or more: first",
@@ -71,7 +71,7 @@ def test_each_node_is_told_its_own_reason() -> None:
 def test_the_time_that_a_reason_names_is_true(hours: list[float], count: int) -> None:
     nodes = [a_busy_node(f"n{number}", gpus_held=8) for number in range(len(hours))]
     jobs = [running(f"n{n}", p50_s=3_600.0 * (1 + left), time_limit_s=1e9) for n, left in enumerate(hours)]
-    packing = Packing(Packing.Options(tiers=count))
+    packing = NodeFillOrder(NodeFillOrder.Options(tiers=count))
     (action,) = packing.decide(a_snapshot(nodes=nodes, running=jobs))
     left_s = {f"n{n}": 3_600.0 * left for n, left in enumerate(hours)}
     for place, tier in enumerate(action.tiers):
@@ -105,14 +105,14 @@ def test_without_predictions_what_has_run_long_is_taken_to_run_on() -> None:
     assert tiers(nodes, jobs) == (("old",), ("new",))
 
 
-@pytest.mark.parametrize("column", [{"hands_off": "drained"}, {"power": None}])
+@pytest.mark.parametrize("column", [{"excluded_reason": "drained"}, {"power": None}])
 def test_a_node_that_is_down_or_in_other_hands_is_not_named(column: dict[str, Any]) -> None:
     named = tiers([an_idle_node("a"), an_idle_node("b") | column])
     assert named == (("a",),)
 
 
 def test_nothing_is_said_where_no_node_may_be_named() -> None:
-    assert not Packing(Packing.Options()).decide(a_snapshot(nodes=[a_node(power=None)]))
+    assert not NodeFillOrder(NodeFillOrder.Options()).decide(a_snapshot(nodes=[a_node(power=None)]))
 
 
 def test_nothing_changes_when_a_minute_passes() -> None:
@@ -139,4 +139,4 @@ def test_no_more_tiers_than_asked_and_every_node_once(held: list[int], hours: fl
 @pytest.mark.parametrize("wrong", [{"tiers": 2}, {"every_s": 0}, {"soon_s": 0.0}, {"idle_s": -1.0}])
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Packing.Options(**wrong)
+        NodeFillOrder.Options(**wrong)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
-from helios.ports import Wishes
-from helios.services.orders import balanced, shortest_service_first
+from helios.ports import ChangeRequests
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
+from helios.services.queue_orders import balanced, shortest_service_first
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
 
 HOUR = timedelta(hours=1)
@@ -148,7 +148,7 @@ def test_each_partition_has_its_own_order_and_several_by_comma_are_one() -> None
 
 @pytest.mark.parametrize(
     "job",
-    [{"hands_off": "held"}, {"eligible_at": None}, {"eligible_at": NOON + HOUR}],
+    [{"excluded_reason": "held"}, {"eligible_at": None}, {"eligible_at": NOON + HOUR}],
     ids=["hands off", "a dependency", "a begin time"],
 )
 def test_a_job_that_is_untouchable_or_could_not_start_is_not_named(job: dict[str, Any]) -> None:
@@ -327,11 +327,11 @@ def test_a_bound_that_follows_the_backlog_holds_with_the_longest_there_was(
 
 def assert_bounded(queue: StrictQueue, *, patience_s: float) -> None:
     for job_id, waited_s in queue.waits_s().items():
-        its_turn = queue.came[job_id] + timedelta(seconds=patience_s + 300)
+        its_cycle = queue.came[job_id] + timedelta(seconds=patience_s + 300)
         ran_then = [
-            (at + queue.run_times[other] - its_turn).total_seconds()
+            (at + queue.run_times[other] - its_cycle).total_seconds()
             for other, at in queue.started.items()
-            if at <= its_turn < at + queue.run_times[other]
+            if at <= its_cycle < at + queue.run_times[other]
         ]
         # At worst one after the other, and each end is seen up to a step late.
         came_before = [queue.run_times[other].total_seconds() for other in queue.gpus if int(other) < int(job_id)]
@@ -372,17 +372,17 @@ def fading(**options: Any) -> Qssf:
     return Qssf(Qssf.Options(**options))
 
 
-def wish(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> float:
+def change(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> float:
     """Return what the service wishes for one job at a moment."""
     seen = replace(
         a_snapshot(pending=[a_pending_job(submitted_at=NOON, **job)]),
         taken_at=at,
         longest_backlog_s=longest_s,
     )
-    wishes = service.wishes(seen.pending_values, at)
+    changes = service.changes(seen.pending_values, at)
     (place,) = (place for order in service.decide(seen) for place in order.order)
-    assert place.urgency == wishes.urgency[0], "decide says what wishes says"
-    return float(wishes.urgency[0])
+    assert place.urgency == changes.urgency[0], "decide says what changes says"
+    return float(changes.urgency[0])
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_who_has_waited_as_long_as_the_longest_backlog_goes_first(
 ) -> None:
     service, longest_s, second = fading(**options), longest_h * 3600, timedelta(seconds=1)
     just, over = (
-        wish(service, NOON + bound_h * HOUR + aside, longest_s=longest_s, p50_s=3600.0) for aside in (-second, second)
+        change(service, NOON + bound_h * HOUR + aside, longest_s=longest_s, p50_s=3600.0) for aside in (-second, second)
     )
     assert just < PROMOTED == over
 
@@ -414,7 +414,7 @@ def test_who_has_waited_as_long_as_the_longest_backlog_goes_first(
 def test_who_has_waited_longer_is_never_less_urgent(run_time_s: float, earlier: float, later: float) -> None:
     first, second = sorted((earlier, later))
     urgencies = [
-        wish(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=run_time_s) for share in (first, second)
+        change(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=run_time_s) for share in (first, second)
     ]
     assert urgencies[0] <= urgencies[1]
 
@@ -422,12 +422,12 @@ def test_who_has_waited_longer_is_never_less_urgent(run_time_s: float, earlier: 
 def test_a_job_comes_nearer_to_the_front_by_the_square_of_what_is_left() -> None:
     # A tenth of the patience left is a hundredth of the service: 6 of 18 steps.
     fresh, tired = (
-        wish(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1) for share in (0, 0.9)
+        change(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1) for share in (0, 0.9)
     )
     assert (fresh, tired) == (pytest.approx(-0.3), pytest.approx(0.3))
     for plain in ({"fades": False}, {"order": "service"}):
         assert [
-            wish(fading(**plain), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1)
+            change(fading(**plain), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1)
             for share in (0, 0.9)
         ] == [pytest.approx(-0.3)] * 2
 
@@ -440,8 +440,8 @@ def test_without_a_grid_services_fade_by_the_hour() -> None:
             a_snapshot(pending=[a_pending_job(submitted_at=NOON, p50_s=1e5, gpus=1)], taken_at=NOON + hours * HOUR),
             longest_backlog_s=10 * 3600.0,
         )
-        wishes = service.wishes(seen.pending_values, seen.taken_at)
-        return float(wishes.urgency[0]), int(wishes.until.view(np.int64)[0] - NOON.timestamp() * 1e6)
+        changes = service.changes(seen.pending_values, seen.taken_at)
+        return float(changes.urgency[0]), int(changes.until.view(np.int64)[0] - NOON.timestamp() * 1e6)
 
     (fresh, until_us), (half, _), (tired, later_us) = at(0), at(0.99), at(5.5)
     assert fresh == half < tired < 0
@@ -464,24 +464,24 @@ def test_a_job_is_asked_about_but_twice_for_each_level_that_it_climbs(
         "eligible_at": np.array([0], dtype="datetime64[us]"),
         "p50_s": np.array([service_s]),
         "gpus": np.array([1], dtype=np.int32),
-        "hands_off": np.array([np.nan], dtype=object),
+        "excluded_reason": np.array([np.nan], dtype=object),
         "longest_backlog_s": np.array([backlog_h * 3600]),
     }
     service = fading(levels=levels, promote_factor=factor)
 
-    def wish_at(at_us: int, now: float) -> Wishes:
+    def change_at(at_us: int, now: float) -> ChangeRequests:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at_us)
-        return service.wishes((columns | {"urgency": np.array([now])}).__getitem__, at)
+        return service.changes((columns | {"urgency": np.array([now])}).__getitem__, at)
 
     at_us, urgency, asked = 0, 0.0, 0
     while urgency < PROMOTED:
-        told = wish_at(at_us, urgency)
+        told = change_at(at_us, urgency)
         urgency, until_us = float(told.urgency[0]), int(told.until.view(np.int64)[0])
         asked += 1
         assert asked <= 2 * (2 * levels + 1) + 3
         if urgency < PROMOTED:
             for moment_us in (at_us + int(between * (until_us - at_us)), until_us):
-                assert wish_at(moment_us, urgency).urgency[0] == urgency
+                assert change_at(moment_us, urgency).urgency[0] == urgency
             at_us = (until_us // 1_000_000 + 1) * 1_000_000
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helios.errors import Misuse, ServiceInvalid, ServiceUnknown
+from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.services.qssf import Qssf
 from helios.services.registry import build, installed
 
@@ -81,7 +81,7 @@ def test_helios_own_services_are_installed() -> None:
     assert {"qssf", "soft_limits"} <= set(found)
     assert found["qssf"].target == "helios.services.qssf:Qssf"
     assert found["qssf"].package.startswith("helios-slurm ")
-    assert (found["qssf"].needs_proof, found["soft_limits"].needs_proof) == ("", "soft_limits")
+    assert (found["qssf"].requires_gain, found["soft_limits"].requires_gain) == ("", "soft_limits")
     assert not found["qssf"].broken
 
 
@@ -144,9 +144,9 @@ def test_a_value_that_does_not_do_is_named_with_what_is_allowed(
 ) -> None:
     with pytest.raises(ServiceInvalid) as refused:
         build(install("good", GOOD), options)
-    assert said in refused.value.fact
-    assert "gpus: int = 8" in refused.value.remedy
-    assert isinstance(refused.value, Misuse)
+    assert said in refused.value.message
+    assert "gpus: int = 8" in refused.value.hint
+    assert isinstance(refused.value, UsageError)
 
 
 BROKEN = {

@@ -58,7 +58,7 @@ def test_where_just_enough_is_saved_it_is_set() -> None:
     [
         {"source": "shrinkage"},
         {"source": None},
-        {"hands_off": "held"},
+        {"excluded_reason": "held"},
         {"user_soft_limit_s": 1200.0},
         {"p90_s": None},
         {"p90_s": None, "soft_limit_s": 1620.0},
@@ -123,7 +123,7 @@ def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -
 
 
 def test_it_asks_for_a_proof_before_it_acts() -> None:
-    assert SoftLimits.needs_proof == "soft_limits"
+    assert SoftLimits.requires_gain == "soft_limits"
 
 
 def test_it_is_a_service() -> None:

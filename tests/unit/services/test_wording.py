@@ -2,7 +2,7 @@
 
 import pytest
 
-from helios.services.wording import counted, duration, gpu_time
+from helios.units import count_in_words, gpu_time, rounded_duration
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from helios.services.wording import counted, duration, gpu_time
     ],
 )
 def test_a_length_of_time(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+    assert rounded_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_gpu_time(seconds: float, said: str) -> None:
 
 
 def test_one_is_singular() -> None:
-    assert [counted(number, "GPU") for number in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert [count_in_words(number, "GPU") for number in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]

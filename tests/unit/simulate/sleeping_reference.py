@@ -148,7 +148,7 @@ class Sleepers:
         """Return {node: gpus} or None."""
         full, holds = self.nodes[partition][0].size, {}
         whole, rest = divmod(job.gpus, full)
-        for number, least in [*((turn, full) for turn in range(whole)), *([(full, rest)] if rest else [])]:
+        for number, least in [*((cycle, full) for cycle in range(whole)), *([(full, rest)] if rest else [])]:
             node = self.choice(partition, job, number, least=least, taken=holds, powers=powers, without=without)
             if node is None:
                 return None

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.orders import shortest_service_first
-from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
-from helios.simulate.policies import shortest_job_first
+from helios.services.queue_orders import shortest_service_first
+from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
+from helios.simulate.orders import shortest_job_first
 
 from .crowds import clusters_with_jobs
 from .reference import reference_replay
@@ -39,7 +39,7 @@ def guards(draw):
     """Bounds that come into force at some times, rise and fall, or are never in force."""
     times = sorted(draw(st.lists(st.integers(0, 90), max_size=4)))
     bounds = draw(st.lists(st.integers(0, 60), min_size=len(times), max_size=len(times)))
-    return Guard(at_s=np.array(times, dtype=np.int64), patience_s=np.array(bounds, dtype=np.int64))
+    return WaitBound(at_s=np.array(times, dtype=np.int64), patience_s=np.array(bounds, dtype=np.int64))
 
 
 def patience_of(guard):
@@ -137,13 +137,13 @@ class Learner:
         return [middle / 2, middle, 1.5 * middle + 0.25]
 
 
-def asks(learner, order):
+def asks(trainer, order):
     """Return what sets keys and estimates in the reference: at submission, and again while a job waits."""
 
     def score(jobs, now, ended, asked_s=0):
         heard = [(job.position, job.end) for job in ended]
         for job in jobs:
-            _, middle, high = learner.quantiles(job.position, heard, asked_s)
+            _, middle, high = trainer.quantiles(job.position, heard, asked_s)
             (key,) = ALL_ORDERS[order](
                 submitted_s=np.array([job.submitted]), gpus=np.array([job.gpus]), run_time_s=np.array([middle])
             )

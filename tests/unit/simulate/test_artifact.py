@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
+from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, Workload, replay
 from helios.simulate.artifact import PublishedPolicy, replay_as_published
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES, needs_traces
 
 from .builders import a_shape, a_workload
@@ -190,7 +190,7 @@ def test_a_job_larger_than_its_partition_is_refused():
     ],
 )
 def test_priorities_and_ranks_that_do_not_belong_are_refused(policy, options):
-    with pytest.raises(Misuse):
+    with pytest.raises(UsageError):
         starts([(0, 1, 1)], a_shape((1, 8)), policy, **options)
 
 

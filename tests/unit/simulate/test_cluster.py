@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Lever, Place, Reorder, Restore, Result, SoftLimit
-from helios.errors import JobLargerThanPartition, Misuse, WorkloadInvalid
+from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
+from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 from helios.testing import check_cluster
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
@@ -109,7 +109,7 @@ def test_a_negative_urgency_goes_behind_those_that_nobody_named():
 
 
 def test_urgencies_are_counted_in_the_steps_of_a_site_factor():
-    cluster = a_busy_cluster(resolution=1_037)
+    cluster = a_busy_cluster(tolerance=1_037)
     cluster.apply([an_order(job1=0.57, job2=0.04, job3=-0.96)])
     seen = cluster.snapshot().pending.set_index("job_id")
     assert seen["urgency"].loc[["1", "2", "3"]].tolist() == [0.6, 0.0, -1.0]
@@ -152,10 +152,10 @@ def test_a_held_job_is_refused_and_does_not_start_until_it_is_released():
     assert (outcome.result, outcome.remark) == (Result.REFUSED, "held")
     seen = cluster.snapshot().pending
     assert seen["job_id"].tolist() == ["2", "1"]
-    assert (seen["hands_off"].tolist()[1], seen["priority"].tolist()[1]) == ("held", 0)
+    assert (seen["excluded_reason"].tolist()[1], seen["priority"].tolist()[1]) == ("held", 0)
     cluster.advance(15)
     cluster.release("1")
-    assert cluster.snapshot().pending["hands_off"].isna().all()
+    assert cluster.snapshot().pending["excluded_reason"].isna().all()
     assert run_out(cluster) == [0, 20, 10]
 
 
@@ -171,7 +171,9 @@ def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released(
     cluster.apply([an_order(job2=0.5, job3=0.5)])
     cluster.hold("2")
     cluster.hold("3")
-    assert results(cluster.apply([Restore(job_ids=("2",), lever=Lever.ORDER, reason="why")])) == [("2", Result.DONE)]
+    assert results(cluster.apply([Revert(job_ids=("2",), setting=JobSetting.ORDER, reason="why")])) == [
+        ("2", Result.DONE)
+    ]
     cluster.release("2")
     cluster.release("3")
     assert pending_ids(cluster) == ["3", "1", "2"]
@@ -179,17 +181,17 @@ def test_what_stands_on_a_held_job_is_taken_back_and_counts_when_it_is_released(
 
 @pytest.mark.parametrize("job", ["0", "nobody"])
 def test_only_pending_jobs_can_be_held(job):
-    with pytest.raises(Misuse, match="not pending"):
+    with pytest.raises(UsageError, match="not pending"):
         a_busy_cluster().hold(job)
 
 
 def test_a_job_can_be_held_once_and_released_once():
     cluster = a_busy_cluster()
     cluster.hold("1")
-    with pytest.raises(Misuse, match="held already"):
+    with pytest.raises(UsageError, match="held already"):
         cluster.hold("1")
     cluster.release("1")
-    with pytest.raises(Misuse, match="is not held"):
+    with pytest.raises(UsageError, match="is not held"):
         cluster.release("1")
 
 
@@ -213,7 +215,7 @@ def test_a_soft_limit_taken_back_is_planned_with_no_more():
     cluster = a_sim_cluster(rows, columns=limits, estimates_s=[100, 10, 500])
     cluster.advance(2)
     cluster.apply([a_soft_limit("2", 60)])
-    cluster.apply([Restore(lever=Lever.SOFT_LIMIT, reason="why")])
+    cluster.apply([Revert(setting=JobSetting.SOFT_LIMIT, reason="why")])
     assert run_out(cluster) == [0, 100, 110]
 
 
@@ -226,10 +228,10 @@ def test_a_soft_limit_that_is_no_shorter_than_the_limit_is_refused():
 def test_a_restore_of_everything_names_what_was_set_and_leaves_the_site_s_own_order():
     cluster = a_busy_cluster(pending=4)
     cluster.apply([an_order(job3=0.5), a_soft_limit("4", 660)])
-    outcomes = cluster.apply([Restore(reason="why")])
-    assert [(o.job_id, o.lever, o.result) for o in outcomes] == [
-        ("3", Lever.ORDER, Result.DONE),
-        ("4", Lever.SOFT_LIMIT, Result.DONE),
+    outcomes = cluster.apply([Revert(reason="why")])
+    assert [(o.job_id, o.setting, o.result) for o in outcomes] == [
+        ("3", JobSetting.ORDER, Result.DONE),
+        ("4", JobSetting.SOFT_LIMIT, Result.DONE),
     ]
     assert pending_ids(cluster) == ["1", "2", "3", "4"]
 
@@ -267,7 +269,7 @@ def test_predictions_stand_in_the_rows_of_their_jobs():
     ]
 
 
-def a_glance_with_everything():
+def a_snapshot_with_everything():
     """Look at a cluster where jobs are held, moved, limited and predicted."""
     cluster = a_busy_cluster(pending=4)
     cluster.apply([an_order(job2=0.5, job3=-0.4), a_soft_limit("4", 660)])
@@ -279,14 +281,14 @@ def a_glance_with_everything():
 
 
 def test_what_is_seen_has_the_declared_columns_and_types():
-    for snapshot in (a_sim_cluster([]).snapshot(), a_busy_cluster().snapshot(), a_glance_with_everything()[1]):
+    for snapshot in (a_sim_cluster([]).snapshot(), a_busy_cluster().snapshot(), a_snapshot_with_everything()[1]):
         assert list(QUEUE.check(snapshot.pending)) == list(QUEUE.check(snapshot.running)) == QUEUE.names
         NODE_STATES.check(snapshot.nodes)
 
 
 @pytest.mark.parametrize("name", QUEUE.names)
 def test_a_column_asked_for_alone_says_what_the_frame_says(name):
-    _, snapshot = a_glance_with_everything()
+    _, snapshot = a_snapshot_with_everything()
     alone = snapshot.pending_values(name)
     framed = plain_values(snapshot.pending[name])
     assert alone.dtype == framed.dtype
@@ -294,7 +296,7 @@ def test_a_column_asked_for_alone_says_what_the_frame_says(name):
 
 
 def test_what_was_seen_stays_so_whatever_happens_before_somebody_looks():
-    early, (cluster, late) = a_glance_with_everything()[1], a_glance_with_everything()
+    early, (cluster, late) = a_snapshot_with_everything()[1], a_snapshot_with_everything()
     frames = (early.pending, early.running, early.nodes)
     cluster.release("1")
     cluster.apply([an_order(job2=-0.9, job3=0.9), a_soft_limit("3", 600)])
@@ -316,7 +318,7 @@ def test_a_service_that_writes_into_what_it_sees_does_not_reach_the_next_one():
 
 
 def test_a_snapshot_with_other_jobs_in_it_shows_those():
-    _, snapshot = a_glance_with_everything()
+    _, snapshot = a_snapshot_with_everything()
     other = replace(snapshot, pending=snapshot.pending.iloc[:1])
     assert other.pending_values("job_id").tolist() == other.pending["job_id"].tolist() == ["2"]
     assert copy.deepcopy(snapshot).pending_values("job_id").tolist() == snapshot.pending["job_id"].tolist()
@@ -415,12 +417,12 @@ def test_wishing_by_position_says_how_many_jobs_ended_in_each_way():
     told, counted = a_busy_cluster(), a_busy_cluster()
     for _ in range(2):
         outcomes = told.apply([order])
-        assert counted.wish(*counted.ranked(order)) == Counter(outcome.result for outcome in outcomes)
+        assert counted.change(*counted.ranked(order)) == Counter(outcome.result for outcome in outcomes)
         assert pending_ids(counted) == pending_ids(told)
 
 
 def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
-    cluster = a_busy_cluster(resolution=None)
+    cluster = a_busy_cluster(tolerance=None)
     cluster.apply([an_order(job1=0.123456789012345, job2=-1e-12)])
     assert cluster.snapshot().pending.set_index("job_id")["urgency"].loc[["1", "2"]].tolist() == [
         0.123456789012345,
@@ -431,7 +433,7 @@ def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
 
 def test_the_clock_does_not_go_back():
     cluster = a_busy_cluster()
-    with pytest.raises(Misuse, match="cannot go back"):
+    with pytest.raises(UsageError, match="cannot go back"):
         cluster.advance(99)
 
 
@@ -442,8 +444,8 @@ def test_what_cannot_be_simulated_is_refused_at_the_door():
         SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s)
     with pytest.raises(WorkloadInvalid):
         SimCluster(workload, a_shape((2, 8)), jobs.iloc[:0], estimates_s=workload.run_time_s)
-    with pytest.raises(Misuse, match="resolution"):
-        SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, resolution=100)
+    with pytest.raises(UsageError, match="resolution"):
+        SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, tolerance=100)
 
 
 def test_an_empty_workload_is_an_idle_cluster():

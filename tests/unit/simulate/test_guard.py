@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.backlog import Looks, expected_run_s
-from helios.errors import Misuse
-from helios.services.orders import shortest_service_first
-from helios.simulate import Backfill, Backlog, Guard, Reservation, replay
-from helios.simulate.policies import first_in_first_out, shortest_job_first
+from helios.errors import UsageError
+from helios.metrics.backlog import BacklogWindows, expected_run_s
+from helios.services.queue_orders import shortest_service_first
+from helios.simulate import Backfill, Backlog, Reservation, WaitBound, replay
+from helios.simulate.orders import first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
 
@@ -42,33 +42,33 @@ def test_without_a_guard_a_job_believed_long_waits_for_all_others():
 
 @pytest.mark.parametrize(("patience_s", "start"), [(8, 10), (9, 20), (18, 20), (19, 30), (29, 40)])
 def test_a_job_that_has_waited_longer_than_the_bound_goes_first(patience_s, start):
-    assert starts(QUEUE, believed=BELIEVED, guard=Guard.constant(patience_s))[1] == start
+    assert starts(QUEUE, believed=BELIEVED, guard=WaitBound.constant(patience_s))[1] == start
 
 
 def test_among_the_promoted_the_first_submitted_goes_first():
     rows = [(0, 10, 8), (1, 10, 8), (2, 10, 8), (3, 10, 8)]
-    assert starts(rows, believed=[10, 7, 9, 1], guard=Guard.constant(5)) == [0, 10, 20, 30]
+    assert starts(rows, believed=[10, 7, 9, 1], guard=WaitBound.constant(5)) == [0, 10, 20, 30]
 
 
 def test_a_bound_holds_from_its_time_on_and_not_before():
-    guard = Guard(at_s=np.array([15]), patience_s=np.array([0]))
+    guard = WaitBound(at_s=np.array([15]), patience_s=np.array([0]))
     assert starts(QUEUE, believed=BELIEVED, guard=guard)[1] == 20
 
 
 def test_who_was_promoted_stays_so_when_the_bound_rises():
     rows = [(0, 10, 4), (0, 30, 4), (1, 10, 8), (2, 10, 4), (11, 10, 4)]
-    guard = Guard(at_s=np.array([0, 15]), patience_s=np.array([5, 10**6]))
+    guard = WaitBound(at_s=np.array([0, 15]), patience_s=np.array([5, 10**6]))
     # At 10 the large job is promoted and blocks; at 15 the bound rises, and still nobody passes it.
     assert starts(rows, believed=[10, 30, 1e9, 1, 1], guard=guard)[2] == 30
 
 
 def test_backfill_may_pass_a_promoted_job_where_it_does_not_delay_it():
     rows = [(0, 20, 4), (1, 10, 8), (2, 10, 4), (12, 8, 4)]
-    guarded = starts(rows, believed=[20, 1e9, 1, 1], guard=Guard.constant(1), backfill=Backfill.EASY)
+    guarded = starts(rows, believed=[20, 1e9, 1, 1], guard=WaitBound.constant(1), backfill=Backfill.EASY)
     assert guarded == [0, 20, 2, 12]
 
 
-def test_partitions_keep_their_own_turns():
+def test_partitions_keep_their_own_cycles():
     workload = a_workload([(0, 10, 8, 0), (0, 99, 8, 1), (1, 5, 8, 0), (2, 5, 8, 0), (3, 5, 8, 1)])
     result = replay(
         workload,
@@ -76,13 +76,13 @@ def test_partitions_keep_their_own_turns():
         backfill=Backfill.NONE,
         order=shortest_job_first,
         run_time_s=np.array([1.0, 1.0, 9.0, 1.0, 1.0]),
-        guard=Guard.constant(8),
+        guard=WaitBound.constant(8),
     )
     assert result.started_s.tolist() == [0, 0, 10, 15, 99]
 
 
 def test_the_bound_beside_a_shadow_is_a_share_of_its_longest_wait_so_far():
-    guard = Guard.beside(started_s=np.array([50, 10, 30]), wait_s=np.array([8, 100, 400]), least_s=60, share=0.5)
+    guard = WaitBound.beside(started_s=np.array([50, 10, 30]), wait_s=np.array([8, 100, 400]), least_s=60, share=0.5)
     assert guard.at_s[1:].tolist() == [10, 30]
     assert guard.patience_s.tolist() == [60, 60, 200]
 
@@ -91,20 +91,20 @@ def test_the_bound_beside_a_shadow_is_a_share_of_its_longest_wait_so_far():
     ("at_s", "patience_s"), [([1, 2], [5]), ([2, 1], [5, 5]), ([1], [-1])], ids=["length", "descending", "negative"]
 )
 def test_what_is_no_step_function_is_refused(at_s, patience_s):
-    with pytest.raises(Misuse, match="step function"):
-        Guard(at_s=np.array(at_s, dtype=np.int64), patience_s=np.array(patience_s, dtype=np.int64))
+    with pytest.raises(UsageError, match="step function"):
+        WaitBound(at_s=np.array(at_s, dtype=np.int64), patience_s=np.array(patience_s, dtype=np.int64))
 
 
 def test_srtf_takes_no_guard():
     workload = a_workload([(0, 1, 1)])
-    with pytest.raises(Misuse, match="SRTF"):
+    with pytest.raises(UsageError, match="SRTF"):
         replay(
             workload,
             ONE_NODE,
             backfill=Backfill.NONE,
             order=shortest_job_first,
             preemptive=True,
-            guard=Guard.constant(1),
+            guard=WaitBound.constant(1),
         )
 
 
@@ -142,14 +142,14 @@ def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is
         order=shortest_service_first,
         predictor=Absurd(seed),
         predict_again_s=again_s,
-        guard=Guard.constant(patience_s),
+        guard=WaitBound.constant(patience_s),
     )
     # From its turn on, only what ran then and what was submitted before it can be in its way, one after the other.
     for job in range(len(workload)):
-        turn_s = workload.submitted_s[job] + patience_s
-        running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
-        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
-        assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
+        cycle_s = workload.submitted_s[job] + patience_s
+        running = (result.started_s <= cycle_s) & (result.ended_s > cycle_s)
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
+        assert result.started_s[job] <= cycle_s + 1 + workload.run_time_s[running | ahead].sum()
 
 
 def test_the_longest_wait_under_lies_is_bounded_and_without_a_guard_it_is_not():
@@ -158,7 +158,7 @@ def test_the_longest_wait_under_lies_is_bounded_and_without_a_guard_it_is_not():
     lies = [1.0] * len(rows)
     lies[1] = 1e12
     assert starts(rows, believed=lies)[1] >= 4000
-    assert starts(rows, believed=lies, guard=Guard.constant(100))[1] == 110
+    assert starts(rows, believed=lies, guard=WaitBound.constant(100))[1] == 110
 
 
 def test_a_first_come_first_served_queue_is_left_as_it_is():
@@ -173,13 +173,13 @@ def test_a_first_come_first_served_queue_is_left_as_it_is():
             estimate_s=workload.run_time_s,
             guard=guard,
         )
-        for guard in (None, Guard.constant(50))
+        for guard in (None, WaitBound.constant(50))
     )
     np.testing.assert_array_equal(free.started_s, guarded.started_s)
 
 
 def test_the_backlog_is_the_work_before_a_newcomer_and_nothing_where_nobody_waits():
-    looks = Looks(np.array([8, 8, 4]))
+    looks = BacklogWindows(np.array([8, 8, 4]))
     looks.settle(np.array([0]), np.array([0]), np.array([100.0]))
     looks.look(
         waits=np.array([True, False, True]),
@@ -190,7 +190,7 @@ def test_the_backlog_is_the_work_before_a_newcomer_and_nothing_where_nobody_wait
 
 
 def test_a_backlog_of_the_past_is_reckoned_anew_when_its_work_is_known():
-    looks = Looks(np.array([8]))
+    looks = BacklogWindows(np.array([8]))
     here, first = np.array([0]), np.array([0])
     looks.look(waits=np.array([True]), done_gpu_s=np.zeros(1), open_work=(here, first, np.array([8e6])))
     assert looks.longest_s == 1e6
@@ -211,7 +211,7 @@ def test_what_is_believed_very_long_counts_as_what_has_ended(believed):
 
 @pytest.mark.parametrize("wrong", [{"least_s": -1}, {"share": -0.1}, {"known_s": -1}, {"every_s": 0}], ids=str)
 def test_a_bound_by_the_backlog_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(Misuse, match="backlog"):
+    with pytest.raises(UsageError, match="backlog"):
         Backlog(**wrong)
 
 
@@ -298,10 +298,10 @@ def test_the_bound_by_the_backlog_needs_nothing_that_comes_later(rows, share, se
     np.testing.assert_allclose(guard.told[1:], said, rtol=1e-9, atol=1e-6)
     for job in range(len(workload)):
         past = [value for value, moment in zip(said, moments, strict=True) if moment <= result.started_s[job]]
-        turn_s = workload.submitted_s[job] + max(20, share * max(past, default=0))
-        running = (result.started_s <= turn_s) & (result.ended_s > turn_s)
-        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
-        assert result.started_s[job] <= turn_s + 1 + workload.run_time_s[running | ahead].sum()
+        cycle_s = workload.submitted_s[job] + max(20, share * max(past, default=0))
+        running = (result.started_s <= cycle_s) & (result.ended_s > cycle_s)
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
+        assert result.started_s[job] <= cycle_s + 1 + workload.run_time_s[running | ahead].sum()
 
 
 def test_a_job_counts_less_the_longer_it_has_waited():
@@ -376,10 +376,10 @@ def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_pre
         predictor=Absurd(seed),
         estimate_s=limit_s,
         predict_again_s=7,
-        guard=Guard.constant(patience_s),
+        guard=WaitBound.constant(patience_s),
         reservation=Reservation(closed=True),
     )
     for job in range(len(workload)):
-        turn_s = workload.submitted_s[job] + patience_s
-        ahead = (np.arange(len(workload)) < job) & (result.started_s > turn_s)
-        assert result.started_s[job] <= turn_s + (int(ahead.sum()) + 2) * longest_s
+        cycle_s = workload.submitted_s[job] + patience_s
+        ahead = (np.arange(len(workload)) < job) & (result.started_s > cycle_s)
+        assert result.started_s[job] <= cycle_s + (int(ahead.sum()) + 2) * longest_s

@@ -39,7 +39,7 @@ class Nodes:
     def count(self, *states: str) -> int:
         return sum(state in states for state, _ in self.each)
 
-    def turn(self, number: int, before: str, on_the_way: str, steps: int) -> int:
+    def cycle(self, number: int, before: str, on_the_way: str, steps: int) -> int:
         """Send up to ``number`` nodes on their way; without any way they arrive at once."""
         after = (on_the_way, steps) if steps else ("awake" if on_the_way == "waking" else "asleep", 0)
         places = [place for place, (state, _) in enumerate(self.each) if state == before][: max(number, 0)]
@@ -59,13 +59,13 @@ def by_hand(
         nodes.a_step_later()
         decided, ready = 0, nodes.count("awake", "waking")
         if level > ready:
-            decided = nodes.turn(level - ready, "asleep", "waking", boot)
+            decided = nodes.cycle(level - ready, "asleep", "waking", boot)
         elif step % every == 0 or between:
-            slept |= nodes.turn(min(ready - level, nodes.count("awake") - need), "awake", "falling", shutdown) > 0
+            slept |= nodes.cycle(min(ready - level, nodes.count("awake") - need), "awake", "falling", shutdown) > 0
         woke |= decided > 0
         if step % every == 0:
             told["wakes"], told["sleeps"], woke, slept = told["wakes"] + woke, told["sleeps"] + slept, False, False
-        at_once = nodes.turn(need - nodes.count("awake", "waking"), "asleep", "waking", boot)
+        at_once = nodes.cycle(need - nodes.count("awake", "waking"), "asleep", "waking", boot)
         woke |= at_once > 0
         told["woken"] += decided + at_once
         told["busy"] += min(need, nodes.count("awake"))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.errors import Misuse
-from helios.services.orders import shortest_service_first
-from helios.simulate import ORDERS, Backfill, Guard, Reservation, replay
-from helios.simulate.policies import fewest_gpus_first, first_in_first_out, shortest_job_first
+from helios.errors import UsageError
+from helios.services.queue_orders import shortest_service_first
+from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
+from helios.simulate.orders import fewest_gpus_first, first_in_first_out, shortest_job_first
 
 from .builders import a_shape, a_workload
 
@@ -79,7 +79,7 @@ def test_nodes_lets_a_job_that_ends_in_time_use_what_is_reserved():
 @pytest.mark.parametrize(("closed", "second"), [(False, 2), (True, 5)])
 def test_nodes_that_are_closed_for_a_promoted_head_are_closed_to_short_jobs_too(closed, second):
     rows = [*DRAINING, (2, 3, 3), (2, 3, 3)]
-    options = {"guard": Guard.constant(0), "reservation": Reservation(closed=closed)}
+    options = {"guard": WaitBound.constant(0), "reservation": Reservation(closed=closed)}
     assert starts(rows, a_shape((2, 8)), backfill=NODES, **options)[3:] == [2, second]
 
 
@@ -95,7 +95,7 @@ def test_nodes_expects_a_job_past_its_estimate_to_last_three_tenths_longer_than_
 
 
 def test_a_negative_number_of_idle_gpus_is_refused():
-    with pytest.raises(Misuse, match="idle_gpus is -1"):
+    with pytest.raises(UsageError, match="idle_gpus is -1"):
         Reservation(idle_gpus=-1)
 
 
@@ -206,12 +206,12 @@ def test_the_scores_that_were_used_are_returned():
 
 
 def test_a_prediction_that_is_no_number_is_refused():
-    with pytest.raises(Misuse, match="no finite"):
+    with pytest.raises(UsageError, match="no finite"):
         starts([(0, 9, 6)], a_shape((1, 8)), predictor=Oracle([(1, np.nan, 3)]), run_time_s=None)
 
 
 @pytest.mark.parametrize(
-    ("options", "fact"),
+    ("options", "message"),
     [
         ({"backfill": EASY, "estimate_s": None}, "backfill easy needs estimates"),
         ({"backfill": NODES, "estimate_s": None}, "backfill nodes needs estimates"),
@@ -227,8 +227,8 @@ def test_a_prediction_that_is_no_number_is_refused():
         ({"run_time_s": np.array([1.0, 2.0])}, "2 run times"),
     ],
 )
-def test_contradictions_are_refused(options, fact):
-    with pytest.raises(Misuse, match=fact):
+def test_contradictions_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
         starts([(0, 9, 6)], a_shape((1, 8)), **options)
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, NodeLever, PowerDown, PowerUp, RestoreNodes, Result
+from helios.actions import FillFirst, KeepAwake, NodeSetting, PowerDown, PowerUp, Result, RevertNodes
 from helios.model import STEP_S, NodePower
 from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
 from .crowds import clusters_with_jobs
@@ -237,7 +237,7 @@ def test_a_node_that_is_kept_awake_no_longer_falls_asleep_at_once_if_it_was_idle
     sleep = Sleep(boot_s=300, shutdown_s=120, idle_timer_s=600, keep_awake=("a1", "a2", "a3"))
     cluster = a_sim_cluster([(0, 100, 8), (5_000, 1, 1)], a_shape((3, 8)), sleep=sleep)
     cluster.advance(2_000)
-    cluster.steer([RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "a1,a3"),), reason="why")])
+    cluster.steer([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "a1,a3"),), reason="why")])
     cluster.advance(2_001)
     assert powers(cluster) == [NodePower.AWAKE, NodePower.FALLING_ASLEEP, NodePower.AWAKE]
 

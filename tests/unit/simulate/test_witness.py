@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.services.orders import shortest_service_first
-from helios.simulate import ORDERS, Backfill, Guard, Reservation, Witness, replay
-from helios.simulate.state import NEVER
+from helios.services.queue_orders import shortest_service_first
+from helios.simulate import ORDERS, Backfill, JobTrace, Reservation, WaitBound, replay
+from helios.simulate.core.state import NEVER
 
 from .builders import a_shape, a_workload
 from .crowds import clusters_with_jobs
@@ -59,9 +59,9 @@ def noted_by_the_reference(workload, shape, *, keys, estimates, **options):
 @pytest.mark.parametrize("guarded", [False, True])
 @given(case=clusters_with_jobs(), order=st.sampled_from(sorted(ALL_ORDERS)), which=st.integers(0, 29))
 @usual
-def test_a_witness_notes_what_each_pass_left(backfill, guarded, case, order, which):
+def test_a_job_trace_notes_what_each_pass_left(backfill, guarded, case, order, which):
     shape, workload, estimates = case
-    watched = Witness(which % len(workload))
+    watched = JobTrace(which % len(workload))
     run_time_s = workload.run_time_s.astype(np.float64)
     closed = guarded and backfill is Backfill.NODES
     ours = replay(
@@ -71,7 +71,7 @@ def test_a_witness_notes_what_each_pass_left(backfill, guarded, case, order, whi
         order=ALL_ORDERS[order],
         run_time_s=run_time_s,
         estimate_s=estimates,
-        guard=Guard.constant(7) if guarded else None,
+        guard=WaitBound.constant(7) if guarded else None,
         reservation=Reservation(closed=True) if closed else None,
         watch=watched,
     )
@@ -92,10 +92,10 @@ def test_a_witness_notes_what_each_pass_left(backfill, guarded, case, order, whi
     assert [note["at_s"] for note in notes] == list(passes)
     for note, row in zip(notes, passes.values(), strict=True):
         size = theirs.jobs[watched.job].gpus
-        rival = next(job for job in row["queue"] if job.gpus <= size)
+        incumbent = next(job for job in row["queue"] if job.gpus <= size)
         assert (note["free"], note["room"]) == (row["free"], row["room"])
         assert note["head"] == row["queue"][0].position
-        assert backfill is Backfill.NONE or note["rival"] == rival.position
+        assert backfill is Backfill.NONE or note["incumbent"] == incumbent.position
         if size <= row["room"] and row["queue"][0].position != watched.job:
             assert note["shadow_s"] == (NEVER if row["shadow"] is None else row["shadow"])
         else:
@@ -104,14 +104,14 @@ def test_a_witness_notes_what_each_pass_left(backfill, guarded, case, order, whi
 
 def test_the_first_in_line_and_the_first_as_small_are_noted() -> None:
     workload = a_workload([(0, 100, 8), (1, 10, 8), (2, 10, 2), (3, 10, 4)])
-    watched = Witness(3)
+    watched = JobTrace(3)
     replay(workload, a_shape((2, 4)), backfill=Backfill.SKIP, order=ORDERS["fifo"], watch=watched)
-    assert watched.notes[["at_s", "head", "rival"]].tolist() == [(3, 1, 2), (100, 2, 2)]
+    assert watched.notes[["at_s", "head", "incumbent"]].tolist() == [(3, 1, 2), (100, 2, 2)]
     assert watched.place == (3, 3)
 
 
 def test_a_job_that_starts_at_once_leaves_no_note() -> None:
-    watched = Witness(0)
+    watched = JobTrace(0)
     replay(a_workload([(0, 5, 1)]), a_shape((1, 1)), backfill=Backfill.NONE, order=ORDERS["fifo"], watch=watched)
     assert len(watched.notes) == 0
     assert watched.place == (0, 0)
@@ -120,6 +120,6 @@ def test_a_job_that_starts_at_once_leaves_no_note() -> None:
 def test_a_long_wait_is_noted_whole_however_many_passes_it_lasts() -> None:
     n = 10_000
     rows = [(0, n, 1), *((second, 1, 2) for second in range(1, n))]
-    watched = Witness(1)
+    watched = JobTrace(1)
     replay(a_workload(rows), a_shape((1, 2)), backfill=Backfill.NONE, order=ORDERS["fifo"], watch=watched)
     assert watched.notes["at_s"].tolist() == list(range(1, n))

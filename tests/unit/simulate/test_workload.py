@@ -5,7 +5,7 @@ import pytest
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, replay
-from helios.simulate.policies import first_in_first_out
+from helios.simulate.orders import first_in_first_out
 
 from .builders import a_shape, a_workload
 
@@ -70,10 +70,10 @@ def test_a_job_larger_than_its_partition_is_named_with_what_the_partition_has():
     workload = a_workload([(0, 1, 1, 0), (0, 1, 17, 1), (0, 1, 20, 1)])
     with pytest.raises(JobLargerThanPartition) as refusal:
         replayed(workload, a_shape((9, 8), (2, 8)))
-    assert "2 jobs" in refusal.value.fact
-    assert "largest, 2, asks for 20 GPUs of partition 'b', which has 16" in refusal.value.fact
-    assert "--nodes" in refusal.value.remedy
-    assert "--oversized skip" in refusal.value.remedy
+    assert "2 jobs" in refusal.value.message
+    assert "largest, 2, asks for 20 GPUs of partition 'b', which has 16" in refusal.value.message
+    assert "--nodes" in refusal.value.hint
+    assert "--oversized skip" in refusal.value.hint
 
 
 def test_a_job_as_large_as_its_partition_runs():

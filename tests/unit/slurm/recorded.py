@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helios.slurm.shell import Answer, Shell
+from helios.slurm.shell import CommandResult, Shell
 from tests.golden.record import NONCE, PLACEHOLDER, slug
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -16,11 +16,11 @@ class RecordedShell(Shell):
 
     __slots__ = ()
 
-    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> Answer:
+    def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
         output = (Path(self.folder) / f"{slug(program, words)}.txt").read_bytes()
         for nonce in NONCE.findall(" ".join(words).encode()):
             output = output.replace(PLACEHOLDER, nonce)
-        return Answer(output=output, complaint="", status=0)
+        return CommandResult(output=output, complaint="", status=0)
 
 
 def recorded(release: str) -> RecordedShell:

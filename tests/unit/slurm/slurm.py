@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from helios.errors import ClusterUnavailable
-from helios.slurm.backend import Backend, Change, NodeChange, RawJob, RawNode
-from helios.slurm.power_settings import Powering, powering
-from helios.slurm.sprio import SiteFactor
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode
+from helios.slurm.commands import SiteFactor
+from helios.slurm.power import PowerConfig, power_config
 
 START = 1_795_255_200
 """2026-11-21 10:00 UTC."""
@@ -44,7 +44,7 @@ class MemorySlurm(Backend):
         self.site: dict[str, int] = {}
         self.direct: set[str] = set()
         self.settings = {"SLURM_VERSION": version, "SchedulerParameters": parameters, "ClusterName": "venus"}
-        self.changes: list[Change] = []
+        self.changes: list[JobUpdate] = []
         self.answers: dict[str, str] = {}
         self.swallowed: set[str] = set()
         self.down_after: int | None = None
@@ -68,20 +68,20 @@ class MemorySlurm(Backend):
         self._answer()
         return {job_id: self._factor(job_id) for job_id, job in self.jobs.items() if self._is_eligible(job)}
 
-    def change(self, changes: Sequence[Change]) -> list[str]:
+    def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         self._answer()
         answers = [self._changed(change) for change in changes]
         while self.between and changes:
             self.between.pop()()
         return answers
 
-    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         raise NotImplementedError("this Slurm has jobs; SleepySlurm has nodes that sleep")
 
     def close(self) -> None:
         self.closed = True
 
-    def _changed(self, change: Change) -> str:
+    def _changed(self, change: JobUpdate) -> str:
         self.changes.append(change)
         job = self.jobs.get(change.job_id)
         if job is None:
@@ -94,7 +94,7 @@ class MemorySlurm(Backend):
             self._write(change, job)
         return ""
 
-    def _write(self, change: Change, job: dict[str, Any]) -> None:
+    def _write(self, change: JobUpdate, job: dict[str, Any]) -> None:
         family = [other for other in self.jobs.values() if job["tasks"] > 1 and other["array_job_id"] == job["job_id"]]
         for member in [job, *family]:
             if change.site_factor is not None:
@@ -135,7 +135,7 @@ class SleepySlurm(MemorySlurm):
             "SuspendExcNodes": "(null)",
         } | settings
         self.racks: dict[str, str] = {}
-        self.written: list[NodeChange] = []
+        self.written: list[NodeUpdate] = []
         self.lists: list[str] = []
         self.looks = 0
         self.before_look: dict[int, Callable[[], None]] = {}
@@ -146,10 +146,10 @@ class SleepySlurm(MemorySlurm):
         self.before_look.pop(self.looks, lambda: None)()
         return [dict(node) for node in self.node.values()]  # type: ignore[misc]  # because they were raw nodes before
 
-    def __call__(self) -> Powering:
+    def __call__(self) -> PowerConfig:
         """Be the desk too."""
         self._answer()
-        return powering(self.settings, racks=self.racks)
+        return power_config(self.settings, racks=self.racks)
 
     def keep_awake(self, keep_awake: str) -> str:
         self._answer()
@@ -158,7 +158,7 @@ class SleepySlurm(MemorySlurm):
             self.settings["SuspendExcNodes"] = keep_awake or "(null)"
         return self.answers.get("list", "")
 
-    def change_nodes(self, changes: Sequence[NodeChange]) -> list[str]:
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         self._answer()
         return [self._node_changed(change) for change in changes]
 
@@ -170,7 +170,7 @@ class SleepySlurm(MemorySlurm):
             if node["state"] == "IDLE":
                 node["flags"] = done.get(node["flags"], node["flags"])
 
-    def _node_changed(self, change: NodeChange) -> str:
+    def _node_changed(self, change: NodeUpdate) -> str:
         self.written.append(change)
         if change.node not in self.node:
             return "Invalid node name specified"
@@ -180,7 +180,7 @@ class SleepySlurm(MemorySlurm):
             self._node_write(change, self.node[change.node])
         return ""
 
-    def _node_write(self, change: NodeChange, node: dict[str, Any]) -> None:
+    def _node_write(self, change: NodeUpdate, node: dict[str, Any]) -> None:
         if change.weight is not None:
             node["weight"] = change.weight
         elif change.state == "POWER_DOWN":

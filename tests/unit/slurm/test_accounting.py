@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.errors import ClusterUnavailable, Misuse
+from helios.errors import ClusterUnavailable, UsageError
 from helios.ingest import open_trace
 from helios.model import NODE_EVENTS
 from helios.slurm.accounting import LONGEST_WINDOW, Accounting
@@ -87,7 +87,7 @@ def test_a_window_that_takes_too_long_leaves_nothing_behind(program: Program, tm
 
 @pytest.mark.parametrize("end", [START, START - timedelta(hours=1), START + LONGEST_WINDOW + timedelta(seconds=1)])
 def test_a_window_without_or_beyond_bounds_is_not_asked_for(end: datetime, tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="window"):
+    with pytest.raises(UsageError, match="window"):
         Accounting(shell=Shell(folder=str(tmp_path))).sacct_window(START, end, path=tmp_path / "w.txt")
 
 

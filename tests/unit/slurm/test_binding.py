@@ -13,9 +13,9 @@ from textwrap import indent
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.slurm.backend import Change, NodeChange, RawJob
-from helios.slurm.binding import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions
-from helios.slurm.conversation import WorkerLost
+from helios.slurm.backend import JobUpdate, NodeUpdate, RawJob
+from helios.slurm.pyslurm_backend import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions, WorkerLost
+from tests.waiting import TEST_TIMEOUT_S
 
 GREETING = '{"protocol": 1, "python": "3.9.1"}'
 VERSIONS = '{"pyslurm": "25.11.2", "library": "25.11", "controller": "25.11.4"}'
@@ -71,8 +71,8 @@ def backend() -> Iterator[Callable[..., PyslurmBackend]]:
 Make = Callable[..., PyslurmBackend]
 
 
-def changes(count: int) -> list[Change]:
-    return [Change(job_id=str(number), site_factor=137) for number in range(1, count + 1)]
+def changes(count: int) -> list[JobUpdate]:
+    return [JobUpdate(job_id=str(number), site_factor=137) for number in range(1, count + 1)]
 
 
 def started(pids: Path) -> list[int]:
@@ -113,7 +113,7 @@ def test_changes_are_answered_one_by_one_in_their_order(backend: Make) -> None:
 
 def test_a_change_arrives_with_zeros_and_blanks_told_apart(backend: Make) -> None:
     way = backend(a_worker(on_call="result = json.dumps(args, sort_keys=True)"))
-    assert way.change([Change(job_id="7", site_factor=0), Change(job_id="8", time_min=0)]) == [
+    assert way.change([JobUpdate(job_id="7", site_factor=0), JobUpdate(job_id="8", time_min=0)]) == [
         '{"job_id": "7", "site_factor": 0, "time_min": null}',
         '{"job_id": "8", "site_factor": null, "time_min": 0}',
     ]
@@ -121,7 +121,7 @@ def test_a_change_arrives_with_zeros_and_blanks_told_apart(backend: Make) -> Non
 
 def test_nodes_that_are_written_the_same_are_one_request(backend: Make) -> None:
     way = backend(a_worker(on_call="result = json.dumps(args, sort_keys=True)"))
-    changes = [NodeChange(node=node, state="POWER_DOWN") for node in ("n1", "n2")] + [NodeChange(node="n3", weight=0)]
+    changes = [NodeUpdate(node=node, state="POWER_DOWN") for node in ("n1", "n2")] + [NodeUpdate(node="n3", weight=0)]
     one, two, three = way.change_nodes(changes)
     assert one == two == '{"nodes": "n[1-2]", "state": "POWER_DOWN", "weight": null}'
     assert three == '{"nodes": "n3", "state": "", "weight": 0}'
@@ -129,14 +129,14 @@ def test_nodes_that_are_written_the_same_are_one_request(backend: Make) -> None:
 
 def test_a_change_of_nodes_that_kills_the_worker_is_not_known(backend: Make) -> None:
     way = backend(a_worker(on_call='if args["nodes"] == "n1": os.abort()\nresult = ""'))
-    answers = way.change_nodes([NodeChange(node="n1", weight=1), NodeChange(node="n2", weight=2)])
+    answers = way.change_nodes([NodeUpdate(node="n1", weight=1), NodeUpdate(node="n2", weight=2)])
     assert answers[0].startswith(NOT_KNOWN)
     assert answers[1] == ""
 
 
 def test_garbage_after_a_change_of_nodes_leaves_it_not_known(backend: Make) -> None:
     way = backend(a_worker(on_call='say("rubbish")'))
-    (answer,) = way.change_nodes([NodeChange(node="n1", weight=1)])
+    (answer,) = way.change_nodes([NodeUpdate(node="n1", weight=1)])
     assert answer.startswith(NOT_KNOWN)
 
 
@@ -177,11 +177,11 @@ def test_a_worker_of_another_protocol_is_refused(backend: Make) -> None:
         backend(a_worker(greeting='{"protocol": 2}')).queue()
 
 
-def test_a_python_without_pyslurm_is_refused_with_a_remedy(backend: Make) -> None:
+def test_a_python_without_pyslurm_is_refused_with_a_hint(backend: Make) -> None:
     way = backend(a_worker(versions='{"error": {"kind": "missing", "message": "No module named pyslurm"}}'))
     with pytest.raises(ClusterRefused, match="No module named pyslurm") as caught:
         way.queue()
-    assert "[slurm] python" in caught.value.remedy
+    assert "[slurm] python" in caught.value.hint
 
 
 def test_an_import_that_ends_the_process_is_named(backend: Make) -> None:
@@ -361,14 +361,14 @@ def test_what_the_worker_writes_to_standard_error_is_drained_and_quoted(backend:
     noisy = 'os.write(2, b"noise " * 50_000 + b"segfault in libslurm\\n")\nos.kill(os.getpid(), 11)'
     with pytest.raises(ClusterUnavailable, match=r"signal 11; it said: .*segfault in libslurm") as caught:
         backend(a_worker(on_call=noisy)).queue()
-    assert len(caught.value.fact) < 1000
+    assert len(caught.value.message) < 1000
 
 
 def test_of_much_noise_an_error_quotes_only_the_end(backend: Make) -> None:
     noisy = 'os.write(2, b"noise " * 50_000 + b"waiting for slurm.conf\\n")\ntime.sleep(3600)'
     with pytest.raises(ClusterUnavailable, match=r"it said: .*waiting for slurm\.conf") as caught:
         backend(a_worker(on_call=noisy), timeout_s=1.0).queue()
-    assert len(caught.value.fact) < 1000
+    assert len(caught.value.message) < 1000
 
 
 def test_closing_ends_the_worker_and_may_be_repeated(backend: Make, pids: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_worker_that_was_killed_with_its_children_leaves_none(backend: Make, p
     parent = "if not os.fork():\n    ask_pid()\n    time.sleep(3600)\ntime.sleep(3600)"
     with pytest.raises(WorkerLost):
         backend(a_worker(on_call=parent), timeout_s=1.0).queue()
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + TEST_TIMEOUT_S
     while not all(gone(pid) or zombie(pid) for pid in started(pids)) and time.monotonic() < limit:
         time.sleep(0.01)
     assert len(started(pids)) == 2

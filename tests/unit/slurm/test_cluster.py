@@ -8,34 +8,33 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from helios.actions import Lever, Outcome, Place, Reorder, Restore, Result, SoftLimit
-from helios.asked_of_jobs import HIDDEN, INELIGIBLE
+from helios.actions import JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
+from helios.changes import HIDDEN, INELIGIBLE
 from helios.errors import ClusterUnavailable
-from helios.slurm.cluster import SPENT, SlurmCluster
+from helios.slurm.jobs import SPENT, UNSEEN, SlurmCluster
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
-from helios.slurm.undo import UndoNotWritten
-from helios.slurm.wishes import UNSEEN
+from helios.slurm.undo_file import UndoNotWritten
 from helios.testing import check_cluster
 from tests.unit.slurm.slurm import START, MemorySlurm, a_raw_job
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def a_cluster(slurm: MemorySlurm, *, writes_per_turn: int = 100, undo: JobsUndo | None = None) -> SlurmCluster:
+def a_cluster(slurm: MemorySlurm, *, writes_per_cycle: int = 100, undo: JobsUndo | None = None) -> SlurmCluster:
     return SlurmCluster(
         slurm,
         name="venus",
         site_factor_most=10_000,
-        writes_per_turn=writes_per_turn,
+        writes_per_cycle=writes_per_cycle,
         sprio=slurm.sprio,
         undo=undo,
         clock=lambda: NOON,
     )
 
 
-def having(*entries: tuple[Lever, str, int]) -> JobsUndo:
+def having(*entries: tuple[JobSetting, str, int]) -> JobsUndo:
     undo = JobsUndo()
-    undo.add(Written(lever=lever, job_id=job, submitted=START, value=value) for lever, job, value in entries)
+    undo.add(Written(setting=setting, job_id=job, submitted=START, value=value) for setting, job, value in entries)
     return undo
 
 
@@ -73,7 +72,7 @@ def test_a_snapshot_shows_the_queue_in_slurms_order_with_the_clock_of_the_looker
     assert snapshot.nodes["name"].tolist() == ["n1", "n2"]
 
 
-def test_one_change_carries_both_levers_of_a_job() -> None:
+def test_one_change_carries_both_setting_kinds_of_a_job() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     outcomes = a_cluster(slurm).apply([an_order(j1=0.5), a_limit("1")])
     assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.DONE]
@@ -106,7 +105,7 @@ def test_what_already_is_so_costs_no_write() -> None:
 
 def test_the_largest_changes_are_written_first_and_the_rest_waits() -> None:
     slurm = MemorySlurm(*(a_raw_job(str(number)) for number in (1, 2, 3)))
-    outcomes = a_cluster(slurm, writes_per_turn=1).apply([an_order(j1=0.2, j2=-0.1, j3=-0.9)])
+    outcomes = a_cluster(slurm, writes_per_cycle=1).apply([an_order(j1=0.2, j2=-0.1, j3=-0.9)])
     assert [change.job_id for change in slurm.changes] == ["3"]
     assert [(outcome.result, outcome.remark) for outcome in outcomes[:2]] == [(Result.POSTPONED, SPENT)] * 2
     assert outcomes[2].result is Result.DONE
@@ -115,9 +114,9 @@ def test_the_largest_changes_are_written_first_and_the_rest_waits() -> None:
 def test_taking_back_comes_before_anything_new() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2"))
     slurm.site["2"] = 137
-    undo = having((Lever.ORDER, "2", 137))
-    outcomes = a_cluster(slurm, writes_per_turn=1, undo=undo).apply(
-        [an_order(j1=1.0), Restore(reason="stop", job_ids=("2",))]
+    undo = having((JobSetting.ORDER, "2", 137))
+    outcomes = a_cluster(slurm, writes_per_cycle=1, undo=undo).apply(
+        [an_order(j1=1.0), Revert(reason="stop", job_ids=("2",))]
     )
     assert slurm.site == {"2": 0}
     assert outcomes[0].result is Result.POSTPONED
@@ -140,14 +139,14 @@ def test_a_job_that_is_not_helios_to_touch_is_refused_with_the_reason(job: dict[
     assert slurm.changes == []
 
 
-def test_an_admins_site_factor_stays() -> None:
+def test_an_overridden_site_factor_stays() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 500
     cluster = a_cluster(slurm)
-    for action in (an_order(j1=0.5), Restore(reason="stop", job_ids=("1",), lever=Lever.ORDER)):
+    for action in (an_order(j1=0.5), Revert(reason="stop", job_ids=("1",), setting=JobSetting.ORDER)):
         outcome = only(cluster.apply([action]))
         assert (outcome.result, outcome.before) == (Result.REFUSED, "SiteFactor 500")
-    assert cluster.apply([Restore(reason="stop")]) == []
+    assert cluster.apply([Revert(reason="stop")]) == []
     assert slurm.changes == []
 
 
@@ -182,14 +181,14 @@ def test_a_users_own_time_min_stays() -> None:
     cluster = a_cluster(slurm)
     outcome = only(cluster.apply([a_limit("1")]))
     assert (outcome.result, outcome.before) == (Result.REFUSED, "TimeMin 30 min")
-    cluster.apply([Restore(reason="stop"), Restore(reason="stop", job_ids=("1",))])
+    cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=("1",))])
     assert slurm.jobs["1"]["time_min_s"] == 1800.0
 
 
 def test_before_soft_limits_even_a_marked_time_min_is_the_users() -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=17 * 60.0), version="22.05.8")
     cluster = a_cluster(slurm)
-    cluster.apply([Restore(reason="stop"), Restore(reason="stop", job_ids=("1",))])
+    cluster.apply([Revert(reason="stop"), Revert(reason="stop", job_ids=("1",))])
     assert slurm.changes == []
     assert cluster.snapshot().pending["user_soft_limit_s"].tolist() == [17 * 60.0]
 
@@ -202,11 +201,11 @@ def test_a_soft_limit_that_is_not_below_the_hard_one_is_refused() -> None:
 def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_new_start() -> None:
     slurm = MemorySlurm(a_raw_job("1"), a_raw_job("2", time_min_s=420.0), a_raw_job("3"))
     slurm.site |= {"1": -2537, "3": 25}
-    undo = having((Lever.ORDER, "1", -2537), (Lever.SOFT_LIMIT, "2", 7), (Lever.ORDER, "3", 25))
-    outcomes = a_cluster(slurm, undo=undo).apply([Restore(reason="stop")])
-    assert {(outcome.job_id, outcome.lever, outcome.result) for outcome in outcomes} == {
-        ("1", Lever.ORDER, Result.DONE),
-        ("2", Lever.SOFT_LIMIT, Result.DONE),
+    undo = having((JobSetting.ORDER, "1", -2537), (JobSetting.SOFT_LIMIT, "2", 7), (JobSetting.ORDER, "3", 25))
+    outcomes = a_cluster(slurm, undo=undo).apply([Revert(reason="stop")])
+    assert {(outcome.job_id, outcome.setting, outcome.result) for outcome in outcomes} == {
+        ("1", JobSetting.ORDER, Result.DONE),
+        ("2", JobSetting.SOFT_LIMIT, Result.DONE),
     }
     assert (slurm.site["1"], slurm.site["3"], slurm.jobs["2"]["time_min_s"]) == (0, 25, None)
 
@@ -214,39 +213,41 @@ def test_a_restore_takes_back_what_bears_the_mark_and_is_recorded_even_after_a_n
 @pytest.mark.parametrize("minutes", [7, 17])
 def test_a_users_own_minimum_that_bears_the_mark_is_left_and_named(minutes: int) -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=minutes * 60.0))
-    outcome = only(a_cluster(slurm).apply([Restore(reason="stop")]))
+    outcome = only(a_cluster(slurm).apply([Revert(reason="stop")]))
     assert (outcome.result, outcome.before) == (Result.REFUSED, f"TimeMin {minutes} min")
     assert "no record says that Helios wrote it" in outcome.remark
     assert slurm.changes == []
     assert only(a_cluster(slurm).apply([a_limit("1", 27)])).remark == "the user set a --time-min"
 
 
-@pytest.mark.parametrize("record", [(Lever.ORDER, "1", 437), (Lever.SOFT_LIMIT, "1", 537), (Lever.ORDER, "2", 537)])
-def test_a_record_of_another_value_lever_or_job_proves_nothing(record: tuple[Lever, str, int]) -> None:
+@pytest.mark.parametrize(
+    "record", [(JobSetting.ORDER, "1", 437), (JobSetting.SOFT_LIMIT, "1", 537), (JobSetting.ORDER, "2", 537)]
+)
+def test_a_record_of_another_value_setting_or_job_proves_nothing(record: tuple[JobSetting, str, int]) -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 537
-    outcome = only(a_cluster(slurm, undo=having(record)).apply([Restore(reason="stop")]))
+    outcome = only(a_cluster(slurm, undo=having(record)).apply([Revert(reason="stop")]))
     assert (outcome.result, slurm.changes) == (Result.REFUSED, [])
 
 
 def test_a_later_job_of_the_same_number_is_not_the_recorded_one() -> None:
     slurm = MemorySlurm(a_raw_job("1", submitted=START + 1))
     slurm.site["1"] = 537
-    a_cluster(slurm, undo=having((Lever.ORDER, "1", 537))).apply([Restore(reason="stop")])
+    a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 537))).apply([Revert(reason="stop")])
     assert slurm.changes == []
 
 
 def test_a_requeued_job_is_the_recorded_one() -> None:
     slurm = MemorySlurm(a_raw_job("1", submitted=START + 1, restart=1))
     slurm.site["1"] = 537
-    a_cluster(slurm, undo=having((Lever.ORDER, "1", 537))).apply([Restore(reason="stop")])
+    a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 537))).apply([Revert(reason="stop")])
     assert slurm.site["1"] == 0
 
 
 def test_a_task_that_left_its_array_is_proved_by_the_arrays_record() -> None:
     slurm = MemorySlurm(a_raw_job("9", array_job_id="5", array_tasks="3"))
     slurm.site["9"] = 537
-    a_cluster(slurm, undo=having((Lever.ORDER, "5", 537))).apply([Restore(reason="stop")])
+    a_cluster(slurm, undo=having((JobSetting.ORDER, "5", 537))).apply([Revert(reason="stop")])
     assert slurm.site["9"] == 0
 
 
@@ -256,15 +257,15 @@ def test_the_value_before_the_last_may_come_back_and_is_taken_back() -> None:
     for urgency in (0.5, 0.3):
         cluster.apply([an_order(j1=urgency)])
     slurm.site["1"] = 5037  # as backfill does before 26.05.3
-    cluster.apply([Restore(reason="stop")])
+    cluster.apply([Revert(reason="stop")])
     assert slurm.site["1"] == 0
 
 
-def test_a_restore_of_one_lever_leaves_the_other() -> None:
+def test_a_restore_of_one_setting_leaves_the_other() -> None:
     slurm = MemorySlurm(a_raw_job("1", time_min_s=420.0))
     slurm.site["1"] = 137
-    undo = having((Lever.ORDER, "1", 137), (Lever.SOFT_LIMIT, "1", 7))
-    a_cluster(slurm, undo=undo).apply([Restore(reason="stop", lever=Lever.SOFT_LIMIT)])
+    undo = having((JobSetting.ORDER, "1", 137), (JobSetting.SOFT_LIMIT, "1", 7))
+    a_cluster(slurm, undo=undo).apply([Revert(reason="stop", setting=JobSetting.SOFT_LIMIT)])
     assert (slurm.site["1"], slurm.jobs["1"]["time_min_s"]) == (137, None)
 
 
@@ -279,23 +280,23 @@ HIDING = [
 def test_what_nobody_can_read_is_never_written_blindly(hiding: dict[str, object]) -> None:
     slurm = MemorySlurm(a_raw_job("1", **hiding), a_raw_job("2", **hiding))
     slurm.site |= {"1": 500, "2": 600}
-    cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 4037)))
-    outcome = only(cluster.apply([Restore(reason="stop")]))
+    cluster = a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 4037)))
+    outcome = only(cluster.apply([Revert(reason="stop")]))
     assert (outcome.job_id, outcome.result) == ("1", Result.REFUSED)
     assert outcome.remark == f"{HIDDEN}; Helios had written SiteFactor 4037"
-    assert cluster.apply([Restore(reason="stop", job_ids=("1", "2"), lever=Lever.ORDER)])
+    assert cluster.apply([Revert(reason="stop", job_ids=("1", "2"), setting=JobSetting.ORDER)])
     assert slurm.changes == []
 
 
 def test_what_nobody_can_read_is_written_on_demand_where_helios_had_set_it_and_only_once() -> None:
     slurm = MemorySlurm(*(a_raw_job(job, eligible=START + 10**6) for job in "12"))
     slurm.site |= {"1": 4037, "2": 600}
-    cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 4037)))
-    outcome = only(cluster.apply([Restore(reason="stop", hidden=True)]))
+    cluster = a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 4037)))
+    outcome = only(cluster.apply([Revert(reason="stop", hidden=True)]))
     assert (outcome.result, outcome.before, outcome.after) == (Result.DONE, "priority 104037", "priority 100000")
     assert "Helios had written SiteFactor 4037" in outcome.remark
     assert slurm.site == {"1": 0, "2": 600}
-    assert cluster.apply([Restore(reason="stop", hidden=True)]) == []
+    assert cluster.apply([Revert(reason="stop", hidden=True)]) == []
 
 
 def test_what_an_admin_put_in_helios_place_is_not_helios_when_it_is_hidden() -> None:
@@ -305,7 +306,7 @@ def test_what_an_admin_put_in_helios_place_is_not_helios_when_it_is_hidden() -> 
     slurm.site["1"] = 500
     cluster.apply([an_order(j1=0.5)])
     slurm.jobs["1"] |= {"priority": 0, "reason": "JobHeldUser"}
-    assert cluster.apply([Restore(reason="stop", hidden=True)]) == []
+    assert cluster.apply([Revert(reason="stop", hidden=True)]) == []
     assert slurm.site["1"] == 500
 
 
@@ -336,14 +337,14 @@ def test_the_database_book_is_a_record_too_and_goes_into_the_file(tmp_path: Path
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
     rows = [
-        a_standing("1", Lever.ORDER, 0.5),
-        a_standing("2", Lever.SOFT_LIMIT, 660.0),
-        a_standing("3", Lever.ORDER, 1),
+        a_applied("1", JobSetting.ORDER, 0.5),
+        a_applied("2", JobSetting.SOFT_LIMIT, 660.0),
+        a_applied("3", JobSetting.ORDER, 1),
     ]
     cluster.know(pd.DataFrame(rows), keep=True)
     assert cluster.snapshot().pending["urgency"].round(1).tolist() == [0.5, 0]
     assert f"time_min\t2\t{START}\t17\n" in (tmp_path / JOBS_FILE).read_text()
-    cluster.apply([Restore(reason="stop")])
+    cluster.apply([Revert(reason="stop")])
     assert (slurm.site["1"], slurm.jobs["2"]["time_min_s"]) == (0, None)
 
 
@@ -351,15 +352,15 @@ def test_what_only_the_book_knows_of_a_hidden_job_goes_into_the_file(tmp_path: P
     slurm = MemorySlurm(a_raw_job("1", priority=0, reason="JobHeldUser"))
     slurm.site["1"] = 5037
     cluster = a_cluster(slurm, undo=JobsUndo(tmp_path))
-    cluster.know(pd.DataFrame([a_standing("1", Lever.ORDER, 0.5)]), keep=True)
+    cluster.know(pd.DataFrame([a_applied("1", JobSetting.ORDER, 0.5)]), keep=True)
     cluster.snapshot()
     assert (tmp_path / JOBS_FILE).read_text() == f"site_factor\t1\t{START}\t5037\n"
 
 
-def a_standing(job_id: str, lever: Lever, value: float) -> dict[str, object]:
+def a_applied(job_id: str, setting: JobSetting, value: float) -> dict[str, object]:
     submitted = pd.Timestamp(START, unit="s", tz="UTC").as_unit("us")
-    row = {"lever": lever.value, "job_id": job_id, "submitted_at": submitted, "value": value}
-    return row | {"mode": "active", "admins": 0}
+    row = {"setting": setting.value, "job_id": job_id, "submitted_at": submitted, "value": value}
+    return row | {"mode": "active", "overridden": 0}
 
 
 def test_a_task_that_changed_with_its_array_is_told_though_nobody_asked() -> None:
@@ -374,7 +375,7 @@ def test_a_task_that_changed_with_its_array_is_told_though_nobody_asked() -> Non
 
 def test_a_job_that_started_or_ended_is_gone() -> None:
     slurm = MemorySlurm(a_raw_job("1", state="RUNNING", started=START))
-    outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1), Restore(reason="stop", job_ids=("1",))])
+    outcomes = a_cluster(slurm).apply([an_order(j1=0.5, j2=0.1), Revert(reason="stop", job_ids=("1",))])
     assert {outcome.result for outcome in outcomes} == {Result.GONE}
     assert slurm.changes == []
 
@@ -414,7 +415,7 @@ def test_a_job_that_is_held_while_it_is_changed_is_told_as_written() -> None:
     assert (outcome.result, outcome.after, outcome.remark) == (Result.DONE, "", UNSEEN)
 
 
-def test_of_two_wishes_for_one_lever_the_last_counts() -> None:
+def test_of_two_changes_for_one_setting_the_last_counts() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     first, second = a_cluster(slurm).apply([an_order(j1=0.5), an_order(j1=-0.5)])
     assert (first.result, second.result) == (Result.REFUSED, Result.DONE)
@@ -460,7 +461,7 @@ def test_a_bound_on_how_many_tasks_run_at_once_is_not_written_with_the_tasks() -
 def test_what_could_not_be_read_back_is_told_with_what_was_before() -> None:
     slurm = MemorySlurm(a_raw_job("1"))
     slurm.site["1"] = 1037
-    cluster = a_cluster(slurm, undo=having((Lever.ORDER, "1", 1037)))
+    cluster = a_cluster(slurm, undo=having((JobSetting.ORDER, "1", 1037)))
     slurm.between.append(lambda: setattr(slurm, "down_after", 0))
     outcome = only(cluster.apply([an_order(j1=0.5)]))
     assert (outcome.result, outcome.before, outcome.after) == (Result.FAILED, "SiteFactor 1037", "")
@@ -471,6 +472,6 @@ def test_of_more_changes_than_may_be_written_the_largest_of_each_kind_come_first
     slurm.settings["SchedulerParameters"] = "time_min_as_soft_limit"
     # Of a limit of 100 minutes: 0.93 and 0.13 of it; of the bound of the SiteFactor: 0.5 and 0.1.
     asked = [a_limit("1", minutes=7), a_limit("2", minutes=87), an_order(j3=0.5, j4=0.1)]
-    outcomes = a_cluster(slurm, writes_per_turn=2).apply(asked)
+    outcomes = a_cluster(slurm, writes_per_cycle=2).apply(asked)
     assert {outcome.job_id for outcome in outcomes if outcome.result is Result.DONE} == {"1", "3"}
     assert {outcome.remark for outcome in outcomes if outcome.result is not Result.DONE} == {SPENT}

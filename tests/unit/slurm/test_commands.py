@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
-from helios.slurm import values
-from helios.slurm.backend import Change, NodeChange, batches
-from helios.slurm.commands import UNANSWERED, CommandsBackend, cron_jobs
+from helios.slurm import parse
+from helios.slurm.backend import JobUpdate, NodeUpdate, batches
+from helios.slurm.commands import UNANSWERED, CommandsBackend, SiteFactor, Sprio, cron_jobs
 from helios.slurm.shell import Shell
-from helios.slurm.sprio import SiteFactor, Sprio
+from tests.waiting import TEST_TIMEOUT_S
 
 Program = Callable[[str, str], Path]
 
@@ -50,32 +50,32 @@ def test_each_answer_of_many_changes_is_told_apart(program: Program, tmp_path: P
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
     ids = ["1", "404", "2", "3", "5", "404", "6", "7", "8", "10", "11"]
-    answers = backend.change([Change(job_id=job_id, site_factor=137) for job_id in ids])
+    answers = backend.change([JobUpdate(job_id=job_id, site_factor=137) for job_id in ids])
     assert [bool(answer) for answer in answers] == [job_id == "404" for job_id in ids]
     assert answers[1] == "Invalid job id specified for job 404"
     assert len((tmp_path / "written").read_text().splitlines()) == len(ids)
 
 
-def test_a_change_names_only_the_levers_it_changes(program: Program, tmp_path: Path) -> None:
+def test_a_change_names_only_the_setting_kinds_it_changes(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
-    backend.change([Change(job_id="1", site_factor=0)])
-    backend.change([Change(job_id="1", time_min=17)])
+    backend.change([JobUpdate(job_id="1", site_factor=0)])
+    backend.change([JobUpdate(job_id="1", time_min=17)])
     assert (tmp_path / "written").read_text() == "JobId=1 SiteFactor=0\nJobId=1 TimeMin=17\n"
 
 
 def test_a_change_of_an_arrays_record_names_its_tasks(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
-    backend.change([Change(job_id="5", tasks="0,2-9:3", site_factor=137)])
+    backend.change([JobUpdate(job_id="5", tasks="0,2-9:3", site_factor=137)])
     assert (tmp_path / "written").read_text() == "JobId=5_[0,2-9:3] SiteFactor=137\n"
 
 
 def test_nodes_that_are_written_the_same_go_in_one_command(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
-    sleeps = [NodeChange(node=f"n{number}", state="POWER_DOWN") for number in (1, 2, 3, 7)]
-    others = [NodeChange(node="n9", state="POWER_UP"), NodeChange(node="n1", weight=0), NodeChange(node="n2", weight=7)]
+    sleeps = [NodeUpdate(node=f"n{number}", state="POWER_DOWN") for number in (1, 2, 3, 7)]
+    others = [NodeUpdate(node="n9", state="POWER_UP"), NodeUpdate(node="n1", weight=0), NodeUpdate(node="n2", weight=7)]
     assert backend.change_nodes([sleeps[0], *others, *sleeps[1:]]) == [""] * 7
     assert (tmp_path / "written").read_text().splitlines() == [
         "NodeName=n[1-3,7] State=POWER_DOWN",
@@ -89,12 +89,12 @@ def test_nodes_that_are_written_the_same_go_in_one_command(program: Program, tmp
 def test_nodes_of_one_command_have_its_answer_and_others_theirs(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL.replace("*=404)", "*403*)"))
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
-    changes = [NodeChange(node="n404", weight=1), NodeChange(node="n3", weight=2), NodeChange(node="n403", weight=1)]
+    changes = [NodeUpdate(node="n404", weight=1), NodeUpdate(node="n3", weight=2), NodeUpdate(node="n403", weight=1)]
     assert [bool(answer) for answer in backend.change_nodes(changes)] == [True, False, True]
 
 
 def test_a_call_is_never_for_more_nodes_than_the_controller_should_hold_its_lock_for() -> None:
-    calls = batches([NodeChange(node=f"n{number}", weight=1) for number in range(450)])
+    calls = batches([NodeUpdate(node=f"n{number}", weight=1) for number in range(450)])
     assert [len(call.places) for call in calls] == [200, 200, 50]
     assert [place for call in calls for place in call.places] == list(range(450))
 
@@ -102,7 +102,7 @@ def test_a_call_is_never_for_more_nodes_than_the_controller_should_hold_its_lock
 def test_a_change_that_scontrol_did_not_come_to_is_not_called_accepted(program: Program, tmp_path: Path) -> None:
     folder = program("scontrol", SCONTROL)
     backend = CommandsBackend(commands_folder=str(folder), environment={"PATH": os.defpath, "HOME": str(tmp_path)})
-    answers = backend.change([Change(job_id=job_id, site_factor=137) for job_id in ("9", "1", "2", "3", "4")])
+    answers = backend.change([JobUpdate(job_id=job_id, site_factor=137) for job_id in ("9", "1", "2", "3", "4")])
     assert answers == [UNANSWERED, "", "", "", UNANSWERED]  # the fifth waits behind the first
 
 
@@ -115,7 +115,7 @@ def test_a_silent_program_is_killed_with_what_it_started(program: Program, tmp_p
     with pytest.raises(ClusterUnavailable, match="did not answer within"):
         Shell(folder=str(folder), timeout_s=0.5).run("squeue")
     child = int((tmp_path / "child").read_text())
-    until = time.monotonic() + 5
+    until = time.monotonic() + TEST_TIMEOUT_S
     while _lives(child) and time.monotonic() < until:
         os.sched_yield()
     assert not _lives(child)
@@ -144,7 +144,7 @@ def test_a_complaint_becomes_the_error_that_it_means(program: Program, complaint
     folder = program("squeue", f"echo '{complaint}' >&2; exit 1")
     with pytest.raises(error, match=complaint.rsplit(maxsplit=1)[-1].strip("()")) as raised:
         Shell(folder=str(folder)).run("squeue")
-    assert getattr(raised.value, "remedy", "")
+    assert getattr(raised.value, "hint", "")
 
 
 def test_a_missing_program_is_told_with_where_to_say_where_it_is(tmp_path: Path) -> None:
@@ -231,11 +231,11 @@ def test_a_task_that_left_its_array_is_a_record_of_its_own_where_squeue_cannot_s
     ("tasks", "text"), [([7], "7"), ([3, 1, 2], "1-3"), ([0, 3, 6, 20, 21, 22], "0,3,6,20-22"), ([1, 2, 2, 4], "1-2,4")]
 )
 def test_tasks_are_named_as_slurm_names_them(tasks: list[int], text: str) -> None:
-    assert values.joined(tasks) == text
-    assert values.tasks(text) == len(set(tasks))
+    assert parse.join_words(tasks) == text
+    assert parse.tasks(text) == len(set(tasks))
 
 
 def test_a_change_that_no_scontrol_could_be_started_for_is_answered_and_nothing_is_raised(tmp_path: Path) -> None:
     backend = CommandsBackend(commands_folder=str(tmp_path))
-    (said,) = backend.change([Change(job_id="1", site_factor=137)])
+    (said,) = backend.change([JobUpdate(job_id="1", site_factor=137)])
     assert said

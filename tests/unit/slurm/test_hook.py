@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import HookTableInvalid
-from helios.slurm.hook import MOST_ROWS, SKEW, HookRow, HookTable, checksum, publish, read_table, render, retract
+from helios.slurm.hook_table import MOST_ROWS, SKEW, HookRow, HookTable, checksum, publish, read_table, render, retract
 
 NOW = datetime(2026, 9, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.actions import Lever
-from helios.slurm.hook import PUBLISHED, TABLE, HookRow, publish, read_published, render, retract
+from helios.actions import JobSetting
+from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, read_published, render, retract
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
-from helios.slurm.undo import UndoNotWritten
+from helios.slurm.undo_file import UndoNotWritten
 from tests.unit.slurm.slurm import START, a_raw_job
 
 HOUR_S = 3600
@@ -24,14 +24,16 @@ def now_s() -> int:
     return int(datetime.now(UTC).timestamp())
 
 
-def a_value(job_id: str = "1", value: int = 4037, *, submitted: int = START, lever: Lever = Lever.ORDER) -> Written:
-    return Written(lever=lever, job_id=job_id, submitted=submitted, value=value)
+def a_value(
+    job_id: str = "1", value: int = 4037, *, submitted: int = START, setting: JobSetting = JobSetting.ORDER
+) -> Written:
+    return Written(setting=setting, job_id=job_id, submitted=submitted, value=value)
 
 
 def proves(folder: Path, value: int = 4037, **job: object) -> bool:
     undo = JobsUndo(folder)
     undo.refresh()
-    return undo.proves(Lever.ORDER, a_raw_job("1", **job), value)
+    return undo.proves(JobSetting.ORDER, a_raw_job("1", **job), value)
 
 
 def test_another_process_reads_what_was_written_and_the_file_is_not_everybodys(tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_a_process_sees_what_another_adds(tmp_path: Path) -> None:
     undo.refresh()
     JobsUndo(tmp_path).add([a_value()])
     undo.refresh()
-    assert undo.proves(Lever.ORDER, a_raw_job("1"), 4037)
+    assert undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
 def test_a_line_that_a_crash_cut_short_proves_nothing_and_spoils_no_other(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_a_full_disk_is_an_error_and_nothing_counts_as_written(tmp_path: Path, m
             undo.add([a_value()])
         (tmp_path / JOBS_FILE).unlink()
         undo.refresh()
-    assert not undo.proves(Lever.ORDER, a_raw_job("1"), 4037)
+    assert not undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
@@ -94,13 +96,13 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 def test_jobs_that_are_gone_are_forgotten_now_and_then(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     alive = [a_raw_job(str(number)) for number in range(1_000_000, 1_000_010)]
-    for turn in range(60):
-        gone = [a_value(str(100 * turn + number), 137) for number in range(100)]
-        undo.add([*gone, *(a_value(job["job_id"], 100 * turn + 137) for job in alive)], queue=alive)
+    for cycle in range(60):
+        gone = [a_value(str(100 * cycle + number), 137) for number in range(100)]
+        undo.add([*gone, *(a_value(job["job_id"], 100 * cycle + 137) for job in alive)], queue=alive)
     assert len((tmp_path / JOBS_FILE).read_text().splitlines()) < 2_000
     again = JobsUndo(tmp_path)
     again.refresh()
-    assert all(again.proves(Lever.ORDER, job, 100 * 59 + 137) for job in alive)
+    assert all(again.proves(JobSetting.ORDER, job, 100 * 59 + 137) for job in alive)
 
 
 def test_what_already_stands_there_is_not_written_again(tmp_path: Path) -> None:
@@ -114,18 +116,18 @@ def test_what_was_seen_to_be_gone_is_not_last_but_may_come_back(tmp_path: Path) 
     undo = JobsUndo(tmp_path)
     undo.add([a_value()])
     undo.add([a_value(value=0)])
-    assert undo.last(Lever.ORDER, a_raw_job("1")) == 0
+    assert undo.last(JobSetting.ORDER, a_raw_job("1")) == 0
     assert proves(tmp_path)
 
 
 def test_the_book_proves_what_it_names_and_the_one_before_it_no_longer(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     undo.know([a_value("1"), a_value("2", 37)])
-    assert undo.proves(Lever.ORDER, a_raw_job("1"), 4037)
-    assert not undo.proves(Lever.ORDER, a_raw_job("1", submitted=START + 1), 4037)
-    assert not undo.has(Lever.ORDER, a_raw_job("1"), 4037)  # it is in no file yet
+    assert undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
+    assert not undo.proves(JobSetting.ORDER, a_raw_job("1", submitted=START + 1), 4037)
+    assert not undo.has(JobSetting.ORDER, a_raw_job("1"), 4037)  # it is in no file yet
     undo.know([a_value("2", 37)])
-    assert not undo.proves(Lever.ORDER, a_raw_job("1"), 4037)
+    assert not undo.proves(JobSetting.ORDER, a_raw_job("1"), 4037)
 
 
 ROW = HookRow(user="ann+o@lab", partition="gpu", gpus=1, limit_min=60, site_factor=4037, time_min=17)
@@ -160,7 +162,7 @@ def test_a_soft_limit_of_the_hook_is_proved_by_the_time_limit_too(
     undo = JobsUndo(tmp_path)
     undo.refresh()
     job = a_raw_job("1", user="ann+o@lab", submitted=now_s(), time_limit_s=limit_s)
-    assert undo.proves(Lever.SOFT_LIMIT, job, 17) is proved
+    assert undo.proves(JobSetting.SOFT_LIMIT, job, 17) is proved
 
 
 def test_what_is_published_no_longer_is_remembered_for_jobs_from_then(tmp_path: Path) -> None:

@@ -11,32 +11,31 @@ from helios.actions import (
     FillFirst,
     KeepAwake,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
     SoftLimit,
 )
 from helios.errors import ClusterUnavailable
-from helios.slurm.backend import NodeChange
-from helios.slurm.cluster import OVERRULED, SPENT
-from helios.slurm.node_wishes import FALLING, NO_NODE, TAKEN, TOO_OLD
-from helios.slurm.nodes import SlurmNodes
+from helios.slurm.backend import NodeUpdate
+from helios.slurm.jobs import OVERRULED, SPENT
+from helios.slurm.nodes import FALLING, NO_NODE, TAKEN, TOO_OLD, SlurmNodes
 from tests.contract.nodes_suite import NodesContract, NodeWorld
 from tests.unit.slurm.slurm import SleepySlurm, a_raw_node
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def nodes_of(slurm: SleepySlurm, *, writes_per_turn: int = 100) -> SlurmNodes:
+def nodes_of(slurm: SleepySlurm, *, writes_per_cycle: int = 100) -> SlurmNodes:
     return SlurmNodes(
         slurm,
         slurm,  # type: ignore[arg-type]  # because it answers as the desk does
         name="venus",
         site_factor_most=10_000,
-        writes_per_turn=writes_per_turn,
+        writes_per_cycle=writes_per_cycle,
         clock=lambda: NOON,
     )
 
@@ -53,8 +52,8 @@ def up(*names: str) -> list[NodeAction]:
     return [PowerUp(node=name, reason="wanted soon") for name in names]
 
 
-def restore(lever: NodeLever, **own: str) -> RestoreNodes:
-    return RestoreNodes(lever=lever, own=tuple(own.items()), reason="stop")
+def restore(setting: NodeSetting, **own: str) -> RevertNodes:
+    return RevertNodes(setting=setting, own=tuple(own.items()), reason="stop")
 
 
 def only(outcomes: list[NodeOutcome]) -> NodeOutcome:
@@ -98,7 +97,7 @@ def test_an_idle_node_is_put_to_sleep_and_one_asleep_is_woken() -> None:
         ("IDLE+POWERED_DOWN", "IDLE+POWER_UP+POWERED_DOWN"),
     ]
     # Wakes come first.
-    assert slurm.written == [NodeChange(node="n2", state="POWER_UP"), NodeChange(node="n1", state="POWER_DOWN")]
+    assert slurm.written == [NodeUpdate(node="n2", state="POWER_UP"), NodeUpdate(node="n1", state="POWER_DOWN")]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_what_already_is_so_or_on_its_way_costs_no_write() -> None:
 def test_a_node_that_is_falling_asleep_is_woken_later(flags: str) -> None:
     slurm = SleepySlurm(a_raw_node("n1", flags=flags))
     cluster = nodes_of(slurm)
-    actions: list[NodeAction] = [*up("n1"), restore(NodeLever.POWER, n1="")]
+    actions: list[NodeAction] = [*up("n1"), restore(NodeSetting.POWER, n1="")]
     for action in actions:
         outcome = only(cluster.steer([action]))
         assert (outcome.result, outcome.remark) == (Result.POSTPONED, FALLING)
@@ -168,7 +167,7 @@ def test_a_node_that_is_falling_asleep_is_woken_later(flags: str) -> None:
 @pytest.mark.parametrize(("state", "flags"), [("IDLE", "DRAIN+POWERED_DOWN"), ("DOWN", "POWERED_DOWN")])
 def test_a_node_asleep_that_an_admin_has_in_hand_is_not_woken(state: str, flags: str) -> None:
     slurm = SleepySlurm(a_raw_node("n1", state=state, flags=flags))
-    actions: list[NodeAction] = [*up("n1"), restore(NodeLever.POWER, n1="")]
+    actions: list[NodeAction] = [*up("n1"), restore(NodeSetting.POWER, n1="")]
     for action in actions:
         assert only(nodes_of(slurm).steer([action])).result is Result.REFUSED
     assert slurm.written == []
@@ -177,7 +176,7 @@ def test_a_node_asleep_that_an_admin_has_in_hand_is_not_woken(state: str, flags:
 def test_a_node_planned_or_reserved_may_be_woken() -> None:
     slurm = SleepySlurm(a_raw_node("n1", flags="PLANNED+POWERED_DOWN"))
     outcome = only(nodes_of(slurm).steer(up("n1")))
-    assert slurm.written == [NodeChange(node="n1", state="POWER_UP")]
+    assert slurm.written == [NodeUpdate(node="n1", state="POWER_UP")]
     assert outcome.result is not Result.REFUSED
 
 
@@ -187,7 +186,7 @@ def test_a_node_that_is_not_there_is_gone_whatever_is_asked() -> None:
         *down("n9"),
         *up("n8"),
         FillFirst(tiers=(("n7",),), reason="pack"),
-        restore(NodeLever.WEIGHT, n6="1"),
+        restore(NodeSetting.WEIGHT, n6="1"),
     ]
     outcomes = nodes_of(slurm).steer(actions)
     assert {(outcome.result, outcome.remark) for outcome in outcomes} == {(Result.GONE, NO_NODE)}
@@ -217,7 +216,7 @@ def test_what_slurm_swallowed_is_a_mismatch_and_what_it_refused_a_failure() -> N
     assert outcomes[1].remark == "Invalid node state specified"
 
 
-def test_the_last_of_two_wishes_for_a_node_is_written() -> None:
+def test_the_last_of_two_changes_for_a_node_is_written() -> None:
     slurm = SleepySlurm(a_raw_node("n1"))
     outcomes = nodes_of(slurm).steer(
         [FillFirst(tiers=((), ("n1",)), reason="pack"), FillFirst(tiers=((), (), ("n1",)), reason="pack")]
@@ -235,9 +234,9 @@ def test_taking_back_and_waking_come_before_sleeping_and_weights() -> None:
         FillFirst(tiers=((), ("n4",)), reason="pack"),
         *down("n1"),
         *up("n2"),
-        restore(NodeLever.WEIGHT, n3="1"),
+        restore(NodeSetting.WEIGHT, n3="1"),
     ]
-    outcomes = nodes_of(slurm, writes_per_turn=2).steer(actions)
+    outcomes = nodes_of(slurm, writes_per_cycle=2).steer(actions)
     assert [outcome.result for outcome in outcomes] == [Result.POSTPONED, Result.POSTPONED, Result.DONE, Result.DONE]
     assert {outcome.remark for outcome in outcomes[:2]} == {SPENT}
     assert {change.node for change in slurm.written} == {"n2", "n3"}
@@ -251,15 +250,15 @@ def test_an_order_of_filling_stands_on_the_sites_own_weights() -> None:
     own = (("n1", 20), ("n4", 50))
     again = FillFirst(tiers=(("n1",), ("n4",)), reason="pack", own=own)
     assert [outcome.after for outcome in cluster.steer([again])] == ["Weight 20", "Weight 51"]
-    cluster.steer([RestoreNodes(lever=NodeLever.WEIGHT, own=(("n4", "50"), ("n1", "20.0")), reason="stop")])
+    cluster.steer([RevertNodes(setting=NodeSetting.WEIGHT, own=(("n4", "50"), ("n1", "20.0")), reason="stop")])
     assert [node["weight"] for node in slurm.node.values()] == [20, 20, 20, 50]
 
 
 def test_a_weight_of_0_is_a_weight() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=1))
-    outcome = only(nodes_of(slurm).steer([restore(NodeLever.WEIGHT, n1="0")]))
+    outcome = only(nodes_of(slurm).steer([restore(NodeSetting.WEIGHT, n1="0")]))
     assert (outcome.result, outcome.after) == (Result.DONE, "Weight 0")
-    assert only(nodes_of(slurm).steer([restore(NodeLever.WEIGHT, n1="")])).result is Result.REFUSED
+    assert only(nodes_of(slurm).steer([restore(NodeSetting.WEIGHT, n1="")])).result is Result.REFUSED
 
 
 def test_the_keep_awake_list_holds_the_sites_own_and_is_given_back() -> None:
@@ -272,7 +271,7 @@ def test_the_keep_awake_list_holds_the_sites_own_and_is_given_back() -> None:
     assert (second.before, second.after) == ("SuspendExcNodes n[8-9]:1,n1", "SuspendExcNodes n[8-9]:1,n2")
     again = only(cluster.steer([KeepAwake(nodes=("n2",), reason="wanted", own="n[8-9]:1")]))
     assert again.result is Result.UNCHANGED
-    back = only(cluster.steer([RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n[8-9]:1"),), reason="stop")]))
+    back = only(cluster.steer([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n[8-9]:1"),), reason="stop")]))
     assert (back.result, slurm.settings["SuspendExcNodes"]) == (Result.DONE, "n[8-9]:1")
     assert len(slurm.lists) == 3
 
@@ -280,7 +279,7 @@ def test_the_keep_awake_list_holds_the_sites_own_and_is_given_back() -> None:
 def test_an_empty_own_list_is_given_back_as_none() -> None:
     slurm = SleepySlurm(a_raw_node("n1"), SuspendExcNodes="n1")
     for own in ("", "(null)"):
-        nodes_of(slurm).steer([RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", own),), reason="stop")])
+        nodes_of(slurm).steer([RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", own),), reason="stop")])
         assert slurm.settings["SuspendExcNodes"] == "(null)"
 
 
@@ -339,4 +338,4 @@ def test_an_action_on_jobs_is_no_action_on_nodes() -> None:
 @pytest.mark.parametrize("state", ["POWER_DOWN_ASAP", "POWER_DOWN_FORCE", "DRAIN", "DOWN", "RESUME"])
 def test_no_other_state_can_be_written_to_a_node(state: str) -> None:
     with pytest.raises(ValueError, match=state):
-        NodeChange(node="n1", state=state)
+        NodeUpdate(node="n1", state=state)

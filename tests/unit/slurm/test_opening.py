@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from helios.config import Slurm
+from helios.config import SlurmSettings
 from helios.errors import ClusterUnavailable, ConfigurationInvalid
-from helios.slurm import opening
+from helios.slurm import connect
 from helios.slurm.commands import CommandsBackend
 from tests.unit.slurm.test_commands import Program, program
 
 __all__ = ["program"]  # a fixture
 
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
-SETTINGS: dict[str, Any] = {"site_factor_most": 1234, "writes_per_turn": 7, "timeout_s": 9.0}
+SETTINGS: dict[str, Any] = {"site_factor_most": 1234, "writes_per_cycle": 7, "timeout_s": 9.0}
 
 
 @pytest.fixture
@@ -26,8 +26,10 @@ def slurm(program: Program) -> Path:
     return program("scontrol", "echo 'ClusterName             = lab'")
 
 
-def settings(folder: Path, **changed: Any) -> Slurm:
-    return Slurm(**(SETTINGS | {"backend": "commands", "commands": str(folder), "python": "/no/python"} | changed))
+def settings(folder: Path, **changed: Any) -> SlurmSettings:
+    return SlurmSettings(
+        **(SETTINGS | {"backend": "commands", "commands": str(folder), "python": "/no/python"} | changed)
+    )
 
 
 def environment() -> dict[str, str]:
@@ -39,15 +41,17 @@ def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     told: dict[str, Any] = {}
-    monkeypatch.setattr(opening, door, lambda backend, *desk, **words: told.update(words, backend=backend, desk=desk))
+    monkeypatch.setattr(
+        connect, door, lambda backend, *operations, **words: told.update(words, backend=backend, operations=operations)
+    )
     if door == "SlurmCluster":
-        opening.open_cluster(settings(slurm), environment=environment(), clock=lambda: NOW)
+        connect.open_cluster(settings(slurm), environment=environment(), clock=lambda: NOW)
         assert told["sprio"].shell.folder == str(slurm)
     else:
-        opening.open_nodes(settings(slurm), racks="r1=n[1-2]", environment=environment(), clock=lambda: NOW)
-        (desk,) = told["desk"]
-        assert (dict(desk.racks), desk.shell.folder) == ({"n1": "r1", "n2": "r1"}, str(slurm))
-    assert (told["name"], told["site_factor_most"], told["writes_per_turn"]) == ("lab", 1234, 7)
+        connect.open_nodes(settings(slurm), racks="r1=n[1-2]", environment=environment(), clock=lambda: NOW)
+        (operations,) = told["operations"]
+        assert (dict(operations.racks), operations.shell.folder) == ({"n1": "r1", "n2": "r1"}, str(slurm))
+    assert (told["name"], told["site_factor_most"], told["writes_per_cycle"]) == ("lab", 1234, 7)
     assert told["clock"]() == NOW
     assert len(told["notes"]) == 1
     assert told["backend"].shell.timeout_s == 9.0
@@ -56,11 +60,11 @@ def test_what_is_opened_has_the_clusters_name_and_the_bounds_of_the_settings(
 
 def test_racks_that_make_no_sense_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationInvalid, match="racks"):
-        opening.open_nodes(settings(tmp_path), racks="r1")
+        connect.open_nodes(settings(tmp_path), racks="r1")
 
 
 def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(slurm: Path) -> None:
-    way = opening.way_in(settings(slurm, backend="auto"), environment=environment())
+    way = connect.connect(settings(slurm, backend="auto"), environment=environment())
     assert isinstance(way.backend, CommandsBackend)
     assert way.shell is way.backend.shell
     assert "/no/python" in way.notes[0]
@@ -68,8 +72,8 @@ def test_where_pyslurm_cannot_be_used_commands_are_taken_and_the_note_says_why(s
 
 def test_a_way_that_was_asked_for_is_not_replaced_by_another(slurm: Path) -> None:
     with pytest.raises(ClusterUnavailable, match="/no/python"):
-        opening.way_in(settings(slurm, backend="pyslurm"), environment=environment())
-    commands = opening.way_in(settings(slurm), environment=environment())
+        connect.connect(settings(slurm, backend="pyslurm"), environment=environment())
+    commands = connect.connect(settings(slurm), environment=environment())
     assert "/no/python" not in commands.notes[0]
     assert "commands" in commands.notes[0]
 
@@ -83,7 +87,7 @@ def test_pyslurm_is_given_the_time_and_the_surroundings_of_the_settings(
         told.update(words)
         raise ClusterUnavailable("not here")
 
-    monkeypatch.setattr("helios.slurm.binding.PyslurmBackend", backend)
+    monkeypatch.setattr("helios.slurm.pyslurm_backend.PyslurmBackend", backend)
     with pytest.raises(ClusterUnavailable):
-        opening.way_in(settings(slurm, backend="pyslurm"), environment=environment())
+        connect.connect(settings(slurm, backend="pyslurm"), environment=environment())
     assert told == {"python": "/no/python", "timeout_s": 9.0, "environment": environment()}

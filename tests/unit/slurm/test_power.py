@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from helios.errors import HostlistInvalid
 from helios.model import NodePower
 from helios.slurm import translate
-from helios.slurm.power import Exclusions, Surroundings, hands_off, in_hand, joined, kept_awake, power, same_list, warm
+from helios.slurm.power import (
+    Exclusions,
+    Surroundings,
+    excluded_reason,
+    in_hand,
+    join_exceptions,
+    keep_awake_list,
+    kept_awake,
+    power,
+    same_list,
+)
 from tests.unit.slurm.slurm import a_raw_node
 
 
@@ -56,7 +66,7 @@ def test_a_state_that_slurm_writes_is_a_power_state(state: str, flags: str | Non
 def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str, flags: str | None, why: str) -> None:
     node = a_raw_node("n1", state=state, flags=flags, reason="disk")
     assert why in in_hand(node)
-    assert why in hands_off(node)
+    assert why in excluded_reason(node)
 
 
 @pytest.mark.parametrize(
@@ -64,30 +74,33 @@ def test_what_an_admin_has_in_hand_is_neither_put_to_sleep_nor_woken(state: str,
 )
 def test_what_slurm_needs_is_not_put_to_sleep_but_may_be_woken(flags: str, why: str) -> None:
     node = a_raw_node("n1", flags=flags)
-    assert why in hands_off(node)
+    assert why in excluded_reason(node)
     assert in_hand(node) == ""
 
 
 def test_a_node_that_does_not_answer_is_left_alone_but_one_that_boots_has_time() -> None:
-    assert hands_off(a_raw_node("n1", flags="NOT_RESPONDING")) == "it does not answer"
-    assert hands_off(a_raw_node("n1", flags="NOT_RESPONDING+POWERING_UP")) == ""
+    assert excluded_reason(a_raw_node("n1", flags="NOT_RESPONDING")) == "it does not answer"
+    assert excluded_reason(a_raw_node("n1", flags="NOT_RESPONDING+POWERING_UP")) == ""
 
 
 @pytest.mark.parametrize(("state", "flags"), [("IDLE", None), ("ALLOCATED", None), ("MIXED", None), ("IDLE", "CLOUD")])
 def test_a_plain_node_is_anybodys(state: str, flags: str | None) -> None:
-    assert hands_off(a_raw_node("n1", state=state, flags=flags)) == ""
+    assert excluded_reason(a_raw_node("n1", state=state, flags=flags)) == ""
 
 
 def test_what_the_site_excludes_by_partition_or_state_is_named() -> None:
     excluded = Exclusions.of({"SuspendExcParts": "login,debug", "SuspendExcStates": "CLOUD,planned"})
-    assert hands_off(a_raw_node("n1", partitions="gpu,debug"), excluded) == "SuspendExcParts names its partition debug"
-    assert hands_off(a_raw_node("n1", flags="CLOUD"), excluded) == "SuspendExcStates names CLOUD"
-    assert hands_off(a_raw_node("n1"), excluded) == ""
+    assert (
+        excluded_reason(a_raw_node("n1", partitions="gpu,debug"), excluded)
+        == "SuspendExcParts names its partition debug"
+    )
+    assert excluded_reason(a_raw_node("n1", flags="CLOUD"), excluded) == "SuspendExcStates names CLOUD"
+    assert excluded_reason(a_raw_node("n1"), excluded) == ""
 
 
 def test_a_keep_awake_list_without_number_keeps_every_node_whatever_it_does() -> None:
     nodes = [a_raw_node("n1", state="MIXED"), a_raw_node("n2", flags="POWERED_DOWN"), a_raw_node("n3")]
-    assert kept_awake(nodes, Exclusions(warm=warm("n[1-2]"))) == {"n1", "n2"}
+    assert kept_awake(nodes, Exclusions(warm=keep_awake_list("n[1-2]"))) == {"n1", "n2"}
 
 
 def test_a_number_keeps_that_many_of_the_idle_nodes_that_are_awake() -> None:
@@ -100,24 +113,24 @@ def test_a_number_keeps_that_many_of_the_idle_nodes_that_are_awake() -> None:
         a_raw_node("n6"),
         a_raw_node("n7"),
     ]
-    assert kept_awake(nodes, Exclusions(warm=warm("n[1-6]:2,n7"))) == {"n4", "n5", "n7"}
+    assert kept_awake(nodes, Exclusions(warm=keep_awake_list("n[1-6]:2,n7"))) == {"n4", "n5", "n7"}
 
 
 @given(awake=st.integers(0, 9), least=st.integers(1, 9), asked=st.sets(st.integers(1, 9)))
 def test_however_many_others_are_put_to_sleep_the_number_stays_awake(awake: int, least: int, asked: set[int]) -> None:
     """The oracle is the promise itself: ``least`` of the list, or all there are, are awake and idle afterwards."""
     nodes = [a_raw_node(f"n{n}", flags=None if n <= awake else "POWERED_DOWN") for n in range(1, 10)]
-    kept = kept_awake(nodes, Exclusions(warm=warm(f"n[1-9]:{least}")))
+    kept = kept_awake(nodes, Exclusions(warm=keep_awake_list(f"n[1-9]:{least}")))
     left = [n for n in range(1, awake + 1) if n not in asked or f"n{n}" in kept]
     assert len(left) >= min(least, awake)
 
 
 def test_a_list_of_both_sorts_is_read_by_the_word() -> None:
-    found = [(part.nodes, part.least) for part in warm("n[10,12]:1,n20,n[30-31]:2")]
+    found = [(part.nodes, part.least) for part in keep_awake_list("n[10,12]:1,n20,n[30-31]:2")]
     assert found == [(("n10", "n12"), 1), (("n20",), None), (("n30", "n31"), 2)]
-    assert warm("(null)") == warm("") == ()
+    assert keep_awake_list("(null)") == keep_awake_list("") == ()
     with pytest.raises(HostlistInvalid):
-        warm("n[1-")
+        keep_awake_list("n[1-")
 
 
 @pytest.mark.parametrize(
@@ -135,18 +148,18 @@ def test_two_lists_are_the_same_when_they_keep_the_same_awake(one: str, other: s
 
 
 def test_the_sites_own_list_stands_first_and_as_it_is() -> None:
-    assert joined("n[1,3]:1,n7", ["n7", "n8", "n9", "n8"]) == "n[1,3]:1,n7,n8,n9"
-    assert joined("(null)", ["n1"]) == "n1"
-    assert joined("", []) == ""
+    assert join_exceptions("n[1,3]:1,n7", ["n7", "n8", "n9", "n8"]) == "n[1,3]:1,n7,n8,n9"
+    assert join_exceptions("(null)", ["n1"]) == "n1"
+    assert join_exceptions("", []) == ""
 
 
-def test_a_frame_of_nodes_says_power_hands_off_rack_and_who_is_kept_awake() -> None:
+def test_a_frame_of_nodes_says_power_excluded_reason_rack_and_who_is_kept_awake() -> None:
     drained = a_raw_node("n3", flags="DRAIN", reason="caf\udce9")
     nodes = [a_raw_node("n2", flags="POWERED_DOWN"), a_raw_node("n1"), drained]
-    around = Surroundings(exclusions=Exclusions(warm=warm("n1")), racks={"n2": "r1"})
+    around = Surroundings(exclusions=Exclusions(warm=keep_awake_list("n1")), racks={"n2": "r1"})
     frame = translate.node_states(nodes, around)
     assert frame["name"].tolist() == ["n1", "n2", "n3"]
     assert frame["power"].tolist() == ["awake", "asleep", "awake"]
-    assert frame["hands_off"].astype(object).fillna("").tolist() == ["", "", "it is drained (caf\\xe9)"]
+    assert frame["excluded_reason"].astype(object).fillna("").tolist() == ["", "", "it is drained (caf\\xe9)"]
     assert frame["kept_awake"].tolist() == [1, 0, 0]
     assert frame["rack"].astype(object).fillna("").tolist() == ["", "r1", ""]

@@ -10,7 +10,7 @@ import pytest
 
 from helios.errors import ClusterUnavailable
 from helios.slurm import preflight
-from helios.slurm.preflight import Finding, Ground, Level, examine, hook_table_check
+from helios.slurm.preflight import Finding, FindingLevel, PreflightContext, examine, hook_table_check
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -53,65 +53,67 @@ def examined(program: Program) -> Examine:
 
 def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> None:
     findings = examined()
-    assert {finding.verdict for finding in findings.values()} == {Level.OK}
+    assert {finding.verdict for finding in findings.values()} == {FindingLevel.OK}
     assert len(findings) == 10
 
 
 @pytest.mark.parametrize(
     ("check", "verdict", "settings"),
     [
-        ("controller", Level.WARN, {"SLURM_VERSION": "21.08.8"}),
-        ("priority", Level.FAIL, {"PriorityType": "priority/basic"}),
-        ("priority", Level.FAIL, {"PriorityFlags": "CALCULATE_RUNNING,INCR_ONLY"}),
-        ("weights", Level.WARN, {"PriorityWeightPartition": "0"}),
-        ("weights", Level.WARN, {"PriorityWeightPartition": "9999"}),
-        ("soft limits", Level.WARN, {"SchedulerParameters": "bf_interval=30"}),
-        ("soft limits", Level.WARN, {"SLURM_VERSION": "23.02.7"}),
-        ("rate limit", Level.WARN, {"SlurmctldParameters": "rl_enable,rl_log_freq=60"}),
-        ("rate limit", Level.OK, {"SlurmctldParameters": "rl_enable", "user": "root"}),
-        ("clock", Level.FAIL, {"skew_s": -31}),
-        ("clock", Level.OK, {"skew_s": 29}),
-        ("privileges", Level.FAIL, {"level": "None"}),
-        ("privileges", Level.FAIL, {"level": ""}),
-        ("privileges", Level.WARN, {"level": "", "user": "slurm"}),
-        ("priority hook", Level.WARN, {"JobSubmitPlugins": "(null)"}),
-        ("priority hook", Level.WARN, {"JobSubmitPlugins": "all_partitions,require_timelimit"}),
-        ("priority hook", Level.OK, {"JobSubmitPlugins": "all_partitions,lua"}),
+        ("controller", FindingLevel.WARN, {"SLURM_VERSION": "21.08.8"}),
+        ("priority", FindingLevel.FAIL, {"PriorityType": "priority/basic"}),
+        ("priority", FindingLevel.FAIL, {"PriorityFlags": "CALCULATE_RUNNING,INCR_ONLY"}),
+        ("weights", FindingLevel.WARN, {"PriorityWeightPartition": "0"}),
+        ("weights", FindingLevel.WARN, {"PriorityWeightPartition": "9999"}),
+        ("soft limits", FindingLevel.WARN, {"SchedulerParameters": "bf_interval=30"}),
+        ("soft limits", FindingLevel.WARN, {"SLURM_VERSION": "23.02.7"}),
+        ("rate limit", FindingLevel.WARN, {"SlurmctldParameters": "rl_enable,rl_log_freq=60"}),
+        ("rate limit", FindingLevel.OK, {"SlurmctldParameters": "rl_enable", "user": "root"}),
+        ("clock", FindingLevel.FAIL, {"skew_s": -31}),
+        ("clock", FindingLevel.OK, {"skew_s": 29}),
+        ("privileges", FindingLevel.FAIL, {"level": "None"}),
+        ("privileges", FindingLevel.FAIL, {"level": ""}),
+        ("privileges", FindingLevel.WARN, {"level": "", "user": "slurm"}),
+        ("priority hook", FindingLevel.WARN, {"JobSubmitPlugins": "(null)"}),
+        ("priority hook", FindingLevel.WARN, {"JobSubmitPlugins": "all_partitions,require_timelimit"}),
+        ("priority hook", FindingLevel.OK, {"JobSubmitPlugins": "all_partitions,lua"}),
     ],
 )
-def test_a_setting_is_judged(examined: Examine, check: str, verdict: Level, settings: dict[str, str]) -> None:
+def test_a_setting_is_judged(examined: Examine, check: str, verdict: FindingLevel, settings: dict[str, str]) -> None:
     found = examined(**settings)[check]
     assert found.verdict is verdict, found
-    assert bool(found.remedy) == (verdict is not Level.OK)
+    assert bool(found.hint) == (verdict is not FindingLevel.OK)
 
 
 def test_a_script_of_the_site_that_does_not_call_the_hook_is_found(examined: Examine, tmp_path: Path) -> None:
     script, asked = tmp_path / "job_submit.lua", {"SLURM_CONF": str(tmp_path / "slurm.conf")}
-    assert examined(**asked)["priority hook"].verdict is Level.OK  # nobody can read it here
+    assert examined(**asked)["priority hook"].verdict is FindingLevel.OK  # nobody can read it here
     script.write_text("function slurm_job_submit() return slurm.SUCCESS end")
-    assert str(script) in examined(**asked)["priority hook"].fact
+    assert str(script) in examined(**asked)["priority hook"].message
     script.write_text('pcall(dofile, "/etc/slurm/helios_hook.lua")')
-    assert examined(**asked)["priority hook"].verdict is Level.OK
+    assert examined(**asked)["priority hook"].verdict is FindingLevel.OK
 
 
 def test_a_table_that_slurmctld_may_not_read_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ground = Ground(configuration=GOOD | {"SlurmUser": "slurm(64030)"}, shell=Shell(), user="x", site_factor_most=1)
+    ground = PreflightContext(
+        configuration=GOOD | {"SlurmUser": "slurm(64030)"}, shell=Shell(), user="x", site_factor_most=1
+    )
     asked = []
     monkeypatch.setattr(preflight, "closed_to", lambda user, path: asked.append((user, path)) or tmp_path)
     (found,) = hook_table_check(tmp_path / "hook" / "table")(ground)
     assert asked == [("slurm", tmp_path / "hook" / "table")]
-    assert (found.check, found.verdict) == ("priority hook", Level.WARN)
-    assert found.remedy.startswith(f"Let slurm into the group of {tmp_path},")
+    assert (found.check, found.verdict) == ("priority hook", FindingLevel.WARN)
+    assert found.hint.startswith(f"Let slurm into the group of {tmp_path},")
     monkeypatch.setattr(preflight, "closed_to", lambda user, path: None)
     assert list(hook_table_check(tmp_path)(ground)) == []
 
 
 def test_a_silent_controller_is_the_only_finding() -> None:
     def silent() -> dict[str, str]:
-        raise ClusterUnavailable("slurmctld does not answer", remedy="scontrol ping")
+        raise ClusterUnavailable("slurmctld does not answer", hint="scontrol ping")
 
     (finding,) = examine(shell=Shell(), configuration=silent, user="root", site_factor_most=1000)
-    assert (finding.check, finding.verdict, finding.remedy) == ("controller", Level.FAIL, "scontrol ping")
+    assert (finding.check, finding.verdict, finding.hint) == ("controller", FindingLevel.FAIL, "scontrol ping")
 
 
 def test_a_check_that_cannot_be_made_does_not_hide_the_others(program: Program, examined: Examine) -> None:
@@ -121,5 +123,5 @@ def test_a_check_that_cannot_be_made_does_not_hide_the_others(program: Program, 
         shell=Shell(folder=str(folder)), configuration=lambda: GOOD, user="root", site_factor_most=10, clock=lambda: NOW
     )
     by_check = {finding.check: finding.verdict for finding in found}
-    assert by_check["accounting"] is Level.WARN
-    assert by_check["clock"] is Level.OK
+    assert by_check["accounting"] is FindingLevel.WARN
+    assert by_check["clock"] is FindingLevel.OK

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.slurm.preflight import Finding, Level, examine
-from helios.slurm.preflight_power import power_checks
+from helios.slurm.preflight import Finding, FindingLevel, examine, power_checks
 from helios.slurm.shell import Shell
 from tests.unit.slurm.test_commands import Program, program
 
@@ -66,41 +65,44 @@ def test_a_well_set_cluster_has_nothing_to_complain_about(examined: Examine) -> 
     for mechanism, more in (("sleep", {}), ("keep_awake", {"SuspendTime": "600 sec"})):
         findings = examined(mechanism=mechanism, **more)
         checks = CHECKS | ({"keep-awake list"} if more else set())
-        assert {check: findings[check].verdict for check in checks} == dict.fromkeys(checks, Level.OK)
+        assert {check: findings[check].verdict for check in checks} == dict.fromkeys(checks, FindingLevel.OK)
 
 
 @pytest.mark.parametrize(
     ("check", "verdict", "settings"),
     [
-        ("power programs", Level.FAIL, {"ResumeProgram": "(null)"}),
-        ("power programs", Level.OK, {"ResumeProgram": "/on/the/controller"}),
-        ("idle timer", Level.FAIL, {"SuspendTime": "INFINITE"}),
-        ("idle timer", Level.WARN, {"SuspendTime": "600 sec"}),
-        ("idle timer", Level.WARN, {"SuspendTime": "604800 sec", "mechanism": "keep_awake"}),
-        ("idle timer", Level.FAIL, {"SuspendTime": "INFINITE", "mechanism": "keep_awake"}),
-        ("power timeouts", Level.WARN, {"BatchStartTimeout": "10 sec"}),
-        ("power timeouts", Level.OK, {"BatchStartTimeout": "10 sec", "ResumeTimeout": "40 sec"}),
-        ("power rates", Level.WARN, {"ResumeRate": "0 nodes/min"}),
-        ("keep-awake list", Level.FAIL, {"SLURM_VERSION": "22.05.8", "mechanism": "keep_awake"}),
-        ("keep-awake list", Level.WARN, {"ReconfigFlags": "(null)", "mechanism": "keep_awake"}),
-        ("administrator", Level.FAIL, {"said": MAY_NOT}),
-        ("administrator", Level.FAIL, {"said": "Unable to contact slurm controller"}),
-        ("administrator", Level.OK, {"said": MAY_NOT, "user": "root"}),
-        ("administrator", Level.OK, {"said": MAY_NOT, "user": "slurm"}),
-        ("node weights", Level.WARN, {"weights": "1 3"}),
-        ("node weights", Level.OK, {"weights": "1 5"}),
+        ("power programs", FindingLevel.FAIL, {"ResumeProgram": "(null)"}),
+        ("power programs", FindingLevel.OK, {"ResumeProgram": "/on/the/controller"}),
+        ("idle timer", FindingLevel.FAIL, {"SuspendTime": "INFINITE"}),
+        ("idle timer", FindingLevel.WARN, {"SuspendTime": "600 sec"}),
+        ("idle timer", FindingLevel.WARN, {"SuspendTime": "604800 sec", "mechanism": "keep_awake"}),
+        ("idle timer", FindingLevel.FAIL, {"SuspendTime": "INFINITE", "mechanism": "keep_awake"}),
+        ("power timeouts", FindingLevel.WARN, {"BatchStartTimeout": "10 sec"}),
+        ("power timeouts", FindingLevel.OK, {"BatchStartTimeout": "10 sec", "ResumeTimeout": "40 sec"}),
+        ("power rates", FindingLevel.WARN, {"ResumeRate": "0 nodes/min"}),
+        ("keep-awake list", FindingLevel.FAIL, {"SLURM_VERSION": "22.05.8", "mechanism": "keep_awake"}),
+        ("keep-awake list", FindingLevel.WARN, {"ReconfigFlags": "(null)", "mechanism": "keep_awake"}),
+        ("administrator", FindingLevel.FAIL, {"said": MAY_NOT}),
+        ("administrator", FindingLevel.FAIL, {"said": "Unable to contact slurm controller"}),
+        ("administrator", FindingLevel.OK, {"said": MAY_NOT, "user": "root"}),
+        ("administrator", FindingLevel.OK, {"said": MAY_NOT, "user": "slurm"}),
+        ("node weights", FindingLevel.WARN, {"weights": "1 3"}),
+        ("node weights", FindingLevel.OK, {"weights": "1 5"}),
     ],
 )
-def test_a_setting_is_judged(examined: Examine, check: str, verdict: Level, settings: dict[str, str]) -> None:
+def test_a_setting_is_judged(examined: Examine, check: str, verdict: FindingLevel, settings: dict[str, str]) -> None:
     found = examined(**settings)[check]
     assert found.verdict is verdict, found
-    assert bool(found.remedy) == (verdict is not Level.OK)
+    assert bool(found.hint) == (verdict is not FindingLevel.OK)
 
 
 def test_a_program_that_cannot_be_run_is_named(examined: Examine, tmp_path: Path) -> None:
     (tmp_path / "resume").chmod(0o644)
     found = examined()["power programs"]
-    assert (found.verdict, found.fact) == (Level.FAIL, f"ResumeProgram is {tmp_path / 'resume'}, which cannot be run")
+    assert (found.verdict, found.message) == (
+        FindingLevel.FAIL,
+        f"ResumeProgram is {tmp_path / 'resume'}, which cannot be run",
+    )
 
 
 def test_who_may_is_asked_of_a_node_that_does_not_exist(examined: Examine, tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from helios.actions import Lever
-from helios.slurm.cluster import SlurmCluster
-from helios.slurm.commands import CommandsBackend
+from helios.actions import JobSetting
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.jobs import SlurmCluster
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.sprio import Sprio
 from helios.slurm.translate import node_states
 from tests.unit.slurm.recorded import GOLDEN, RELEASES, recorded
 
@@ -66,9 +65,9 @@ def test_a_task_that_an_admin_took_out_of_its_array_is_a_job_of_its_own() -> Non
 
 def test_every_sort_of_job_to_leave_alone_is_seen_in_the_recording(release: str, backend: CommandsBackend) -> None:
     snapshot = SlurmCluster(
-        backend, name="x", site_factor_most=10_000, writes_per_turn=1, sprio=Sprio(shell=backend.shell)
+        backend, name="x", site_factor_most=10_000, writes_per_cycle=1, sprio=Sprio(shell=backend.shell)
     ).snapshot()
-    reasons = " ".join(snapshot.pending["hands_off"].dropna().tolist())
+    reasons = " ".join(snapshot.pending["excluded_reason"].dropna().tolist())
     seen = [word for word in ("heterogeneous", "held", "set directly", "scrontab", "reservation") if word in reasons]
     assert seen[:3] == ["heterogeneous", "held", "set directly"]
     assert seen[3:] == (["reservation"] if release == "slurm-22.05" else ["scrontab"])
@@ -88,12 +87,12 @@ def test_a_marked_site_factor_becomes_an_urgency(release: str, backend: Commands
     sprio, undo = Sprio(shell=backend.shell), JobsUndo()
     wrote = {job_id: factor.value for job_id, factor in sprio().items() if factor.value in {4037, -2537}}
     undo.add(
-        Written(lever=Lever.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]])
+        Written(setting=JobSetting.ORDER, job_id=job["job_id"], submitted=job["submitted"], value=wrote[job["job_id"]])
         for job in backend.queue()
         if job["job_id"] in wrote
     )
     snapshot = SlurmCluster(
-        backend, name="x", site_factor_most=10_000, writes_per_turn=1, sprio=sprio, undo=undo
+        backend, name="x", site_factor_most=10_000, writes_per_cycle=1, sprio=sprio, undo=undo
     ).snapshot()
     urgencies = snapshot.pending.loc[snapshot.pending["urgency"] != 0, "urgency"].round(2).tolist()
     # In the recording of 24.11 the job with 4037 had started.
@@ -128,5 +127,5 @@ def test_every_power_state_is_read_as_it_was_recorded(power_of: str, tmp_path: P
     program.write_text(f"#!/bin/sh\ncat {GOLDEN / 'power' / f'{power_of}.txt'}\n")
     program.chmod(0o755)
     frame = node_states(CommandsBackend(commands_folder=str(tmp_path)).nodes()).astype(object)
-    hands_off = [why if isinstance(why, str) else None for why in frame["hands_off"]]
-    assert list(zip(frame["power"], hands_off, strict=True)) == AS_READ[power_of]
+    excluded_reason = [why if isinstance(why, str) else None for why in frame["excluded_reason"]]
+    assert list(zip(frame["power"], excluded_reason, strict=True)) == AS_READ[power_of]

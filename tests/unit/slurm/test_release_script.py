@@ -1,4 +1,4 @@
-"""What the kill switch that needs no Python takes back, leaves and follows, on programs that stand for Slurm's."""
+"""What the kill switch that needs no Python reverts, leaves and follows, on programs that stand for Slurm's."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_a_nodes_file_that_is_a_link_is_told_and_not_read(slurm: SlurmOnPath) ->
     assert "nodes.undo is a link, or somebody else's: it is not read" in ran.said
 
 
-def test_a_pause_of_the_office_of_nodes_follows_no_link(slurm: SlurmOnPath) -> None:
+def test_a_pause_of_the_domain_of_nodes_follows_no_link(slurm: SlurmOnPath) -> None:
     power = slurm.folder / "state-power"
     power.mkdir()
     (power / "PAUSED").symlink_to(slurm.folder / "victim")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import UNTYPED, Share, SlurmSite
-from helios.slurm.conf_text import length_s
-from helios.slurm.site_files import read_site
+from helios.model.slurm_site import UNTYPED, Share, SlurmSite
+from helios.slurm.site import read_site
+from helios.slurm.site_conf import length_s
 
 RECORDED = Path(__file__).parent / "recorded_site"
 NODES = "NodeName=n[1-2] CPUs=4 Gres=gpu:2\nPartitionName=gpu Nodes=n[1-2]\n"
@@ -150,8 +150,8 @@ def test_the_last_of_two_settings_counts_and_that_is_said() -> None:
 def test_what_cannot_be_understood_is_refused_with_its_line(wrong: str, said: str) -> None:
     with pytest.raises(ConfigurationInvalid) as refused:
         read_site(NODES + wrong)
-    assert said in refused.value.fact
-    assert refused.value.remedy
+    assert said in refused.value.message
+    assert refused.value.hint
 
 
 def test_a_site_without_nodes_is_refused() -> None:
@@ -231,7 +231,7 @@ def test_the_shares_of_one_cluster_are_taken() -> None:
 def test_a_text_of_another_command_is_refused_with_the_right_one(option: str, command: str) -> None:
     with pytest.raises(ConfigurationInvalid) as refused:
         read_site(NODES, **{option: "some|other\nta|ble\n"})
-    assert command in refused.value.remedy
+    assert command in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import math
 import pandas as pd
 import pytest
 
-from helios.actions import Lever
+from helios.actions import JobSetting
 from helios.slurm import translate
+from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.sprio import SiteFactor
 from tests.unit.slurm.slurm import START, a_raw_job, a_raw_node
 
 NEW, OLD = (25, 11), (22, 5)
@@ -40,7 +40,7 @@ def test_running_jobs_come_oldest_start_first_and_completing_ones_hold_too() -> 
 
 def test_a_time_min_is_the_users_unless_helios_wrote_it_on_a_release_with_soft_limits() -> None:
     jobs = [a_raw_job("1", time_min_s=420.0), a_raw_job("2", time_min_s=1800.0), a_raw_job("3", time_min_s=420.0)]
-    undo = having(Lever.SOFT_LIMIT, **{"1": 7, "2": 30})
+    undo = having(JobSetting.SOFT_LIMIT, **{"1": 7, "2": 30})
     new = translate.pending(jobs, {}, most=10_000, release=NEW, undo=undo)
     assert new["soft_limit_s"].fillna(0).tolist() == [420, 0, 0]
     assert new["user_soft_limit_s"].fillna(0).tolist() == [0, 1800, 420]
@@ -52,10 +52,10 @@ def test_a_time_min_is_the_users_unless_helios_wrote_it_on_a_release_with_soft_l
 def test_the_urgency_of_a_job_that_cannot_be_read_or_that_helios_did_not_set_is_0() -> None:
     jobs = [a_raw_job(job_id) for job_id in "123"]
     factors = {"1": SiteFactor(value=9937), "3": SiteFactor(value=9937)}
-    undo = having(Lever.ORDER, **{"1": 9937})
+    undo = having(JobSetting.ORDER, **{"1": 9937})
     queue = translate.pending(jobs, factors, most=10_000, release=NEW, undo=undo)
     assert queue["urgency"].tolist() == [1, 0, 0]
-    assert queue["hands_off"].notna().tolist() == [False, False, True]
+    assert queue["excluded_reason"].notna().tolist() == [False, False, True]
 
 
 def test_units_and_missing_values_of_a_job() -> None:
@@ -103,14 +103,14 @@ def test_nodes_come_in_the_order_of_their_numbers() -> None:
     ],
 )
 def test_a_hand_on_a_job_is_named(factor: SiteFactor | None, why: str) -> None:
-    assert translate.hands_off(a_raw_job("1"), factor, having(Lever.ORDER, **{"1": -2537})) == why
+    assert translate.excluded_reason(a_raw_job("1"), factor, having(JobSetting.ORDER, **{"1": -2537})) == why
 
 
 def test_a_mark_without_a_record_is_a_hand_on_a_job() -> None:
-    assert "an admin set SiteFactor -2537, or" in translate.hands_off(a_raw_job("1"), SiteFactor(value=-2537))
+    assert "an admin set SiteFactor -2537, or" in translate.excluded_reason(a_raw_job("1"), SiteFactor(value=-2537))
 
 
-def having(lever: Lever, **values: int) -> JobsUndo:
+def having(setting: JobSetting, **values: int) -> JobsUndo:
     undo = JobsUndo()
-    undo.add(Written(lever=lever, job_id=job_id, submitted=START, value=value) for job_id, value in values.items())
+    undo.add(Written(setting=setting, job_id=job_id, submitted=START, value=value) for job_id, value in values.items())
     return undo

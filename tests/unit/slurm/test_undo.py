@@ -1,4 +1,4 @@
-"""What would have to be taken back on nodes is written down whole, or not at all."""
+"""What would have to be reverted on nodes is written down whole, or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable
-from helios.slurm.undo import NodesUndo, UndoNotWritten, read_undo, write_undo
+from helios.slurm.undo_file import NodesUndo, UndoNotWritten, read_undo, write_undo
 
 NODES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helios.slurm import values
+from helios.slurm import parse
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,17 @@ from helios.slurm import values
     ],
 )
 def test_a_length_is_read(text: str, seconds: float | str | None) -> None:
-    assert values.length_s(text) == seconds
+    assert parse.length_s(text) == seconds
 
 
 @pytest.mark.parametrize(("text", "moment"), [("1795255120", 1_795_255_120), ("0", None), ("N/A", None), ("", None)])
 def test_a_time_is_read(text: str, moment: int | None) -> None:
-    assert values.time_s(text) == moment
+    assert parse.time_s(text) == moment
 
 
 @pytest.mark.parametrize(("text", "count"), [("12", 12), ("4-8", 4), ("2K", 2048), ("1.5K", 1536), ("", None)])
 def test_a_count_is_read(text: str, count: int | None) -> None:
-    assert values.whole(text) == count
+    assert parse.whole(text) == count
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_count_is_read(text: str, count: int | None) -> None:
     [("100M", 100.0), ("1.5G", 1536.0), ("2T", 2_097_152.0), ("512K", 0.5), ("300", 300.0), ("?", None)],
 )
 def test_memory_is_read(text: str, mib: float | None) -> None:
-    assert values.memory_mib(text) == mib
+    assert parse.memory_mib(text) == mib
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_memory_is_read(text: str, mib: float | None) -> None:
     ],
 )
 def test_gpus_are_counted_once_whatever_the_notation(text: str, count: int, kind: str | None) -> None:
-    assert values.gpus(text) == values.Gpus(count=count, type=kind)
+    assert parse.gpus(text) == parse.Gpus(count=count, type=kind)
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("7", 1), ("0-9", 10), ("0-9:3", 4), ("0,3,6,9,20-29%2", 14), ("[0-99]", 100), ("", 1)]
 )
 def test_array_tasks_are_counted(text: str, count: int) -> None:
-    assert values.tasks(text) == count
+    assert parse.tasks(text) == count
 
 
 def test_a_release_is_told_from_a_version() -> None:
-    assert [values.release(text) for text in ("22.05.8", "25.11.2-rc1", "?")] == [(22, 5), (25, 11), (0, 0)]
+    assert [parse.release(text) for text in ("22.05.8", "25.11.2-rc1", "?")] == [(22, 5), (25, 11), (0, 0)]

@@ -15,30 +15,41 @@ import pytest
 
 from helios.actions import (
     FillFirst,
+    JobSetting,
     KeepAwake,
-    Lever,
     NodeAction,
-    NodeLever,
     NodeOutcome,
+    NodeSetting,
     PowerDown,
     PowerUp,
-    RestoreNodes,
     Result,
+    RevertNodes,
 )
-from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, Misuse
+from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, UsageError
 from helios.model import NodePower
-from helios.slurm import translate, values
+from helios.slurm import parse, translate
 from helios.slurm.accounting import Accounting
-from helios.slurm.commands import CommandsBackend
+from helios.slurm.commands import CommandsBackend, SiteFactor, Sprio
+from helios.slurm.connect import partition_names
 from helios.slurm.jobs_undo import JobsUndo, Written
-from helios.slurm.partitions import partition_names
-from helios.slurm.power import Exclusions, Surroundings, hands_off, in_hand, joined, kept_awake, power, same_list, warm
-from helios.slurm.power_settings import powering, programs, racks_of_topology, seconds
-from helios.slurm.preflight import Finding, Level, controllers_time, examine
-from helios.slurm.preflight_power import power_checks
+from helios.slurm.nodes import HEAVIEST, weights_by_tier
+from helios.slurm.power import (
+    Exclusions,
+    Surroundings,
+    excluded_reason,
+    in_hand,
+    join_exceptions,
+    keep_awake_list,
+    kept_awake,
+    power,
+    power_config,
+    programs,
+    same_list,
+    seconds,
+    topology_racks,
+)
+from helios.slurm.preflight import Finding, FindingLevel, controllers_time, examine, power_checks
 from helios.slurm.shell import Shell, quoted
-from helios.slurm.sprio import SiteFactor, Sprio
-from helios.slurm.weights import HEAVIEST, tiered
 from tests.unit.slurm.slurm import START, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_commands import Program, program
 from tests.unit.slurm.test_nodes import asleep, down, nodes_of, only, restore, up
@@ -87,8 +98,8 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     )
     undo = JobsUndo()
     undo.add(
-        Written(lever=lever, job_id="7", submitted=START, value=value)
-        for lever, value in ((Lever.ORDER, 5037), (Lever.SOFT_LIMIT, 7))
+        Written(setting=setting, job_id="7", submitted=START, value=value)
+        for setting, value in ((JobSetting.ORDER, 5037), (JobSetting.SOFT_LIMIT, 7))
     )
     queue = translate.pending([job], {"7": SiteFactor(value=5037)}, most=10_000, release=NEW, undo=undo)
     assert whole(queue) == {
@@ -120,7 +131,7 @@ def test_a_pending_job_is_read_with_every_column() -> None:
     }
 
 
-def test_a_running_job_is_read_with_every_column_and_no_lever_but_the_users() -> None:
+def test_a_running_job_is_read_with_every_column_and_no_setting_but_the_users() -> None:
     job = a_raw_job(
         "8",
         state="RUNNING",
@@ -156,7 +167,7 @@ def test_a_running_job_is_read_with_every_column_and_no_lever_but_the_users() ->
         "node_list": "n[1-2]",
         "priority": 100_000,
         "urgency": 0.0,
-        "hands_off": "it is a component of heterogeneous job 5",
+        "excluded_reason": "it is a component of heterogeneous job 5",
     }
 
 
@@ -179,7 +190,7 @@ def test_a_node_is_read_with_every_column() -> None:
         "state": "MIXED",
         "flags": "PLANNED",
         "power": "awake",
-        "hands_off": "Slurm plans to start a job on it",
+        "excluded_reason": "Slurm plans to start a job on it",
         "kept_awake": 1,
         "rack": "r7",
         "cpus": 64,
@@ -212,14 +223,14 @@ def test_a_node_is_read_with_every_column() -> None:
 def test_why_a_job_is_left_alone_names_what_was_found(
     job: dict[str, Any], factor: SiteFactor | None, words: str
 ) -> None:
-    why = translate.hands_off(a_raw_job("1", **job), factor)
+    why = translate.excluded_reason(a_raw_job("1", **job), factor)
     assert bool(why) == bool(words)
     assert words in why
 
 
 def test_a_time_min_bears_the_mark_from_the_first_release_with_soft_limits_on() -> None:
     job, undo = a_raw_job("7", time_min_s=420.0), JobsUndo()
-    undo.add([Written(lever=Lever.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
+    undo.add([Written(setting=JobSetting.SOFT_LIMIT, job_id="7", submitted=START, value=7)])
     releases = ((23, 2), (23, 11), (26, 5))
     marked = {release: translate.is_our_time_min(job, undo, release=release) for release in releases}
     assert marked == {(23, 2): False, (23, 11): True, (26, 5): True}
@@ -239,8 +250,8 @@ def test_jobs_without_a_priority_or_a_start_come_where_nothing_puts_them() -> No
 
 @pytest.mark.parametrize("word", ["", "N/A", "(null)", "None", "Unknown", "NONE", "n/a", "none", "INVALID"])
 def test_what_slurm_writes_for_nothing_is_nothing(word: str) -> None:
-    assert values.text(word) is None
-    assert values.text(f"x{word}") == f"x{word}"
+    assert parse.text(word) is None
+    assert parse.text(f"x{word}") == f"x{word}"
 
 
 @pytest.mark.parametrize(
@@ -248,40 +259,40 @@ def test_what_slurm_writes_for_nothing_is_nothing(word: str) -> None:
     [("1M", 1024**2), ("1G", 1024**3), ("1T", 1024**4), ("1P", 1024**5), ("1E", 1024**6), (".", None)],
 )
 def test_large_counts_are_read(text: str, count: int | None) -> None:
-    assert values.whole(text) == count
+    assert parse.whole(text) == count
 
 
 @pytest.mark.parametrize(("text", "mib"), [("1P", 1024.0**3), ("1E", 1024.0**4), ("1M", 1.0), ("1 M", None)])
 def test_large_memory_is_read(text: str, mib: float | None) -> None:
-    assert values.memory_mib(text) == mib
+    assert parse.memory_mib(text) == mib
 
 
 def test_a_list_of_tres_is_a_mapping_of_what_has_a_value() -> None:
-    assert dict(values.tres("cpu=4,mem=8G,odd,gres/gpu:a100=2,x=a=b")) == {
+    assert dict(parse.tres("cpu=4,mem=8G,odd,gres/gpu:a100=2,x=a=b")) == {
         "cpu": "4",
         "mem": "8G",
         "gres/gpu:a100": "2",
         "x": "a=b",
     }
-    assert dict(values.tres("")) == {}
+    assert dict(parse.tres("")) == {}
 
 
 def test_untyped_and_typed_gpus_of_several_kinds_are_added() -> None:
-    assert values.gpus("gpu:a100:2,gpu:a100:1") == values.Gpus(count=3, type="a100")
-    assert values.gpus("gpu:2,gpu:3") == values.Gpus(count=5, type=None)
-    assert values.gpus("gpu:a100") == values.Gpus(count=1, type="a100")
-    assert values.gpus("gpu:4(S:0-1), gpu:v100:1(S:2)") == values.Gpus(count=4, type="v100")
+    assert parse.gpus("gpu:a100:2,gpu:a100:1") == parse.Gpus(count=3, type="a100")
+    assert parse.gpus("gpu:2,gpu:3") == parse.Gpus(count=5, type=None)
+    assert parse.gpus("gpu:a100") == parse.Gpus(count=1, type="a100")
+    assert parse.gpus("gpu:4(S:0-1), gpu:v100:1(S:2)") == parse.Gpus(count=4, type="v100")
 
 
 @pytest.mark.parametrize(("text", "count"), [("1-4:2", 2), ("5-5", 1), ("a-b", 1), ("0,x,2", 2), ("3-9:3%1", 3)])
 def test_more_array_tasks_are_counted(text: str, count: int) -> None:
-    assert values.tasks(text) == count
+    assert parse.tasks(text) == count
 
 
 def test_a_length_of_days_and_of_bare_minutes() -> None:
-    assert values.length_s("2-00:00:01") == 172_801.0
-    assert values.length_s("45") == 45.0
-    assert values.length_s("1:2:3x") is None
+    assert parse.length_s("2-00:00:01") == 172_801.0
+    assert parse.length_s("45") == 45.0
+    assert parse.length_s("1:2:3x") is None
 
 
 # What sprio says.
@@ -313,7 +324,7 @@ def test_sprio_that_fails_is_an_error_of_its_kind(program: Program) -> None:
     program("sprio", "echo 'You are not running a supported priority plugin (priority type basic)' >&2; exit 1")
     with pytest.raises(ClusterRefused) as refused:
         Sprio(shell=Shell(folder=str(folder)))()
-    assert "PriorityType=priority/multifactor" in refused.value.remedy
+    assert "PriorityType=priority/multifactor" in refused.value.hint
 
 
 # The accounting.
@@ -339,14 +350,14 @@ def test_a_window_of_jobs_is_asked_for_with_these_words_and_no_others(program: P
 
 def test_a_window_is_refused_with_what_to_set(tmp_path: Path) -> None:
     accounting = Accounting(shell=Shell(folder=str(tmp_path)))
-    with pytest.raises(Misuse, match="zone"):
+    with pytest.raises(UsageError, match="zone"):
         accounting.sacct_window(NOW.replace(tzinfo=None), NOW, path=tmp_path / "w.txt")
-    with pytest.raises(Misuse, match="zone"):
+    with pytest.raises(UsageError, match="zone"):
         accounting.sacct_window(NOW, NOW.replace(tzinfo=None), path=tmp_path / "w.txt")
-    with pytest.raises(Misuse, match="31 days") as refused:
+    with pytest.raises(UsageError, match="31 days") as refused:
         accounting.sacct_window(NOW, NOW + timedelta(days=31, seconds=1), path=tmp_path / "w.txt")
-    assert "window_s" in refused.value.remedy
-    assert "2026-11-21 10:00" in refused.value.fact
+    assert "window_s" in refused.value.hint
+    assert "2026-11-21 10:00" in refused.value.message
 
 
 def test_node_events_are_asked_for_by_cluster_and_window_and_read_whole(program: Program, tmp_path: Path) -> None:
@@ -464,13 +475,13 @@ def test_a_node_in_somebodys_hand_says_in_whose_and_why(flags: str, words: str) 
     node = a_raw_node("n1", flags=flags, reason="bad disk [root@2026-11-21T10:00:00]")
     assert words in in_hand(node)
     assert in_hand(node).endswith("(bad disk)") == (flags != "NEVER_HEARD_OF")
-    assert hands_off(node) == in_hand(node)
+    assert excluded_reason(node) == in_hand(node)
 
 
 @pytest.mark.parametrize("flags", ["CLOUD", "PERFCTRS", "NET", "POWERED_DOWN", "POWERING_UP", None])
 def test_a_harmless_flag_keeps_nobody_off(flags: str | None) -> None:
     assert in_hand(a_raw_node("n1", flags=flags)) == ""
-    assert hands_off(a_raw_node("n1", flags=flags)) == ""
+    assert excluded_reason(a_raw_node("n1", flags=flags)) == ""
 
 
 @pytest.mark.parametrize(
@@ -478,7 +489,7 @@ def test_a_harmless_flag_keeps_nobody_off(flags: str | None) -> None:
 )
 def test_what_slurm_needs_is_woken_and_not_put_to_sleep(flags: str, words: str) -> None:
     assert in_hand(a_raw_node("n1", flags=flags)) == ""
-    assert words in hands_off(a_raw_node("n1", flags=flags))
+    assert words in excluded_reason(a_raw_node("n1", flags=flags))
 
 
 def test_states_of_a_node_that_is_nobodys() -> None:
@@ -494,9 +505,9 @@ def test_exclusions_by_partition_and_state_name_what_they_exclude() -> None:
     excluded = Exclusions.of({"SuspendExcParts": "login, debug", "SuspendExcStates": "mixed,PLANNED"})
     assert excluded.partitions == {"login", "debug"}
     assert excluded.states == {"MIXED", "PLANNED"}
-    assert hands_off(a_raw_node("n1", partitions="gpu,login"), excluded).endswith("login")
-    assert hands_off(a_raw_node("n1", state="MIXED"), excluded).endswith("MIXED")
-    assert hands_off(a_raw_node("n1"), excluded) == ""
+    assert excluded_reason(a_raw_node("n1", partitions="gpu,login"), excluded).endswith("login")
+    assert excluded_reason(a_raw_node("n1", state="MIXED"), excluded).endswith("MIXED")
+    assert excluded_reason(a_raw_node("n1"), excluded) == ""
 
 
 def test_a_number_in_a_keep_awake_list_keeps_the_first_so_many_that_are_ready() -> None:
@@ -504,8 +515,8 @@ def test_a_number_in_a_keep_awake_list_keeps_the_first_so_many_that_are_ready() 
     nodes += [a_raw_node(f"n{number}") for number in (4, 5, 6)]
     excluded = Exclusions.of({"SuspendExcNodes": "n[1-6]:2,n9"})
     assert kept_awake(nodes, excluded) == {"n4", "n5", "n9"}
-    assert [(part.nodes, part.least) for part in warm("n[1-2]:1,n3")] == [(("n1", "n2"), 1), (("n3",), None)]
-    assert warm(" (null) ") == ()
+    assert [(part.nodes, part.least) for part in keep_awake_list("n[1-2]:1,n3")] == [(("n1", "n2"), 1), (("n3",), None)]
+    assert keep_awake_list(" (null) ") == ()
 
 
 def test_lists_are_the_same_by_what_they_keep() -> None:
@@ -517,9 +528,9 @@ def test_lists_are_the_same_by_what_they_keep() -> None:
 
 
 def test_a_list_is_joined_behind_the_sites_own_without_saying_a_node_twice() -> None:
-    assert joined("n[1-2]:1,login1", ["n1", "login1", "n9", "n9"]) == "n[1-2]:1,login1,n1,n9"
-    assert joined(" (null) ", ["n1"]) == "n1"
-    assert joined("", []) == ""
+    assert join_exceptions("n[1-2]:1,login1", ["n1", "login1", "n9", "n9"]) == "n[1-2]:1,login1,n1,n9"
+    assert join_exceptions(" (null) ", ["n1"]) == "n1"
+    assert join_exceptions("", []) == ""
 
 
 def test_how_a_cluster_powers_its_nodes_is_read_whole() -> None:
@@ -532,13 +543,13 @@ def test_how_a_cluster_powers_its_nodes_is_read_whole() -> None:
         "ResumeTimeout": "300 sec",
         "SuspendExcNodes": "(null)",
     }
-    found = powering(given, racks={"n1": "r1"})
+    found = power_config(given, racks={"n1": "r1"})
     assert (found.release, found.surroundings.racks, found.settings.keep_awake) == (NEW, {"n1": "r1"}, "")
     assert programs(given) == {"SuspendProgram": "/s", "ResumeProgram": "/r"}
     assert programs(given | {"ResumeProgram": "(null)"}) == {"SuspendProgram": "/s"}
-    nothing = powering({}).settings
+    nothing = power_config({}).settings
     assert (nothing.suspend_timeout_s, nothing.resume_timeout_s, nothing.can_sleep) == (0, 0, False)
-    unread = powering(given | {"SuspendExcNodes": "n[1-"}).settings
+    unread = power_config(given | {"SuspendExcNodes": "n[1-"}).settings
     assert (unread.can_sleep, unread.can_keep_awake, unread.keep_awake) == (False, False, "n[1-")
     assert {text: seconds(text) for text in ("UNLIMITED", "NONE", "-1", "-1 sec")} == dict.fromkeys(
         ("UNLIMITED", "NONE", "-1", "-1 sec"), float("inf")
@@ -547,17 +558,17 @@ def test_how_a_cluster_powers_its_nodes_is_read_whole() -> None:
 
 def test_the_first_switch_that_names_a_node_is_its_rack() -> None:
     lines = ["SwitchName=a Level=0 Nodes=n1", "SwitchName=b Level=0 Nodes=n[1-2]", "SwitchName=c Level=0", "odd"]
-    assert racks_of_topology(lines) == {"n1": "a", "n2": "b"}
+    assert topology_racks(lines) == {"n1": "a", "n2": "b"}
 
 
 # Weights.
 
 
 def test_the_heaviest_weight_leaves_room_for_no_more_than_there_is() -> None:
-    assert tiered({"a": HEAVIEST - 1, "b": HEAVIEST - 1}, [["a"], ["b"]]) == {"a": HEAVIEST - 1, "b": HEAVIEST}
-    assert tiered({"a": HEAVIEST, "b": HEAVIEST}, [["a"], ["b"]]) == {"a": HEAVIEST, "b": HEAVIEST}
-    assert tiered({"a": 1}, []) == {}
-    assert tiered({"a": 1, "b": 1, "c": 3}, [[], ["a"], ["b"]]) == {"a": 1, "b": 2}
+    assert weights_by_tier({"a": HEAVIEST - 1, "b": HEAVIEST - 1}, [["a"], ["b"]]) == {"a": HEAVIEST - 1, "b": HEAVIEST}
+    assert weights_by_tier({"a": HEAVIEST, "b": HEAVIEST}, [["a"], ["b"]]) == {"a": HEAVIEST, "b": HEAVIEST}
+    assert weights_by_tier({"a": 1}, []) == {}
+    assert weights_by_tier({"a": 1, "b": 1, "c": 3}, [[], ["a"], ["b"]]) == {"a": 1, "b": 2}
 
 
 # What is said of nodes.
@@ -566,7 +577,7 @@ def test_the_heaviest_weight_leaves_room_for_no_more_than_there_is() -> None:
 def told(outcome: NodeOutcome) -> tuple[Any, ...]:
     return (
         outcome.action,
-        outcome.lever,
+        outcome.setting,
         outcome.node,
         outcome.result,
         outcome.reason,
@@ -575,16 +586,16 @@ def told(outcome: NodeOutcome) -> tuple[Any, ...]:
     )
 
 
-def test_every_outcome_of_a_steer_names_action_lever_node_reason_and_what_was_read() -> None:
+def test_every_outcome_of_a_steer_names_action_setting_node_reason_and_what_was_read() -> None:
     slurm = SleepySlurm(*(a_raw_node(f"n{number}", weight=10) for number in (1, 2, 3, 4)), asleep("n5", weight=10))
     fill = FillFirst(tiers=(("n3",), ("n4", "gone")), reason="pack")
     actions: list[NodeAction] = [*down("n1"), *up("n5"), fill, KeepAwake(nodes=("n2", "gone"), reason="soon")]
     outcomes = nodes_of(slurm).steer(actions)
-    power_lever, weight, kept = NodeLever.POWER, NodeLever.WEIGHT, NodeLever.KEEP_AWAKE
+    power_setting, weight, kept = NodeSetting.POWER, NodeSetting.WEIGHT, NodeSetting.KEEP_AWAKE
     sleeping, waking = "IDLE+POWERED_DOWN", "IDLE+POWER_UP+POWERED_DOWN"
     assert [told(outcome) for outcome in outcomes] == [
-        ("PowerDown", power_lever, "n1", Result.DONE, "nothing to do", "IDLE", "IDLE+POWER_DOWN"),
-        ("PowerUp", power_lever, "n5", Result.DONE, "wanted soon", sleeping, waking),
+        ("PowerDown", power_setting, "n1", Result.DONE, "nothing to do", "IDLE", "IDLE+POWER_DOWN"),
+        ("PowerUp", power_setting, "n5", Result.DONE, "wanted soon", sleeping, waking),
         ("FillFirst", weight, "n3", Result.UNCHANGED, "pack", "Weight 10", "Weight 10"),
         ("FillFirst", weight, "n4", Result.DONE, "pack", "Weight 10", "Weight 11"),
         ("FillFirst", weight, "gone", Result.GONE, "pack", "", ""),
@@ -606,27 +617,27 @@ def test_what_is_refused_or_waits_is_told_with_what_stands() -> None:
 def test_a_weight_or_a_list_that_nobody_can_read_is_refused() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10))
     cluster = nodes_of(slurm)
-    weight = only(cluster.steer([restore(NodeLever.WEIGHT, n1="heavy")]))
+    weight = only(cluster.steer([restore(NodeSetting.WEIGHT, n1="heavy")]))
     assert (weight.result, "heavy" in weight.remark) == (Result.REFUSED, True)
-    own = RestoreNodes(lever=NodeLever.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
+    own = RevertNodes(setting=NodeSetting.KEEP_AWAKE, own=(("", "n[1-"),), reason="stop")
     kept = only(cluster.steer([own]))
     assert (kept.result, bool(kept.remark), slurm.lists) == (Result.REFUSED, True, [])
 
 
 def test_taking_back_wakes_what_sleeps_and_sets_the_weight_of_before() -> None:
     slurm = SleepySlurm(asleep("n1", weight=10), a_raw_node("n2", weight=30))
-    back = [restore(NodeLever.POWER, n1=""), restore(NodeLever.WEIGHT, n2="20.0")]
+    back = [restore(NodeSetting.POWER, n1=""), restore(NodeSetting.WEIGHT, n2="20.0")]
     assert [told(outcome) for outcome in nodes_of(slurm).steer(back)] == [
         (
-            "RestoreNodes",
-            NodeLever.POWER,
+            "RevertNodes",
+            NodeSetting.POWER,
             "n1",
             Result.DONE,
             "stop",
             "IDLE+POWERED_DOWN",
             "IDLE+POWER_UP+POWERED_DOWN",
         ),
-        ("RestoreNodes", NodeLever.WEIGHT, "n2", Result.DONE, "stop", "Weight 30", "Weight 20"),
+        ("RevertNodes", NodeSetting.WEIGHT, "n2", Result.DONE, "stop", "Weight 30", "Weight 20"),
     ]
 
 
@@ -637,7 +648,7 @@ def test_of_writes_beyond_the_budget_wakes_come_before_lists_sleeps_and_weights(
     by_budget = []
     for most in (1, 2, 3):
         fresh = SleepySlurm(*(dict(node) for node in slurm.node.values()))  # type: ignore[arg-type]
-        outcomes = nodes_of(fresh, writes_per_turn=most).steer(actions)
+        outcomes = nodes_of(fresh, writes_per_cycle=most).steer(actions)
         by_budget.append([outcome.action for outcome in outcomes if outcome.result is Result.DONE])
     assert by_budget == [["PowerUp"], ["KeepAwake", "PowerUp"], ["PowerDown", "KeepAwake", "PowerUp"]]
 
@@ -694,7 +705,7 @@ def examined(program: Program) -> Examined:
 
 def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Examined) -> None:
     found = examined()
-    assert {name: finding.verdict for name, finding in found.items()} == dict.fromkeys(found, Level.OK)
+    assert {name: finding.verdict for name, finding in found.items()} == dict.fromkeys(found, FindingLevel.OK)
     facts = {
         "controller": ["venus", "25.11.2"],
         "priority": ["priority/multifactor"],
@@ -715,7 +726,7 @@ def test_every_finding_of_a_well_set_cluster_says_what_was_found(examined: Exami
         "priority hook": ["JobSubmitPlugins is lua"],
     }
     assert found.keys() == facts.keys()
-    missing = {name: word for name, words in facts.items() for word in words if word not in found[name].fact}
+    missing = {name: word for name, words in facts.items() for word in words if word not in found[name].message}
     assert missing == {}
 
 
@@ -731,7 +742,7 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
 
 
 @pytest.mark.parametrize(
-    ("check", "changed", "fact", "remedy"),
+    ("check", "changed", "message", "hint"),
     [
         ("controller", {"SLURM_VERSION": "21.08.8"}, "21.08.8", "shadow"),
         ("priority", {"PriorityType": "priority/basic"}, "priority/basic", "priority/multifactor"),
@@ -754,12 +765,12 @@ def test_the_doctor_asks_slurms_programs_with_these_words(examined: Examined, tm
     ],
 )
 def test_a_finding_names_the_setting_and_what_to_set(
-    examined: Examined, check: str, changed: dict[str, str], fact: str, remedy: str
+    examined: Examined, check: str, changed: dict[str, str], message: str, hint: str
 ) -> None:
     found = examined(**changed)[check]
-    assert fact in found.fact
-    assert remedy in found.remedy
-    assert found.verdict is not Level.OK
+    assert message in found.message
+    assert hint in found.hint
+    assert found.verdict is not FindingLevel.OK
 
 
 @pytest.mark.parametrize(
@@ -779,7 +790,7 @@ def test_a_finding_names_the_setting_and_what_to_set(
 )
 def test_at_the_very_bound_nothing_is_wrong(examined: Examined, check: str, changed: dict[str, str]) -> None:
     found = examined(**changed)[check]
-    assert (found.verdict, found.remedy) == (Level.OK, "")
+    assert (found.verdict, found.hint) == (FindingLevel.OK, "")
 
 
 def test_the_controllers_time_is_read_of_sdiag_or_said_to_be_missing(program: Program) -> None:
@@ -803,7 +814,7 @@ def test_sleeps_and_wakes_are_their_own_actions() -> None:
     [{"SuspendProgram": "(null)"}, {"SuspendTime": "NONE"}, {"SuspendTime": "INFINITE"}, {"SuspendTime": ""}],
 )
 def test_power_saving_is_off_without_its_program_or_its_time(examined: Examined, changed: dict[str, str]) -> None:
-    assert examined(**changed)["power"].fact == "power saving is off"
+    assert examined(**changed)["power"].message == "power saving is off"
 
 
 # What Slurm's commands print.
@@ -950,7 +961,7 @@ def test_a_node_that_scontrol_prints_is_read_with_every_field(program: Program) 
 def test_the_value_of_before_is_told_where_nothing_was_written_or_read_back() -> None:
     slurm = SleepySlurm(a_raw_node("n1", weight=10), a_raw_node("n2", weight=10))
     fill = FillFirst(tiers=(("n1",), ("n2",)), reason="pack")
-    spent = nodes_of(slurm, writes_per_turn=0).steer([fill])
+    spent = nodes_of(slurm, writes_per_cycle=0).steer([fill])
     assert [(outcome.result, outcome.before) for outcome in spent] == [
         (Result.UNCHANGED, "Weight 10"),
         (Result.POSTPONED, "Weight 10"),

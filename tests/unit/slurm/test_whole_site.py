@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from helios.errors import ConfigurationInvalid
-from helios.model.site import UNTYPED, NodeGroup, PartitionRules, QosRules, Share, SlurmSite
-from helios.slurm.conf_text import amount, length_s
-from helios.slurm.site_files import read_site
+from helios.model.slurm_site import UNTYPED, NodeGroup, PartitionRules, QosRules, Share, SlurmSite
+from helios.slurm.site import read_site
+from helios.slurm.site_conf import amount, length_s
 
 NODES = "NodeName=n[1-2] CPUs=4 Gres=gpu:2\nPartitionName=gpu Nodes=n[1-2]\n"
 
@@ -226,7 +226,7 @@ def test_sinfo_in_columns_or_with_bars_gives_nodes_and_members() -> None:
         assert read_site("ClusterName=x\n", sinfo=columns).nodes[0].features == ("ib",)
     with pytest.raises(ConfigurationInvalid, match="NODELIST") as refused:
         read_site(NODES, sinfo="NODES CPUS\nn1 8\n")
-    assert "sinfo -N" in refused.value.remedy
+    assert "sinfo -N" in refused.value.hint
     with pytest.raises(ConfigurationInvalid, match="sinfo, line 3"):
         read_site(NODES, sinfo="NODELIST CPUS\n\nn1 many\n")
 
@@ -259,7 +259,7 @@ def test_a_qos_in_either_spelling_of_its_columns() -> None:
     ):
         with pytest.raises(ConfigurationInvalid, match="qos, line 2") as refused:
             read_site(NODES, sacctmgr_qos=wrong)
-        assert said in refused.value.fact
+        assert said in refused.value.message
 
 
 def test_shares_are_read_with_parents_named_indented_or_not_told() -> None:

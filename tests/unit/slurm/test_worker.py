@@ -7,17 +7,17 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helios.errors import ClusterRefused, ClusterUnavailable
-from helios.slurm.backend import UNLIMITED, Change, NodeChange, RawJob, RawNode
-from helios.slurm.binding import WORKER, PyslurmBackend
+from helios.slurm.backend import UNLIMITED, JobUpdate, NodeUpdate, RawJob, RawNode
+from helios.slurm.pyslurm_backend import WORKER, PyslurmBackend
 from tests.unit.slurm.fake_pyslurm import PYSLURM
+from tests.waiting import until
 
 
 def a_job(**given: Any) -> dict[str, Any]:
@@ -261,19 +261,19 @@ def test_settings_are_written_as_scontrol_writes_them(site: Site) -> None:
 
 def test_zero_is_written_although_pyslurm_drops_it(site: Site) -> None:
     site.has(jobs=[a_job()])
-    assert site.backend.change([Change(job_id="7", site_factor=0, time_min=0)]) == [""]
+    assert site.backend.change([JobUpdate(job_id="7", site_factor=0, time_min=0)]) == [""]
     assert site.written() == [[7, {"site_factor": 0, "time_min": 0}]]
 
 
-def test_only_the_lever_that_is_named_is_written(site: Site) -> None:
+def test_only_the_setting_that_is_named_is_written(site: Site) -> None:
     site.has(jobs=[a_job()])
-    site.backend.change([Change(job_id="7", site_factor=-2537), Change(job_id="7", time_min=17)])
+    site.backend.change([JobUpdate(job_id="7", site_factor=-2537), JobUpdate(job_id="7", time_min=17)])
     assert site.written() == [[7, {"site_factor": -2537}], [7, {"time_min": 17}]]
 
 
 def test_slurms_no_is_an_answer_and_stops_no_other(site: Site) -> None:
     site.has(jobs=[a_job()])
-    changes = [Change(job_id="8", site_factor=137), Change(job_id="7", site_factor=137)]
+    changes = [JobUpdate(job_id="8", site_factor=137), JobUpdate(job_id="7", site_factor=137)]
     assert site.backend.change(changes) == ["Invalid job id specified", ""]
 
 
@@ -290,9 +290,9 @@ def test_no_connection_means_nothing_was_written_and_no_answer_means_nobody_know
     site.backend.versions()
     site.has(error=1800)
     with pytest.raises(ClusterUnavailable):
-        site.backend.change([Change(job_id="7", site_factor=137)])
+        site.backend.change([JobUpdate(job_id="7", site_factor=137)])
     site.has(error=5004)
-    (answer,) = site.backend.change([Change(job_id="7", site_factor=137)])
+    (answer,) = site.backend.change([JobUpdate(job_id="7", site_factor=137)])
     assert answer.startswith("not known")
 
 
@@ -306,8 +306,8 @@ def test_a_silent_controller_has_no_version_and_the_worker_stays(site: Site) -> 
 
 
 def test_power_and_weight_of_nodes_are_written_a_weight_of_0_too(site: Site) -> None:
-    changes = [NodeChange(node="n1", state="POWER_DOWN"), NodeChange(node="n2", state="POWER_DOWN")]
-    changes += [NodeChange(node="n3", weight=0), NodeChange(node="nope", weight=1)]
+    changes = [NodeUpdate(node="n1", state="POWER_DOWN"), NodeUpdate(node="n2", state="POWER_DOWN")]
+    changes += [NodeUpdate(node="n3", weight=0), NodeUpdate(node="nope", weight=1)]
     assert site.backend.change_nodes(changes) == ["", "", "", "Invalid node name specified"]
     assert site.written() == [["n[1-2]", {"state": "POWER_DOWN"}], ["n3", {"weight": 0}]]
 
@@ -315,7 +315,7 @@ def test_power_and_weight_of_nodes_are_written_a_weight_of_0_too(site: Site) -> 
 def test_a_controller_that_is_silent_to_a_change_of_nodes_is_no_answer(site: Site) -> None:
     site.has(error=1800)
     with pytest.raises(ClusterUnavailable):
-        site.backend.change_nodes([NodeChange(node="n1", weight=1)])
+        site.backend.change_nodes([NodeUpdate(node="n1", weight=1)])
 
 
 def test_an_import_that_ends_the_process_ends_only_the_worker(site: Site) -> None:
@@ -347,7 +347,7 @@ def test_the_worker_ends_when_helios_is_killed(site: Site) -> None:
     helios.kill()
     helios.wait()
     helios.stdout.close()
-    _until(lambda: not _runs(pid))
+    until(lambda: not _runs(pid))
 
 
 def test_the_worker_is_a_script_that_needs_nothing_of_helios(site: Site) -> None:
@@ -381,7 +381,7 @@ def test_the_worker_is_python_3_9_and_imports_only_what_every_python_has() -> No
 
 _A_HELIOS = """
 import time
-from helios.slurm.binding import PyslurmBackend
+from helios.slurm.pyslurm_backend import PyslurmBackend
 backend = PyslurmBackend()
 backend.queue()
 print(backend.worker_pid, flush=True)
@@ -394,10 +394,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _until(claim: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < limit
-        time.sleep(0.01)

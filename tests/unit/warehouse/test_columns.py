@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.model import TIME
-from helios.warehouse import names
-from helios.warehouse.bulk_sqlite import SqliteBulk
+from helios.warehouse import keys as keys_module
+from helios.warehouse.bulk import SqliteBulk
 from helios.warehouse.columns import frame_of, in_order
 from helios.warehouse.engine import engine_for, writing
+from helios.warehouse.keys import StringTable
 from helios.warehouse.migrate import upgrade
-from helios.warehouse.names import NameBook
 
 KEYS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["2", "10", "9", "010", "a", "10_1"]), st.integers(0, 2)))
 
@@ -60,7 +60,7 @@ def within_names(ask: Any) -> Any:
     engine = engine_for("sqlite://")
     upgrade(engine)
     with writing(engine) as connection:
-        return ask(NameBook(connection, SqliteBulk()), NameBook(connection, SqliteBulk()))
+        return ask(StringTable(connection, SqliteBulk()), StringTable(connection, SqliteBulk()))
 
 
 def test_a_text_has_one_number_whoever_asks() -> None:
@@ -71,9 +71,9 @@ def test_a_text_has_one_number_whoever_asks() -> None:
 
 
 def test_more_texts_than_fit_a_statement_are_all_numbered() -> None:
-    texts = [f"node[{i}]" for i in range(names.CHUNK + 1)]
+    texts = [f"node[{i}]" for i in range(keys_module.CHUNK + 1)]
 
-    def there_and_back(book: NameBook, other: NameBook) -> list[str]:
+    def there_and_back(book: StringTable, other: StringTable) -> list[str]:
         numbers = book.numbers(texts)
         found = other.texts(numbers)
         return [found[number] for number in numbers]

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import event
 
 from helios.errors import WarehouseUnavailable
-from helios.model import DECISIONS, STANDINGS
+from helios.model import APPLIED_CHANGES, DECISIONS
 from helios.warehouse import Warehouse, engine
 from helios.warehouse.engine import engine_for, shown, writing
 from tests.builders import a_batch, a_job
@@ -28,11 +28,11 @@ def refusal(url: str) -> WarehouseUnavailable:
 
 @pytest.mark.parametrize("url", ["", "helios.db", "sqlite:/helios.db", "://"])
 def test_what_is_no_url_is_refused_with_the_two_forms(url: str) -> None:
-    assert "sqlite:///PATH or postgresql://USER@HOST/DATABASE" in refusal(url).remedy
+    assert "sqlite:///PATH or postgresql://USER@HOST/DATABASE" in refusal(url).hint
 
 
 def test_other_databases_are_refused_by_name() -> None:
-    assert "'mysql'" in refusal("mysql://root@host/helios").fact
+    assert "'mysql'" in refusal("mysql://root@host/helios").message
 
 
 def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         return importing(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without_psycopg)
-    assert "pip install 'helios-slurm[postgres]'" in refusal("postgresql://helios@localhost/helios").remedy
+    assert "pip install 'helios-slurm[postgres]'" in refusal("postgresql://helios@localhost/helios").hint
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
@@ -69,30 +69,30 @@ def test_a_shown_url_keeps_everything_but_its_secrets() -> None:
     assert shown(url) == "postgresql+psycopg://helios:***@db/helios?sslmode=require"
 
 
-def test_a_server_that_does_not_answer_is_an_error_with_a_remedy() -> None:
-    assert "the database is running" in refusal("postgresql://helios@127.0.0.1:1/helios").remedy
+def test_a_server_that_does_not_answer_is_an_error_with_a_hint() -> None:
+    assert "the database is running" in refusal("postgresql://helios@127.0.0.1:1/helios").hint
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("JobID|User|State\n" * 100)
-    assert "something else" in refusal(f"sqlite:///{path}").remedy
+    assert "something else" in refusal(f"sqlite:///{path}").hint
     assert path.read_text() == "JobID|User|State\n" * 100
 
 
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    assert "unable to open" in refusal(f"sqlite:///{tmp_path}").fact
+    assert "unable to open" in refusal(f"sqlite:///{tmp_path}").message
 
 
 def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert str(tmp_path / "file") in refusal(f"sqlite:///{tmp_path / 'file' / 'helios.db'}").fact
+    assert str(tmp_path / "file") in refusal(f"sqlite:///{tmp_path / 'file' / 'helios.db'}").message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert "writable" in refusal(f"sqlite:///{tmp_path / 'helios.db'}").remedy
+    assert "writable" in refusal(f"sqlite:///{tmp_path / 'helios.db'}").hint
 
 
 def test_the_user_s_own_data_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_the_user_s_own_data_folder_is_made(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_mistyped_folder_is_refused_and_not_made(tmp_path: Path) -> None:
     path = tmp_path / "hleios" / "helios.db"
-    assert f"mkdir -p {path.parent}" in refusal(f"sqlite:///{path}").remedy
+    assert f"mkdir -p {path.parent}" in refusal(f"sqlite:///{path}").hint
     assert not path.parent.exists()
 
 
@@ -173,8 +173,8 @@ def test_whatever_is_committed_is_on_the_disk(tmp_path: Path) -> None:
             )
         ledger, now = warehouse.ledger("venus"), datetime(2026, 1, 1, tzinfo=UTC)
         token = ledger.acquire(holder="me", now=now, lasts=timedelta(minutes=3))
-        ledger.record(token=token or 0, decisions=DECISIONS.empty(), standings=STANDINGS.empty())
-        warehouse.remember("venus", "turn", "{}", at=now)
+        ledger.record(token=token or 0, decisions=DECISIONS.empty(), applied_changes=APPLIED_CHANGES.empty())
+        warehouse.remember("venus", "cycle", "{}", at=now)
         ledger.release(holder="me")
     assert len(seen) >= 8
     assert set(seen) == {2, "wal"}  # 2: FULL
@@ -193,13 +193,13 @@ def read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_closed_database_on_a_read_only_mount_is_read_and_nothing_is_written_beside_it(read_only: Path) -> None:
     with Warehouse.open(f"sqlite:///{read_only}") as warehouse:
         assert len(warehouse.jobs("c")) == 1
-        assert warehouse.ledger("c").standings().empty
+        assert warehouse.ledger("c").applied_changes().empty
         assert [file.name for file in read_only.parent.iterdir()] == ["helios.db"]
 
 
 def test_a_database_on_a_read_only_mount_is_not_written(read_only: Path) -> None:
     with Warehouse.open(f"sqlite:///{read_only}") as warehouse, pytest.raises(WarehouseUnavailable, match="readonly"):
-        warehouse.remember("c", "turn", "{}", at=datetime.now(UTC))
+        warehouse.remember("c", "cycle", "{}", at=datetime.now(UTC))
 
 
 def test_what_was_not_closed_cannot_be_read_on_a_read_only_mount_and_says_which_files_to_copy(read_only: Path) -> None:
@@ -207,7 +207,7 @@ def test_what_was_not_closed_cannot_be_read_on_a_read_only_mount_and_says_which_
     with Warehouse.open(f"sqlite:///{read_only}", create=False) as warehouse:
         with pytest.raises(WarehouseUnavailable, match="was not closed") as refused:
             warehouse.revision()
-        assert "helios.db-wal together" in refused.value.remedy
+        assert "helios.db-wal together" in refused.value.hint
 
 
 def test_a_warehouse_in_memory_works() -> None:

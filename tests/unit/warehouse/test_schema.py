@@ -1,6 +1,15 @@
 """The tables against the declared columns."""
 
-from helios.model import JOBS, NODE_EVENTS, NODE_STANDINGS, NODE_TALLIES, NODES, PREDICTIONS, REJECTS, STANDINGS
+from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
+    JOBS,
+    NODE_EVENTS,
+    NODE_TALLIES,
+    NODES,
+    PREDICTIONS,
+    REJECTS,
+)
 from helios.warehouse import schema
 
 
@@ -14,8 +23,8 @@ def test_every_declared_column_of_the_other_frames_has_its_place() -> None:
         (NODE_EVENTS, schema.node_events),
         (REJECTS, schema.rejects),
         (PREDICTIONS, schema.predictions),
-        (STANDINGS, schema.standings),
-        (NODE_STANDINGS, schema.node_standings),
+        (APPLIED_CHANGES, schema.applied_changes),
+        (APPLIED_NODE_CHANGES, schema.applied_node_changes),
         (NODE_TALLIES, schema.node_tallies),
     ]:
         assert set(kind.names) <= set(table.c.keys()), kind.name

@@ -1,4 +1,4 @@
-"""A table for tests of the power turn: nodes, a ledger, an undo file, and services that say what they are told to."""
+"""A table for tests of the node cycle: nodes, a ledger, an undo file, and services that say what they are told to."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp
-from helios.config import Control, Power, Settings, Slurm
-from helios.control import Conditions, Seat
-from helios.control.nodes import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.config import Control, Power, Settings, SlurmSettings
+from helios.control import (
+    ActiveService,
+    NodeControllerState,
+    NodeCycleReport,
+    Preconditions,
+    Undo,
+    release_nodes,
+    run_node_cycle,
+)
 from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
-from helios.ports import Office
+from helios.ports import Domain
 from helios.testing import FakeLedger, FakeNodes, a_demand, a_node
-from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, all_is_well, canary, seat
+from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, active, all_is_well, canary
 
-__all__ = ["ACTIVE", "OFF", "SHADOW", "Says", "all_is_well", "canary", "seat"]
+__all__ = ["ACTIVE", "OFF", "SHADOW", "Says", "active", "all_is_well", "canary"]
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -57,7 +64,7 @@ def node_settings(
     return Settings(
         power=Power(**({"most_in_transition": 0.5} | power)),
         control=Control(**(control or {})),
-        slurm=Slurm(**(slurm or {})),
+        slurm=SlurmSettings(**(slurm or {})),
     )
 
 
@@ -67,24 +74,24 @@ def with_demand(snapshot: Snapshot) -> Snapshot:
 
 @dataclass(kw_only=True)
 class NodeTable:
-    """Nodes and the ledger of their office, turn after turn."""
+    """Nodes and the ledger of their domain, turn after turn."""
 
     cluster: FakeNodes = field(default_factory=lambda: FakeNodes(nodes=some_nodes()))
-    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(office=Office.NODES))
+    ledger: FakeLedger = field(default_factory=lambda: FakeLedger(domain=Domain.NODES))
     settings: Settings = field(default_factory=node_settings)
-    memory: NodeMemory = field(default_factory=NodeMemory)
+    memory: NodeControllerState = field(default_factory=NodeControllerState)
     holder: str = "helios-1"
-    world: Callable[[datetime], Conditions] = all_is_well
+    world: Callable[[datetime], Preconditions] = all_is_well
     expectation: Callable[[Snapshot], Snapshot] = with_demand
     pause_asked: Callable[[], str] = lambda: ""
     undo: Undo = field(default_factory=Undo)
     undo_fails: HeliosError | None = None
 
-    def turn(self, *seats: Seat, after: timedelta = MINUTE) -> NodeTurnReport:
-        """Let time pass and take a turn; the memory goes through its text, as in life."""
+    def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
+        """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
-        report = take_node_turn(
-            seats=seats,
+        report = run_node_cycle(
+            active_services=active_services,
             cluster=self.cluster,
             expectation=self.expectation,
             ledger=self.ledger,
@@ -92,7 +99,7 @@ class NodeTable:
             settings=self.settings,
             now=self.cluster.now,
             holder=self.holder,
-            memory=NodeMemory.from_json(self.memory.to_json()),
+            memory=NodeControllerState.from_json(self.memory.to_json()),
             undo=self.write_undo,
             undone=lambda: self.undo,
             paused=self.pause_asked,
@@ -102,15 +109,15 @@ class NodeTable:
         return report
 
     def after_two_looks(self) -> NodeTable:
-        """Have looked once, so that what is idle is so at two looks in the next turn."""
-        self.turn()
+        """Have looked once, so that what is idle is so at two looks in the next cycle."""
+        self.cycle()
         return self
 
-    def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeTurnReport:
-        """Take a turn in which one service, active unless said otherwise, asks for this."""
-        return self.turn(seat(Says(*actions), **({"name": "ces"} | columns)), after=after)
+    def says(self, *actions: NodeAction, after: timedelta = MINUTE, **columns: Any) -> NodeCycleReport:
+        """Take a cycle in which one service, active unless said otherwise, asks for this."""
+        return self.cycle(active(Says(*actions), **({"name": "ces"} | columns)), after=after)
 
-    def release(self, reason: str = "enough") -> NodeTurnReport:
+    def release(self, reason: str = "enough") -> NodeCycleReport:
         return release_nodes(
             cluster=self.cluster,
             ledger=self.ledger,
@@ -140,8 +147,8 @@ class NodeTable:
         refused = [row for row in self.lines(target=node) if row["outcome"].startswith(("refused", "postponed"))]
         return str(refused[-1]["outcome"]) if refused else ""
 
-    def standing(self, mode: str = "active", *, lever: str = "power") -> dict[str, str]:
+    def applied(self, mode: str = "active", *, setting: str = "power") -> dict[str, str]:
         """Value by node of what stands in that mode."""
-        frame = self.ledger.standings()
-        chosen = frame[(frame["mode"] == mode) & (frame["lever"] == lever)]
+        frame = self.ledger.applied_changes()
+        chosen = frame[(frame["mode"] == mode) & (frame["setting"] == setting)]
         return dict(zip(chosen["node"], chosen["value"], strict=True))

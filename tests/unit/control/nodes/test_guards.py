@@ -11,9 +11,9 @@ import pytest
 
 from helios.actions import Result
 from helios.config import Power
-from helios.control.nodes import Failure, cleared
-from helios.control.nodes.room import Room
-from helios.control.nodes.seen import nodes_seen
+from helios.control import Failure, clear_service
+from helios.control.node_guards import PowerBudget
+from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
 from helios.testing import NOON, FakeNodes, a_demand, a_node, a_snapshot
 from tests.unit.control.nodes.table import (
@@ -70,7 +70,7 @@ def test_a_flagged_node_is_never_put_to_sleep(flag: str) -> None:
 
 
 def test_a_node_that_the_cluster_says_to_leave_alone_is() -> None:
-    assert "an admin's reservation" in refused(a_table(first={"hands_off": "an admin's reservation"}))
+    assert "an admin's reservation" in refused(a_table(first={"excluded_reason": "an admin's reservation"}))
 
 
 @pytest.mark.parametrize("column", [{"cpus_held": 1.0}, {"gpus_held": 1}, {"state": "MIXED"}, {"state": "ALLOCATED"}])
@@ -116,7 +116,7 @@ def test_a_node_must_be_idle_for_the_time_that_is_set() -> None:
     job = table.cluster.submit()
     (node,) = table.cluster.nodes_of(job)
     table.cluster.end(job)
-    table.turn(after=2 * MINUTE)
+    table.cycle(after=2 * MINUTE)
     assert "not been idle for 300 s" in refused(table, node)
     assert table.says(*down(node), after=3 * MINUTE).slept == (node,)
 
@@ -196,7 +196,7 @@ def test_nodes_that_slurm_wakes_by_itself_take_their_place() -> None:
     table = NodeTable(cluster=FakeNodes(nodes=nodes, boot_s=300.0), settings=node_settings(most_in_transition=0.2))
     for node in ("a0", "a1"):
         table.cluster.admin_powers_down(node)
-    table.turn(after=5 * MINUTE)
+    table.cycle(after=5 * MINUTE)
     table.cluster.submit(nodes=2, partition="a")
     report = table.says(*down("n3"))
     assert report.counts["ces"] == {Result.POSTPONED: 1}
@@ -222,13 +222,13 @@ def test_no_more_of_a_pool_are_asleep_than_may_be() -> None:
 def test_a_node_is_put_to_sleep_so_many_times_a_day_and_no_more() -> None:
     table = a_table(cycles_per_day=2, payback_s=0)
     for _ in range(2):
-        table.turn(after=10 * MINUTE)
+        table.cycle(after=10 * MINUTE)
         assert table.says(*down("n1")).slept == ("n1",)
         assert table.says(*up("n1"), after=10 * MINUTE).woken == ("n1",)
-    table.turn(after=10 * MINUTE)
+    table.cycle(after=10 * MINUTE)
     table.says(*down("n1"))
     assert "put it to sleep 2 times in 24 hours" in table.why_refused("n1")
-    table.turn(after=24 * HOUR)
+    table.cycle(after=24 * HOUR)
     assert table.says(*down("n1")).slept == ("n1",)
 
 
@@ -242,7 +242,7 @@ def test_an_old_forecast_puts_nothing_to_sleep() -> None:
     assert "not of this hour" in refused(table)
 
 
-def test_nothing_is_put_to_sleep_in_protected_mode_and_nodes_still_wake() -> None:
+def test_nothing_is_put_to_sleep_in_protected_mode_and_nodes_suspended_wake() -> None:
     table = a_table()
     table.says(*down("n1"))
     table.memory = replace(table.memory, protected_at=table.cluster.now)
@@ -257,7 +257,7 @@ def test_a_quarantined_node_stays_awake_until_it_is_cleared() -> None:
     failure = Failure(node="n1", at=NOON, what="did not wake within 600 s")
     table.memory = replace(table.memory, quarantined={"n1": failure})
     assert "nobody has cleared it" in refused(table)
-    table.memory = cleared(table.memory, "n1")
+    table.memory = clear_service(table.memory, "n1")
     assert table.says(*down("n1")).slept == ("n1",)
 
 
@@ -317,7 +317,7 @@ def test_a_node_named_twice_is_refused_the_second_time() -> None:
     assert "named this node twice" in table.why_refused("n1")
 
 
-def test_outside_of_the_canary_nothing_is_said_turn_by_turn() -> None:
+def test_outside_of_the_canary_nothing_is_said_cycle_by_cycle() -> None:
     table = a_table()
     table.says(*down("n1"), mode=canary("other"))
     assert table.lines(target="n1") == []
@@ -333,8 +333,8 @@ def test_a_refusal_is_written_down_once() -> None:
 @pytest.mark.parametrize("number", [1, 3, 9, 10, 30, 101])
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 1.0])
 def test_room_agrees_with_counting(number: int, share: float) -> None:
-    nodes = nodes_seen(a_snapshot(nodes=some_nodes(number)))
-    room = Room(nodes, Power(most_in_transition=share, most_asleep=share))
+    nodes = observed_nodes(a_snapshot(nodes=some_nodes(number)))
+    room = PowerBudget(nodes, Power(most_in_transition=share, most_asleep=share))
     slept = sum(not room.to_sleep(node)[1] for node in nodes.values())
     in_full = [n for n in range(number + 1) if n <= max(1, share * number + 1e-9) and n <= share * number + 1e-9]
     assert slept == min(max(in_full), number - 1)

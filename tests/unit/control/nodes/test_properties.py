@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RestoreNodes
-from helios.actions import NodeLever as Lever
-from helios.control.nodes import Undo
+from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RevertNodes
+from helios.actions import NodeSetting as Lever
+from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
-from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, canary, seat
+from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, active, canary
 
 FEW = settings(max_examples=15, deadline=None)
 BOUND = 3  # of the nodes on their way: 0.3 of twelve, rounded down
@@ -28,8 +28,8 @@ fills = st.lists(names, max_size=8, unique=True).flatmap(
     )
 )
 restores = st.builds(
-    RestoreNodes,
-    lever=st.sampled_from(list(Lever)),
+    RevertNodes,
+    setting=st.sampled_from(list(Lever)),
     own=some.map(lambda nodes: tuple((node, "7") for node in nodes)),
     reason=st.just("so"),
 )
@@ -53,7 +53,7 @@ events = st.sampled_from(
     ]
 )
 waits = st.sampled_from([timedelta(seconds=30), timedelta(minutes=2), timedelta(minutes=15)])
-turns = st.lists(st.tuples(events, proposals, modes, fills.map(lambda fill: [fill]), modes, waits), max_size=8)
+cycles = st.lists(st.tuples(events, proposals, modes, fills.map(lambda fill: [fill]), modes, waits), max_size=8)
 
 
 def a_table(**power: Any) -> NodeTable:
@@ -74,7 +74,7 @@ def a_table(**power: Any) -> NodeTable:
 def happens(table: NodeTable, event: tuple[str, int]) -> None:
     what, number = event
     cluster, name = table.cluster, NAMES[number]
-    deeds: dict[str, Callable[[], object]] = {
+    activity: dict[str, Callable[[], object]] = {
         "submit": lambda: cluster.submit(nodes=number, partition="a,b"),
         "submit to a": lambda: cluster.submit(nodes=number, partition="a"),
         "end": lambda: cluster.end(next(iter(cluster._jobs))) if cluster._jobs else None,
@@ -92,26 +92,28 @@ def happens(table: NodeTable, event: tuple[str, int]) -> None:
         "swallow": cluster.swallow_writes,
         "nothing": lambda: None,
     }
-    deeds[what]()
+    activity[what]()
 
 
-def take_turns(table: NodeTable, story: list[Any]) -> None:
+def take_cycles(table: NodeTable, story: list[Any]) -> None:
     for event, first, mode, second, other_mode, wait in story:
         happens(table, event)
-        table.turn(
-            seat(Says(*first), name="ces", mode=mode), seat(Says(*second), name="packing", mode=other_mode), after=wait
+        table.cycle(
+            active(Says(*first), name="ces", mode=mode),
+            active(Says(*second), name="packing", mode=other_mode),
+            after=wait,
         )
 
 
 def nothing_of_helios_is_left(table: NodeTable) -> bool:
-    return table.undo == Undo() and table.ledger.standings().empty
+    return table.undo == Undo() and table.ledger.applied_changes().empty
 
 
 @FEW
-@given(story=turns)
+@given(story=cycles)
 def test_no_busy_excluded_or_drained_node_is_ever_powered_down_and_few_are_on_their_way(story: list[Any]) -> None:
     table = a_table()
-    take_turns(table, story)
+    take_cycles(table, story)
     for seen in table.cluster.power_downs:
         assert not seen.busy
         assert not seen.drained
@@ -120,45 +122,45 @@ def test_no_busy_excluded_or_drained_node_is_ever_powered_down_and_few_are_on_th
 
 
 @FEW
-@given(story=turns)
-def test_no_turn_starts_more_than_may_be_on_their_way(story: list[Any]) -> None:
+@given(story=cycles)
+def test_no_cycle_starts_more_than_may_be_on_their_way(story: list[Any]) -> None:
     table = a_table()
     for event, first, mode, second, other_mode, wait in story:
         happens(table, event)
         table.cluster.tick(wait - timedelta(seconds=1))
         before = sum(len(table.cluster.in_state(power)) for power in (FALLING, WAKING))
-        report = table.turn(
-            seat(Says(*first), name="ces", mode=mode),
-            seat(Says(*second), name="packing", mode=other_mode),
+        report = table.cycle(
+            active(Says(*first), name="ces", mode=mode),
+            active(Says(*second), name="packing", mode=other_mode),
             after=timedelta(0),
         )
         assert len(report.slept) + len(report.woken) <= max(0, BOUND - before)
 
 
 @FEW
-@given(story=turns)
+@given(story=cycles)
 def test_a_pool_always_has_a_node_awake_or_down(story: list[Any]) -> None:
     table = a_table(most_asleep=1.0)
-    take_turns(table, story)
+    take_cycles(table, story)
     for seen in table.cluster.power_downs:
         pool = set(NAMES[:5]) if seen.node in NAMES[:5] else set(NAMES[5:])
         assert seen.node in pool
     table.ledger.fail_next(times=0)  # the test's own reading is no part of the story
-    ours = set(table.standing())
+    ours = set(table.applied())
     for pool in (set(NAMES[:5]), set(NAMES[5:])):
         assert not pool <= ours
 
 
 @FEW
-@given(story=turns, mechanism=st.sampled_from(["sleep", "keep_awake"]), how=st.sampled_from(["release", "pause"]))
+@given(story=cycles, mechanism=st.sampled_from(["sleep", "keep_awake"]), how=st.sampled_from(["release", "pause"]))
 def test_a_release_always_converges_to_nothing_of_helios(story: list[Any], mechanism: str, how: str) -> None:
     table = a_table(mechanism=mechanism)
-    take_turns(table, story)
+    take_cycles(table, story)
     table.cluster.fail_next(times=0)
     table.cluster.swallow_writes(times=0)
     table.ledger.fail_next(times=0)
     weights = {node: table.cluster.weight_of(node) for node in NAMES}
-    asleep_of_others = set(table.cluster.in_state(ASLEEP)) - set(table.standing()) - set(table.undo.asleep)
+    asleep_of_others = set(table.cluster.in_state(ASLEEP)) - set(table.applied()) - set(table.undo.asleep)
     own = dict(table.undo.weights)
     take_everything_back(table, how)
     assert nothing_of_helios_is_left(table)
@@ -174,7 +176,7 @@ def take_everything_back(table: NodeTable, how: str) -> None:
     if how == "pause":
         table.pause()
     for _ in range(4):
-        report = table.turn(after=timedelta(minutes=3)) if how == "pause" else table.release()
+        report = table.cycle(after=timedelta(minutes=3)) if how == "pause" else table.release()
         if how == "release":
             table.cluster.tick(timedelta(minutes=3))
         if report.clean:
@@ -184,7 +186,7 @@ def take_everything_back(table: NodeTable, how: str) -> None:
 
 @FEW
 @given(
-    story=turns,
+    story=cycles,
     dies_writing=st.integers(0, 12),
     how=st.sampled_from(["release", "pause"]),
     lost=st.sampled_from(["nothing", "database", "undo file", "memory"]),
@@ -195,13 +197,13 @@ def test_after_a_crash_anywhere_everything_can_be_taken_back(
     table = a_table()
     table.cluster.crash_after(writes=dies_writing)
     with suppress(Crash):
-        take_turns(table, story)
+        take_cycles(table, story)
     table.cluster.crash_after(writes=None)
     table.cluster.fail_next(times=0)
     table.cluster.swallow_writes(times=0)
     table.ledger.fail_next(times=0)
     if lost == "database":
-        table.ledger = type(table.ledger)(office=table.ledger.office)
+        table.ledger = type(table.ledger)(domain=table.ledger.domain)
     elif lost == "undo file":
         table.undo = Undo()
     elif lost == "memory":

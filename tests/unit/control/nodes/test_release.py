@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helios.actions import Result
-from helios.control.nodes import Undo, release_nodes
+from helios.control import Undo, release_nodes
 from helios.errors import FileUnreadable
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
@@ -17,12 +17,12 @@ from tests.unit.control.nodes.table import (
     WAKING,
     NodeTable,
     Says,
+    active,
     all_is_well,
     down,
     fill,
     keep,
     node_settings,
-    seat,
     some_nodes,
 )
 
@@ -32,7 +32,7 @@ def busy_helios(*, mechanism: str = "sleep") -> NodeTable:
     cluster = FakeNodes(nodes=some_nodes(), keep_awake="n10")
     table = NodeTable(cluster=cluster, settings=node_settings(mechanism=mechanism)).after_two_looks()
     wants = [keep("n1", "n2")] if mechanism == "keep_awake" else down("n1", "n2", "n3")
-    table.turn(seat(Says(*wants), name="ces"), seat(Says(fill(["n4"], ["n5"], ["n6"])), name="packing"))
+    table.cycle(active(Says(*wants), name="ces"), active(Says(fill(["n4"], ["n5"], ["n6"])), name="packing"))
     cluster.admin_powers_down("n9")
     cluster.tick(5 * MINUTE)
     return table
@@ -52,9 +52,9 @@ def test_a_release_wakes_everything_and_gives_weights_back() -> None:
     assert set(report.woken) == {"n1", "n2", "n3"}
     assert set(report.weighed) == {"n5", "n6"}
     assert nothing_of_helios(table)
-    assert table.ledger.standings().empty
+    assert table.ledger.applied_changes().empty
     assert table.cluster.power_of("n9") is ASLEEP  # the admin's own
-    assert table.lines(service="helios", mode="paused", action="RestoreNodes", target="n1")
+    assert table.lines(service="helios", mode="paused", action="RevertNodes", target="n1")
 
 
 def test_a_release_gives_the_list_back() -> None:
@@ -94,7 +94,7 @@ def test_a_release_works_without_the_undo_file() -> None:
 
 def test_a_release_works_while_another_holds_the_lease() -> None:
     table = busy_helios()
-    table.turn(seat(Says(), name="ces"), seat(Says(), name="packing"))
+    table.cycle(active(Says(), name="ces"), active(Says(), name="packing"))
     table.holder = "alice"
     report = table.release()
     assert report.clean
@@ -107,23 +107,23 @@ def test_a_cluster_that_does_not_answer_is_told() -> None:
     report = table.release()
     assert report.remaining is None
     assert not report.clean
-    assert any("broken off" in line for line in report.still)
-    assert set(table.standing()) == {"n1", "n2", "n3"}
+    assert any("broken off" in line for line in report.suspended)
+    assert set(table.applied()) == {"n1", "n2", "n3"}
     assert table.undo.asleep == ("n1", "n2", "n3")
 
 
-def test_falling_nodes_remain_and_are_woken_by_the_turns_that_follow() -> None:
+def test_falling_nodes_remain_and_are_woken_by_the_cycles_that_follow() -> None:
     table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=300.0)).after_two_looks()
     table.says(*down("n1", "n2"))
     table.pause()
-    report = table.turn()
+    report = table.cycle()
     assert report.remaining == ("n1", "n2")
     assert table.undo.asleep == ("n1", "n2")
-    assert table.turn().remaining == ("n1", "n2")
-    report = table.turn(after=5 * MINUTE)
+    assert table.cycle().remaining == ("n1", "n2")
+    report = table.cycle(after=5 * MINUTE)
     assert (report.woken, report.remaining) == (("n1", "n2"), ())
     assert table.undo == Undo()
-    assert table.standing() == {}
+    assert table.applied() == {}
     assert table.cluster.power_of("n1") is WAKING
 
 
@@ -132,7 +132,7 @@ def test_a_release_that_must_wait_can_be_asked_again() -> None:
     table.says(*down("n1"))
     report = table.release()
     assert report.remaining == ("n1",)
-    assert "cannot be taken back yet: n1" in report.notes[0]
+    assert "cannot be reverted yet: n1" in report.notes[0]
     table.cluster.tick(5 * MINUTE)
     assert table.release().clean
 
@@ -141,7 +141,7 @@ def test_a_pause_takes_everything_back_even_without_a_database() -> None:
     table = busy_helios()
     table.pause()
     table.ledger.fail_next(times=99)
-    report = table.turn()
+    report = table.cycle()
     assert set(report.woken) == {"n1", "n2", "n3"}
     assert report.clean
     assert nothing_of_helios(table)
@@ -151,22 +151,22 @@ def test_a_pause_says_once_what_it_did() -> None:
     table = busy_helios()
     table.pause()
     for _ in range(3):
-        report = table.turn()
-        assert report.still[0] == "paused: enough"
-    assert len(table.lines(action="RestoreNodes", target="n1")) == 1
-    assert len(table.lines(action="Turn", mode="paused")) <= 2
+        report = table.cycle()
+        assert report.suspended[0] == "paused: enough"
+    assert len(table.lines(action="RevertNodes", target="n1")) == 1
+    assert len(table.lines(action="Cycle", mode="paused")) <= 2
 
 
 def test_after_a_pause_helios_starts_anew() -> None:
     table = busy_helios()
     table.pause()
-    table.turn()
+    table.cycle()
     table.world = all_is_well
-    table.turn(after=20 * MINUTE)
+    table.cycle(after=20 * MINUTE)
     assert table.says(*down("n1"), after=10 * MINUTE).slept == ("n1",)
 
 
-def test_an_admins_weight_survives_a_release_and_is_the_sites_own_afterwards() -> None:
+def test_an_overridden_weight_survives_a_release_and_is_the_sites_own_afterwards() -> None:
     table = busy_helios()
     table.cluster.admin_sets_weight("n5", 50)
     table.says(name="packing")
@@ -204,11 +204,11 @@ def test_a_node_whose_write_is_refused_remains() -> None:
 
 def test_without_the_database_the_undo_file_is_enough_for_weights_that_were_never_read_back() -> None:
     table = busy_helios()
-    table.ledger = type(table.ledger)(office=table.ledger.office)
+    table.ledger = type(table.ledger)(domain=table.ledger.domain)
     table.world = lambda now: replace(all_is_well(now), paused="enough")
-    assert table.turn().clean
+    assert table.cycle().clean
     assert nothing_of_helios(table)
-    assert table.turn(after=HOUR).clean
+    assert table.cycle(after=HOUR).clean
 
 
 def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> None:
@@ -218,17 +218,17 @@ def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> N
     table.says(*down("n1"), after=11 * MINUTE)
     table.cluster.submit(nodes=9)
     table.pause()
-    reports = [table.turn(after=5 * MINUTE) for _ in range(4)]
+    reports = [table.cycle(after=5 * MINUTE) for _ in range(4)]
     assert [report.remaining for report in reports] == [("n1",), (), (), ()]
     assert any("tell somebody" in note for report in reports for note in report.notes)
     assert len(table.lines(action="FailedWake")) == 1
-    assert len(table.lines(action="Turn", mode="paused")) == 1  # n1 was woken by the job that n3 failed
+    assert len(table.lines(action="Cycle", mode="paused")) == 1  # n1 was woken by the job that n3 failed
 
 
 @pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])
-def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_turn_that_has(mechanism: str) -> None:
+def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_cycle_that_has(mechanism: str) -> None:
     table = busy_helios(mechanism=mechanism)
-    table.turn(seat(Says(), name="ces"), seat(Says(), name="packing"))
+    table.cycle(active(Says(), name="ces"), active(Says(), name="packing"))
     asked = ["", *(f"n{n}" for n in range(1, 11))]
     for node in asked:
         table.cluster.refuse_writes(node)
@@ -239,7 +239,7 @@ def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_turn_th
         table.cluster.refuse_writes(node, answer="")
     table.holder, table.undo = leader, undo
     table.world = lambda now: replace(all_is_well(now), paused="by alice", released="alice released")
-    assert table.turn().clean
+    assert table.cycle().clean
     assert not table.lines(action="HandsOff")
     assert nothing_of_helios(table)
 
@@ -250,29 +250,29 @@ def test_a_sleeping_node_that_was_drained_is_left_to_its_admin_told_and_woken_on
     table.cluster.drain("n2")
     if how == "pause":
         table.pause()
-    report = table.turn() if how == "pause" else table.release()
+    report = table.cycle() if how == "pause" else table.release()
     assert report.clean
     assert any("n2 (it is drained: memory errors)" in note for note in report.notes)
     assert table.cluster.power_of("n2") is ASLEEP
     assert table.undo.asleep == ("n2",)
     table.cluster.resume("n2")
-    report = table.turn() if how == "pause" else table.release()
+    report = table.cycle() if how == "pause" else table.release()
     assert report.woken == ("n2",)
     assert nothing_of_helios(table)
 
 
-def test_a_pause_goes_on_beside_a_drained_sleeper_without_a_line_for_each_turn() -> None:
+def test_a_pause_goes_on_beside_a_drained_sleeper_without_a_line_for_each_cycle() -> None:
     table = busy_helios()
     table.cluster.drain("n2")
     table.pause()
-    table.turn()
+    table.cycle()
     lines = len(table.lines())
     for _ in range(3):
-        table.turn()
+        table.cycle()
     assert len(table.lines()) == lines
 
 
-def test_without_book_and_undo_file_a_release_does_not_say_that_nothing_is_left() -> None:
+def test_without_applied_now_and_undo_file_a_release_does_not_say_that_nothing_is_left() -> None:
     table = busy_helios()
     table.ledger.fail_next(times=99)
     written: list[Undo] = []

@@ -1,4 +1,4 @@
-"""One power turn after another: nodes sleep and wake as decided, and everything is written down before it is done."""
+"""One node cycle after another: nodes sleep and wake as decided, and everything is written down before it is done."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeLever, NodeOutcome, PowerUp, RestoreNodes, Result
-from helios.control import ServiceMode
-from helios.control.nodes import Undo
+from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result, RevertNodes
+from helios.control import ServiceMode, Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
 from helios.testing import Crash, FakeNodes, a_node
@@ -27,30 +26,30 @@ from tests.unit.control.nodes.table import (
     WAKING,
     NodeTable,
     Says,
+    active,
     all_is_well,
     canary,
     down,
     fill,
     keep,
     node_settings,
-    seat,
     some_nodes,
     up,
 )
 from tests.unit.control.table import order
 
 
-def test_a_node_is_put_to_sleep_and_stands_in_the_book() -> None:
+def test_a_node_is_put_to_sleep_and_stands_in_the_applied_now() -> None:
     table = NodeTable().after_two_looks()
     report = table.says(*down("n1"))
     assert report.slept == ("n1",)
     assert table.cluster.power_of("n1") is FALLING
-    assert table.standing() == {"n1": "asleep"}
+    assert table.applied() == {"n1": "asleep"}
     assert table.undo == Undo(asleep=("n1",))
     assert report.nodes[AWAKE] == 10  # as it was seen
     table.says(after=2 * MINUTE)
     assert table.cluster.power_of("n1") is ASLEEP
-    assert table.standing() == {"n1": "asleep"}
+    assert table.applied() == {"n1": "asleep"}
 
 
 def test_a_node_asleep_is_woken_when_it_pays() -> None:
@@ -59,7 +58,7 @@ def test_a_node_asleep_is_woken_when_it_pays() -> None:
     report = table.says(*up("n1"), after=2 * HOUR)
     assert report.woken == ("n1",)
     assert table.cluster.power_of("n1") is WAKING
-    assert table.standing() == {}
+    assert table.applied() == {}
     assert table.undo == Undo()
     table.says(after=5 * MINUTE)
     assert table.cluster.power_of("n1") is AWAKE
@@ -77,13 +76,13 @@ def test_asking_again_writes_nothing_more() -> None:
     assert report.counts["ces"][Result.UNCHANGED] == 2
 
 
-def test_what_is_meant_is_in_the_book_and_the_undo_file_before_anything_is_done() -> None:
+def test_what_is_meant_is_in_the_applied_now_and_the_undo_file_before_anything_is_done() -> None:
     table = NodeTable().after_two_looks()
     seen: list[tuple[Undo, dict[str, str]]] = []
     steer = table.cluster.steer
 
     def watched(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        seen.append((table.undo, table.standing()))
+        seen.append((table.undo, table.applied()))
         return steer(actions)
 
     table.cluster.steer = watched  # type: ignore[method-assign]
@@ -91,7 +90,7 @@ def test_what_is_meant_is_in_the_book_and_the_undo_file_before_anything_is_done(
     assert seen == [(Undo(asleep=("n1", "n2")), {"n1": "asleep", "n2": "asleep"})]
 
 
-def test_a_wake_is_in_the_book_before_it_is_told() -> None:
+def test_a_wake_is_in_the_applied_now_before_it_is_told() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.says(after=5 * MINUTE)
@@ -99,29 +98,29 @@ def test_a_wake_is_in_the_book_before_it_is_told() -> None:
     steer = table.cluster.steer
 
     def watched(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        seen.append(table.standing())
+        seen.append(table.applied())
         return steer(actions)
 
     table.cluster.steer = watched  # type: ignore[method-assign]
-    table.turn(seat(Says(), name="other"))  # the service that had put it to sleep is gone
+    table.cycle(active(Says(), name="other"))  # the service that had put it to sleep is gone
     assert seen == [{"n1": "awake"}]
 
 
-def test_an_undo_file_that_cannot_be_written_keeps_helios_still() -> None:
+def test_an_undo_file_that_cannot_be_written_keeps_helios_suspended() -> None:
     table = NodeTable().after_two_looks()
     table.undo_fails = FileUnreadable("the disk is full")
     report = table.says(*down("n1"))
-    assert "the disk is full" in report.still[0]
+    assert "the disk is full" in report.suspended[0]
     assert table.cluster.writes == 0
-    assert table.standing() == {}
+    assert table.applied() == {}
 
 
 @pytest.mark.parametrize("after", [2, 3])
-def test_a_ledger_that_cannot_be_written_keeps_helios_still(after: int) -> None:
+def test_a_ledger_that_cannot_be_written_keeps_helios_suspended(after: int) -> None:
     table = NodeTable().after_two_looks()
     table.ledger.fail_next(after=after, times=9)
     report = table.says(*down("n1"))
-    assert report.still or any("broken off" in note for note in report.notes)
+    assert report.suspended or any("broken off" in note for note in report.notes)
     assert table.cluster.writes == 0
 
 
@@ -141,7 +140,7 @@ def test_without_a_forecast_nodes_wake_and_none_is_put_to_sleep() -> None:
 
 def test_why_there_is_no_forecast_is_written_down_once_with_what_to_do() -> None:
     def none(snapshot: Snapshot) -> Snapshot:
-        raise NotEnoughHistory("three days only", remedy="Load more.")
+        raise NotEnoughHistory("three days only", hint="Load more.")
 
     table = NodeTable().after_two_looks()
     table.expectation = none
@@ -160,16 +159,16 @@ def test_a_standby_does_nothing() -> None:
     table.holder = "helios-2"
     report = table.says(*down("n1"))
     assert not report.leads
-    assert "standing by" in report.still[0]
+    assert "standing by" in report.suspended[0]
     assert table.cluster.writes == 0
 
 
-def test_a_cluster_that_cannot_be_seen_keeps_helios_still() -> None:
+def test_a_cluster_that_cannot_be_seen_keeps_helios_suspended() -> None:
     table = NodeTable().after_two_looks()
     table.cluster.fail_next()
     report = table.says(*down("n1"))
     assert not report.seen
-    assert "could not be looked at" in report.still[0]
+    assert "could not be looked at" in report.suspended[0]
     assert report.tallies.empty
 
 
@@ -186,26 +185,26 @@ def test_the_conditions_of_jobs_hold_for_nodes(change: dict[str, object], why: s
     well = table.world
     table.world = lambda now: replace(well(now), **change)  # type: ignore[arg-type]
     report = table.says(*down("n1"))
-    assert why in report.still[0]
+    assert why in report.suspended[0]
     assert table.cluster.writes == 0
 
 
-def test_an_answer_cut_short_keeps_helios_still_and_changes_no_book() -> None:
+def test_an_answer_cut_short_keeps_helios_suspended_and_changes_no_applied_now() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.cluster._nodes.clear()
     report = table.says(*down("n2"))
-    assert "without any node" in report.still[0]
-    assert table.standing() == {"n1": "asleep"}
+    assert "without any node" in report.suspended[0]
+    assert table.applied() == {"n1": "asleep"}
 
 
-def test_still_reasons_are_written_down_once() -> None:
+def test_suspended_reasons_are_written_down_once() -> None:
     table = NodeTable().after_two_looks()
     well = table.world
     table.world = lambda now: replace(well(now), history_read_at=None)
     for _ in range(3):
         table.says(*down("n1"))
-    assert len(table.lines(action="Turn", outcome="nothing was done")) == 1
+    assert len(table.lines(action="Cycle", outcome="nothing was done")) == 1
 
 
 def test_several_failures_open_the_breaker() -> None:
@@ -214,7 +213,7 @@ def test_several_failures_open_the_breaker() -> None:
     table.says(*down("n1"))
     table.says(*down("n1"))
     report = table.says(*down("n2"))
-    assert "the breaker is open" in report.still[0]
+    assert "the breaker is open" in report.suspended[0]
     assert table.cluster.power_of("n2") is AWAKE
 
 
@@ -223,7 +222,7 @@ def test_a_write_that_is_swallowed_is_a_mismatch_and_asked_again() -> None:
     table.cluster.swallow_writes()
     report = table.says(*down("n1"))
     assert report.counts["ces"] == {Result.MISMATCH: 1}
-    assert report.memory.turn.breaker.bad_in_row == 1
+    assert report.memory.cycle.breaker.bad_in_row == 1
     assert table.says(*down("n1")).slept == ("n1",)
 
 
@@ -233,7 +232,7 @@ def test_a_shadow_writes_nothing_and_remembers_what_would_stand() -> None:
     assert report.counts["ces"] == {Result.WOULD: 2}
     assert table.cluster.writes == 0
     assert table.cluster.steered == []
-    assert table.standing("shadow") == {"n1": "asleep", "n2": "asleep"}
+    assert table.applied("shadow") == {"n1": "asleep", "n2": "asleep"}
     assert table.undo == Undo()
     again = table.says(*down("n1", "n2"), mode=SHADOW)
     assert again.counts["ces"] == {Result.UNCHANGED: 2}
@@ -243,7 +242,7 @@ def test_a_shadow_that_no_longer_wants_a_node_asleep_would_wake_it() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1", "n2"), mode=SHADOW)
     table.says(*down("n1"), mode=SHADOW)
-    assert table.standing("shadow") == {"n1": "asleep"}
+    assert table.applied("shadow") == {"n1": "asleep"}
 
 
 def test_a_job_on_a_node_that_sleeps_in_a_shadow_only_is_told() -> None:
@@ -251,7 +250,7 @@ def test_a_job_on_a_node_that_sleeps_in_a_shadow_only_is_told() -> None:
     table.says(*down("n1"), mode=SHADOW)
     table.cluster.submit(nodes=10)
     table.says(mode=SHADOW)
-    assert table.standing("shadow") == {}
+    assert table.applied("shadow") == {}
     (line,) = table.lines(action="Woken", target="n1")
     assert line["outcome"].startswith("would")
 
@@ -279,18 +278,18 @@ def test_a_canary_of_a_share_takes_the_same_nodes_every_time() -> None:
 def test_a_service_that_may_no_longer_write_has_its_nodes_woken() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1", "n2"))
-    report = table.turn(seat(Says(), name="ces", mode=OFF), after=5 * MINUTE)
+    report = table.cycle(active(Says(), name="ces", mode=OFF), after=5 * MINUTE)
     assert set(report.woken) == {"n1", "n2"}
-    assert table.standing() == {}
+    assert table.applied() == {}
 
 
-def test_nodes_still_falling_are_woken_when_they_are_asleep() -> None:
+def test_nodes_suspended_falling_are_woken_when_they_are_asleep() -> None:
     table = NodeTable(cluster=FakeNodes(nodes=some_nodes(), suspend_timeout_s=180.0)).after_two_looks()
     table.says(*down("n1"))
-    report = table.turn(seat(Says(), name="ces", mode=OFF))
+    report = table.cycle(active(Says(), name="ces", mode=OFF))
     assert report.woken == ()
     assert any("as soon as they are asleep" in note for note in report.notes)
-    assert table.turn(seat(Says(), name="ces", mode=OFF), after=5 * MINUTE).woken == ("n1",)
+    assert table.cycle(active(Says(), name="ces", mode=OFF), after=5 * MINUTE).woken == ("n1",)
 
 
 def test_a_node_that_leaves_the_canary_is_woken() -> None:
@@ -302,12 +301,12 @@ def test_a_node_that_leaves_the_canary_is_woken() -> None:
 
 def test_the_first_configured_service_has_the_node() -> None:
     table = NodeTable().after_two_looks()
-    report = table.turn(seat(Says(*up("n1")), name="a"), seat(Says(*down("n1")), name="b"))
+    report = table.cycle(active(Says(*up("n1")), name="a"), active(Says(*down("n1")), name="b"))
     assert report.slept == ("n1",)  # what already is so holds nothing back
     table.says(name="b", after=5 * MINUTE)
-    table.turn(seat(Says(*down("n2")), name="a"), seat(Says(*down("n2")), name="b"), after=5 * MINUTE)
+    table.cycle(active(Says(*down("n2")), name="a"), active(Says(*down("n2")), name="b"), after=5 * MINUTE)
     assert table.lines(target="n2", service="a", outcome="done")
-    assert "service a has this lever" in table.why_refused("n2")
+    assert "service a has this setting" in table.why_refused("n2")
 
 
 def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
@@ -322,29 +321,29 @@ def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
     assert gpu["total"] == 6
     assert gpu["busy"] == 1
     assert gpu["asleep"] == 2
-    assert gpu["by_helios"] == 2  # of those seen asleep; the one told to in this turn is counted in the next
+    assert gpu["by_helios"] == 2  # of those seen asleep; the one told to in this cycle is counted in the next
     assert gpu["wanted"] == 3
     assert report.tallies.set_index("pool").loc["cpu", "wanted"] == 4
 
 
 def test_a_service_that_only_orders_the_filling_does_not_say_how_many_nodes_are_wanted() -> None:
     table = NodeTable().after_two_looks()
-    fills, saves = seat(Says(fill(["n4"], ["n5"])), name="packing"), seat(Says(*down("n1", "n2")), name="ces")
-    assert table.turn(fills, saves).tallies["wanted"].tolist() == [8]
+    fills, saves = active(Says(fill(["n4"], ["n5"])), name="packing"), active(Says(*down("n1", "n2")), name="ces")
+    assert table.cycle(fills, saves).tallies["wanted"].tolist() == [8]
 
 
 def test_a_failing_service_is_written_down_and_skipped() -> None:
     table = NodeTable().after_two_looks()
     broken = Says()
     broken.raises = RuntimeError("no rows")
-    report = table.turn(seat(broken, name="broken"), seat(Says(*down("n1")), name="ces"))
+    report = table.cycle(active(broken, name="broken"), active(Says(*down("n1")), name="ces"))
     assert report.slept == ("n1",)
     assert "no rows" in table.lines(service="broken")[0]["outcome"]
 
 
-def test_a_service_that_acts_on_jobs_is_a_fault_in_the_office_of_nodes() -> None:
+def test_a_service_that_acts_on_jobs_is_a_fault_in_the_domain_of_nodes() -> None:
     table = NodeTable().after_two_looks()
-    report = table.turn(seat(Says(order(j1=0.5))))
+    report = table.cycle(active(Says(order(j1=0.5))))
     assert report.counts["qssf"] == {Result.FAILED: 1}
 
 
@@ -404,19 +403,19 @@ def test_a_shadow_says_nothing_of_a_node_that_keeps_its_weight() -> None:
 def test_a_weight_that_a_shadow_gives_back_would_go() -> None:
     table = NodeTable().after_two_looks()
     table.says(fill(["n1"], ["n2"], ["n3"]), name="packing", mode=SHADOW)
-    back = RestoreNodes(lever=NodeLever.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
+    back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
     table.says(back, name="packing", mode=SHADOW)
-    (line,) = table.lines(action="RestoreNodes", target="n3")
+    (line,) = table.lines(action="RevertNodes", target="n3")
     assert (line["outcome"], line["reason"]) == ("would", "service packing gave it back")
-    assert "n3" not in table.standing("shadow", lever="weight")
+    assert "n3" not in table.applied("shadow", setting="weight")
 
 
 def test_weights_of_a_service_switched_off_are_given_back() -> None:
     table = NodeTable().after_two_looks()
     table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
-    table.turn(seat(Says(), name="packing", mode=SHADOW))
+    table.cycle(active(Says(), name="packing", mode=SHADOW))
     assert {table.cluster.weight_of(f"n{n}") for n in range(1, 11)} == {10}
-    assert table.standing(lever="weight") == {}
+    assert table.applied(setting="weight") == {}
 
 
 def test_more_tiers_than_allowed_become_the_last_one() -> None:
@@ -425,8 +424,8 @@ def test_more_tiers_than_allowed_become_the_last_one() -> None:
     assert [table.cluster.weight_of(f"n{n}") for n in range(1, 5)] == [10, 11, 11, 11]
 
 
-def test_weights_wait_when_the_writes_of_a_turn_are_spent() -> None:
-    table = NodeTable(settings=node_settings(slurm={"writes_per_turn": 2})).after_two_looks()
+def test_weights_wait_when_the_writes_of_a_cycle_are_spent() -> None:
+    table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 2})).after_two_looks()
     order = fill([], ["n1", "n2", "n3"])
     report = table.says(order, name="packing")
     assert report.counts["packing"][Result.POSTPONED] == 1
@@ -440,10 +439,10 @@ def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
     return NodeTable(cluster=cluster, settings=settings).after_two_looks()
 
 
-def test_the_writes_of_a_turn_are_shared_by_the_services_in_their_order() -> None:
-    table = NodeTable(settings=node_settings(slurm={"writes_per_turn": 3})).after_two_looks()
-    report = table.turn(
-        seat(Says(*down("n1", "n2")), name="ces"), seat(Says(fill([], ["n4", "n5", "n6"])), name="packing")
+def test_the_writes_of_a_cycle_are_shared_by_the_services_in_their_order() -> None:
+    table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 3})).after_two_looks()
+    report = table.cycle(
+        active(Says(*down("n1", "n2")), name="ces"), active(Says(fill([], ["n4", "n5", "n6"])), name="packing")
     )
     assert report.slept == ("n1", "n2")
     assert len(report.weighed) == 1
@@ -524,37 +523,37 @@ def test_a_mechanism_that_was_changed_is_taken_back() -> None:
     assert table.cluster.keep_awake == "n9"
 
 
-def test_a_crash_while_acting_is_put_right_by_the_next_turn() -> None:
+def test_a_crash_while_acting_is_put_right_by_the_next_cycle() -> None:
     table = NodeTable().after_two_looks()
     table.cluster.crash_after(writes=1)
     with pytest.raises(Crash):
         table.says(*down("n1", "n2"))
     assert table.undo.asleep == ("n1", "n2")
-    assert set(table.standing()) == {"n1", "n2"}
+    assert set(table.applied()) == {"n1", "n2"}
     table.says(after=11 * MINUTE)
-    assert table.standing() == {"n1": "asleep"}
+    assert table.applied() == {"n1": "asleep"}
     assert len(table.memory.slept["n1"]) == 1
 
 
 def test_a_node_that_only_the_undo_file_names_is_woken() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
-    table.ledger = type(table.ledger)(office=table.ledger.office)  # the database was lost
+    table.ledger = type(table.ledger)(domain=table.ledger.domain)  # the database was lost
     report = table.says(after=5 * MINUTE)
     assert report.woken == ("n1",)
     assert table.undo == Undo()
 
 
-def test_an_error_of_the_conditions_keeps_helios_still() -> None:
+def test_an_error_of_the_conditions_keeps_helios_suspended() -> None:
     def unknown(now: object) -> None:
         raise ClusterUnavailable("no controller")
 
     table = NodeTable().after_two_looks()
     table.world = unknown  # type: ignore[assignment]
-    assert "no controller" in table.says(*down("n1")).still[0]
+    assert "no controller" in table.says(*down("n1")).suspended[0]
 
 
-def test_a_pause_during_the_turn_stops_it_before_the_door() -> None:
+def test_a_pause_during_the_cycle_stops_it_before_the_door() -> None:
     table = NodeTable().after_two_looks()
     table.pause_asked = lambda: "alice"
     report = table.says(*down("n1"))
@@ -562,9 +561,9 @@ def test_a_pause_during_the_turn_stops_it_before_the_door() -> None:
     assert any("paused: alice" in note for note in report.notes)
 
 
-def test_a_list_of_names_that_cannot_be_read_keeps_helios_still() -> None:
+def test_a_list_of_names_that_cannot_be_read_keeps_helios_suspended() -> None:
     table = NodeTable(settings=node_settings(never="n[1-"))
-    assert "power.never" in table.says(*down("n1")).still[0]
+    assert "power.never" in table.says(*down("n1")).suspended[0]
     assert issubclass(FileUnreadable, HeliosError)
 
 
@@ -575,7 +574,7 @@ def test_counts_of_the_report_say_what_was_seen() -> None:
     assert (report.nodes[ASLEEP], report.nodes[AWAKE], report.asleep_by_helios) == (2, 8, 2)
 
 
-def test_an_old_undo_file_beside_a_book_is_not_believed() -> None:
+def test_an_old_undo_file_beside_a_applied_now_is_not_believed() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
     table.cluster.admin_powers_down("n2")
@@ -590,29 +589,31 @@ def test_what_the_door_does_not_write_stands_as_it_was(result: Result) -> None:
     table = NodeTable(settings=node_settings(payback_s=0)).after_two_looks()
     table.says(*down("n1"))
     table.says(after=5 * MINUTE)
-    book = table.ledger.standings()
+    applied_now = table.ledger.applied_changes()
     steer = table.cluster.steer
     table.cluster.steer = lambda actions: [  # type: ignore[method-assign]
-        NodeOutcome(action="PowerUp", lever=NodeLever.POWER, node=action.node, result=result, reason="so", remark="no")
+        NodeOutcome(
+            action="PowerUp", setting=NodeSetting.POWER, node=action.node, result=result, reason="so", remark="no"
+        )
         for action in actions
         if isinstance(action, PowerUp)
     ]
     table.says(*up("n1"))
-    assert table.ledger.standings().equals(book)
+    assert table.ledger.applied_changes().equals(applied_now)
     assert table.undo == Undo(asleep=("n1",))
     table.cluster.steer = steer  # type: ignore[method-assign]
     assert table.says(*up("n1")).woken == ("n1",)
 
 
-def test_a_book_that_cannot_be_read_for_once_is_not_written_over() -> None:
+def test_a_applied_now_that_cannot_be_read_for_once_is_not_written_over() -> None:
     table = NodeTable().after_two_looks()
     table.says(*down("n1"))
-    table.turn(seat(Says(), name="ces"), seat(Says(*down("n2")), name="dream", mode=SHADOW))
-    before = table.ledger.standings()
+    table.cycle(active(Says(), name="ces"), active(Says(*down("n2")), name="dream", mode=SHADOW))
+    before = table.ledger.applied_changes()
     table.ledger.fail_next(after=1)
     report = table.says(after=5 * MINUTE)
-    assert "could not be read" in report.still[0]
-    assert table.ledger.standings().equals(before)
+    assert "could not be read" in report.suspended[0]
+    assert table.ledger.applied_changes().equals(before)
     assert table.undo == Undo(asleep=("n1",))
     assert table.says().woken == ()
 
@@ -626,7 +627,7 @@ def test_a_drained_sleeper_takes_no_place_from_nodes_that_are_to_be_woken() -> N
     report = table.says(mode=OFF)
     assert report.woken == ("n2",)
     assert any("in service" in note for note in report.notes)
-    assert table.standing() == {"n1": "asleep"}
+    assert table.applied() == {"n1": "asleep"}
     table.cluster.resume("n1")
     assert table.says(mode=OFF, after=20 * MINUTE).woken == ("n1",)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helios.control.nodes import NodeMemory, cleared
+from helios.control import NodeControllerState, clear_service
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
     AWAKE,
@@ -36,7 +36,7 @@ def test_a_job_that_wakes_a_node_takes_it_from_helios() -> None:
     table = asleep("n1")
     table.cluster.submit(nodes=10)
     table.says()
-    assert table.standing() == {}
+    assert table.applied() == {}
     assert table.undo.asleep == ()
     (line,) = table.lines(action="Woken")
     assert line["target"] == "n1"
@@ -66,10 +66,10 @@ def test_an_admin_who_wakes_a_node_soon_after_has_it_left_awake_for_a_day() -> N
     table.says()
     (line,) = table.lines(action="Woken")
     assert "somebody woke it" in line["reason"]
-    table.turn(after=10 * MINUTE)
+    table.cycle(after=10 * MINUTE)
     table.says(*down("n1"), after=10 * MINUTE)
     assert "left awake until" in table.why_refused("n1")
-    table.turn(after=24 * HOUR)
+    table.cycle(after=24 * HOUR)
     assert table.says(*down("n1")).slept == ("n1",)
 
 
@@ -96,7 +96,7 @@ def test_an_admin_who_wakes_a_node_that_has_paid_takes_it_only() -> None:
     table.says(after=HOUR)
     table.cluster.admin_powers_up("n1")
     table.says()
-    assert table.standing() == {}
+    assert table.applied() == {}
     assert table.memory.keep_off == {}
 
 
@@ -108,14 +108,14 @@ def test_a_node_that_helios_woke_is_nobody_elses_deed() -> None:
     assert table.lines(action="Woken") == []
 
 
-def test_a_wake_that_a_crash_left_in_the_book_is_helios_own() -> None:
+def test_a_wake_that_a_crash_left_in_the_applied_now_is_helios_own() -> None:
     table = asleep("n1", "n2")
     table.cluster.crash_after(writes=1)
     with pytest.raises(Exception, match="crash"):
         table.says(*up("n1", "n2"), after=HOUR)
     table.says()
     assert table.lines(action="Woken") == []
-    assert table.standing() == {"n2": "awake"}  # it was to be woken, and sleeps yet
+    assert table.applied() == {"n2": "awake"}  # it was to be woken, and sleeps yet
     assert "n1" in table.memory.wakes
 
 
@@ -132,7 +132,7 @@ def test_a_node_that_does_not_come_is_quarantined_and_told() -> None:
     assert line["outcome"].startswith("failed")
     table.cluster.fail_wakes("n1", fails=False)
     table.cluster.resume("n1")
-    table.turn(after=10 * MINUTE)
+    table.cycle(after=10 * MINUTE)
     table.says(*down("n1"), after=10 * MINUTE)
     assert "nobody has cleared it" in table.why_refused("n1")
     assert len(table.lines(action="FailedWake")) == 1
@@ -154,7 +154,7 @@ def test_a_wake_that_failed_between_two_looks_is_seen_too() -> None:
     table.cluster.submit(nodes=10)
     report = table.says(after=30 * MINUTE)
     assert "n1" in report.memory.quarantined
-    assert table.standing() == {}
+    assert table.applied() == {}
 
 
 def test_a_sleeping_node_that_a_person_took_down_is_no_failed_wake() -> None:
@@ -173,13 +173,13 @@ def test_a_node_that_hangs_while_waking_fails_after_the_timeout() -> None:
     assert len(table.says(after=2 * MINUTE).memory.failures) == 1
 
 
-def test_failed_wakes_are_seen_by_a_still_turn_too() -> None:
+def test_failed_wakes_are_seen_by_a_suspended_cycle_too() -> None:
     table = asleep("n1")
     table.cluster.fail_wakes("n1")
     table.says(*up("n1"), after=HOUR)
     table.world = lambda now: replace(all_is_well(now), history_read_at=None)
     report = table.says(after=12 * MINUTE)
-    assert report.still
+    assert report.suspended
     assert "n1" in report.memory.quarantined
     assert table.lines(action="FailedWake")
 
@@ -199,11 +199,11 @@ def test_too_many_failed_wakes_lead_to_protected_mode_until_a_person_clears_it()
     report = table.says(*down("n6"), *up("n4"))
     assert (report.slept, report.woken) == ((), ("n4",))
     assert "n1, n2, n3" in report.protected
-    table.turn(after=48 * HOUR)
+    table.cycle(after=48 * HOUR)
     assert table.says(*down("n6")).slept == ()  # time alone ends nothing
-    table.memory = cleared(table.memory, "n1")
+    table.memory = clear_service(table.memory, "n1")
     assert table.says(*down("n6")).slept == ()
-    table.memory = cleared(table.memory)
+    table.memory = clear_service(table.memory)
     assert table.says(*down("n6")).slept == ("n6",)
 
 
@@ -211,7 +211,7 @@ def test_failures_of_different_days_do_not_add_up() -> None:
     table = asleep("n1", "n2", "n3", failures_to_protect=3)
     fail_some_wakes(table, "n1")
     fail_some_wakes(table, "n2")
-    table.turn(after=25 * HOUR)
+    table.cycle(after=25 * HOUR)
     fail_some_wakes(table, "n3")
     assert table.memory.protected == ""
 
@@ -223,7 +223,7 @@ def test_a_weight_lost_by_a_release_is_nobodys_hand() -> None:
     table.world = lambda now: replace(all_is_well(now), released="alice released")
     report = table.says(name="packing")
     assert not any("forgot" in note for note in report.notes)
-    assert table.standing(lever="weight") == {}
+    assert table.applied(setting="weight") == {}
 
 
 def test_a_node_woken_by_a_release_is_not_told_as_somebodys_wake() -> None:
@@ -233,7 +233,7 @@ def test_a_node_woken_by_a_release_is_not_told_as_somebodys_wake() -> None:
     table.says()
     assert table.lines(action="Woken") == []
     assert table.memory.keep_off == {}
-    assert table.standing() == {}
+    assert table.applied() == {}
 
 
 def test_a_restart_forgets_nothing() -> None:
@@ -241,14 +241,14 @@ def test_a_restart_forgets_nothing() -> None:
     fail_some_wakes(table, "n1", "n2")
     table.says(*up("n3"))
     table.says(fill(["n4"], ["n5"]), name="packing")
-    assert NodeMemory.from_json(table.memory.to_json()) == table.memory
+    assert NodeControllerState.from_json(table.memory.to_json()) == table.memory
     assert table.memory.protected
     assert set(table.memory.slept) == {"n1", "n2", "n3"}
 
 
 def test_a_memory_without_looks_does_not_take_a_node_for_idle_twice() -> None:
     table = asleep("n1")
-    table.memory = NodeMemory()
+    table.memory = NodeControllerState()
     assert table.says(*down("n2")).slept == ()
     assert len(table.memory.slept["n1"]) == 1  # the book remembers that cycle
 
@@ -260,7 +260,7 @@ def test_in_a_shadow_nothing_is_watched_for() -> None:
     assert table.memory.wakes == {}
     assert table.memory.slept == {}
     assert table.cluster.power_of("n1") is AWAKE
-    assert table.standing("shadow") == {}
+    assert table.applied("shadow") == {}
 
 
 def test_a_node_missing_from_one_look_is_not_forgotten() -> None:
@@ -268,10 +268,10 @@ def test_a_node_missing_from_one_look_is_not_forgotten() -> None:
     table.says(fill(["n4"], ["n5"]))
     gone = {name: table.cluster._nodes.pop(name) for name in ("n1", "n5")}
     table.says()
-    assert table.standing() == {"n1": "asleep"}
+    assert table.applied() == {"n1": "asleep"}
     assert table.undo.asleep == ("n1",)
     assert dict(table.undo.weights)["n5"] == 10
     table.cluster._nodes.update(gone)
     table.pause()
-    assert table.turn().woken == ("n1",)
+    assert table.cycle().woken == ("n1",)
     assert table.cluster.weight_of("n5") == 10

@@ -1,4 +1,4 @@
-"""Power turns as a whole: every line of the audit, row of the book and field of the report, told once each."""
+"""Power cycles as a whole: every line of the audit, row of the book and field of the report, told once each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from helios.actions import NodeAction, NodeOutcome, RestoreNodes, Result
-from helios.control.nodes import NodeTurnReport, Undo
-from helios.control.nodes.modes import node_door_for
-from helios.control.nodes.standings import same_list
+from helios.actions import NodeAction, NodeOutcome, Result, RevertNodes
+from helios.control import NodeCycleReport, Undo
+from helios.control.applied import same_list
+from helios.control.modes import node_cluster_for_mode
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node
@@ -24,13 +24,13 @@ from tests.unit.control.nodes.table import (
     SHADOW,
     NodeTable,
     Says,
+    active,
     all_is_well,
     canary,
     down,
     fill,
     keep,
     node_settings,
-    seat,
     some_nodes,
     up,
 )
@@ -38,7 +38,7 @@ from tests.unit.control.nodes.table import (
 Row = tuple[str | None, ...]
 
 
-def rows(report: NodeTurnReport) -> list[Row]:
+def rows(report: NodeCycleReport) -> list[Row]:
     """Service, mode, action, target, result, before and after of every line; each has a reason and no model."""
     assert (report.decisions["reason"].str.len() > 3).all()
     assert report.decisions["model_id"].isna().all()
@@ -47,16 +47,16 @@ def rows(report: NodeTurnReport) -> list[Row]:
     return [tuple((line | {"outcome": line["outcome"].split(":")[0]}).values()) for line in lines]
 
 
-def book(table: NodeTable) -> set[tuple[Any, ...]]:
-    columns = ["service", "mode", "lever", "node", "value", "own", "after", "admins"]
-    return set(table.ledger.standings()[columns].astype(object).itertuples(index=False, name=None))
+def applied_now(table: NodeTable) -> set[tuple[Any, ...]]:
+    columns = ["service", "mode", "setting", "node", "value", "own", "after", "overridden"]
+    return set(table.ledger.applied_changes()[columns].astype(object).itertuples(index=False, name=None))
 
 
 def memory(table: NodeTable) -> dict[str, Any]:
-    """What the next turn is given, its digests counted."""
+    """What the next cycle is given, its digests counted."""
     plain: dict[str, Any] = json.loads(table.memory.to_json())
-    turn = json.loads(plain.pop("turn"))
-    return plain | turn | {"said": {service: len(digests) for service, digests in turn["said"].items()}}
+    cycle = json.loads(plain.pop("cycle"))
+    return plain | cycle | {"said": {service: len(digests) for service, digests in cycle["said"].items()}}
 
 
 class Night:
@@ -68,11 +68,11 @@ class Night:
         self.canary = Says(keep("n7"), *down("n8"))
         self.shadow = Says(*down("n9"))
 
-    def turn(self, after: timedelta = timedelta(minutes=1)) -> NodeTurnReport:
-        return self.table.turn(
-            seat(self.active, name="ces"),
-            seat(self.canary, name="packing", mode=canary("debug")),
-            seat(self.shadow, name="other", mode=SHADOW),
+    def cycle(self, after: timedelta = timedelta(minutes=1)) -> NodeCycleReport:
+        return self.table.cycle(
+            active(self.active, name="ces"),
+            active(self.canary, name="packing", mode=canary("debug")),
+            active(self.shadow, name="other", mode=SHADOW),
             after=after,
         )
 
@@ -82,7 +82,7 @@ def night() -> Night:
     return Night()
 
 
-ASLEEP_BOOK = {
+ASLEEP_APPLIED_NOW = {
     ("ces", "active", "power", "n1", "asleep", "", "IDLE+POWERING_DOWN", 0),
     ("ces", "active", "power", "n2", "asleep", "", "IDLE+POWERING_DOWN", 0),
     ("ces", "active", "weight", "n3", "tier 0", "10", "Weight 10", 0),
@@ -92,14 +92,14 @@ ASLEEP_BOOK = {
 OF_THE_SHADOW = ("other", "shadow", "power", "n9", "asleep", "", "asleep", 0)
 
 
-def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(night: Night) -> None:
-    report = night.turn()
+def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(night: Night) -> None:
+    report = night.cycle()
     plain = report.decisions["outcome"][~report.decisions["outcome"].str.startswith("refused")]
     assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("ces", "active", "PowerDown", "n99", "refused", None, None),
         ("packing", "canary", "KeepAwake", "", "refused", None, None),
-        ("ces", "active", "Turn", "venus", "meant", None, None),
+        ("ces", "active", "Cycle", "venus", "meant", None, None),
         ("ces", "active", "PowerDown", "n1", "done", "IDLE", "IDLE+POWERING_DOWN"),
         ("ces", "active", "PowerDown", "n2", "done", "IDLE", "IDLE+POWERING_DOWN"),
         ("ces", "active", "FillFirst", "n4", "done", "Weight 10", "Weight 11"),
@@ -107,14 +107,14 @@ def test_a_first_turn_says_what_is_refused_meant_done_and_only_seen(night: Night
         ("other", "shadow", "PowerDown", "n9", "would", "awake", "asleep"),
     ]
     assert report.decisions["reason"].str.contains("5").tolist()[2]
-    assert book(night.table) == {*ASLEEP_BOOK, OF_THE_SHADOW}
+    assert applied_now(night.table) == {*ASLEEP_APPLIED_NOW, OF_THE_SHADOW}
     assert night.table.undo == Undo(asleep=("n1", "n2"), weights=(("n3", 10), ("n4", 10), ("n5", 10)))
 
 
-def test_a_first_turn_reports_all_that_it_saw_and_did(night: Night) -> None:
-    report = night.turn()
+def test_a_first_cycle_reports_all_that_it_saw_and_did(night: Night) -> None:
+    report = night.cycle()
     assert (report.slept, report.woken, report.weighed) == (("n1", "n2"), (), ("n4", "n5"))
-    assert (report.still, report.remaining, report.notes, report.protected) == ((), (), (), "")
+    assert (report.suspended, report.remaining, report.notes, report.protected) == ((), (), (), "")
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
     assert report.counts == {
         "ces": {Result.REFUSED: 1, Result.UNCHANGED: 1, Result.DONE: 4},
@@ -137,9 +137,9 @@ def test_a_first_turn_reports_all_that_it_saw_and_did(night: Night) -> None:
     ]
 
 
-def test_a_first_turn_remembers_who_was_asked_what_slept_and_since_when_all_is_idle(night: Night) -> None:
+def test_a_first_cycle_remembers_who_was_asked_what_slept_and_since_when_all_is_idle(night: Night) -> None:
     first = night.table.cluster.now.isoformat()
-    night.turn()
+    night.cycle()
     now = night.table.cluster.now.isoformat()
     assert memory(night.table) == {
         "looked_at": now,
@@ -152,19 +152,19 @@ def test_a_first_turn_remembers_who_was_asked_what_slept_and_since_when_all_is_i
         "keep_off": {},
         "asked_at": {"ces": now, "packing": now, "other": now},
         "breaker": {"bad_in_row": 0, "opened_at": None},
-        "bench": {},
+        "suspension": {},
         "controller": "ctl1",
         "pending": 0,
         "nodes": 10,
-        "still": [],
+        "suspended": [],
         "said": {"ces": 1, "packing": 1, "other": 0},
     }
 
 
-def test_a_turn_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night) -> None:
-    night.turn()
-    before = book(night.table)
-    report = night.turn()
+def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night) -> None:
+    night.cycle()
+    before = applied_now(night.table)
+    report = night.cycle()
     assert (rows(report), report.slept, report.weighed) == ([], (), ())
     assert report.counts == {
         "ces": {Result.REFUSED: 1, Result.UNCHANGED: 5},
@@ -172,27 +172,27 @@ def test_a_turn_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night)
         "other": {Result.UNCHANGED: 1},
     }
     assert (report.asleep_by_helios, report.tallies["by_helios"].tolist()) == (2, [2])
-    assert book(night.table) == before
+    assert applied_now(night.table) == before
 
 
 def test_a_shadow_that_wants_a_node_back_says_so_under_its_own_name(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.shadow.actions = []
-    report = night.turn()
-    assert rows(report) == [("other", "shadow", "RestoreNodes", "n9", "would", "asleep", "awake")]
+    report = night.cycle()
+    assert rows(report) == [("other", "shadow", "RevertNodes", "n9", "would", "asleep", "awake")]
     assert "other" in report.decisions["reason"][0]
-    assert book(night.table) == ASLEEP_BOOK
+    assert applied_now(night.table) == ASLEEP_APPLIED_NOW
 
 
 def test_nodes_asked_for_again_are_woken_once_their_sleep_has_paid(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.active.actions = [*up("n1"), *down("n2"), fill(["n3"], ["n4", "n5"])]
-    early = night.turn()
+    early = night.cycle()
     assert [row[2:5] for row in rows(early)] == [("PowerUp", "n1", "refused")]
     assert (early.woken, early.tallies["wanted"].tolist()) == ((), [9.0])
-    late = night.turn(after=2 * HOUR)
+    late = night.cycle(after=2 * HOUR)
     assert [row[:5] for row in rows(late)] == [
-        ("ces", "active", "Turn", "venus", "meant"),
+        ("ces", "active", "Cycle", "venus", "meant"),
         ("ces", "active", "PowerUp", "n1", "done"),
     ]
     assert (late.woken, late.asleep_by_helios) == (("n1",), 1)
@@ -201,56 +201,56 @@ def test_nodes_asked_for_again_are_woken_once_their_sleep_has_paid(night: Night)
 
 
 def test_stillness_is_written_down_once_and_said_in_every_report(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
-    first, second = night.turn(), night.turn()
-    assert rows(first) == [("helios", "off", "Turn", "venus", "nothing was done", None, None)]
-    assert (rows(second), first.still) == ([], second.still)
-    assert [reason.split()[0] for reason in first.still] == ["the", "5"]  # what stands is said too
+    first, second = night.cycle(), night.cycle()
+    assert rows(first) == [("helios", "off", "Cycle", "venus", "nothing was done", None, None)]
+    assert (rows(second), first.suspended) == ([], second.suspended)
+    assert [reason.split()[0] for reason in first.suspended] == ["the", "5"]  # what stands is said too
     assert (first.seen, first.leads, first.recorded, first.counts) == (True, True, True, {})
-    assert memory(night.table)["still"] == [first.still[0]]
+    assert memory(night.table)["suspended"] == [first.suspended[0]]
     assert night.table.undo.asleep == ("n1", "n2")
     night.table.world = all_is_well
-    night.turn()
-    assert memory(night.table)["still"] == []
+    night.cycle()
+    assert memory(night.table)["suspended"] == []
 
 
 def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.pause()
-    report = night.turn()
+    report = night.cycle()
     assert rows(report) == [
-        ("helios", "paused", "RestoreNodes", "n1", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
-        ("helios", "paused", "RestoreNodes", "n2", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
-        ("helios", "paused", "RestoreNodes", "n4", "done", "Weight 11", "Weight 10"),
-        ("helios", "paused", "RestoreNodes", "n5", "done", "Weight 11", "Weight 10"),
-        ("helios", "paused", "Turn", "venus", "done", None, None),
+        ("helios", "paused", "RevertNodes", "n1", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
+        ("helios", "paused", "RevertNodes", "n2", "done", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP"),
+        ("helios", "paused", "RevertNodes", "n4", "done", "Weight 11", "Weight 10"),
+        ("helios", "paused", "RevertNodes", "n5", "done", "Weight 11", "Weight 10"),
+        ("helios", "paused", "Cycle", "venus", "done", None, None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
     assert (report.woken, report.weighed, report.remaining, report.clean) == (("n1", "n2"), ("n4", "n5"), (), True)
-    assert (report.still, report.counts) == (("paused: enough",), {"helios": {Result.DONE: 4}})
+    assert (report.suspended, report.counts) == (("paused: enough",), {"helios": {Result.DONE: 4}})
     assert len(report.notes) == 1
-    assert (book(night.table), night.table.undo) == (set(), Undo())
-    later = night.turn()
-    assert (rows(later), later.woken, later.still) == ([], (), ("paused: enough",))
+    assert (applied_now(night.table), night.table.undo) == (set(), Undo())
+    later = night.cycle()
+    assert (rows(later), later.woken, later.suspended) == ([], (), ("paused: enough",))
 
 
 def test_a_release_reports_all_that_it_did_and_that_it_leads(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.cluster.tick(HOUR)
     report = night.table.release()
     assert (report.woken, report.weighed, report.slept) == (("n1", "n2"), ("n4", "n5"), ())
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
-    assert (report.still, report.counts) == (("released: enough",), {"helios": {Result.DONE: 4}})
-    assert [row[:5] for row in rows(report)][-1] == ("helios", "paused", "Turn", "venus", "done")
+    assert (report.suspended, report.counts) == (("released: enough",), {"helios": {Result.DONE: 4}})
+    assert [row[:5] for row in rows(report)][-1] == ("helios", "paused", "Cycle", "venus", "done")
     assert [row[1] for row in rows(report)] == ["paused"] * 5
     assert (report.asleep_by_helios, sum(report.nodes.values()), len(report.tallies)) == (0, 10, 1)
     assert report.memory.wakes.keys() == {"n1", "n2"}
-    assert (book(night.table), night.table.undo) == (set(), Undo())
+    assert (applied_now(night.table), night.table.undo) == (set(), Undo())
 
 
 def test_a_release_under_anothers_lease_does_not_say_that_it_leads(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.cluster.tick(HOUR)
     night.table.holder = "helios-2"
     night.table.ledger.acquire(holder="helios-3", now=night.table.cluster.now, lasts=2 * HOUR)
@@ -262,11 +262,11 @@ def test_a_release_under_anothers_lease_does_not_say_that_it_leads(night: Night)
 def test_a_node_falling_asleep_in_a_pause_remains_and_is_named(night: Night) -> None:
     night.table.cluster.tick(timedelta(minutes=1))
     night.active.actions = [*down("n1")]
-    night.turn()
+    night.cycle()
     report = night.table.release()
     assert (report.remaining, report.clean, report.woken) == (("n1",), False, ())
     assert [row[:5] for row in rows(report)] == [
-        ("helios", "paused", "Turn", "venus", "postponed"),
+        ("helios", "paused", "Cycle", "venus", "postponed"),
     ]
     assert "n1" in report.decisions["outcome"][0]
     assert report.asleep_by_helios == 1
@@ -274,34 +274,34 @@ def test_a_node_falling_asleep_in_a_pause_remains_and_is_named(night: Night) -> 
 
 
 def test_a_cluster_that_cannot_be_seen_is_said_with_no_figures(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.cluster.fail_next()
-    report = night.turn()
+    report = night.cycle()
     assert (report.seen, report.leads, report.recorded) == (False, True, True)
     assert (dict(report.nodes), report.tallies.empty) == ({}, True)
-    assert rows(report) == [("helios", "off", "Turn", "", "nothing was done", None, None)]
+    assert rows(report) == [("helios", "off", "Cycle", "", "nothing was done", None, None)]
     assert report.taken_at == night.table.cluster.now
-    assert book(night.table) == {*ASLEEP_BOOK, OF_THE_SHADOW}
+    assert applied_now(night.table) == {*ASLEEP_APPLIED_NOW, OF_THE_SHADOW}
 
 
 def test_a_standby_saw_what_it_was_to_see_and_writes_nothing(night: Night) -> None:
     lines = night.table.lines()
     night.table.ledger.release(holder=night.table.holder)
     night.table.ledger.acquire(holder="helios-2", now=night.table.cluster.now, lasts=HOUR)
-    report = night.turn()
-    assert (report.seen, report.leads, rows(report), len(report.still)) == (True, False, [], 1)
+    report = night.cycle()
+    assert (report.seen, report.leads, rows(report), len(report.suspended)) == (True, False, [], 1)
     assert night.table.lines() == lines
 
 
-@pytest.mark.parametrize("step", ["acquire", "standings"])
-def test_what_fails_before_the_first_write_is_the_reason_of_a_still_turn(night: Night, step: str) -> None:
+@pytest.mark.parametrize("step", ["acquire", "applied_changes"])
+def test_what_fails_before_the_first_write_is_the_reason_of_a_suspended_cycle(night: Night, step: str) -> None:
     def fails(*_: object, **__: object) -> Any:
         raise WarehouseUnavailable("no database")
 
     setattr(night.table.ledger, step, fails)
-    report = night.turn()
+    report = night.cycle()
     assert (report.slept, report.weighed, report.counts, report.leads) == ((), (), {}, step != "acquire")
-    assert any(reason.endswith("no database") and len(reason) > 20 for reason in report.still)
+    assert any(reason.endswith("no database") and len(reason) > 20 for reason in report.suspended)
 
 
 def test_a_cluster_lost_while_acting_is_noted_and_counts_for_the_breaker(night: Night) -> None:
@@ -309,22 +309,22 @@ def test_a_cluster_lost_while_acting_is_noted_and_counts_for_the_breaker(night: 
         raise ClusterUnavailable("no answer")
 
     night.table.cluster.steer = unavailable  # type: ignore[method-assign]
-    report = night.turn()
+    report = night.cycle()
     assert (report.slept, report.weighed) == ((), ())
     assert [note for note in report.notes if note.endswith("no answer")]
     assert memory(night.table)["breaker"]["bad_in_row"] == 1
-    assert {row[3] for row in book(night.table)} >= {"n1", "n2"}  # who knows what became of them
+    assert {row[3] for row in applied_now(night.table)} >= {"n1", "n2"}  # who knows what became of them
 
 
 def test_an_admin_who_changes_a_weight_gets_a_line_and_the_node(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.cluster.admin_sets_weight("n4", 4_294_967_280)
-    report = night.turn()
+    report = night.cycle()
     assert ("ces", "active", "FillFirst", "n4", "refused", None, None) in rows(report)
     (line,) = [row for row in rows(report) if row[2] == "HandsOff"]
     assert (line[3], line[5], line[6]) == ("n4", "Weight 11", "Weight 4294967280")
     assert night.table.cluster.weight_of("n4") == 4_294_967_280
-    assert [row[-1] for row in book(night.table) if row[3] == "n4"] == [1]
+    assert [row[-1] for row in applied_now(night.table) if row[3] == "n4"] == [1]
     assert "n4" not in dict(night.table.undo.weights)
 
 
@@ -332,20 +332,20 @@ def test_a_list_is_written_down_whole_with_what_the_site_has_itself() -> None:
     table = NodeTable(settings=node_settings(mechanism="keep_awake")).after_two_looks()
     report = table.says(keep("n1", "n2"))
     assert [row[:5] for row in rows(report)] == [
-        ("ces", "active", "Turn", "venus", "meant"),
+        ("ces", "active", "Cycle", "venus", "meant"),
         ("ces", "active", "KeepAwake", "", "done"),
     ]
-    ((*_, value, own, after, admins),) = book(table)
-    assert (own, admins, bool(value)) == ("", 0, True)
+    ((*_, value, own, after, overridden),) = applied_now(table)
+    assert (own, overridden, bool(value)) == ("", 0, True)
     assert "n[1-2]" in after or "n1,n2" in after
     assert table.undo == Undo(keep_awake="")
     table.pause()
-    paused = table.turn()
+    paused = table.cycle()
     assert [row[:5] for row in rows(paused)] == [
-        ("helios", "paused", "RestoreNodes", "", "done"),
-        ("helios", "paused", "Turn", "venus", "done"),
+        ("helios", "paused", "RevertNodes", "", "done"),
+        ("helios", "paused", "Cycle", "venus", "done"),
     ]
-    assert (book(table), table.undo) == (set(), Undo())
+    assert (applied_now(table), table.undo) == (set(), Undo())
 
 
 def test_a_pool_of_its_own_has_a_tally_of_its_own() -> None:
@@ -357,31 +357,31 @@ def test_a_pool_of_its_own_has_a_tally_of_its_own() -> None:
 
 
 def test_a_service_that_is_gone_has_its_nodes_taken_back_under_the_name_of_helios(night: Night) -> None:
-    night.turn()
+    night.cycle()
     night.table.cluster.tick(HOUR)
-    report = night.table.turn(seat(night.shadow, name="other", mode=SHADOW))
+    report = night.table.cycle(active(night.shadow, name="other", mode=SHADOW))
     assert [row[:5] for row in rows(report)] == [
-        ("helios", "active", "Turn", "venus", "meant"),
-        ("helios", "active", "RestoreNodes", "n1", "done"),
-        ("helios", "active", "RestoreNodes", "n2", "done"),
-        ("helios", "active", "RestoreNodes", "n4", "done"),
-        ("helios", "active", "RestoreNodes", "n5", "done"),
+        ("helios", "active", "Cycle", "venus", "meant"),
+        ("helios", "active", "RevertNodes", "n1", "done"),
+        ("helios", "active", "RevertNodes", "n2", "done"),
+        ("helios", "active", "RevertNodes", "n4", "done"),
+        ("helios", "active", "RevertNodes", "n5", "done"),
     ]
     assert "5" in report.decisions["reason"][0]  # n3 too: it had its weight already
     assert all("ces" in reason for reason in report.decisions["reason"][1:])
-    assert book(night.table) == {OF_THE_SHADOW}
+    assert applied_now(night.table) == {OF_THE_SHADOW}
 
 
-def test_what_was_entered_and_never_done_stays_in_the_book_while_it_may_fall_yet() -> None:
+def test_what_was_entered_and_never_done_stays_in_the_applied_now_while_it_may_fall_yet() -> None:
     table = NodeTable().after_two_looks()
     table.cluster.crash_after(writes=0)
     with pytest.raises(Crash):
         table.says(*down("n1"))
     table.world = lambda now: replace(all_is_well(now), clock_skew_s=None)
-    table.turn()
-    assert table.standing() == {"n1": "asleep"}
-    table.turn(after=timedelta(minutes=11))
-    assert table.standing() == {}
+    table.cycle()
+    assert table.applied() == {"n1": "asleep"}
+    table.cycle(after=timedelta(minutes=11))
+    assert table.applied() == {}
     assert table.lines(action="Woken") == []
 
 
@@ -395,7 +395,7 @@ def test_an_audit_that_fails_after_acting_is_noted_with_its_reason(night: Night)
         record(**arguments)
 
     night.table.ledger.record = fails  # type: ignore[method-assign]
-    report = night.turn()
+    report = night.cycle()
     assert (report.recorded, report.slept) == (False, ("n1", "n2"))
     assert [note for note in report.notes if note.endswith("disk full")]
 
@@ -418,15 +418,15 @@ def test_lists_that_keep_so_many_of_some_nodes_are_told_apart_by_node_and_number
 
 def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
     cluster = FakeNodes(nodes=[*some_nodes(2), a_node(name="m1", partitions="debug")], lax=True)
-    door = node_door_for(canary("debug"), cluster, look=cluster.snapshot, stands={})
+    door = node_cluster_for_mode(canary("debug"), cluster, look=cluster.snapshot, stands={})
     assert door is not None
     said = door.steer([*down("n1", "m1"), fill(["n2"], ["m1"]), keep("n1", "m1")])
     by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
     assert by_node["PowerDown", "n1"] is by_node["FillFirst", "n2"] is Result.REFUSED
     assert by_node["PowerDown", "m1"] is Result.DONE
     assert [seen.node for seen in cluster.power_downs] == ["m1"]
-    assert node_door_for(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
-    assert node_door_for(OFF, cluster, look=cluster.snapshot, stands={}) is None
+    assert node_cluster_for_mode(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
+    assert node_cluster_for_mode(OFF, cluster, look=cluster.snapshot, stands={}) is None
 
 
 def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
@@ -439,7 +439,7 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
     def one_at_a_time(actions: Sequence[NodeAction]) -> list[NodeOutcome]:
         calls.append(actions)
         (action,) = actions
-        assert isinstance(action, RestoreNodes)
+        assert isinstance(action, RevertNodes)
         first, *others = action.own
         done = steer([replace(action, own=(first,))])
         waits = [replace(done[0], node=node, result=Result.POSTPONED, remark="later") for node, _ in others]
@@ -449,8 +449,8 @@ def test_what_takes_several_calls_to_take_back_is_told_of_every_call() -> None:
     report = table.release()
     assert (len(calls), report.woken, report.clean) == (2, ("n1", "n2"), True)
     assert [row[2:5] for row in rows(report)][:-1] == [
-        ("RestoreNodes", "n1", "done"),
-        ("RestoreNodes", "n2", "done"),
+        ("RevertNodes", "n1", "done"),
+        ("RevertNodes", "n2", "done"),
     ]
 
 
@@ -460,11 +460,11 @@ def test_an_order_of_one_node_is_an_order() -> None:
     assert report.counts["ces"].get(Result.REFUSED, 0) == 0
     assert dict(table.undo.weights).keys() >= {"n2", "n3"}
     one = NodeTable().after_two_looks().says(fill(["n1"]))
-    assert (one.still, one.counts) == ((), {"ces": {Result.UNCHANGED: 1}})
+    assert (one.suspended, one.counts) == ((), {"ces": {Result.UNCHANGED: 1}})
 
 
 def test_changes_of_nodes_beyond_the_budget_wait_and_the_note_says_for_what() -> None:
-    table = NodeTable(settings=node_settings(slurm={"writes_per_turn": 1})).after_two_looks()
+    table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 1})).after_two_looks()
     report = table.says(*down("n1", "n2"))
     assert (report.slept, report.counts) == (("n1",), {"ces": {Result.DONE: 1, Result.POSTPONED: 1}})
     (note,) = report.notes
@@ -474,7 +474,7 @@ def test_changes_of_nodes_beyond_the_budget_wait_and_the_note_says_for_what() ->
 
 def test_a_shadow_that_would_keep_nobody_awake_would_change_nothing() -> None:
     table = NodeTable(settings=node_settings(mechanism="keep_awake")).after_two_looks()
-    report = table.turn(seat(Says(keep()), name="packing", mode=SHADOW))
+    report = table.cycle(active(Says(keep()), name="packing", mode=SHADOW))
     assert report.counts == {"packing": {Result.UNCHANGED: 1}}
-    later = table.turn(seat(Says(keep("n1")), name="packing", mode=SHADOW))
+    later = table.cycle(active(Says(keep("n1")), name="packing", mode=SHADOW))
     assert [(row[:5]) for row in rows(later)] == [("packing", "shadow", "KeepAwake", "", "would")]

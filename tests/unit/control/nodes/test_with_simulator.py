@@ -1,28 +1,28 @@
-"""The power turn on a simulated cluster: the same turn, another door."""
+"""The node cycle on a simulated cluster: the same cycle, another door."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from helios.control.nodes import NodeMemory, NodeTurnReport, Undo, release_nodes, take_node_turn
+from helios.control import NodeControllerState, NodeCycleReport, Undo, release_nodes, run_node_cycle
 from helios.model import NodePower
-from helios.ports import Office
+from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
 from helios.testing import FakeLedger, a_demand
-from tests.unit.control.nodes.table import Says, all_is_well, down, fill, node_settings, seat
+from tests.unit.control.nodes.table import Says, active, all_is_well, down, fill, node_settings
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
 
 
 class Simulated:
-    """Turns on a simulated cluster of six nodes, one of them busy."""
+    """Cycles on a simulated cluster of six nodes, one of them busy."""
 
     def __init__(self) -> None:
         self.cluster: SimCluster = a_sim_cluster(
             [(0, 50_000, 8)], a_shape((6, 8)), sleep=Sleep(boot_s=300, shutdown_s=120)
         )
         self.cluster.advance(10)
-        self.ledger, self.memory, self.undo = FakeLedger(office=Office.NODES), NodeMemory(), Undo()
+        self.ledger, self.memory, self.undo = FakeLedger(domain=Domain.NODES), NodeControllerState(), Undo()
 
     @property
     def now(self) -> datetime:
@@ -31,11 +31,11 @@ class Simulated:
     def write(self, undo: Undo) -> None:
         self.undo = undo
 
-    def turn(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeTurnReport:
+    def cycle(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeCycleReport:
         self.cluster.advance(self.cluster.now_s + int(after.total_seconds()))
         now = self.now.astimezone(UTC)
-        report = take_node_turn(
-            seats=[seat(Says(*actions), name="ces")],  # type: ignore[arg-type]
+        report = run_node_cycle(
+            active_services=[active(Says(*actions), name="ces")],  # type: ignore[arg-type]
             cluster=self.cluster,
             expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
             ledger=self.ledger,
@@ -53,12 +53,12 @@ class Simulated:
 
 def test_nodes_of_the_simulator_sleep_are_weighed_and_are_released() -> None:
     table = Simulated()
-    table.turn()
+    table.cycle()
     idle = [name for name, state in zip(*table_columns(table), strict=True) if state == "IDLE"]
-    report = table.turn(*down(*idle), fill(idle[:2], idle[2:]))
+    report = table.cycle(*down(*idle), fill(idle[:2], idle[2:]))
     assert len(report.slept) == 4  # 0.8 of six nodes
     assert report.weighed
-    report = table.turn()
+    report = table.cycle()
     assert report.nodes[NodePower.ASLEEP] == 4
     assert report.asleep_by_helios == 4
     released = release_nodes(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict.demand.features import LAGS, SERIES_FEATURES, WINDOWS, matrix, names
-from helios.predict.demand.values import AHEAD, DAY
+from helios.predict.demand.types import AHEAD, DAY
 from tests.unit.predict.demand.worlds import START_S, UTC, a_demand, a_state
 
 DAYS = 9

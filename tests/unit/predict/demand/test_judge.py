@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helios.predict.demand import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts
-from helios.predict.demand.judge import EMPIRICAL, HELIOS, PERSISTENCE, Verdict, judge, pinball, smape
-from helios.predict.demand.naive import outcomes, persistence, rises
+from helios.predict.demand.baselines import outcomes, persistence, rises
+from helios.predict.demand.evaluation import EMPIRICAL, HELIOS, PERSISTENCE, ForecastVerdict, judge, pinball, smape
 from tests.unit.predict.demand.worlds import START_S, a_demand
 
 FIRST = 8 * DAY
@@ -25,13 +25,13 @@ def as_now(busy: np.ndarray) -> Forecasts:
     )
 
 
-def judged(busy: np.ndarray, forecasts: Forecasts, gaps: np.ndarray | None = None) -> Verdict:
+def judged(busy: np.ndarray, forecasts: Forecasts, gaps: np.ndarray | None = None) -> ForecastVerdict:
     total = np.full(len(busy), 100.0)
     none = np.zeros(len(busy), dtype=np.bool_)
     return judge(busy, total, forecasts, gaps=none if gaps is None else gaps, start_s=START_S, from_step=FIRST)
 
 
-def score(verdict: Verdict, method: str, hour: int):
+def score(verdict: ForecastVerdict, method: str, hour: int):
     return next(one for one in verdict.points if (one.method, one.horizon_h) == (method, hour))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helios.predict.demand import AHEAD, DAY, LEVELS, DemandForecaster
-from helios.predict.demand.learning import belief, held_back, missed, shares
+from helios.predict.demand.forecaster import belief, held_back, missed_shares, shares
 from tests.unit.predict.demand.worlds import START_S, UTC, a_demand
 
 RNG = np.random.default_rng(0)
@@ -25,7 +25,7 @@ def test_the_longer_the_horizon_the_less_a_month_says() -> None:
 def test_bounds_are_moved_by_what_they_missed_as_far_as_there_is_evidence() -> None:
     rise = RNG.normal(0, 1, (28 * DAY, len(AHEAD)))
     told = np.broadcast_to(np.quantile(rise, LEVELS) - 5.0, (28 * DAY, len(AHEAD), len(LEVELS)))
-    moves = missed(rise, told)
+    moves = missed_shares(rise, told)
     evident = 28 * DAY / AHEAD[0] * 0.1
     assert moves[0, 1] == pytest.approx(5 * evident / (evident + 20), abs=0.3)
     assert (np.diff(moves[:, 1]) < 0).all() and (np.diff(moves[0]) < 0).all() and (moves >= 0).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helios.errors import ConfigurationInvalid, FrameInvalid
-from helios.predict.demand import AHEAD_S, LEVELS, Calendar, Forecasts, JobState, assemble, parse_holidays
+from helios.predict.demand import AHEAD_S, LEVELS, Calendar, DemandJobState, Forecasts, assemble, parse_holidays
 
 
 def forecasts(n_steps: int, *, source: str = "trees") -> Forecasts:
@@ -63,4 +63,4 @@ def test_no_pool_at_all_is_refused() -> None:
 
 def test_a_job_state_has_a_name_for_each_column() -> None:
     with pytest.raises(FrameInvalid):
-        JobState(names=("a",), values=np.zeros((3, 2), dtype=np.float32))
+        DemandJobState(names=("a",), values=np.zeros((3, 2), dtype=np.float32))

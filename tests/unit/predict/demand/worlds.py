@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.predict.demand import DAY, NEVER_S, Calendar, JobState, job_state
+from helios.predict.demand import DAY, NEVER_S, Calendar, DemandJobState, job_state
 
 UTC = Calendar(zone=ZoneInfo("UTC"))
 START_S = 1_600_000_200 // 600 * 600
@@ -53,5 +53,5 @@ def ends_of_steps(n_steps: int) -> NDArray[np.int64]:
     return START_S + 600 * np.arange(1, n_steps + 1, dtype=np.int64)
 
 
-def a_state(n_steps: int, *, seed: int = 0) -> JobState:
+def a_state(n_steps: int, *, seed: int = 0) -> DemandJobState:
     return job_state(**some_jobs(400, seed=seed), ends_of_steps_s=ends_of_steps(n_steps))

@@ -11,8 +11,8 @@ import pytest
 
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.model import STEP_S, Snapshot
-from helios.ports import Office
-from helios.services.ces import Ces, CesOptions
+from helios.ports import Domain
+from helios.services.energy_saving import Ces, CesOptions
 from helios.services.registry import build
 from helios.testing import NOON, a_demand, a_node, a_pending_job, a_snapshot, check_service, power_settings
 
@@ -71,7 +71,7 @@ def test_it_is_a_service(rule: Any, mechanism: Any) -> None:
 def test_it_is_installed_and_acts_on_nodes() -> None:
     service = build("ces", {"risk": 0.02, "wake_ups_per_day": 1.5})
     assert isinstance(service, Ces)
-    assert service.office is Office.NODES
+    assert service.domain is Domain.NODES
 
 
 # How many.
@@ -144,7 +144,7 @@ def test_the_longest_idle_sleeps_first() -> None:
     "column",
     [
         {"flags": "DRAIN"},
-        {"hands_off": "reserved"},
+        {"excluded_reason": "reserved"},
         {"kept_awake": 1},
         {"state": "DOWN", "power": None},
         {"cpus_held": 1.0},

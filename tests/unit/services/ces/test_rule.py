@@ -10,14 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.services.ces.controls import Published, most_plus_levels, published_levels
-from helios.services.ces.rule import Setting, highest_of_last, scored, walk
+from helios.services.energy_saving.sizing import (
+    PublishedRule,
+    SizingParameters,
+    highest_of_last,
+    most_plus_levels,
+    published_levels,
+    score_levels,
+    walk_levels,
+)
 
 TOTAL = 20.0
 
 demands = st.lists(st.integers(0, 20), min_size=2, max_size=60).map(lambda values: np.array(values, dtype=np.float64))
 rules = st.builds(
-    Setting,
+    SizingParameters,
     floor=st.just(0),
     down=st.integers(0, 4).map(float),
     up=st.integers(0, 8).map(float),
@@ -27,13 +34,15 @@ rules = st.builds(
 )
 
 
-def run(busy: NDArray[np.float64], setting: Setting, *, floor: NDArray[np.float64] | None = None) -> list[float]:
+def run(
+    busy: NDArray[np.float64], setting: SizingParameters, *, floor: NDArray[np.float64] | None = None
+) -> list[float]:
     levels = np.zeros(len(busy))
-    walk(busy, np.full(len(busy), TOTAL), busy if floor is None else floor, setting, TOTAL, 0, 0, levels)
+    walk_levels(busy, np.full(len(busy), TOTAL), busy if floor is None else floor, setting, TOTAL, 0, 0, levels)
     return levels.tolist()
 
 
-def by_hand(busy: NDArray[np.float64], rule: Setting) -> tuple[list[float], int, int]:
+def by_hand(busy: NDArray[np.float64], rule: SizingParameters) -> tuple[list[float], int, int]:
     """Return levels, wakes and steps short, written down as one would say it."""
     powered, may_sleep_at, levels, wakes, short = TOTAL, 0, [], 0, 0
     for step, need in enumerate(busy.tolist()):
@@ -52,22 +61,24 @@ def by_hand(busy: NDArray[np.float64], rule: Setting) -> tuple[list[float], int,
 
 @settings(max_examples=200)
 @given(busy=demands, rule=rules)
-def test_it_does_what_a_plain_loop_does(busy: NDArray[np.float64], rule: Setting) -> None:
+def test_it_does_what_a_plain_loop_does(busy: NDArray[np.float64], rule: SizingParameters) -> None:
     assert run(busy, rule) == by_hand(busy, rule)[0]
 
 
 @settings(max_examples=100)
 @given(busy=demands, rule=rules)
-def test_a_score_counts_what_a_plain_loop_counts(busy: NDArray[np.float64], rule: Setting) -> None:
+def test_a_score_counts_what_a_plain_loop_counts(busy: NDArray[np.float64], rule: SizingParameters) -> None:
     levels, wakes, short = by_hand(busy, rule)
-    score = scored(busy, np.full(len(busy), TOTAL), busy[None], np.array([rule], dtype=np.float64))
+    score = score_levels(busy, np.full(len(busy), TOTAL), busy[None], np.array([rule], dtype=np.float64))
     assert (score.wakes[0], score.short[0]) == (wakes, short)
     assert score.asleep[0] == sum(TOTAL - level for level in levels)
 
 
 @settings(max_examples=60)
 @given(busy=demands, rule=rules, data=st.data())
-def test_no_level_depends_on_a_later_step(busy: NDArray[np.float64], rule: Setting, data: st.DataObject) -> None:
+def test_no_level_depends_on_a_later_step(
+    busy: NDArray[np.float64], rule: SizingParameters, data: st.DataObject
+) -> None:
     cut = data.draw(st.integers(1, len(busy)))
     changed = busy.copy()
     changed[cut:] = data.draw(st.lists(st.integers(0, 20), min_size=len(busy) - cut, max_size=len(busy) - cut))
@@ -75,23 +86,25 @@ def test_no_level_depends_on_a_later_step(busy: NDArray[np.float64], rule: Setti
 
 
 def test_after_a_shortage_it_wakes_more_than_is_needed_and_holds() -> None:
-    rule = Setting(0, 1.0, 5.0, 1.0, 3, 0.0)
+    rule = SizingParameters(0, 1.0, 5.0, 1.0, 3, 0.0)
     assert run(np.array([4.0, 4, 9, 4, 4, 4, 4]), rule) == [5, 5, 14, 14, 14, 5, 5]
 
 
 def test_fewer_nodes_than_the_band_are_left_awake() -> None:
-    rule = Setting(0, 0.0, 1.0, 4.0, 0, 0.0)
+    rule = SizingParameters(0, 0.0, 1.0, 4.0, 0, 0.0)
     assert run(np.array([10.0, 7, 6, 6]), rule) == [10, 10, 6, 6]
 
 
 def test_some_wake_before_the_last_idle_node_is_taken() -> None:
-    rule = Setting(0, 3.0, 6.0, 1.0, 2, 2.0)
+    rule = SizingParameters(0, 3.0, 6.0, 1.0, 2, 2.0)
     assert run(np.array([4.0, 6.0, 6.0]), rule) == [7, 12, 12]
 
 
 def test_nodes_that_return_to_service_are_no_wake() -> None:
     busy, total = np.full(4, 5.0), np.array([20.0, 6, 6, 20])
-    score = scored(busy, total, busy[None], np.array([Setting(0, 2.0, 4.0, 1.0, 0, 0.0)], dtype=np.float64))
+    score = score_levels(
+        busy, total, busy[None], np.array([SizingParameters(0, 2.0, 4.0, 1.0, 0, 0.0)], dtype=np.float64)
+    )
     assert score.wakes[0] == 0
 
 
@@ -106,7 +119,7 @@ def test_the_highest_of_the_last_steps(busy: NDArray[np.float64], steps: int) ->
 
 def published(busy: list[float], *, soon: list[float], later: list[float], **values: float) -> list[float]:
     rule = {"recent_steps": 1, "xi_h": 1.0, "xi_p": 1.0, "reserve": 2.0, "least": 1.0, "hold_steps": 2} | values
-    of = Published(
+    of = PublishedRule(
         int(rule["recent_steps"]), rule["xi_h"], rule["xi_p"], rule["reserve"], rule["least"], int(rule["hold_steps"])
     )
     arrays = (np.array(values, dtype=np.float64) for values in (busy, [TOTAL] * len(busy), soon, later))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helios.services.ces import tuning
-from helios.services.ces.rule import Setting, scored
-from helios.services.ces.tuning import DAY, Goal, Known, floors_of, grid_for, planned, tuned
+from helios.services.energy_saving import tuning
+from helios.services.energy_saving.sizing import SizingParameters, score_levels
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, grid_for, lower_bounds, plan_sizing, tune
 
 GOAL = Goal(risk=0.01, wake_ups_per_day=1.0, worth=0.1, spare=1.0, weeks=1)
 MIDNIGHT_S = 19_723 * 86_400
@@ -23,10 +23,10 @@ def a_working_day(days: int, *, seed: int = 1) -> NDArray[np.float64]:
     return np.asarray(np.floor(wave), dtype=np.float64)
 
 
-def known(busy: NDArray[np.float64], *, total: float = 50.0, ended_s: int = MIDNIGHT_S) -> Known:
+def known(busy: NDArray[np.float64], *, total: float = 50.0, ended_s: int = MIDNIGHT_S) -> KnownDemand:
     """Return what was known where the forecast is that all stays as it is."""
     most = np.repeat(np.repeat(busy[:, None, None], 2, axis=1), 3, axis=2)
-    return Known(
+    return KnownDemand(
         busy=busy,
         total=np.full(len(busy), total),
         most=most,
@@ -38,15 +38,15 @@ def known(busy: NDArray[np.float64], *, total: float = 50.0, ended_s: int = MIDN
 
 
 def test_less_than_a_week_is_too_little() -> None:
-    assert tuned(known(a_working_day(6)), GOAL) is None
-    assert (planned(known(a_working_day(7)), GOAL).levels == 50).all()
+    assert tune(known(a_working_day(6)), GOAL) is None
+    assert (plan_sizing(known(a_working_day(7)), GOAL).levels == 50).all()
 
 
 def test_the_setting_is_the_best_of_the_grid_that_keeps_to_the_risk() -> None:
     past = known(a_working_day(7))
-    setting = tuned(past, replace(GOAL, wake_ups_per_day=4.0))
-    grid = grid_for(n_floors=len(floors_of(past)), total=50.0, spare=1.0)
-    score = scored(past.busy, past.total, floors_of(past), grid)
+    setting = tune(past, replace(GOAL, wake_ups_per_day=4.0))
+    grid = grid_for(n_floors=len(lower_bounds(past)), total=50.0, spare=1.0)
+    score = score_levels(past.busy, past.total, lower_bounds(past), grid)
     value = np.log(score.asleep + 1e-9) - 0.1 * np.log(score.wakes + 0.5)
     within = (score.short <= 0.01 * len(past.busy)) & (score.wakes <= tuning.MARGIN_OF_TUNING * 4 * 7)
     (chosen,) = np.flatnonzero((grid == np.array(setting)).all(axis=1))
@@ -58,7 +58,7 @@ def test_fewer_wake_ups_wanted_are_fewer_wake_ups() -> None:
     past = known(a_working_day(21))
 
     def wakes(per_day: float) -> int:
-        levels = planned(past, replace(GOAL, wake_ups_per_day=per_day, weeks=2), from_step=14 * DAY).levels
+        levels = plan_sizing(past, replace(GOAL, wake_ups_per_day=per_day, weeks=2), from_step=14 * DAY).levels
         return int((np.diff(levels[14 * DAY :]) > 0).sum())
 
     assert wakes(0.2) < wakes(4.0)
@@ -66,15 +66,15 @@ def test_fewer_wake_ups_wanted_are_fewer_wake_ups() -> None:
 
 def test_where_no_setting_keeps_to_the_risk_nothing_sleeps() -> None:
     every_hour = np.where(np.arange(8 * DAY) % 6 == 0, 50.0, 2.0)
-    assert tuned(known(every_hour), replace(GOAL, risk=1e-6, wake_ups_per_day=0.01)) is None
+    assert tune(known(every_hour), replace(GOAL, risk=1e-6, wake_ups_per_day=0.01)) is None
 
 
 def test_the_measure_of_wake_ups_is_the_published_rule_within_bounds() -> None:
     past = known(a_working_day(7))
     often = replace(past, yardstick=(np.arange(len(past.busy)) % 10 == 0).astype(np.float64))
     goal = replace(GOAL, wake_ups_per_day=None)
-    assert tuned(past, goal) == tuned(past, replace(goal, wake_ups_per_day=tuning.YARDSTICK[0]))
-    assert tuned(often, goal) == tuned(often, replace(goal, wake_ups_per_day=tuning.YARDSTICK[1]))
+    assert tune(past, goal) == tune(past, replace(goal, wake_ups_per_day=tuning.YARDSTICK[0]))
+    assert tune(often, goal) == tune(often, replace(goal, wake_ups_per_day=tuning.YARDSTICK[1]))
 
 
 def test_nothing_before_now_depends_on_what_comes() -> None:
@@ -82,30 +82,30 @@ def test_nothing_before_now_depends_on_what_comes() -> None:
     for cut in (9 * DAY, 9 * DAY + 77, 11 * DAY - 1):
         changed = busy.copy()
         changed[cut:] = 45.0
-        before, after = (planned(known(values), GOAL, from_step=7 * DAY).levels[:cut] for values in (busy, changed))
+        before, after = (plan_sizing(known(values), GOAL, from_step=7 * DAY).levels[:cut] for values in (busy, changed))
         assert before.tolist() == after.tolist()
 
 
 def test_a_day_is_planned_with_one_setting_picked_at_its_midnight() -> None:
-    plan = planned(known(a_working_day(12), ended_s=MIDNIGHT_S + 7_200), GOAL, from_step=9 * DAY)
+    plan = plan_sizing(known(a_working_day(12), ended_s=MIDNIGHT_S + 7_200), GOAL, from_step=9 * DAY)
     starts = [first for first, _ in plan.settings]
     assert starts == [9 * DAY, *range(10 * DAY - 13, 12 * DAY, DAY)]
 
 
 def test_a_longer_history_than_the_weeks_changes_nothing() -> None:
     busy = a_working_day(30)
-    long, short = (planned(known(busy[-days * DAY :]), GOAL, from_step=days * DAY - DAY) for days in (30, 12))
+    long, short = (plan_sizing(known(busy[-days * DAY :]), GOAL, from_step=days * DAY - DAY) for days in (30, 12))
     assert long.levels[-DAY:].tolist() == short.levels[-DAY:].tolist()
 
 
 @pytest.mark.parametrize("weeks", [1, 3])
 def test_one_step_later_the_day_keeps_its_setting(weeks: int) -> None:
     busy = a_working_day(13)
-    memo: dict[bytes, Setting | None] = {}
+    memo: dict[bytes, SizingParameters | None] = {}
     settings = []
     for more in range(1, 4):
         seen = known(busy[more : 12 * DAY + more], ended_s=MIDNIGHT_S + 600 * more)
-        settings.append(planned(seen, replace(GOAL, weeks=weeks), from_step=11 * DAY, memo=memo).setting)
+        settings.append(plan_sizing(seen, replace(GOAL, weeks=weeks), from_step=11 * DAY, memo=memo).setting)
     assert len(set(settings)) == 1
     assert len(memo) == 2
 
@@ -113,6 +113,6 @@ def test_one_step_later_the_day_keeps_its_setting(weeks: int) -> None:
 def test_where_nothing_was_forecast_the_past_stands_in() -> None:
     past = known(a_working_day(2))
     blind = replace(past, most=np.full_like(past.most, np.nan))
-    floors = floors_of(blind)
+    floors = lower_bounds(blind)
     assert not np.isnan(floors).any()
     assert (floors >= past.busy).all()

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from helios.model.site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
-from helios.simulate.slurmlike import SlurmLatency, SlurmWorkload
+from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, SchedulingRules, SlurmSite
+from helios.simulate.slurm import SlurmLatency, SlurmWorkload
 
 AT_ONCE = SlurmLatency(
     release_s=0.0, tick_s=1.0, backfill_s=0.0, backfill_job_s=0.0, loop_phase_s=0.0, controller_started_s=-60.0

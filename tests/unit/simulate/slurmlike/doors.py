@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from helios.model import JOBS
-from helios.simulate.slurmlike.door import SlurmDoor
+from helios.simulate.slurm.cluster import SimulatedSlurm
 
 from .builders import AT_ONCE, a_site, a_workload
 
@@ -30,7 +30,7 @@ def jobs_of(workload, **columns):
 def a_door(rows, site=None, *, latency=AT_ONCE, columns=None, **options):
     """Build from rows as for a workload; one node of eight CPUs unless told."""
     workload = a_workload(rows, **(columns or {}))
-    return SlurmDoor(workload, site or a_site(), jobs_of(workload), latency=latency, **options)
+    return SimulatedSlurm(workload, site or a_site(), jobs_of(workload), latency=latency, **options)
 
 
 def a_busy_door(*, pending=5, soft=True, **options):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helios.model.site import NodeGroup, PartitionRules, PriorityRules, QosRules, SchedulingRules, SlurmSite
-from helios.simulate.slurmlike import SlurmLatency, SlurmWorkload, replay_slurm, startable
+from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, QosRules, SchedulingRules, SlurmSite
+from helios.simulate.slurm import SlurmLatency, SlurmWorkload, replay_slurm, startable
 from tests.unit.simulate.slurmlike.reference import Reference
 
 N_NODES = 4

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from helios.model.site import Share
-from helios.simulate.slurmlike import SlurmTimeline
+from helios.model.slurm_site import Share
+from helios.simulate.slurm import SlurmTimeline
 from tests.unit.simulate.slurmlike.builders import AT_ONCE, a_site, a_workload
 
 DOCUMENTED = (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, WorkloadInvalid
-from helios.model.site import NodeGroup, PartitionRules, QosRules
-from helios.simulate.slurmlike import SlurmTimeline, replay_slurm, startable
+from helios.model.slurm_site import NodeGroup, PartitionRules, QosRules
+from helios.simulate.slurm import SlurmTimeline, replay_slurm, startable
 from tests.unit.simulate.slurmlike.builders import AT_ONCE, a_site, a_workload
 
 MINUTE = 60
@@ -185,7 +185,7 @@ def test_a_planned_start_is_never_later_than_the_limit_of_what_runs_says():
     assert kept > 10
 
 
-def test_planned_ends_are_rounded_down_to_the_resolution():
+def test_planned_ends_are_rounded_down_to_the_tolerance():
     rows = [(5, 600, 8, 10 * MINUTE), (6, 100, 8, 2 * MINUTE), (7, 100, 8, 2 * MINUTE)]
     timeline = SlurmTimeline(a_workload(rows), a_site(scheduling={"bf_resolution_s": 60}), latency=AT_ONCE)
     timeline.advance(120.0)

@@ -1,0 +1,89 @@
+"""All of Helios once, on a made-up month: from a trace to a decision without a cluster at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from helios.app.history import LoadedHistory, ingest, load_history
+from helios.app.scenarios import default_scenarios
+from helios.app.training import judge, learn
+from helios.app.whatif import WhatIfRequest, whatif
+from helios.errors import WarehouseUnavailable
+from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
+from helios.ports import Progress, no_progress
+from helios.predict import Evaluation
+from helios.report.history import Description, describe
+from helios.report.whatif import WhatIf
+
+FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
+TAUGHT_SHARE = 0.7
+WARM_UP = timedelta(days=2)
+GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What one trial found: the history's description, how well it is predicted, and its replays."""
+
+    description: Description
+    evaluation: Evaluation
+    result: WhatIf
+
+
+def run_demo(
+    folder: Path, *, profile: str, days: int, seed: int, made_at: datetime, progress: Progress = no_progress
+) -> Demo:
+    """Make a month, load it, learn from its first 70 %, and replay the rest under every default policy.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if missing; a trace and a warehouse of an earlier trial in it are replaced.
+    profile : str
+        Whose published figures the month is calibrated to: venus, earth, saturn or uranus.
+
+    Raises
+    ------
+    HeliosError
+        The folder cannot be written, or the month is too short to learn from.
+    """
+    trace, url = _made_trace(folder, profile=profile, days=days, seed=seed, progress=progress)
+    ingest(trace, url=url, timezone="UTC", cluster=profile, progress=progress)
+    history = load_history(url=url, cluster=profile)
+    split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
+    learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
+    return Demo(
+        description=describe(history.jobs, cluster=profile, timezone=history.timezone),
+        evaluation=judge(history, train_until=split, test_fraction=1 - TAUGHT_SHARE, seed=seed, progress=progress),
+        result=_replayed(history, profile=profile, split=split, seed=seed, progress=progress),
+    )
+
+
+def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
+    setup = f"Making {days} days of a cluster like {profile.capitalize()}"
+    progress(setup, 0.0)
+    trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        warehouse.unlink(missing_ok=True)
+        write_helios_csv(synthetic_trace(profile=profile, start=FIRST_DAY, days=days, seed=seed), trace)
+    except OSError as reason:
+        raise WarehouseUnavailable(
+            f"{folder} cannot be written: {reason}", hint="Choose another: --folder DIR"
+        ) from reason
+    progress(setup, 1.0)
+    return trace, f"sqlite:///{warehouse}"
+
+
+def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: int, progress: Progress) -> WhatIf:
+    request = WhatIfRequest(
+        plans=default_scenarios(),
+        since=split,
+        warm_up=WARM_UP,
+        nodes=synthetic_nodes(profile),
+        gpus_per_node=GPUS_PER_NODE,
+        seed=seed,
+    )
+    return whatif(history, request, progress=progress)

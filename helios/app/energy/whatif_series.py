@@ -1,0 +1,292 @@
+"""What sleeping nodes would have saved on a series of busy nodes, as the paper asked it, under every policy at once.
+
+Strictly causal but for the oracle: forecasts walk forward, learning anew each day from what was before it; thresholds
+are picked at each midnight from the weeks before; a decision at the end of a step is in force from the next one on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.app.energy.ledger import HOUR_S, tariff_from
+from helios.config import Energy
+from helios.errors import NotEnoughHistory
+from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.model import STEP_S, Demand
+from helios.ports import Progress, no_progress
+from helios.predict.demand import DAY, Calendar, assemble, walk_forward
+from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
+from helios.services.energy_saving import CesOptions, published_options, target_levels
+from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
+
+Steps = NDArray[np.float64]
+
+RUN_IN = 3 * DAY
+"""Steps before the window over which every policy runs, so that the window begins in its midst."""
+TIMERS_MIN = (10, 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnergySeriesRequest:
+    """A series of busy nodes, and the window to ask about.
+
+    Attributes
+    ----------
+    name : str
+        For a person.
+    start_s : int
+        Start of the first value, s since the epoch.
+    step_s : int
+        Length of a step; it divides ten minutes.
+    active, total : float64 arrays of shape (n_steps,)
+        Nodes busy, and nodes in service; oldest first, no gaps.
+    window : pair of datetime
+        First moment that counts, and the first that does not; aware. All before it is history.
+    calendar : Calendar
+        The site's.
+    options : CesOptions
+        What CES is run with.
+    gpus_per_node : int
+        All of them draw power while a node is busy.
+    notes : tuple of str
+        What reading the series already had to say.
+    """
+
+    name: str
+    start_s: int
+    step_s: int
+    active: Steps
+    total: Steps
+    window: tuple[datetime, datetime]
+    calendar: Calendar
+    options: CesOptions = field(default_factory=CesOptions)
+    gpus_per_node: int = 8
+    notes: tuple[str, ...] = ()
+
+
+def energy_on_series(
+    request: EnergySeriesRequest, *, energy: Energy, history_days: int = 180, progress: Progress = no_progress
+) -> EnergyWhatIf:
+    """Run every policy over the window of a series.
+
+    Parameters
+    ----------
+    energy : Energy
+        The model of what nodes draw, and what it costs.
+    history_days : int
+        Days that forecasts learn from, where there are as many.
+
+    Raises
+    ------
+    NotEnoughHistory
+        The window does not lie within the series, or there is hardly a day before it.
+    """
+    cut = _cut(request)
+    demand = _forecast(cut, request, history_days=history_days, progress=progress)
+    runs: dict[str, SeriesRun] = {}
+    for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, request.options)):
+        progress(f"Replaying {policy}", done / 6)
+        runs[policy] = _replayed(cut, levels, energy, may_sleep_between=every_step)
+    needed = np.maximum(cut.busy, np.append(cut.busy[1:], cut.busy[-1]))[cut.first :]
+    # The oracle may wake as often as CES did; it knows a step ahead, which is a boot.
+    runs["oracle"] = _replayed(cut, cut.oracle_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes)), energy)
+    progress("Replaying oracle", 1.0)
+    return _answer(request, cut, runs, energy, source=demand.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Cut:
+    """The series cut to whole decision steps, in its own steps (fine) and in decision steps.
+
+    Attributes
+    ----------
+    first : int
+        First decision step that counts.
+    each : int
+        Fine steps of a decision step.
+    """
+
+    start_s: int
+    step_s: int
+    first: int
+    each: int
+    fine_busy: Steps
+    fine_total: Steps
+    busy: Steps
+    total: Steps
+
+    @property
+    def run_in(self) -> int:
+        """First decision step that is replayed."""
+        return max(self.first - RUN_IN, 0)
+
+    @property
+    def ended_s(self) -> int:
+        return self.start_s + STEP_S * len(self.busy)
+
+    def in_force(self, levels: Steps) -> Steps:
+        """Spread levels, decided at the ends of the steps from ``run_in`` on, over the fine steps they are in force."""
+        return np.repeat(np.concatenate([[np.inf], levels[:-1]]), self.each)
+
+    def oracle_levels(self, levels: Steps) -> Steps:
+        """Spread levels that were known before each step of the window."""
+        return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
+
+
+def _cut(request: EnergySeriesRequest) -> _Cut:
+    if STEP_S % request.step_s:
+        raise NotEnoughHistory(
+            f"{request.name} has steps of {request.step_s} s, which do not divide {STEP_S} s",
+            hint="Give a series of a value each minute, or each ten minutes.",
+        )
+    each = STEP_S // request.step_s
+    begin_s, end_s = (int(moment.timestamp()) for moment in request.window)
+    skipped = -request.start_s % STEP_S // request.step_s
+    start_s = request.start_s + skipped * request.step_s
+    after = (end_s - start_s) // STEP_S
+    first = -(-(begin_s - start_s) // STEP_S)
+    there = (len(request.active) - skipped) // each
+    if not DAY <= first < after <= there:
+        raise NotEnoughHistory(
+            f"{request.name} goes from {_written(start_s)} to {_written(start_s + there * STEP_S)}; "
+            f"asked was {_written(begin_s)} to {_written(end_s)}",
+            hint="Ask for a window within the series, with some weeks before it: they are what is learned from.",
+        )
+    fine = slice(skipped, skipped + after * each)
+    total = request.total[fine].astype(np.float64)
+    busy = np.minimum(request.active[fine], total).astype(np.float64)
+    return _Cut(
+        start_s=start_s,
+        step_s=request.step_s,
+        first=first,
+        each=each,
+        fine_busy=busy,
+        fine_total=total,
+        busy=busy.reshape(-1, each).max(axis=1),
+        total=total.reshape(-1, each).max(axis=1),
+    )
+
+
+def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
+    """Forecast from the weeks that the first settings are picked on."""
+    forecasts = walk_forward(
+        cut.busy,
+        cut.total,
+        start_s=cut.start_s,
+        from_step=max(cut.run_in - (7 * request.options.weeks + 1) * DAY, 0),
+        until_step=len(cut.busy),
+        calendar=request.calendar,
+        history_steps=history_days * DAY,
+        progress=progress,
+    )
+    return assemble({request.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
+
+
+def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
+    """Yield name, levels in force over the fine steps from the run-in on, and whether nodes sleep at any step."""
+    fine = cut.fine_busy[cut.run_in * cut.each :]
+    yield "always_on", np.full(len(fine), np.inf), False
+    for minutes in TIMERS_MIN:
+        yield f"idle_timer_{minutes}min", idle_timer_levels(fine, steps=minutes * 60 // cut.step_s), True
+    published = published_options(options, float(cut.total[cut.first :].mean()))
+    rules = {"max_3h_plus_5": replace(options, rule="max_3h"), "ces_published": published, "ces": options}
+    for policy, run_with in rules.items():
+        levels, _ = target_levels(demand, 0, run_with, from_step=cut.run_in)
+        yield policy, cut.in_force(levels), False
+
+
+def _replayed(cut: _Cut, levels: Steps, energy: Energy, *, may_sleep_between: bool = False) -> SeriesRun:
+    from_step = cut.run_in * cut.each
+    return replay_levels(
+        cut.fine_busy[from_step:],
+        cut.fine_total[from_step:],
+        levels,
+        step_s=cut.step_s,
+        decide_every=cut.each,
+        boot_s=energy.boot_s,
+        shutdown_s=energy.shutdown_s,
+        count_from=(cut.first - cut.run_in) * cut.each,
+        may_sleep_between=may_sleep_between,
+    )
+
+
+def _answer(
+    request: EnergySeriesRequest, cut: _Cut, runs: dict[str, SeriesRun], energy: Energy, *, source: str
+) -> EnergyWhatIf:
+    begin_s = cut.start_s + cut.first * STEP_S
+    always_kwh = float(_hourly_kwh(runs["always_on"], energy, request.gpus_per_node).sum())
+    results = [
+        _result(policy, run, energy, request, begin_s=begin_s, end_s=cut.ended_s, always_kwh=always_kwh)
+        for policy, run in runs.items()
+    ]
+    return EnergyWhatIf(
+        kind="series",
+        name=request.name,
+        window=(datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(cut.ended_s, UTC)),
+        total_nodes=float(cut.total[cut.first :].mean()),
+        policies=tuple(results),
+        notes=(*request.notes, *_notes(cut, request, energy, source)),
+    )
+
+
+def _result(
+    policy: str,
+    run: SeriesRun,
+    energy: Energy,
+    request: EnergySeriesRequest,
+    *,
+    begin_s: int,
+    end_s: int,
+    always_kwh: float,
+) -> PolicyResult:
+    days, kwh = (end_s - begin_s) / 86_400, _hourly_kwh(run, energy, request.gpus_per_node)
+    edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
+    cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
+    return PolicyResult(
+        policy=policy,
+        mean_sleeping_nodes=run.mean_asleep,
+        node_utilization_before=run.utilization_before,
+        node_utilization_after=run.seconds.utilization,
+        wakeups_per_day=run.wakes / days,
+        sleeps_per_day=run.sleeps / days,
+        short_node_events_per_day=run.shortages / days,
+        energy_kwh=float(kwh.sum()),
+        wakeups_per_day_interval=poisson_interval(run.wakes, days),
+        nodes_per_wakeup=run.woken / run.wakes if run.wakes else None,
+        node_hours_short=run.short_s / 3_600,
+        cost=float(cost.sum()),
+        currency=energy.currency,
+        co2_kg=float(co2_kg.sum()),
+        saved_kwh=always_kwh - float(kwh.sum()),
+    )
+
+
+def _hourly_kwh(run: SeriesRun, energy: Energy, gpus_per_node: int) -> Steps:
+    return np.array([energy_kwh(_with_gpus(seconds, gpus_per_node), energy) for seconds in run.hourly])
+
+
+def _with_gpus(seconds: NodeSeconds, gpus_per_node: int) -> NodeSeconds:
+    return replace(seconds, gpus_busy=seconds.busy * gpus_per_node)
+
+
+def _notes(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
+    large = published_options(request.options, float(cut.total[cut.first :].mean())).h_s < HOUR_S
+    return [
+        f"Forecasts: {source}, learned anew each day from what was before it; thresholds picked at midnight (UTC) from "
+        f"the {request.options.weeks} weeks before.",
+        f"The rule as published, made causal, with its authors' values for {'Philly' if large else 'Earth'}.",
+        f"A wake-up is a step of 10 min in which nodes are woken; they serve after {energy.boot_s:.0f} s. The series "
+        "stays as it was where nodes are short; there are no jobs in it, so none is delayed.",
+        f"A busy node has all its {request.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
+        "filled in a fixed order. The oracle knows the future, and wakes no oftener than CES.",
+        *tariff_from(energy).notes(cut.start_s + cut.first * STEP_S, cut.ended_s),
+    ]
+
+
+def _written(moment_s: int) -> str:
+    return f"{datetime.fromtimestamp(moment_s, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,505 @@
+"""A cell: one replay of many, made wherever there is a processor for it.
+
+A cell says everything that its figures hang on, and nothing of where it is replayed. What cells share, the jobs on
+their machine and the model taught beforehand, is kept by the process that made it last.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from logging import CRITICAL
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+
+import pandas as pd
+from distributed import Reschedule, Worker, WorkerPlugin, get_worker
+
+from helios import __version__
+from helios.app.history import LoadedHistory
+from helios.app.resampling import Resampler, redraw, resampled_predictor, resampler_for
+from helios.app.scenarios import Scenario
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
+from helios.dask_client import connected, quiet, refuse_other_releases
+from helios.errors import DaskUnavailable, HeliosError
+from helios.ports import no_progress
+from helios.predict import DurationModel
+from helios.report.significance import ResampledUnit
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+# Which code made a result: what a replay hangs on beside its question and its history.
+#
+# :func:`helios.jit.fingerprint` tells edits of compiled kernels only, for numba's cache. Here it is every module that
+# a replay can reach, predictors and orders too, by what it says and not by how: neither comments nor docstrings
+# count. What reads and keeps histories does not count either: jobs have a fingerprint of their own.
+
+PACKAGE = "helios"
+BEGIN = "helios.app.executors"
+NO_PART = ("helios.config", "helios.errors", "helios.ingest", "helios.slurm", "helios.warehouse")
+"""Rooms that decide what the jobs are, or say what went wrong, and never how they are replayed."""
+LIBRARIES = ("lightgbm", "numpy")
+"""Others' code that decides figures: trees, and the draws of random numbers, which numpy may change with a release."""
+
+
+@cache
+def code_fingerprint() -> str:
+    """Return the fingerprint of the code that makes the results of a sweep, in 16 characters."""
+    return code_digest(imported_modules(Path(__file__).parents[1], BEGIN))
+
+
+def code_digest(modules: Mapping[str, Path]) -> str:
+    """Return a digest of what the files of ``modules`` say, and of the releases of ``LIBRARIES``, in 16 characters."""
+    digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
+    for name, path in sorted(modules.items()):
+        digest.update(f"{name} {_meaning(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
+    """Return the files of a module and of all in its package that it imports, directly or not, at once or later.
+
+    Parameters
+    ----------
+    root : Path
+        The package's folder.
+    begin : str
+        The module's name, with that of the package.
+    no_part : tuple of str
+        Modules and packages that are passed over, with what they alone import.
+    """
+    found: dict[str, Path] = {}
+    left = [begin]
+    while left:
+        name = left.pop()
+        path = _file_of(root, name)
+        if path is None or name in found or any(f"{name}.".startswith(f"{other}.") for other in no_part):
+            continue
+        found[name] = path
+        left += _imported(path)
+    return found
+
+
+def _file_of(root: Path, name: str) -> Path | None:
+    package, *rest = name.split(".")
+    if package != root.name:
+        return None
+    place = root.joinpath(*rest)
+    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _meaning(path: Path) -> str:
+    tree = _tree(path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Return whether a statement is a docstring, of a module, a class, a function or a constant."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return False
+    return isinstance(statement.value.value, str)
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+FIGURES = "figures"
+FAILED = "failed"
+MOST_KEPT = 2
+"""Windows, draws and models that a process keeps ready: each takes the memory of a history."""
+OF_THE_SETUP = (
+    "since",
+    "until",
+    "warm_up",
+    "nodes",
+    "gpus_per_node",
+    "resource",
+    "skip_oversized",
+    "default_time_limit_s",
+)
+"""What of a question chooses the jobs and the machine."""
+
+Kept = TypeVar("Kept")
+Told = dict[str, Any]
+"""What became of a cell: ``figures``, or why it ``failed``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """One replay.
+
+    Attributes
+    ----------
+    question : Question
+        The window, the machine, and the one plan.
+    repeat : int
+        Which draw of weeks, days or arrivals; 0: the window as it was.
+    over : Over, optional
+        What is drawn; None: what the window is long enough for.
+    """
+
+    request: WhatIfRequest
+    repeat: int = 0
+    over: ResampledUnit | None = None
+
+    @property
+    def plan(self) -> Scenario:
+        """The replay to make."""
+        (plan,) = self.request.plans
+        return plan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain values, the plan's parts beside the question's."""
+        asked = self.request
+        parts = {name: getattr(asked, name) for name in WhatIfRequest.__slots__ if name != "plans"}
+        plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
+        told = parts | plan | {"repeat": self.repeat, "over": self.over}
+        told |= {
+            "since": asked.since.isoformat() if asked.since else None,
+            "until": asked.until.isoformat() if asked.until else None,
+            "warm_up": asked.warm_up.total_seconds(),
+            "nodes": dict(asked.nodes) if asked.nodes else None,
+            "options": dict(self.plan.options),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+        return plain
+
+    def key(self, fingerprint: str) -> str:
+        """Return by what name its line goes: another history, or other code of Helios, is another cell."""
+        told = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:20]
+
+
+class FinishedRun(NamedTuple):
+    """A cell that was replayed, by its place among those that were asked for."""
+
+    place: int
+    told: Told
+
+
+class Engine(Protocol):
+    """Replays cells, in any order."""
+
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        """Yield each cell when it is done; closed before the last one, let go of what replays the others."""
+        ...
+
+
+def package_fingerprint(history: LoadedHistory) -> str:
+    """Return what the replays of a history hang on, in 16 characters: its jobs, and its time zone."""
+    rows = pd.util.hash_pandas_object(history.jobs, index=False)
+    digest = hashlib.sha256(rows.to_numpy().tobytes())
+    digest.update(f"{list(history.jobs.columns)} {history.timezone} {history.cluster}".encode())
+    return digest.hexdigest()[:16]
+
+
+def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+    """Be an :class:`Engine` in this process, one cell after the other."""
+    suspension = SweepWorker(history)
+    for place, cell in enumerate(cells):
+        yield FinishedRun(place, suspension.tell(cell))
+
+
+class SweepWorker:
+    """Replays cells of one history, and keeps for the next what they share. Threads may use it side by side."""
+
+    def __init__(self, history: LoadedHistory) -> None:
+        self._history = history
+        self._stages: dict[str, ReplaySetup] = {}
+        self._drawn: dict[str, tuple[ReplaySetup, Resampler]] = {}
+        self._taught: dict[str, DurationModel | None] = {}
+        self._lock = Lock()
+
+    def tell(self, cell: SweepRun) -> Told:
+        """Replay a cell and tell its figures, or why it failed: a cell that fails does not stop the others."""
+        try:
+            return {FIGURES: self.figures(cell)}
+        except HeliosError as reason:
+            return {FAILED: reason.message}
+        except Exception as reason:  # whatever it is, the other cells can still be replayed
+            return {FAILED: f"{type(reason).__name__}: {reason}"}
+
+    def figures(self, cell: SweepRun) -> dict[str, Any]:
+        """Replay a cell and return its figures; raises as :func:`helios.app.whatif.whatif`."""
+        about = cell.to_json()
+        with self._lock:
+            machine = str({name: about[name] for name in OF_THE_SETUP})
+            original = self._setup(cell.request, machine)
+            setup, resampler = self._draw(cell, original, machine) if cell.repeat else (original, None)
+            taught = self._teach(original, cell.request) if cell.plan.uses_predictions else None
+        predictor = resampled_predictor(setup, taught, cell.request) if cell.plan.uses_predictions else None
+        run = to_run(cell.plan, setup, predictor, no_progress, request=cell.request)
+        return {
+            "label": run.label,
+            "is_today": run.is_today,
+            "is_oracle": run.is_oracle,
+            "over": resampler.over.value if resampler else None,
+            "blocks": resampler.blocks if resampler else 0,
+            "nodes": dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+            **run.summary.to_json(),
+        }
+
+    def _setup(self, request: WhatIfRequest, about: str) -> ReplaySetup:
+        return _kept(self._stages, about, lambda: prepare_replay(self._history, request))
+
+    def _draw(self, cell: SweepRun, setup: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
+        seed = cell.request.seed
+
+        def draw() -> tuple[ReplaySetup, Resampler]:
+            resampler = resampler_for(setup, cell.over)
+            return redraw(setup, resampler, repeat=cell.repeat, seed=seed), resampler
+
+        return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
+
+    def _teach(self, setup: ReplaySetup, request: WhatIfRequest) -> DurationModel | None:
+        """Return the model of what came before the window, which is no draw's business: all share one."""
+        about = f"{len(setup.before)} {setup.workload.submitted_s[0]} {request.seed}"
+        return _kept(self._taught, about, lambda: train_predictor(self._history, setup, request, no_progress))
+
+
+def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
+    """Return what is kept under ``key``; make it where it is not, and let go of the oldest."""
+    if key not in memory:
+        while len(memory) >= MOST_KEPT:
+            memory.pop(next(iter(memory)))
+        memory[key] = make()
+    return memory[key]
+
+
+# Replaying cells on Dask: processes of this machine, a scheduler elsewhere, or jobs of the site's own Slurm.
+#
+# Workers get the history once, as a plugin (the documented way of giving every worker something, those that join
+# later too), and cells one by one. A worker that is lost costs the cells that it was replaying, which others replay
+# again; Dask gives a cell up when three workers have died of it (``distributed.scheduler.allowed-failures``). Figures
+# do not hang on where a cell was replayed.
+
+COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
+"""Releases that must agree: what is sent is pickled, and figures must not hang on who made them."""
+SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
+CONNECT_S = 10.0
+ASK_S = 60.0
+JOIN_S = 600.0
+"""How long a site's own Slurm may take to start the first worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """An :class:`~helios.app.executors.Engine`: ``workers`` processes of this machine, one thread each."""
+
+    workers: int
+
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        """Yield each cell when it is done.
+
+        Raises
+        ------
+        DaskUnavailable
+            Dask is not installed.
+        """
+        _need("distributed", extra="dask", instead="replay in this process: --workers 1")
+        from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
+
+        quiet()
+        with LocalCluster(
+            n_workers=min(self.workers, len(cells)),
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            memory_limit=0,
+            silence_logs=CRITICAL,
+        ) as cluster:
+            yield from DaskScheduler(address=cluster.scheduler_address)(history, cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaskScheduler:
+    """An :class:`~helios.app.executors.Engine`: the workers of the Dask scheduler at ``address``."""
+
+    address: str
+    join_s: float = 0.0
+
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        """Yield each cell when it is done.
+
+        Raises
+        ------
+        DaskUnavailable
+            Dask is not installed, no scheduler answers, it has no workers, or it went away.
+        DaskMismatch
+            Workers run other releases, or lack Helios.
+        """
+        _need("distributed", extra="dask", instead="replay here: --workers 1")
+        with connected(self.address, connect_s=CONNECT_S, instead="--workers N.") as client:
+            _wait_for_workers(client, self.address, self.join_s)
+            refuse_other_releases(client, self.address, COMPARED, hint=SAME_RELEASES)
+            yield from _spread(client, history, cells, self.address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmExecutor:
+    """An :class:`~helios.app.executors.Engine`: workers that are jobs of the Slurm where this runs, by dask-jobqueue.
+
+    Attributes
+    ----------
+    jobs : int
+        How many.
+    options : mapping
+        Of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives, interface.
+    join_s : float
+        Longest wait for the first to start, s.
+    """
+
+    jobs: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    join_s: float = JOIN_S
+
+    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
+        """Yield each cell when it is done; raises as :class:`DaskScheduler`, and if Slurm refuses the jobs."""
+        _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
+        from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
+
+        quiet()
+        try:
+            cluster = SLURMCluster(**self._defaults() | dict(self.options))
+        except (TypeError, ValueError, OSError, RuntimeError) as reason:
+            raise DaskUnavailable(
+                f"dask-jobqueue refuses the table [slurm]: {reason}",
+                hint="cores and memory are needed; the others are those of dask_jobqueue.SLURMCluster.",
+            ) from reason
+        with cluster:
+            _ask_slurm(cluster.job_script())
+            cluster.scale(jobs=self.jobs)
+            yield from DaskScheduler(address=cluster.scheduler_address, join_s=self.join_s)(history, cells)
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return what a sweep wants where the plan says nothing: a process a core, and no port that others may have."""
+        return {"processes": self.options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+
+
+def _need(module: str, *, extra: str, instead: str) -> None:
+    if find_spec(module) is None:
+        raise DaskUnavailable(
+            f"{module.replace('_', '-')} is not installed here, and replaying in other processes needs it.",
+            hint=f"pip install 'helios-slurm[{extra}]', or {instead}",
+        )
+
+
+def _ask_slurm(script: str) -> None:
+    """Raise DaskUnavailable if Slurm would refuse such a job: dask-jobqueue only logs that, and waits for ever."""
+    try:
+        asked = subprocess.run(
+            ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False, timeout=ASK_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        raise DaskUnavailable(
+            f"Slurm cannot be asked for jobs: {reason}", hint="Run it where sbatch works, or replay here: --workers N"
+        ) from reason
+    if asked.returncode != 0:
+        said = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
+        raise DaskUnavailable(
+            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The job was:\n{script}"
+        )
+
+
+def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
+    try:
+        client.wait_for_workers(1, timeout=join_s or CONNECT_S)
+    except TimeoutError as reason:
+        if join_s:
+            raise DaskUnavailable(
+                f"None of the jobs asked of Slurm had become a worker after {join_s:,.0f} s.",
+                hint="squeue -n dask-worker says whether they wait; log_directory in [slurm] keeps what they say.",
+            ) from reason
+        raise DaskUnavailable(
+            f"The Dask scheduler at {address} has no workers.",
+            hint=f"Start some, on each machine: dask worker {address}",
+        ) from reason
+
+
+def _spread(
+    client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
+) -> Generator[FinishedRun, None, None]:
+    from distributed import as_completed  # noqa: PLC0415 - optional
+
+    pass
+
+    fingerprint = package_fingerprint(history)
+    client.register_plugin(WithHistory(history, fingerprint))
+    places = {
+        # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
+        client.submit(worker_message, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
+        for place, cell in enumerate(cells)
+    }
+    try:
+        for future in as_completed(list(places), loop=client.loop):
+            place = places.pop(future)
+            yield FinishedRun(place, _told(future, address))
+            future.release()
+    finally:
+        client.cancel(list(places), force=True)
+
+
+def _told(future: Any, address: str) -> dict[str, Any]:
+    if future.status == "finished":
+        told: dict[str, Any] = future.result()
+        return told
+    if future.status == "error":
+        reason = future.exception()
+        return {FAILED: f"{type(reason).__name__}: {reason}"}
+    raise DaskUnavailable(
+        f"The Dask scheduler at {address} went away.",
+        hint="Start it again, and give the same command again: what was replayed is kept.",
+    )
+
+
+# What a Dask worker keeps between the cells that it replays; imported on workers, where Dask is installed.
+
+
+class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
+    """Gives each worker the history once, those that come later too, instead of with every cell."""
+
+    def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
+        self.name = executor_name(fingerprint)
+        self._history = history
+        self.suspension: SweepWorker | None = None
+
+    def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
+        """Make ready what the cells share."""
+        self.suspension = SweepWorker(self._history)
+
+
+def executor_name(fingerprint: str) -> str:
+    """Return by what name workers know the history."""
+    return f"helios-history-{fingerprint}"
+
+
+def worker_message(cell: SweepRun, fingerprint: str) -> Told:
+    """Replay a cell on the worker that runs this."""
+    plugin: Any = get_worker().plugins.get(executor_name(fingerprint))
+    if plugin is None:  # a worker that joined while the history was handed out
+        raise Reschedule
+    return cast("SweepWorker", plugin.suspension).tell(cell)

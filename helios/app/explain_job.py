@@ -1,0 +1,272 @@
+"""Gathers what there is to say about one job: from the live queue, the history, and the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.app.job_controller import JobController
+from helios.control.modes import ServiceMode
+from helios.errors import HeliosError, NoSuchCluster, UsageError
+from helios.model import APPLIED_CHANGES, DECISIONS, JOBS, PREDICTIONS, QUEUE, Mode, Snapshot
+from helios.report.job import JobExplanation, places
+from helios.report.prediction import rests_on
+from helios.warehouse import Warehouse
+
+# One job by the id that a person writes: found in the queue, and with the jobs that were known before it.
+
+_SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
+
+
+class JobUnknown(UsageError):
+    """Neither the cluster nor the history knows the job."""
+
+
+def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
+    """Return a job of the queue by the id that a person writes, of an array ``123`` or ``123_7``; None: no such job."""
+    master, _, task = job_id.partition("_")
+    for queue in (snapshot.pending, snapshot.running):
+        whole = queue["job_id"] == job_id
+        of_array = (queue["array_job_id"] == master) & ((queue["array_task_id"] == task) if task else True)
+        pending_array = (queue["job_id"] == master) & (queue["tasks"] > 1)
+        for matches in (whole, of_array, pending_array):
+            if matches.any():
+                return queue[matches].iloc[0]
+    return None
+
+
+def predictions_before(
+    job: pd.Series[Any], known_at: pd.Timestamp, *, history: pd.DataFrame, running: pd.DataFrame
+) -> pd.DataFrame:
+    """Return the jobs that had been submitted by a moment and had ended or ran, and last ``job`` as submitted then.
+
+    Parameters
+    ----------
+    job : Series
+        A row of ``QUEUE``.
+    known_at : Timestamp
+        The moment, aware.
+    history : DataFrame
+        Columns of ``JOBS``, in submission order.
+    running : DataFrame
+        Columns of ``QUEUE``.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``JOBS``, in submission order.
+    """
+    ended = history[history["ended_at"].notna() & (history["submitted_at"] < known_at)]
+    others = running[(running["job_id"] != job["job_id"]) & (running["started_at"] < known_at)]
+    parts = [part for part in (ended, _as_jobs(others), _as_jobs(job.to_frame().T, known_at)) if len(part)]
+    together = pd.concat(parts, ignore_index=True)
+    return JOBS.conform(together.sort_values("submitted_at", kind="stable", ignore_index=True))
+
+
+def _as_jobs(queue: pd.DataFrame, submitted_at: pd.Timestamp | None = None) -> pd.DataFrame:
+    asked = queue[_SHARED].reset_index(drop=True)
+    moment = asked["submitted_at"] if submitted_at is None else submitted_at
+    return JOBS.conform(asked.assign(submitted_at=moment)).assign(run_time_s=np.nan)
+
+
+LOOK_BACK = timedelta(days=60)
+
+
+class NothingKept(UsageError):
+    """No Helios has worked with these settings, so there is nothing to say about what it did."""
+
+
+def explain(cycles: JobController, job_id: str) -> JobExplanation:
+    """Return everything Helios can say about a job, pending, running or over.
+
+    Parameters
+    ----------
+    job_id : str
+        As a person writes it: of an array, ``123`` or ``123_7``.
+
+    Raises
+    ------
+    ClusterUnavailable
+        The cluster cannot be looked at.
+    JobUnknown
+        There is no such job in the queue, nor in the last 60 days of the history.
+    NothingKept
+        There is no warehouse: to make one and then say "Helios did nothing" would mislead.
+    """
+    if not Warehouse.exists(cycles.settings.database.url):
+        raise NothingKept(
+            "Under these settings Helios has kept nothing: there is no warehouse.",
+            hint="Ask with the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
+        )
+    snapshot = cycles.site.cluster.snapshot()
+    name, url = cycles.site.name, cycles.settings.database.url
+    with Warehouse.open(url) as warehouse:
+        since = snapshot.taken_at - LOOK_BACK
+        if queued_record(snapshot, job_id) is None:
+            past = _of_cluster(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS.empty())
+            if past.empty:
+                raise JobUnknown(
+                    f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
+                    hint="Was it submitted on this cluster? Read the newest history: helios trace sync",
+                )
+            over = past.iloc[-1]
+            return _of_the_past(over, _made_of(warehouse, name, over), _lines_of(warehouse, name, over, since))
+        seen = cycles.predictions(snapshot)
+        job = queued_record(seen, job_id)
+        assert job is not None
+        decisions = _lines_of(warehouse, name, job, since)
+        applied_changes = _of_cluster(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES.empty())
+        remaining_s = _remaining(seen, job)
+        if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
+            job = _as_predicted(job, _prediction_of(_made_of(warehouse, name, job), job))
+    return replace(_of_the_queue(cycles, seen, job, applied_changes, decisions), remaining_s=remaining_s)
+
+
+def _made_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
+    """Return the predictions for what was submitted together with a job."""
+    submitted = pd.Series([job["submitted_at"]])
+    return _of_cluster(lambda: warehouse.predictions_of(cluster, submitted), pd.DataFrame())
+
+
+def _lines_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
+    """Return what was decided about a job since its submission, as far back as is looked."""
+    first = max(since, job["submitted_at"].to_pydatetime())
+    return _of_cluster(lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS.empty())
+
+
+def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
+    try:
+        found: pd.DataFrame = read()
+    except NoSuchCluster:
+        return otherwise
+    return found
+
+
+def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
+    """Return p10, p50 and p90 of what remains of a running job's run, s; None: it waits, or nothing was predicted."""
+    if pd.isna(job["started_at"]) or np.isnan(job["p50_s"]):
+        return None
+    elapsed_s = (pd.Timestamp(snapshot.taken_at) - job["started_at"]).total_seconds()
+    low, middle, high = (max(float(job[name]) - elapsed_s, 0.0) for name in PREDICTIONS.names[:3])
+    return low, middle, high
+
+
+def _as_predicted(job: pd.Series[Any], told: dict[str, Any]) -> pd.Series[Any]:
+    """Return ``job`` with another prediction; where there is none, with the one that it has."""
+    return job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
+
+
+def _of_the_queue(
+    cycles: JobController,
+    snapshot: Snapshot,
+    job: pd.Series[Any],
+    applied_changes: pd.DataFrame,
+    decisions: pd.DataFrame,
+) -> JobExplanation:
+    mine = applied_changes[
+        (applied_changes["job_id"] == job["job_id"]) & (applied_changes["submitted_at"] == job["submitted_at"])
+    ]
+    real, shadow = mine[mine["mode"] != Mode.SHADOW], mine[mine["mode"] == Mode.SHADOW]
+    pending = bool((snapshot.pending["job_id"] == job["job_id"]).any())
+    ranks = places(snapshot, job, without=cycles.site.without_helios) if pending else (0, 0, 0)
+    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
+    until = pd.Timestamp(snapshot.taken_at) if pending else job["started_at"]
+    theirs = ("somebody changed it after Helios did: it is theirs",) if real["overridden"].eq(1).any() else ()
+    return JobExplanation(
+        job_id=str(job["job_id"]),
+        state=str(job["state"]),
+        user=_text(job["user"]),
+        partition=_text(job["partition"]),
+        waited_s=max(0.0, (until - began).total_seconds()),
+        gpus=int(job["gpus"]),
+        tasks=int(job["tasks"]),
+        time_limit_s=float(job["time_limit_s"]),
+        p10_s=float(job["p10_s"]),
+        p50_s=float(job["p50_s"]),
+        p90_s=float(job["p90_s"]),
+        source=_text(job["source"]),
+        rests_on=_rests_on(cycles, snapshot, job) if pending else "",
+        reason=_text(job["reason"]),
+        planned_start_at=job["planned_start_at"].to_pydatetime() if pd.notna(job["planned_start_at"]) else None,
+        rank=ranks[0],
+        rank_without=ranks[1],
+        queued=ranks[2],
+        excluded_reason=_text(job["excluded_reason"]) or "".join(theirs),
+        stands=tuple(real.loc[real["overridden"] == 0, "after"].dropna()) or _by_the_hook(cycles, job, pending=pending),
+        would_stand=tuple(shadow["after"].dropna()),
+        decisions=decisions,
+        remarks=_remarks(cycles),
+    )
+
+
+def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
+    """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
+    from helios.predict import JobTable  # noqa: PLC0415 - numba takes a while
+    from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
+
+    history, now = cycles.predictions.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
+    if history.empty or np.isnan(job["p50_s"]):
+        return ""
+    known = predictions_before(job, now, history=history, running=snapshot.running)
+    basis, recent = narrowest_group(JobTable.from_frame(known))
+    return rests_on(basis, recent, user=_text(job["user"]), account=_text(job["account"]))
+
+
+def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> JobExplanation:
+    told = _prediction_of(predictions, job)
+    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
+    started = pd.notna(job["started_at"])
+    return JobExplanation(
+        job_id=str(job["job_id"]),
+        state=_text(job["state"]),
+        user=_text(job["user"]),
+        partition=_text(job["partition"]),
+        waited_s=max(0.0, (job["started_at"] - began).total_seconds()) if started else float("nan"),
+        gpus=int(job["gpus"]),
+        tasks=1,
+        time_limit_s=float(job["time_limit_s"]),
+        run_time_s=float(job["run_time_s"]),
+        decisions=decisions,
+        **told,
+    )
+
+
+def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, Any]:
+    """Return the first prediction of a job, made when it was submitted or soon after."""
+    nothing = dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
+    if predictions.empty:
+        return nothing
+    mine = predictions[(predictions["job_id"] == job["job_id"]) & (predictions["submitted_at"] == job["submitted_at"])]
+    return nothing if mine.empty else {name: mine.iloc[0][name] for name in PREDICTIONS.names}
+
+
+def _by_the_hook(cycles: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
+    """Return what stands on a job though no cycle has written it: the hook did, at submission."""
+    if not pending or not job["urgency"]:
+        return ()
+    return (f"SiteFactor {cycles.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)
+
+
+def _remarks(cycles: JobController) -> tuple[str, ...]:
+    try:
+        pause, modes = cycles.pause(), cycles.modes()
+    except HeliosError as problem:
+        return (problem.message,)
+    said = [f"Helios is paused {pause}."] if pause else []
+    return (*said, *_modes_said(modes))
+
+
+def _modes_said(modes: dict[str, ServiceMode]) -> Sequence[str]:
+    idle = [name for name, mode in modes.items() if not mode.writes]
+    if len(idle) == len(modes):
+        return [f"No service may change anything now: {', '.join(f'{n} is {modes[n].mode.value}' for n in idle)}."]
+    return []
+
+
+def _text(value: object) -> str:
+    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

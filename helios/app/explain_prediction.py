@@ -1,0 +1,269 @@
+"""Gathers what it takes to explain one job's prediction: the history before it, its model, the queue if it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from helios.app.explain_job import JobUnknown, predictions_before, queued_record
+from helios.app.history import LoadedHistory
+from helios.config import Settings
+from helios.errors import HeliosError, NotEnoughHistory
+from helios.model import Snapshot
+from helios.ports import Progress, no_progress
+from helios.report.prediction import Explanation, PastJob
+from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:  # numba and LightGBM take a while
+    from helios.predict import DurationModel
+    from helios.predict.explain import Explained, SimilarJob
+
+NEAR = 3
+"""How many of the nearest job ids an error names."""
+
+Chosen = tuple["DurationModel | None", tuple[str, ...]]
+"""What predicts (None: shrinkage alone), and what a reader should know of it."""
+Chooser = Callable[[datetime], Chosen]
+"""Chooses what predicts a job by the moment whose knowledge counts."""
+
+
+def explain(
+    history: LoadedHistory,
+    job_id: str,
+    *,
+    choose: Chooser,
+    look: Callable[[], Snapshot] | None = None,
+    restart: int | None = None,
+) -> Explanation:
+    """Explain the prediction of a job of the history, as it was known then, or of one that waits or runs now.
+
+    Parameters
+    ----------
+    job_id : str
+        As a person writes it: of an array, ``123`` or ``123_7``.
+    choose : callable
+        As :func:`kept_model` or :func:`model_in_use` give it.
+    look : callable, optional
+        Looks at the live cluster, for a job that the history does not know as ended; None: there is none.
+    restart : int, optional
+        Which run of a requeued job, from 0; None: the last.
+
+    Raises
+    ------
+    JobUnknown
+        There is no such job.
+    """
+    row = _row_of(history.jobs, job_id, restart)
+    if row is not None and _is_over(history.jobs.iloc[row]):
+        return _of_the_past(history, row, choose)
+    snapshot, problem = _looked(look)
+    job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
+    if snapshot is not None and job is not None:
+        return _of_the_queue(history, snapshot, job, choose)
+    if row is not None:
+        return _of_the_past(history, row, choose)
+    elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
+    raise _unknown(history, job_id, restart, problem=problem, elsewhere=elsewhere)
+
+
+def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
+    """Return what looks at the live cluster of that name, which is opened when it is first asked for."""
+
+    def look() -> Snapshot:
+        from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
+
+        return Operations(settings, cluster=cluster).site.cluster.snapshot()
+
+    return look
+
+
+def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
+    """Return what chooses among the models in the warehouse: the one named, else the one of the job's day.
+
+    That is the newest that had stopped learning by then; where there is none, the one in charge, which is said.
+    """
+
+    def choose(known_at: datetime) -> Chosen:
+        from helios.predict import from_record  # noqa: PLC0415 - see above
+
+        with Warehouse.open(url) as warehouse:
+            try:
+                chosen = model_id or _of_its_day(warehouse.models(history.cluster), known_at)
+                model = from_record(warehouse.model(history.cluster, chosen))
+            except NotEnoughHistory:
+                if model_id is not None:
+                    raise
+                return None, ("no model is trained: shrinkage alone predicts. Train one: helios model train",)
+        return model, _hindsight(model, known_at)
+
+    return choose
+
+
+def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
+    """Return what trains a model on what had ended by the job's moment; shrinkage alone where that is too little."""
+
+    def choose(known_at: datetime) -> Chosen:
+        from helios.predict import train  # noqa: PLC0415 - see above
+
+        before = history.jobs[history.jobs["submitted_at"] < known_at].reset_index(drop=True)
+        try:
+            model = train(
+                before,
+                cluster=history.cluster,
+                until=known_at,
+                seed=seed,
+                timezone=history.timezone,
+                progress=progress,
+            )
+        except NotEnoughHistory as reason:
+            return None, (f"shrinkage alone predicts: {reason.message.rstrip('.')}",)
+        return model, (f"a model was trained for this answer, on {model.jobs:,} jobs that had ended by then",)
+
+    return choose
+
+
+def _of_its_day(models: pd.DataFrame, known_at: datetime) -> str | None:
+    fit = models[models["trained_until"] <= known_at]
+    return None if fit.empty else str(fit.sort_values("trained_until", kind="stable")["model_id"].iloc[-1])
+
+
+def _hindsight(model: DurationModel, known_at: datetime) -> tuple[str, ...]:
+    if model.trained_until <= known_at:
+        return ()
+    return (
+        f"model {model.model_id} learned from jobs that ended until {model.trained_until:%Y-%m-%d %H:%M} UTC, so it "
+        "may know this very job; the shrinkage and the past jobs are as they were known then",
+    )
+
+
+def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
+    master, _, task = job_id.partition("_")
+    found = jobs["job_id"] == job_id
+    if task:
+        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    if restart is not None:
+        found &= jobs["restart"] == restart
+    rows = np.flatnonzero(found)
+    return int(rows[-1]) if len(rows) else None
+
+
+def _is_over(job: pd.Series[Any]) -> bool:
+    return bool(pd.notna(job["ended_at"]) or np.isfinite(job["run_time_s"]))
+
+
+def _looked(look: Callable[[], Snapshot] | None) -> tuple[Snapshot | None, str]:
+    if look is None:
+        return None, ""
+    try:
+        return look(), ""
+    except HeliosError as problem:
+        return None, problem.message.rstrip(".")
+
+
+def _unknown(history: LoadedHistory, job_id: str, restart: int | None, *, problem: str, elsewhere: str) -> JobUnknown:
+    run = "" if restart is None else f", run {restart}"
+    unseen = f" The queue cannot be looked at: {problem}." if problem else ""
+    near = _near(history.jobs, job_id)
+    known = f"It has {', '.join(near)}. " if near else ""
+    return JobUnknown(
+        f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{unseen}",
+        hint=f"{known}{elsewhere}",
+    )
+
+
+def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
+    """Return the ids nearest in number; none where ids are no numbers."""
+    number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
+    numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
+    if pd.isna(number) or numbers.isna().all():
+        return []
+    apart = (numbers - number).abs().drop_duplicates()
+    return [str(jobs["job_id"].iloc[row]) for row in sorted(apart.nsmallest(NEAR).index)]
+
+
+def _of_the_past(history: LoadedHistory, row: int, choose: Chooser) -> Explanation:
+    jobs = history.jobs.iloc[: row + 1]
+    return _told(history, jobs, jobs.iloc[row], choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
+
+
+def _of_the_queue(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
+    """Explain a waiting job as if it were submitted now, a running one as if at its start."""
+    runs = pd.notna(job["started_at"])
+    known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
+    elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
+    jobs = predictions_before(job, known_at, history=history.jobs, running=snapshot.running)
+    return _told(history, jobs, job, choose, known_at=known_at, elapsed_s=elapsed_s)
+
+
+def _told(
+    history: LoadedHistory,
+    jobs: pd.DataFrame,
+    job: pd.Series[Any],
+    choose: Chooser,
+    *,
+    known_at: pd.Timestamp | None = None,
+    run_time_s: float = float("nan"),
+    elapsed_s: float = float("nan"),
+) -> Explanation:
+    from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
+
+    moment = job["submitted_at"] if known_at is None else known_at
+    model, notes = choose(moment.to_pydatetime())
+    explained = explain_last(jobs, model=model, timezone=history.timezone)
+    return Explanation(
+        cluster=history.cluster,
+        job_id=str(job["job_id"]),
+        user=_text(job["user"]),
+        account=_text(job["account"]),
+        partition=_text(job["partition"]),
+        name=_text(job["name"]),
+        state=_text(job["state"]),
+        restart=int(job["restart"]),
+        gpus=int(job["gpus"]),
+        cpus=float(job["cpus"]),
+        time_limit_s=float(job["time_limit_s"]),
+        submitted_at=job["submitted_at"].to_pydatetime(),
+        known_at=moment.to_pydatetime(),
+        explained=explained,
+        alike=tuple(_past_job(jobs.iloc[past.row], past) for past in explained.resembling),
+        run_time_s=run_time_s,
+        elapsed_s=elapsed_s,
+        remaining_s=_remaining(explained, elapsed_s, float(job["time_limit_s"])),
+        notes=notes,
+    )
+
+
+def _remaining(explained: Explained, elapsed_s: float, limit_s: float) -> tuple[float, float, float] | None:
+    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - see above
+
+    if np.isnan(elapsed_s):
+        return None
+    low, middle, high = remaining_run_time(
+        np.array([explained.quantiles_s]), np.array([elapsed_s]), limit_s=np.array([limit_s])
+    )[0]
+    return float(low), float(middle), float(high)
+
+
+def _past_job(job: pd.Series[Any], past: SimilarJob) -> PastJob:
+    return PastJob(
+        job_id=str(job["job_id"]),
+        user=_text(job["user"]),
+        account=_text(job["account"]),
+        partition=_text(job["partition"]),
+        name=_text(job["name"]),
+        ended_at=pd.Timestamp(past.ended_s, unit="s", tz="UTC").to_pydatetime(),
+        gpus=int(job["gpus"]),
+        cpus=float(job["cpus"]),
+        time_limit_s=float(job["time_limit_s"]),
+        run_time_s=past.run_time_s,
+        differs=past.differs,
+        distance=past.distance,
+    )
+
+
+def _text(value: object) -> str:
+    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

@@ -1,0 +1,150 @@
+"""The priority hook's table: what a job of each kind seen lately would get, were it submitted now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.actions import Reorder, SoftLimit
+from helios.app.predictions import PredictorState
+from helios.control.modes import ServiceMode
+from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Mode, Snapshot
+from helios.ports import JobwiseService, Service
+from helios.slurm.hook_table import HookRow
+
+UNPUBLISHED = "no table is published (hook.publish is false)"
+LOOK_BACK = timedelta(days=60)
+KEY = ("user", "partition", "gpus", "limit_min")
+KINDS: tuple[tuple[str, ...], ...] = (KEY, KEY[:3], KEY[:2], ("partition", "gpus"))
+
+
+def hook_orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
+    """Return whether any of ``services`` orders jobs that the hook could give their place at submission.
+
+    A canary by percent does not: which jobs belong to it is known after submission only.
+    """
+    return any(
+        isinstance(service, JobwiseService) and mode.mode in {Mode.CANARY, Mode.ACTIVE} and mode.percent is None
+        for service, mode in services
+    )
+
+
+def hook_rows(
+    knowledge: PredictorState,
+    services: Iterable[tuple[Service, ServiceMode]],
+    *,
+    cluster: str,
+    now: datetime,
+    most_rows: int,
+    site_factor: Callable[[float], int],
+    time_min: Callable[[float], int] | None,
+) -> tuple[list[HookRow], list[str]]:
+    """Return the rows of the table, and what a person should know about it.
+
+    Every kind of job (user, partition, GPUs, time limit) of the last 60 days is put to the services as if its last
+    job were submitted now; what they would do to it stands in the table. A coarser kind gets what its most frequent
+    finer kind gets.
+
+    Parameters
+    ----------
+    services : iterable of (Service, ServiceMode)
+        Only those that may write count, and of canaries only the partitions: which jobs belong to a percentage is
+        known after submission only.
+    most_rows : int
+        The most frequent kinds are kept.
+    site_factor : callable
+        Gives the SiteFactor of an urgency.
+    time_min : callable, optional
+        Gives the TimeMin, whole minutes, of a soft limit in s; None: the cluster knows no soft limits.
+    """
+    writing = [(service, mode) for service, mode in services if mode.mode in {Mode.CANARY, Mode.ACTIVE}]
+    notes = [
+        "a canary by percent does not reach the hook: which jobs belong to it is known only after submission"
+        for _, mode in writing
+        if mode.percent is not None
+    ]
+    writing = [(service, mode) for service, mode in writing if mode.percent is None]
+    kinds = _kinds(knowledge.history, now=now, most=most_rows)
+    if kinds.empty or not writing:
+        return [], notes
+    queue = _as_submitted(kinds, knowledge, now)
+    told = [_told(service, mode, queue, cluster=cluster, now=now) for service, mode in writing]
+    factors = {job: site_factor(urgency) for orders, _ in told for job, urgency in orders.items()}
+    limits = {job: time_min(limit) for _, soft in told for job, limit in soft.items()} if time_min else {}
+    return _rows(kinds.assign(job_id=queue["job_id"]), factors, limits)[:most_rows], notes
+
+
+def _kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
+    """Return the last job of every kind seen lately and how many there were, the most frequent first."""
+    lately = history[history["submitted_at"] >= pd.Timestamp(now - LOOK_BACK)]
+    lately = lately[lately["user"].notna() & lately["partition"].notna() & ~_several(lately["partition"])]
+    minutes = np.ceil(lately["time_limit_s"].replace(np.inf, np.nan) / 60).fillna(0)
+    keyed = lately.assign(limit_min=minutes.astype("int64"))
+    keyed = keyed.assign(**{name: keyed[name].astype("str") for name in ("user", "partition")})
+    groups = keyed.groupby(list(KEY), sort=False)
+    last = keyed.assign(seen=groups["job_id"].transform("size")).loc[groups.tail(1).index]
+    return last.sort_values("seen", ascending=False, kind="stable").head(most).reset_index(drop=True)
+
+
+def _several(partitions: pd.Series) -> pd.Series:
+    return partitions.astype("str").str.contains(",", regex=False).fillna(False)
+
+
+def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime) -> pd.DataFrame:
+    shared = [name for name in QUEUE.names if name in JOBS.by_name and name in kinds]
+    fresh: dict[str, Any] = {
+        "job_id": [f"kind {number}" for number in range(len(kinds))],
+        "state": JobState.PENDING.value,
+        "submitted_at": pd.Timestamp(now),
+        "eligible_at": pd.Timestamp(now),
+        "tasks": 1,
+        "priority": 1.0,
+        "urgency": 0.0,
+    }
+    queue = QUEUE.conform(kinds[shared].drop(columns=["started_at", "node_list"], errors="ignore").assign(**fresh))
+    return queue.assign(**knowledge.predict(queue, now=now))
+
+
+def _told(
+    service: Service, mode: ServiceMode, queue: pd.DataFrame, *, cluster: str, now: datetime
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the urgencies and the soft limits (s) that a service gives to jobs of these kinds."""
+    partitions = queue["partition"].astype("str")
+    mine = queue[partitions.isin(mode.partitions)] if mode.partitions else queue
+    snapshot = Snapshot(taken_at=now, cluster=cluster, pending=mine, running=QUEUE.empty(), nodes=NODE_STATES.empty())
+    actions = list(service.decide(snapshot))
+    orders = {
+        place.job_id: place.urgency for action in actions if isinstance(action, Reorder) for place in action.order
+    }
+    soft = {action.job_id: action.run_time.total_seconds() for action in actions if isinstance(action, SoftLimit)}
+    return orders, soft
+
+
+def _rows(kinds: pd.DataFrame, factors: dict[str, int], limits: dict[str, int]) -> list[HookRow]:
+    rows = []
+    for names in reversed(KINDS):  # coarse ones first: if the table must be cut, it still covers every job
+        # The most frequent kinds stand first: of each coarser kind, the first is its most frequent finer one.
+        first = kinds.drop_duplicates(list(names))
+        rows += [row for job in first.to_dict("records") if (row := _row(job, names, factors, limits))]
+    return rows
+
+
+def _row(
+    job: Mapping[Any, Any], names: Sequence[str], factors: dict[str, int], limits: dict[str, int]
+) -> HookRow | None:
+    factor, limit = factors.get(str(job["job_id"]), 0), limits.get(str(job["job_id"]), 0)
+    if not factor and not limit:
+        return None
+    numbers = {name: int(str(job[name])) for name in names if name in {"gpus", "limit_min"}}
+    return HookRow(
+        user=str(job["user"]) if "user" in names else None,
+        partition=str(job["partition"]),
+        gpus=numbers.get("gpus"),
+        limit_min=numbers.get("limit_min"),
+        site_factor=factor,
+        time_min=limit if names == KEY else 0,
+    )

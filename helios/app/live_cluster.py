@@ -1,0 +1,261 @@
+"""The live cluster that this machine reaches, with everything Slurm can say of itself."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios import ownership
+from helios.app.sync import AccountingSource
+from helios.config import Settings, SlurmSettings
+from helios.errors import ClusterUnavailable, HeliosError, UsageError
+from helios.ports import Cluster, Domain, NodeCluster, Service
+from helios.services.registry import build, domain_of, find, installed, list_options
+from helios.slurm import accounting, parse
+from helios.slurm.accounting import Accounting as SlurmAccounting
+from helios.slurm.backend import Backend
+from helios.slurm.connect import connect, open_cluster, open_nodes, partition_names
+from helios.slurm.hook_table import TABLE
+from helios.slurm.jobs import read_queue
+from helios.slurm.jobs_undo import JobsUndo
+from helios.slurm.preflight import Check, Finding, controllers_time, examine, hook_table_check, power_checks
+from helios.slurm.shell import Shell
+
+# Whether the partitions that a canary is to act on are there: a name that is none would be a canary of nothing.
+
+
+def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
+    """Ask the cluster for its partitions; return what is to be said where it cannot be asked.
+
+    Parameters
+    ----------
+    cluster : str
+        Whose partitions they are to be.
+
+    Raises
+    ------
+    Misuse
+        The cluster has no such partition; those there are are named.
+    """
+    if not partitions:
+        return []
+    try:
+        there = _partitions_of(settings, cluster)
+    except HeliosError as reason:
+        return [f"Whether there is a partition {' or '.join(map(repr, partitions))} was not checked: {reason.message}"]
+    if unknown := [name for name in partitions if name not in there]:
+        names = " and no ".join(map(repr, unknown))
+        raise UsageError(f"Cluster {cluster} has no partition {names}.", hint=f"There are: {', '.join(there)}")
+    return []
+
+
+def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
+    shell = connect(settings.model_copy(update={"backend": "commands"})).shell
+    if (here := SlurmAccounting(shell=shell).cluster_name()) != cluster:
+        raise HeliosError(f"this machine reaches cluster {here}, not {cluster}")
+    return partition_names(shell)
+
+
+# A live cluster as the use cases need it: the socket, its accounting, and what only Slurm can say of itself.
+
+
+def no_nodes() -> NodeCluster:
+    """Raise that there is no such door."""
+    raise ClusterUnavailable("this cluster has no door to its nodes")
+
+
+def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
+    """Take no book: what cannot write keeps no record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LiveCluster:
+    """A live cluster.
+
+    Attributes
+    ----------
+    name : str
+        As the cluster names itself.
+    cluster : Cluster
+        To look and act.
+    accounting : Accounting
+        Its history.
+    controller : callable
+        Returns which controller answers, and since when it runs: another after a failover or a restart. None: it
+        cannot be known.
+    clock_skew_s : callable
+        Returns the controller's clock minus ours, s; None: it cannot be known.
+    site_factor : callable
+        Gives the SiteFactor of an urgency.
+    time_min : callable, optional
+        Gives the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
+    without_helios : callable
+        Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+    know : callable
+        Takes the book of what stands (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
+        whether to write into ``jobs.undo`` what only the book has.
+    nodes : callable
+        Gives the door to the nodes, which is opened when it is first asked for: a domain of its own.
+    notes : tuple of str
+        How the cluster is reached, and why so.
+    close : callable
+        Gives back what is held.
+    """
+
+    name: str
+    cluster: Cluster
+    accounting: AccountingSource
+    controller: Callable[[], str | None]
+    clock_skew_s: Callable[[], float | None]
+    site_factor: Callable[[float], int]
+    time_min: Callable[[float], int] | None
+    without_helios: Callable[[pd.DataFrame], NDArray[np.float64]]
+    know: Callable[..., None] = no_predictions
+    nodes: Callable[[], NodeCluster] = no_nodes
+    notes: tuple[str, ...] = ()
+    close: Callable[[], None] = lambda: None
+
+
+# The services of a configuration, made, and sorted by what they act on.
+
+
+def configured_services(settings: Settings, *, domain: Domain | None = None) -> dict[str, Service]:
+    """Return the services of the configuration, in its order.
+
+    Parameters
+    ----------
+    domain : Domain, optional
+        Only those that act on this; None: all.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        One cannot be had as it is asked for.
+    """
+    made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
+    return {name: service for name, service in made.items() if domain in {None, domain_of(service)}}
+
+
+def configured_domains(settings: Settings) -> frozenset[Domain]:
+    """Return what the services of the configuration act on; one that cannot be had acts on nothing."""
+    offered = installed()
+    return frozenset(offered[name].domain for name in settings.services if name in offered)
+
+
+def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Add what the site says once for all services: by which mechanism nodes sleep."""
+    declared = {option.name for option in list_options(find(name))}
+    return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
+
+
+READING_S = 600.0
+"""Longest wait for one window of the accounting, s: a day of a large site."""
+
+
+def open_live_cluster(settings: Settings) -> LiveCluster:
+    """Return the cluster that ``slurm.conf`` names.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm is not installed here, or the controller does not answer.
+    """
+    slurm = settings.slurm
+    undo = JobsUndo(Path(settings.control.state_folder))
+    cluster, shell = open_cluster(slurm, undo=undo), _shell(settings)
+    applied = accounting.Accounting(shell=shell, timeout_s=READING_S)
+    return LiveCluster(
+        name=cluster.name,
+        cluster=cluster,
+        accounting=AccountingSource(
+            jobs=lambda start, end, path: applied.sacct_window(start, end, path=path), node_events=applied.node_events
+        ),
+        controller=lambda: _controller(cluster.backend),
+        clock_skew_s=lambda: _skew_s(shell),
+        site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
+        time_min=_time_min if _knows_soft_limits(cluster.backend) else None,
+        without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
+        know=cluster.know,
+        nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
+        notes=cluster.notes,
+        close=cluster.close,
+    )
+
+
+def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
+    """Return what opens a door when it is first asked for it, and gives the same one after that."""
+    opened: list[NodeCluster] = []
+
+    def door() -> NodeCluster:
+        if not opened:
+            opened.append(opens())
+        return opened[0]
+
+    return door
+
+
+def preflight(settings: Settings) -> list[Finding]:
+    """Return what the cluster's own settings mean for Helios; one that is silent is a finding too."""
+    way, power = connect(settings.slurm.model_copy(update={"backend": "commands"})), settings.power
+    more: list[Check] = []
+    if settings.hook.publish:
+        more.append(hook_table_check(Path(settings.control.state_folder) / TABLE))
+    if Domain.NODES in configured_domains(settings):
+        more.extend(power_checks(power.mechanism, tiers=power.tiers))
+    return examine(
+        shell=way.shell,
+        configuration=way.backend.configuration,
+        user=getpass.getuser(),
+        site_factor_most=settings.slurm.site_factor_most,
+        clock_skew_s=settings.control.clock_skew_s,
+        more=more,
+    )
+
+
+def _shell(settings: Settings) -> Shell:
+    return connect(settings.slurm.model_copy(update={"backend": "commands"})).shell
+
+
+def _controller(backend: Backend) -> str | None:
+    # A backup that takes over and a controller that restarts both have a new time of boot.
+    try:
+        booted = backend.configuration().get("BOOT_TIME")
+    except HeliosError:
+        return None
+    return f"booted at {booted}" if booted else None
+
+
+def _skew_s(shell: Shell) -> float | None:
+    try:
+        return (controllers_time(shell) - datetime.now(UTC)).total_seconds()
+    except HeliosError:
+        return None
+
+
+def _time_min(seconds: float) -> int:
+    return ownership.time_min(timedelta(seconds=seconds))
+
+
+def _knows_soft_limits(backend: Backend) -> bool:
+    configuration = backend.configuration()
+    look = read_queue(
+        [],
+        {},
+        release=parse.release(configuration.get("SLURM_VERSION", "")),
+        scheduler_parameters=configuration.get("SchedulerParameters", ""),
+        undo=JobsUndo(),
+    )
+    return look.soft_limits
+
+
+def _without_helios(queue: pd.DataFrame, *, most: int) -> NDArray[np.float64]:
+    factors = [ownership.site_factor(urgency, most=most) for urgency in queue["urgency"]]
+    return np.asarray(queue["priority"].to_numpy() - np.array(factors, dtype=np.float64))

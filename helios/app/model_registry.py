@@ -1,0 +1,792 @@
+"""Which model is in charge: promoted, kept or rolled back, each time with a reason that is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.history import LoadedHistory, load_history
+from helios.app.training import FEWEST_JUDGED, PreparedHistory, trainer_at
+from helios.errors import HeliosError, ModelUnreadable, NotEnoughHistory, UsageError
+from helios.model import AuditStep, ModelRecord
+from helios.ports import Progress, no_progress
+from helios.predict import HistoryPredictor
+from helios.predict.comparison import Comparison, Versus
+from helios.predict.drift import (
+    FeatureShift,
+    Inputs,
+    WeekOfErrors,
+    new_names,
+    new_users,
+    shifted_features,
+    weeks_of_errors,
+)
+from helios.predict.duration import DurationModel
+from helios.predict.model_record import from_record, inputs_in
+from helios.warehouse import Warehouse
+from helios.warehouse.models import previous_model
+
+if TYPE_CHECKING:
+    from helios.app.training import PreparedHistory
+    from helios.predict.comparison import Comparison
+
+
+# Whether the work of a cluster, and the errors of its model, are still as they were.
+
+WEEKS = 8
+GROWN = 1.25
+"""The last week's error over that of the weeks before, from which it is said to have grown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What was found.
+
+    Attributes
+    ----------
+    model_id : str
+    as_of : datetime
+        The stretch ends there.
+    days : float
+        Length of the stretch whose inputs are compared with training.
+    jobs : int
+        Submitted in it.
+    inputs : Inputs
+        Of the training.
+    moved : tuple of Moved
+        Every feature, the farthest first; empty: too few jobs.
+    new_users, new_names : float, optional
+        As of :class:`Inputs`, of the stretch.
+    weeks : tuple of WeekOfErrors
+        Oldest first; only jobs that the model, or where it had seen them its backtest, knew nothing of.
+    """
+
+    model_id: str
+    as_of: datetime
+    days: float
+    jobs: int
+    inputs: Inputs
+    moved: tuple[FeatureShift, ...]
+    new_users: float | None
+    new_names: float | None
+    weeks: tuple[WeekOfErrors, ...]
+
+    @property
+    def unusual(self) -> tuple[FeatureShift, ...]:
+        """The features that changed, and by more than in the weeks of training."""
+        return tuple(one for one in self.moved if one.is_unusual)
+
+    def line(self) -> str:
+        """Return inputs and errors in one line."""
+        return f"{self._of_inputs()}; {self._of_errors()}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "model_id": self.model_id,
+            "as_of": self.as_of.isoformat(),
+            "days": self.days,
+            "jobs": self.jobs,
+            "training": {
+                "jobs": self.inputs.jobs,
+                "new_users": self.inputs.new_users,
+                "new_names": self.inputs.new_names,
+            },
+            "new_users": self.new_users,
+            "new_names": self.new_names,
+            "inputs": [
+                asdict(one) | {"steadiness": str(one.steadiness), "unusual": one.is_unusual} for one in self.moved
+            ],
+            "weeks": [asdict(week) | {"begin": week.begin.isoformat()} for week in self.weeks],
+            "line": self.line(),
+        }
+
+    def _of_inputs(self) -> str:
+        if not self.moved:
+            return f"inputs: only {self.jobs:,} jobs in {self.days:g} days, too few to compare"
+        if not self.unusual:
+            return f"inputs as in the weeks of training ({len(self.moved)} features)"
+        named = ", ".join(f"{one.feature} {one.index:.2f}" for one in self.unusual[:3])
+        return f"{len(self.unusual)} of {len(self.moved)} inputs changed as in no week of training ({named})"
+
+    def _of_errors(self) -> str:
+        if not self.weeks:
+            return "no job has ended since it stopped learning"
+        *before, last = (week.model.median_abs_log_error for week in self.weeks)
+        said = f"log error {last:.2f} in the last week"
+        if not before:
+            return said
+        usual = float(np.median(before))
+        grown = "grown from" if last > GROWN * usual else "before"
+        return f"{said}, {grown} {usual:.2f}"
+
+
+def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> Drift:
+    """Compare the last ``days`` before ``at`` with the training of the model in ``record``.
+
+    Raises
+    ------
+    ModelUnreadable
+        The model cannot be read.
+    NotEnoughHistory
+        Its manifest does not say what training was like.
+    """
+    model, inputs = from_record(record), inputs_in(record.manifest)
+    if inputs is None:
+        raise NotEnoughHistory(
+            f"The manifest of {record.model_id} does not say what its training looked like.",
+            hint="A model trained by this version of Helios does: helios model train",
+        )
+    rows = studied.submitted(at - timedelta(days=days), at)
+    return Drift(
+        model_id=record.model_id,
+        as_of=at,
+        days=days,
+        jobs=len(rows),
+        inputs=inputs,
+        moved=shifted_features(inputs, studied.features, rows),
+        new_users=new_users(studied.features, rows),
+        new_names=new_names(studied.table, rows),
+        weeks=_weeks(studied, model, at=at),
+    )
+
+
+def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> tuple[WeekOfErrors, ...]:
+    judged = model.as_judged()
+    stopped = judged.trained_until if judged else model.trained_until
+    rows = studied.judged(max(stopped, at - timedelta(weeks=WEEKS)), at)
+    features = studied.features[rows]
+    return weeks_of_errors(
+        _predicted(studied, model, judged, rows),
+        HistoryPredictor().predict(features),
+        studied.table.run_time_s[rows],
+        submitted_s=studied.table.submitted_s[rows],
+        end_s=int(np.ceil(at.timestamp())),
+    )
+
+
+def _predicted(
+    studied: PreparedHistory, model: DurationModel, judged: DurationModel | None, rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Predict each job by the model, or by its backtest where the model may have learned from it."""
+    features = studied.features[rows]
+    if judged is None:
+        return model.predict(features)
+    unseen = studied.table.submitted_s[rows] >= model.trained_until.timestamp()
+    return np.where(unseen[:, None], model.predict(features), judged.predict(features))
+
+
+# What became of a model: in charge or not, and why.
+
+SHRINKAGE = "shrinkage"
+"""What is in charge where no model is: it needs no training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """What became of a model that was trained or asked for.
+
+    Attributes
+    ----------
+    step : Step, optional
+        None: nothing was decided, all stays as it was.
+    model_id : str
+        The model it is about.
+    in_charge, previous : str
+        What is in charge from now on, and was until now; ``SHRINKAGE`` where no model is.
+    why : str
+        For a person.
+    contest : Contest, optional
+        What it rests on; None: nothing was judged.
+    days : float, optional
+        Length of the stretch that was judged.
+    written : bool
+        False: only tried.
+    """
+
+    step: AuditStep | None
+    model_id: str
+    promoted: str
+    previous: str
+    why: str
+    comparison: Comparison | None = None
+    days: float | None = None
+    written: bool = True
+
+    @property
+    def did(self) -> str:
+        """What happened to the model, in a word or two."""
+        return "kept, not promoted" if self.promoted != self.model_id else "promoted" if self.step else "kept"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "step": None if self.step is None else self.step.value,
+            "model_id": self.model_id,
+            "promoted": self.promoted,
+            "previous": self.previous,
+            "why": self.why,
+            "days": self.days,
+            "written": self.written,
+            "comparison": None if self.comparison is None else self.comparison.to_json(),
+        }
+
+
+NIGHTLY = "nightly"
+"""Who decides at night."""
+DRIFT = "drift"
+"""Name under which the warehouse remembers the line about drift."""
+
+
+def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
+    """Return the models of a cluster, newest first, each with its manifest and whether it is in charge.
+
+    Of the one in charge ``problem`` says why it cannot be read; empty: it can.
+    """
+    with Warehouse.open(url) as warehouse:
+        models = warehouse.models(cluster)
+        problem = _problem(warehouse, cluster) if models["promoted"].any() else ""
+    return [
+        {
+            "model_id": row["model_id"],
+            "promoted": bool(row["promoted"]),
+            "problem": problem if row["promoted"] else "",
+            "trained_at": str(row["trained_at"]),
+            "trained_until": str(row["trained_until"]),
+            "jobs": int(row["jobs"]),
+            "scores": row["scores"],
+            "manifest": row["manifest"],
+        }
+        for row in models.to_dict(orient="records")
+    ]
+
+
+def describe_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
+    """Return every decision about the model in charge, oldest first, as plain values."""
+    with Warehouse.open(url) as warehouse:
+        found = warehouse.promotions(cluster)
+    texts = found.assign(promoted_at=[moment.isoformat() for moment in found["promoted_at"]]).astype(object)
+    rows = texts.where(found.notna(), None).to_dict(orient="records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def training_history(url: str, cluster: str | None, *, progress: Progress = no_progress) -> LoadedHistory:
+    """Read of a cluster's jobs what training needs, and no more; None: of the only cluster."""
+    from helios.predict.model_record import TRAINED_ON  # noqa: PLC0415 - as above
+
+    progress("Reading the warehouse", 0.0)
+    history = _of(url, cluster, TRAINED_ON) if cluster else load_history(url=url, cluster=None, columns=TRAINED_ON)
+    progress("Reading the warehouse", 1.0)
+    return history
+
+
+def _of(url: str, cluster: str, columns: Sequence[str]) -> LoadedHistory:
+    """Read a cluster that is named: choosing among all would count the jobs of each, seconds for a million."""
+    with Warehouse.open(url) as warehouse:
+        jobs = warehouse.jobs(cluster, columns=columns)
+        return LoadedHistory(cluster=cluster, jobs=jobs, timezone=warehouse.timezone(cluster) or "UTC")
+
+
+def until(history: LoadedHistory, moment: datetime) -> LoadedHistory:
+    """Return the part of ``history`` that was submitted before ``moment``."""
+    jobs = history.jobs
+    later = int((jobs["submitted_at"] >= pd.Timestamp(moment)).sum())  # in submission order: they come last
+    return replace(history, jobs=jobs.iloc[: len(jobs) - later]) if later else history
+
+
+def drift(
+    history: LoadedHistory,
+    *,
+    url: str,
+    model_id: str | None,
+    days: float,
+    now: datetime,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Compare the last ``days`` before ``now`` with the training of a model; None: the one in charge.
+
+    Raises
+    ------
+    NotEnoughHistory
+        There is no such model, or it does not say what its training looked like.
+    ModelUnreadable
+        It cannot be read.
+    """
+    pass
+    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
+
+    with Warehouse.open(url) as warehouse:
+        record = warehouse.model(history.cluster, model_id)
+    studied = prepare_history(history, progress=progress)
+    return measure_drift(studied, record, days=days, at=studied.latest(now)).to_json()
+
+
+def remembered_drift(url: str, cluster: str) -> str | None:
+    """Return the line that the last night wrote about drift; None: none did."""
+    with Warehouse.open(url) as warehouse:
+        return warehouse.remembered(cluster, DRIFT)
+
+
+def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
+    """Put a model in charge, or ``SHRINKAGE``.
+
+    Raises
+    ------
+    NotEnoughHistory
+        There is no such model.
+    ModelUnreadable
+        It cannot be read; nothing was changed.
+    """
+    from helios.predict import from_record  # noqa: PLC0415 - as above
+
+    with Warehouse.open(url) as warehouse:
+        if model_id != SHRINKAGE:
+            from_record(warehouse.model(cluster, model_id))
+        previous = _promoted(warehouse, cluster)
+        chosen = None if model_id == SHRINKAGE else model_id
+        warehouse.decide(cluster, step=AuditStep.PROMOTED, model_id=chosen, by=by, why=why, at=now)
+    return TrainingOutcome(step=AuditStep.PROMOTED, model_id=model_id, promoted=model_id, previous=previous, why=why)
+
+
+def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
+    """Put back in charge what was so before; a model that is gone or cannot be read is passed over.
+
+    Raises
+    ------
+    Misuse
+        Nothing was in charge before.
+    """
+    with Warehouse.open(url) as warehouse:
+        previous = _promoted(warehouse, cluster)
+        before = previous_model(warehouse.promotions(cluster))
+        passed, chosen = _first_that_serves(warehouse, cluster, before)
+        said = "; ".join([why, *passed])
+        warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
+    promoted = chosen or SHRINKAGE
+    return TrainingOutcome(
+        step=AuditStep.ROLLED_BACK, model_id=promoted, promoted=promoted, previous=previous, why=said
+    )
+
+
+def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> TrainingOutcome:
+    """Decide about a model that was just trained by hand and kept.
+
+    Where something was decided before, all stays as it was unless ``promote_it``. The very first model takes charge if
+    its backtest is ahead of the controls, else shrinkage does.
+    """
+    pass
+
+    with Warehouse.open(url) as warehouse:
+        decided = not warehouse.promotions(record.cluster).empty
+        incumbent = _incumbent(warehouse, record.cluster, besides=record.model_id)
+        outcome = settled_decision(record, incumbent, decided=decided, promote_it=promote_it)
+        _write(warehouse, record.cluster, outcome, by=by, now=now)
+    return outcome
+
+
+def nightly(
+    *,
+    url: str,
+    history: LoadedHistory,
+    seed: int,
+    days: float,
+    now: datetime,
+    keep: int,
+    dask: str = "",
+    dry_run: bool = False,
+    progress: Progress = no_progress,
+) -> tuple[TrainingOutcome, str]:
+    """Train on what had ended by ``now``, and promote the model if it is better; else keep what is in charge, say why.
+
+    It is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse beyond chance
+    than the model in charge and than shrinkage, neither in median log error nor in rank correlation; with nothing but
+    shrinkage in charge, if it is ahead of the controls.
+
+    Parameters
+    ----------
+    history : History
+        What was submitted before ``now``.
+    keep : int
+        Newest models that are kept; those in charge now and before are, whatever their age.
+    dask : str
+        Scheduler on whose workers the trees are grown; empty: here.
+    dry_run : bool
+        Write nothing.
+
+    Returns
+    -------
+    outcome : Outcome
+    drift : str
+        What has drifted since the model in charge until now learned, in a line.
+
+    Raises
+    ------
+    NotEnoughHistory
+        Too few jobs had ended to train on; nothing was written.
+    """
+    pass
+    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
+
+    studied = prepare_history(history, progress=progress)
+    at = studied.latest(now)
+    trainer = trainer_at(dask)
+    candidate = studied.train(until=studied.known_until(now), seed=seed, progress=progress, trainer=trainer)
+    record = studied.record(candidate, seed=seed, made_at=now)
+    with Warehouse.open(url) as warehouse:
+        incumbent = _incumbent(warehouse, history.cluster, besides=None)
+        outcome = judge_model(studied, record, candidate, incumbent, seed=seed, days=days, at=at, progress=progress)
+        line = _drift_line(studied, incumbent or record, days=days, at=at)
+        if dry_run:
+            return replace(outcome, written=False), line
+        warehouse.add_model(record)
+        _write(warehouse, history.cluster, outcome, by=NIGHTLY, now=now)
+        warehouse.remember(history.cluster, DRIFT, line, at=now)
+        warehouse.forget_models(history.cluster, keep=keep)
+    return outcome, line
+
+
+def compare(
+    history: LoadedHistory, *, url: str, first: str, second: str, now: datetime
+) -> tuple[Comparison, tuple[str, ...]]:
+    """Judge two models on the same jobs, those submitted after both had stopped learning, beside the controls.
+
+    Returns
+    -------
+    contest : Contest
+        The challenger is ``second``.
+    notes : tuple of str
+        Where a model had seen too much and its backtest was judged in its place.
+
+    Raises
+    ------
+    NotEnoughHistory
+        A model is not there, or too few jobs were submitted since.
+    ModelUnreadable
+        One of them cannot be read.
+    """
+    pass
+    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
+    from helios.predict import from_record  # noqa: PLC0415 - as above
+
+    if first == second:
+        raise UsageError(f"{first} is the same model twice.", hint="See what there is: helios model list")
+    with Warehouse.open(url) as warehouse:
+        models = {name: from_record(warehouse.model(history.cluster, name)) for name in (first, second)}
+    studied = prepare_history(history)
+    chosen, notes, rows = common_jobs(studied, models, now=now)
+    return studied.comparison(chosen, rows, challenger=second), notes
+
+
+def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> str:
+    pass
+
+    try:
+        return measure_drift(studied, record, days=days, at=at).line()
+    except HeliosError as reason:
+        return f"not measured: {reason.message}"
+
+
+def _problem(warehouse: Warehouse, cluster: str) -> str:
+    from helios.predict import from_record  # noqa: PLC0415 - as above
+
+    try:
+        from_record(warehouse.model(cluster))
+    except HeliosError as reason:
+        return reason.message
+    return ""
+
+
+def _promoted(warehouse: Warehouse, cluster: str) -> str:
+    try:
+        return warehouse.model(cluster).model_id
+    except NotEnoughHistory:
+        return SHRINKAGE
+
+
+def _first_that_serves(
+    warehouse: Warehouse, cluster: str, before: Iterable[str | None]
+) -> tuple[list[str], str | None]:
+    from helios.predict import from_record  # noqa: PLC0415 - as above
+
+    passed: list[str] = []
+    for model_id in before:
+        if model_id is None:
+            return passed, None
+        try:
+            from_record(warehouse.model(cluster, model_id))
+        except HeliosError as reason:
+            passed.append(f"passed over {model_id}: {reason.message}")
+        else:
+            return passed, model_id
+    raise UsageError(
+        "Nothing else was in charge before.", hint="Choose what is to be: helios model promote ID (or shrinkage)"
+    )
+
+
+def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
+    """Return the model in charge, where nothing was ever decided the newest but ``besides``; None: shrinkage."""
+    try:
+        if besides is None or not warehouse.promotions(cluster).empty:
+            return warehouse.model(cluster)
+        others = warehouse.models(cluster)["model_id"]
+        newest = others[others != besides].head(1).tolist()
+        return warehouse.model(cluster, newest[0]) if newest else None
+    except HeliosError:  # no such cluster yet, or no model
+        return None
+
+
+def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: str, now: datetime) -> None:
+    if outcome.step is None:
+        return
+    chosen = None if outcome.promoted == SHRINKAGE else outcome.promoted
+    warehouse.decide(
+        cluster, step=outcome.step, model_id=chosen, by=by, why=outcome.why, at=now, candidate=outcome.model_id
+    )
+
+
+# A new model against what is in charge: who judges it, on which jobs, and what follows.
+#
+# No model is judged on jobs that it learned from: in its place stands the same recipe stopped earlier.
+
+INCUMBENT = "in charge"
+"""Name of the model in charge in a night's contest; the new one is ``model``."""
+WIDER = (1, 4, 12)
+"""How many times the days to judge on are taken, until enough jobs ended in them."""
+
+
+def settled_decision(
+    record: ModelRecord, incumbent: ModelRecord | None, *, decided: bool, promote_it: bool
+) -> TrainingOutcome:
+    """Decide about a model that was trained by hand.
+
+    Parameters
+    ----------
+    rival : ModelRecord, optional
+        The model in charge; None: shrinkage is.
+    decided : bool
+        Whether anything was ever decided; where not, the newest model would be in charge.
+    """
+    opponent, unreadable = _readable(incumbent)
+    previous = incumbent.model_id if incumbent and opponent else SHRINKAGE
+    same = TrainingOutcome(step=None, model_id=record.model_id, promoted=previous, previous=previous, why="")
+    if promote_it:
+        return replace(same, step=AuditStep.PROMOTED, promoted=record.model_id, why="promoted as it was trained")
+    if previous == record.model_id:
+        return replace(same, why="it is the model in charge, trained again with the same result")
+    if previous != SHRINKAGE:
+        return replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is in charge")
+    decided_now = against_the_controls(same, backtest_in(record))
+    return replace(decided_now, why=f"{unreadable}{decided_now.why}")
+
+
+def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:
+    """Decide where nothing but shrinkage is in charge."""
+    kept = replace(same, step=AuditStep.KEPT, comparison=comparison)
+    if comparison is None:
+        return replace(kept, why="its history is too short to judge it on")
+    behind = [name for name in comparison.against if not comparison.against[name].ahead]
+    if behind:
+        return replace(kept, why=f"it is not ahead of {' and '.join(behind)}: {_figures(comparison)}")
+    return replace(
+        kept,
+        step=AuditStep.PROMOTED,
+        promoted=same.model_id,
+        why=f"it is ahead of the controls: {_figures(comparison)}",
+    )
+
+
+def backtest_in(record: ModelRecord) -> Comparison | None:
+    """Return the contest that a record's scores are; None: its history was too short for one."""
+    return Comparison.from_json(record.scores) if record.scores.get("against") else None
+
+
+def _stood_in(name: str, judged: DurationModel) -> str:
+    return f"{name} has seen these jobs: judged is its recipe stopped at {judged.trained_until:%Y-%m-%d}."
+
+
+def judge_model(
+    studied: PreparedHistory,
+    record: ModelRecord,
+    candidate: DurationModel,
+    incumbent: ModelRecord | None,
+    *,
+    seed: int,
+    days: float,
+    at: datetime,
+    progress: Progress,
+) -> TrainingOutcome:
+    """Decide about ``candidate``, kept as ``record``, on the last days before ``at``.
+
+    Parameters
+    ----------
+    rival : ModelRecord, optional
+        The model in charge; one that cannot be read leaves the field to shrinkage. None: shrinkage is.
+    days : float
+        Length of the stretch to judge on; four and twelve times that where too few jobs ended in it.
+    """
+    previous = incumbent.model_id if incumbent else SHRINKAGE
+    same = TrainingOutcome(step=AuditStep.KEPT, model_id=record.model_id, promoted=previous, previous=previous, why="")
+    opponent, unreadable = _readable(incumbent)
+    if opponent is not None and previous == record.model_id:
+        return replace(same, why="nothing new has ended since it was trained")
+    if opponent is None:
+        alone = replace(same, promoted=SHRINKAGE)
+        decided = _against_shrinkage(studied, record, candidate, alone, days=days, at=at, seed=seed, progress=progress)
+        return replace(decided, why=f"{unreadable}{decided.why}")
+    interval = _days_with_enough(studied, days=days, at=at)
+    if interval is None:
+        return replace(
+            same, why=f"fewer than {FEWEST_JUDGED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
+        )
+    since = at - timedelta(days=interval)
+    comparison = _duel(studied, candidate, opponent, since=since, at=at, seed=seed, progress=progress)
+    if comparison is None:
+        return replace(same, why="too few jobs ended that neither of the two had learned from")
+    return _against_the_incumbent(replace(same, comparison=comparison, days=interval), comparison)
+
+
+def common_jobs(
+    studied: PreparedHistory, models: Mapping[str, DurationModel], *, now: datetime
+) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
+    """Find jobs that two models can be judged on: those submitted after both had stopped learning.
+
+    Where these are too few, the later of the two is stood in for by its backtest, then both.
+
+    Returns
+    -------
+    models : dict of DurationModel
+    notes : tuple of str
+        Which were stood in for.
+    rows : array
+        Of the jobs.
+
+    Raises
+    ------
+    NotEnoughHistory
+        There are too few all the same.
+    """
+    backtests = {name: model.as_judged() for name, model in models.items()}
+    latest = max(models, key=lambda name: models[name].trained_until)
+    for replaced in ((), (latest,), tuple(models)):
+        chosen = {name: backtests[name] if name in replaced else model for name, model in models.items()}
+        known = {name: model for name, model in chosen.items() if model is not None}
+        if len(known) < len(models):
+            continue
+        rows = studied.judged(max(model.trained_until for model in known.values()), now)
+        if len(rows) >= FEWEST_JUDGED:
+            return known, tuple(_stood_in(name, known[name]) for name in replaced), rows
+    raise NotEnoughHistory(
+        f"Fewer than {FEWEST_JUDGED} jobs ended that neither model had learned from.",
+        hint="Wait until more have ended, or train both until an earlier day: helios model train --until",
+    )
+
+
+def _against_shrinkage(
+    studied: PreparedHistory,
+    record: ModelRecord,
+    candidate: DurationModel,
+    same: TrainingOutcome,
+    *,
+    days: float,
+    at: datetime,
+    seed: int,
+    progress: Progress,
+) -> TrainingOutcome:
+    interval = _days_with_enough(studied, days=days, at=at)
+    if interval is not None:
+        since = at - timedelta(days=interval)
+        comparison = _duel(studied, candidate, None, since=since, at=at, seed=seed, progress=progress)
+        if comparison is not None:
+            return against_the_controls(replace(same, days=interval), comparison)
+    return against_the_controls(same, backtest_in(record))
+
+
+def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
+    worse = [
+        f"worse than {'the model in charge' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
+        for name, against in _that_count(comparison).items()
+        if against.worse_in
+    ]
+    if worse:
+        return replace(same, why=f"the new model is {' and '.join(worse)}: {_figures(comparison)}")
+    return replace(
+        same,
+        step=AuditStep.PROMOTED,
+        promoted=same.model_id,
+        why=f"the new model is no worse than the one in charge and than shrinkage: {_figures(comparison)}",
+    )
+
+
+def _that_count(comparison: Comparison) -> Mapping[str, Versus]:
+    return {name: against for name, against in comparison.against.items() if name in {INCUMBENT, SHRINKAGE}}
+
+
+def _readable(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]:
+    if incumbent is None:
+        return None, ""
+    try:
+        return from_record(incumbent), ""
+    except ModelUnreadable as reason:
+        return None, f"{reason.message}; "
+
+
+def _days_with_enough(studied: PreparedHistory, *, days: float, at: datetime) -> float | None:
+    for factor in WIDER:
+        if len(studied.judged(at - timedelta(days=days * factor), at)) >= FEWEST_JUDGED:
+            return days * factor
+    return None
+
+
+def _duel(
+    studied: PreparedHistory,
+    candidate: DurationModel,
+    opponent: DurationModel | None,
+    *,
+    since: datetime,
+    at: datetime,
+    seed: int,
+    progress: Progress,
+) -> Comparison | None:
+    """Judge stand-ins that know nothing of the stretch; None: there are none, or too few jobs came after them."""
+    incumbent = None if opponent is None else _stopped_by(opponent, since)
+    begin = since if incumbent is None else max(since, incumbent.trained_until)
+    backtests = incumbent is not None and incumbent is not opponent
+    # A backtest is judged beside a backtest: else the one that stopped later would win by that.
+    challenger = candidate.as_judged() if backtests else None
+    try:
+        challenger = challenger or studied.train(until=begin, seed=seed, progress=progress)
+    except NotEnoughHistory:
+        challenger = candidate.as_judged()
+    if challenger is None:
+        return None
+    models = {"model": challenger} | ({INCUMBENT: incumbent} if incumbent else {})
+    rows = studied.judged(max(begin, challenger.trained_until), at)
+    return studied.comparison(models, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
+
+
+def _stopped_by(model: DurationModel, moment: datetime) -> DurationModel | None:
+    """Return the model if it had stopped learning by then, else its backtest, which stopped earlier, if it has one."""
+    return model if model.trained_until <= moment else model.as_judged() or model
+
+
+def _figures(comparison: Comparison) -> str:
+    """Say a contest's figures in words: the log error and rank correlation of each."""
+    scores = comparison.scores
+    names = [comparison.challenger, *comparison.against]
+    errors = ", ".join(f"{_called(name)} {scores[name].median_abs_log_error:.2f}" for name in names)
+    ranks = ", ".join(f"{_called(name)} {_written(scores[name].spearman)}" for name in names)
+    return f"on {comparison.jobs:,} jobs, log error {errors}; rank correlation {ranks}"
+
+
+def _called(name: str) -> str:
+    return {"model": "new", "user_last": "user's last"}.get(name, name)
+
+
+def _written(rank: float | None) -> str:
+    return "-" if rank is None else f"{rank:.2f}"

@@ -1,0 +1,403 @@
+"""Cycles on the nodes of a live cluster: the other rooms put together around control's."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helios.app.controller_state import (
+    LOCK_OF_NODES,
+    ControllerStateStore,
+    ReadOnlyLedger,
+    between_cycles,
+    cycle_tallies,
+    hold_cycle_lock,
+    ledger_for,
+    modes_or_off,
+    open_controller_warehouse,
+)
+from helios.app.cycle_summary import NodeCycleSummary
+from helios.app.job_controller import describe_breaker, lease_holder, now_utc, refuse_other_leader
+from helios.app.live_cluster import LiveCluster, configured_services
+from helios.app.modes import Pause, is_paused, modes_in_force
+from helios.app.sync import read_until
+from helios.config import Settings
+from helios.control import (
+    ActiveService,
+    NodeControllerState,
+    NodeCycleReport,
+    Preconditions,
+    ServiceMode,
+    ShadowNodes,
+    Undo,
+    clear_service,
+    read_applied_nodes,
+    release_nodes,
+    run_node_cycle,
+)
+from helios.control.observed import observed_nodes
+from helios.control.state import APART
+from helios.errors import HeliosError, MemoryDamaged
+from helios.model import NodePower, Snapshot
+from helios.ports import Domain, Ledger, NodeCluster
+from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
+from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.app.node_demand import NodeDemand
+
+MEMORY = "nodes"
+RELEASED = "released_nodes"
+"""What the warehouse remembers under this name: that a kill switch reverted what the book of nodes still names."""
+RELEASED_FILE = "RELEASED.nodes"
+"""The same, of a kill switch that has no database."""
+TALLY_EVERY = timedelta(minutes=9)
+"""Counts of the nodes are kept about once a step of the forecast, and whenever a node was changed."""
+TALLIES_KEPT = timedelta(days=400)
+
+
+_log = logging.getLogger("helios.app.node_controller")
+
+
+class NoForecast(HeliosError):
+    """There is no forecast of the demand for nodes, and this is why."""
+
+
+class NodeController:
+    """Takes turns on the nodes of one cluster. What must outlive the process is in the warehouse and the undo file.
+
+    Parameters
+    ----------
+    site : Site
+        The cluster.
+    settings : Settings
+        The configuration in force.
+    clock : callable
+        Gives the time, aware.
+    patient : bool
+        As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        A service of the configuration cannot be had as it is asked for.
+    """
+
+    def __init__(
+        self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
+    ) -> None:
+        self.site, self.settings, self._clock = site, settings, clock
+        self.holder = lease_holder(settings)
+        self.services = configured_services(settings, domain=Domain.NODES)
+        self._demand: NodeDemand | None = None
+        self._defect = ""
+        self._patient = patient
+        self._folder = Path(settings.control.state_folder)
+        self._keeping = ControllerStateStore(
+            kind=NodeControllerState,
+            cluster=site.name,
+            folder=self._folder,
+            memory=MEMORY,
+            released=RELEASED,
+            released_file=RELEASED_FILE,
+        )
+        self._tallied_at: datetime | None = None
+
+    @property
+    def nodes(self) -> NodeCluster:
+        """The door to the nodes."""
+        return self.site.nodes()
+
+    def modes(self) -> dict[str, ServiceMode]:
+        """Return the mode of each service as it was set last; with the warehouse gone and a pause file there, off.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The modes cannot be read, and nobody asked for a pause.
+        """
+        return modes_or_off(
+            lambda: modes_in_force(self.settings.database.url, self.site.name, self.services),
+            folder=self._folder,
+            services=self.services,
+        )
+
+    def pause(self) -> Pause | None:
+        """Return who paused Helios; None: nobody did."""
+        return is_paused(self.settings.database.url, self.site.name, self._folder)
+
+    def remembered(self) -> NodeControllerState:
+        """Return what control remembers of the last cycle on nodes that led.
+
+        Raises
+        ------
+        WarehouseUnavailable, MemoryDamaged
+            It cannot be read.
+        """
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            return self._keeping.read(warehouse)
+
+    def cycle(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
+        """Look, ask, check, act, write down; see :func:`helios.control.run_node_cycle`.
+
+        Without the warehouse nothing is done, except that a pause by file still wakes everything.
+
+        Raises
+        ------
+        MemoryDamaged
+            What control remembers cannot be read; nothing was done.
+        """
+        with (
+            hold_cycle_lock(self._folder, lock=LOCK_OF_NODES),
+            open_controller_warehouse(self.settings.database.url) as at_hand,
+        ):
+            memory, warehouse = self._keeping.read_or_problem(at_hand, paused=lambda: self.pause() is not None)
+            taken_back = self._keeping.taken_back_by(warehouse)
+            report = run_node_cycle(
+                active_services=self._active_services(modes),
+                cluster=self.nodes,
+                expectation=self._expect,
+                ledger=self._ledger(warehouse),
+                conditions=lambda _: replace(self._conditions(), released="; ".join(taken_back.values())),
+                settings=self.settings,
+                now=self._clock(),
+                holder=self.holder,
+                memory=memory,
+                undo=self._undo,
+                undone=self._undone,
+                paused=lambda: str(self.pause() or ""),
+            )
+            return self._kept(warehouse, report, taken_back=taken_back)
+
+    def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
+        """Return what :meth:`cycle` would do now. Nothing is written: what it acts on holds nothing that could write.
+
+        Raises
+        ------
+        WarehouseUnavailable, MemoryDamaged
+            What Helios remembers cannot be read.
+        """
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            applied_changes, memory = self._ledger(warehouse).applied_changes(), self._keeping.read(warehouse)
+        return run_node_cycle(
+            active_services=self._active_services(modes),
+            cluster=ShadowNodes(look=self.nodes.snapshot, stands=read_applied_nodes(applied_changes).real),
+            expectation=self._expect,
+            ledger=ReadOnlyLedger(applied_changes),
+            conditions=lambda _: self._conditions(),
+            settings=self.settings,
+            now=self._clock(),
+            holder=self.holder,
+            memory=self._with_a_look(replace(memory, cycle=replace(memory.cycle, asked_at={}))),
+            undo=lambda _: None,
+            undone=self._undone,
+            paused=lambda: str(self.pause() or ""),
+        )
+
+    def summary(self) -> NodeCycleSummary:
+        """Take a cycle in the modes that were set, and return what the daemon tells of it.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The warehouse cannot be read; what a pause by file asks for was done all the same.
+        """
+        began, modes = time.monotonic(), self.modes()
+        report = self.cycle(modes=modes)
+        memory = report.memory
+        return NodeCycleSummary(
+            nodes=count_states(report),
+            by_helios=report.asleep_by_helios,
+            slept=len(report.slept),
+            woken=len(report.woken),
+            weighed=len(report.weighed),
+            protected=report.protected,
+            quarantined=len(memory.quarantined),
+            suspended=report.suspended,
+            tallies=tuple(cycle_tallies(report.counts, modes)),
+            seconds=time.monotonic() - began,
+            modes={name: mode.mode for name, mode in modes.items()},
+            breaker=describe_breaker(memory.cycle, self.settings, self._clock()),
+            lease_held=report.leads,
+            notes=report.notes,
+            problem="" if report.seen else "; ".join(report.suspended),
+        )
+
+    def release(self, reason: str) -> NodeCycleReport:
+        """Wake everything that Helios put to sleep, give back weights and list, and look; it needs no database.
+
+        See :func:`helios.control.release_nodes`.
+        """
+        within_s = self.settings.slurm.timeout_s
+        with (
+            between_cycles(self._folder, within_s=within_s, lock=LOCK_OF_NODES) as disturbed,
+            open_controller_warehouse(self.settings.database.url) as warehouse,
+        ):
+            now = self._clock()
+            memory = None
+            with suppress(HeliosError):
+                memory = None if isinstance(warehouse, HeliosError) else self._keeping.read(warehouse)
+            report = release_nodes(
+                cluster=self.nodes,
+                ledger=self._ledger(warehouse),
+                undo=self._undo,
+                undone=self._undone_if_any,
+                now=now,
+                holder=self.holder,
+                reason=reason,
+                memory=memory,
+            )
+            report = replace(report, notes=(*report.notes, *disturbed))
+            if isinstance(warehouse, HeliosError):
+                return report
+            self._leave_the_undo_to_the_leader()
+            with suppress(HeliosError):
+                if memory is not None:
+                    # Read again: a Helios with another state folder may have ended a cycle in between.
+                    last = self._keeping.read(warehouse)
+                    memory = replace(last, wakes={**report.memory.wakes, **last.wakes})
+                    self._keeping.write(warehouse, memory, at=now)
+                if not report.recorded:  # another Helios holds the lease; what a person did stands in the audit
+                    warehouse.add_decisions(self.site.name, report.decisions)
+                    warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
+                    return replace(report, recorded=True)
+            return report
+
+    def clear(self, node: str | None) -> NodeControllerState:
+        """Let a node that failed to wake sleep again; None: all of them, and end protected mode.
+
+        Raises
+        ------
+        WarehouseUnavailable, MemoryDamaged
+            What Helios remembers cannot be read.
+        """
+        with (
+            hold_cycle_lock(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
+            Warehouse.open(self.settings.database.url) as warehouse,
+        ):
+            memory = clear_service(self._keeping.read(warehouse), node)
+            self._keeping.write(warehouse, memory, at=self._clock())
+        return memory
+
+    def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
+        """Look once more: a node must be idle at two looks running, and a plan may have no cycle before it."""
+        look = self.nodes.snapshot()
+        follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
+        before = memory.idle if follows else {}
+        idle = {name: before.get(name, look.taken_at) for name, node in observed_nodes(look).items() if node.idle}
+        return replace(memory, idle=idle, looked_at=look.taken_at)
+
+    def _expect(self, snapshot: Snapshot) -> Snapshot:
+        from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - no pause waits for what forecasts
+
+        if self._demand is None:
+            self._demand = NodeDemand(self.site.name, self.settings, patient=self._patient)
+        try:
+            expected = self._demand(snapshot)
+            if expected.demand is None and self._demand.why_not:
+                raise NoForecast(self._demand.why_not)
+            return expected
+        except HeliosError:
+            raise
+        except Exception as defect:  # whatever it is: nodes must still be woken, and a pause be heard
+            if str(defect) != self._defect:
+                _log.exception("the forecast of the demand for nodes failed, so that no node is put to sleep")
+            self._defect = str(defect)
+            raise NoForecast(f"{type(defect).__name__}: {defect}") from defect
+
+    def _active_services(self, modes: Mapping[str, ServiceMode]) -> list[ActiveService]:
+        return [ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()]
+
+    def _undo(self, undo: Undo) -> None:
+        file = self._folder / UNDO_FILE
+        write_undo(file, asleep=undo.asleep, weights=dict(undo.weights), keep_awake=undo.keep_awake)
+
+    def _undone(self) -> Undo:
+        found = read_undo(self._folder / UNDO_FILE)
+        return Undo(asleep=found.asleep, weights=tuple(found.weights.items()), keep_awake=found.keep_awake)
+
+    def _undone_if_any(self) -> Undo | None:
+        """Return what the undo file says; None: there is none, as where a Helios with another state folder leads."""
+        file = self._folder / UNDO_FILE
+        there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
+        return self._undone() if there else None
+
+    def _leave_the_undo_to_the_leader(self) -> None:
+        """Remove the undo file where another Helios leads: its book and file name all this one did, and stay right."""
+        if refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=Domain.NODES):
+            with suppress(OSError):
+                (self._folder / UNDO_FILE).unlink(missing_ok=True)
+
+    def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
+        return ledger_for(warehouse, self.site.name, domain=Domain.NODES)
+
+    def _conditions(self) -> Preconditions:
+        pause = self.pause()
+        if pause:  # nothing else matters, and the warehouse may be gone
+            return Preconditions(paused=str(pause))
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            read_at = read_until(warehouse, self.site.name)
+        return Preconditions(
+            controller=self.site.controller(), history_read_at=read_at, clock_skew_s=self.site.clock_skew_s()
+        )
+
+    def _kept(
+        self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, taken_back: Mapping[str, str]
+    ) -> NodeCycleReport:
+        """Write down what is not control's to write; that it cannot be is a note, not a failure of the cycle."""
+        if not report.leads:  # a standby must not overwrite what the leader remembers
+            self._leave_the_undo_to_the_leader()
+            return report
+        try:
+            if isinstance(warehouse, HeliosError):
+                raise warehouse
+            self._keeping.write(warehouse, report.memory, at=report.taken_at)
+            if report.recorded and report.seen:
+                self._keeping.forget(warehouse, taken_back, at=report.taken_at)
+            self._tally(warehouse, report)
+        except HeliosError as problem:
+            return replace(report, notes=(*report.notes, f"this cycle could not be written down: {problem.message}"))
+        return report
+
+    def _tally(self, warehouse: Warehouse, report: NodeCycleReport) -> None:
+        changed = bool(report.slept or report.woken)
+        late = self._tallied_at is None or report.taken_at - self._tallied_at >= TALLY_EVERY
+        if report.tallies.empty or not (changed or late):
+            return
+        warehouse.add_node_tallies(self.site.name, report.tallies)
+        warehouse.forget_tallies(self.site.name, report.taken_at - TALLIES_KEPT)
+        self._tallied_at = report.taken_at
+
+
+def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
+    """Let turns on nodes go on after a pause: a memory that cannot be read is forgotten, one that can is kept.
+
+    Cool-downs, failed wakes and protected mode are no reason to pause and none to forget. What was reverted meanwhile
+    is nobody's will.
+    """
+    try:
+        NodeControllerState.from_json(warehouse.remembered(cluster, MEMORY) or NodeControllerState().to_json())
+    except MemoryDamaged:
+        warehouse.remember(cluster, MEMORY, "", at=at)
+    warehouse.remember(cluster, RELEASED, f"before {at:%Y-%m-%d %H:%M:%S} UTC", at=at)
+
+
+def count_states(report: NodeCycleReport) -> dict[str, int]:
+    """Return how many nodes are busy, idle, asleep, on the way, or in service in none of these."""
+    tallies = report.tallies
+    sums = Counter({name: int(tallies[name].sum()) for name in ("total", "busy", "asleep", "falling_asleep", "waking")})
+    away = sums["asleep"] + sums["falling_asleep"] + sums["waking"]
+    return {
+        "busy": sums["busy"],
+        "idle": max(sums["total"] - sums["busy"] - away, 0),
+        NodePower.ASLEEP.value: sums["asleep"],
+        NodePower.FALLING_ASLEEP.value: sums["falling_asleep"],
+        NodePower.WAKING.value: sums["waking"],
+    }

@@ -1,0 +1,353 @@
+"""The daemon's tasks, and the same once by hand: each use case bound to one configuration and one live cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
+from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
+from helios.app.job_controller import JobController, refuse_other_leader
+from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
+from helios.app.node_controller import NodeController
+from helios.app.sync import SyncResult, sync_history
+from helios.config import Configuration, Settings
+from helios.control import CycleReport, NodeCycleReport, ServiceMode
+from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
+from helios.ports import Domain, Progress, Service, no_progress
+from helios.slurm.hook_table import TABLE, publish, render, retract
+from helios.slurm.undo_file import UNDO_FILE
+
+if TYPE_CHECKING:
+    from helios.app.nightly import NightlyRun
+
+ALL_DOMAINS = frozenset(Domain)
+
+
+def operations_for(
+    configuration: Configuration,
+    *,
+    cluster: str | None = None,
+    domains: frozenset[Domain] = ALL_DOMAINS,
+    ingest: bool = True,
+) -> DaemonOperations:
+    """Return the tasks of the live cluster that this machine reaches; nothing is touched before one is called.
+
+    Parameters
+    ----------
+    cluster : str, optional
+        Refuse any other cluster than this one.
+    domains : frozenset of Domain
+        What this process acts on; on nodes only if a service is configured that does.
+    ingest : bool
+        Whether this process reads the accounting.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        A service of the configuration cannot be had as it is asked for.
+    ConfigurationInvalid
+        Nothing is left to do: no configured service acts on nodes, and nothing else was asked for.
+    """
+    settings = configuration.settings
+    # A mistake in a service's options is told at the start, not every cycle.
+    on_nodes = bool(configured_services(settings, domain=Domain.NODES)) and Domain.NODES in domains
+    on_jobs = Domain.JOBS in domains
+    if not (on_jobs or on_nodes):
+        raise ConfigurationInvalid(
+            "No configured service acts on nodes, and this daemon was to act on nothing else.",
+            hint="Name one in helios.toml: [services.ces]",
+        )
+    operations = Operations(settings, cluster=cluster, patient=False)
+    here = {domain for domain, acts in ((Domain.JOBS, on_jobs), (Domain.NODES, on_nodes)) if acts}
+    return DaemonOperations(
+        ingest=(lambda: operations.read().line()) if ingest else None,
+        cycle=operations.cycle if on_jobs else None,
+        nodes=operations.node_cycle if on_nodes else None,
+        hook=operations.publish_hook if on_jobs else lambda: "",
+        nightly=lambda: operations.night().line(),
+        release=lambda why: operations.release_at_the_end(why, domains=here),
+    )
+
+
+class Operations:
+    """One configuration and one live cluster, which is opened when it is first needed, and again when that failed.
+
+    Tasks may run beside each other in several threads; cycles and releases do not.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        cluster: str | None = None,
+        opens: Callable[[Settings], LiveCluster] = open_live_cluster,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        patient: bool = True,
+    ) -> None:
+        self._patient = patient
+        self.settings, self._cluster, self._opens, self._clock = settings, cluster, opens, clock
+        self._site: LiveCluster | None = None
+        self._cycles: JobController | None = None
+        self._node_cycles: NodeController | None = None
+        self._lock = RLock()
+
+    @property
+    def site(self) -> LiveCluster:
+        """The cluster.
+
+        Raises
+        ------
+        ClusterUnavailable, ConfigurationInvalid
+            It cannot be reached, or is another than the one named.
+        """
+        with self._lock:
+            if self._site is None:
+                site = self._opens(self.settings)
+                if self._cluster not in {None, site.name}:
+                    site.close()
+                    raise ConfigurationInvalid(
+                        f"The cluster that Slurm's commands reach here is {site.name!r}, not {self._cluster!r}.",
+                        hint="Point SLURM_CONF at the right one, or leave --cluster out.",
+                    )
+                self._site = site
+            return self._site
+
+    @property
+    def cycles(self) -> JobController:
+        """The cluster with everything around it; raises as :attr:`site`, and where a service's options are wrong."""
+        with self._lock:
+            if self._cycles is None:
+                self._cycles = JobController(self.site, self.settings, clock=self._clock)
+            return self._cycles
+
+    @property
+    def node_cycles(self) -> NodeController:
+        """The nodes of the cluster with everything around them; raises as :attr:`cycles`."""
+        with self._lock:
+            if self._node_cycles is None:
+                self._node_cycles = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
+            return self._node_cycles
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the pause file and the hook's table lie."""
+        return Path(self.settings.control.state_folder)
+
+    def read(self, *, again: timedelta = timedelta(0), progress: Progress = no_progress) -> SyncResult:
+        """Read what is missing of the cluster's history; ``again``: and so much before the watermark once more."""
+        history = self.settings.history
+        site = self.cycles.site
+        return sync_history(
+            site.accounting,
+            url=self.settings.database.url,
+            cluster=site.name,
+            now=self._clock(),
+            start=_start(history.start),
+            window=timedelta(seconds=history.window_s),
+            overlap=max(timedelta(seconds=history.overlap_s), again),
+            progress=progress,
+        )
+
+    def cycle(self) -> CycleSummary:
+        """Take one cycle in the modes that were set."""
+        return self.cycles.summary()
+
+    def node_cycle(self) -> NodeCycleSummary:
+        """Take one cycle on the nodes in the modes that were set."""
+        return self.node_cycles.summary()
+
+    def publish_hook(self) -> str:
+        """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
+
+        While cycles are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to
+        a pending job it must not do to a new one. Nor does a service that sits out reach it.
+
+        Raises
+        ------
+        HookTableInvalid
+            The table cannot be written.
+        """
+        table = self.state_folder / TABLE
+        cycles, now = self.cycles, self._clock()
+        resting = cycles.pause() or cycles.remembered().suspended
+        if not self.settings.hook.publish or resting:
+            if retract(table):
+                return "the hook's table was removed"
+            lacking = not resting and hook_orders_new_jobs(self._who_may_reach_the_hook(now))
+            return f"{UNPUBLISHED}: new jobs have no place until the next cycle" if lacking else ""
+        rows, notes = hook_rows(
+            cycles.predictions.knowledge,
+            self._who_may_reach_the_hook(now),
+            cluster=cycles.site.name,
+            now=now,
+            most_rows=self.settings.hook.most_rows,
+            site_factor=cycles.site.site_factor,
+            time_min=cycles.site.time_min,
+        )
+        if cycles.pause():  # it came while the rows were made
+            return "the hook's table was removed" if retract(table) else ""
+        lasts = timedelta(seconds=self.settings.hook.lasts_s)
+        publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
+        return "; ".join([f"hook table of {len(rows):,} rows at {table}", *notes])
+
+    def _who_may_reach_the_hook(self, now: datetime) -> list[tuple[Service, ServiceMode]]:
+        modes, suspension = self.cycles.modes(), self.cycles.remembered().suspension
+        failures = self.settings.control.failures_to_suspend
+        return [
+            (service, modes[name])
+            for name, service in self.cycles.services.items()
+            if not suspension.why_not(name, now=now, failures=failures)
+        ]
+
+    def night(self, *, progress: Progress = no_progress) -> NightlyRun:
+        """Do the nightly analysis once."""
+        cycles = self.cycles
+        from helios.app.nightly import run_nightly  # noqa: PLC0415 - drawing takes a second to import
+
+        return run_nightly(
+            settings=self.settings,
+            cluster=cycles.site.name,
+            now=self._clock(),
+            read=lambda again: self.read(again=again, progress=progress),
+            look=cycles.site.cluster.snapshot,
+            progress=progress,
+        )
+
+    def release(self, why: str, *, hidden: bool = False) -> CycleReport:
+        """Revert everything, the hook's table too; no service need be there, or have options that can be used.
+
+        Parameters
+        ----------
+        hidden : bool
+            As in ``Revert``.
+
+        Raises
+        ------
+        HookTableInvalid
+            The table cannot be removed. The jobs were reverted all the same, as far as the error says.
+        """
+        bare = self.settings.model_copy(update={"services": {}})
+        try:
+            retract(self.state_folder / TABLE)
+        except HookTableInvalid as problem:
+            told = release_jobs(JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden))
+            raise HookTableInvalid(f"{problem.message}; but of the jobs: {told}", hint=problem.hint) from problem
+        return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
+
+    def may_stand_on_nodes(self) -> bool:
+        """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
+        return Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists()
+
+    def release_nodes(self, why: str) -> NodeCycleReport:
+        """Wake everything that Helios put to sleep, and give back weights and the keep-awake list."""
+        bare = self.settings.model_copy(update={"services": {}})
+        return NodeController(self.site, bare, clock=self._clock).release(why)
+
+    def everything_back(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
+        """Revert everything on jobs and nodes; return what became of each, and both in one line.
+
+        Raises
+        ------
+        HeliosError
+            Something is left, or nobody could look; both were tried.
+        """
+        problems: list[HeliosError] = []
+        jobs, nodes, told = None, None, []
+        try:
+            jobs = self.release(why, hidden=hidden)
+            told.append(release_jobs(jobs))
+        except HeliosError as problem:
+            problems.append(problem)
+        try:
+            if self.may_stand_on_nodes():
+                nodes = self.release_nodes(why)
+                told.append(release_nodes_now(nodes))
+        except HeliosError as problem:
+            problems.append(problem)
+        if problems or jobs is None:
+            raise HeliosError("; ".join([it.message for it in problems] + told), hint=problems[0].hint)
+        return jobs, nodes, "; ".join(told)
+
+    def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
+        """Revert everything that this Helios set: nothing of a domain in which another one writes to the cluster.
+
+        Raises
+        ------
+        HeliosError
+            Something is left, or nobody could look; both domains were tried.
+        """
+        done, problems = [], []
+        for domain in sorted(domains):
+            try:
+                done.append(self._released(domain, why))
+            except HeliosError as problem:
+                problems.append(problem)
+        if problems:
+            facts = "; ".join([problem.message for problem in problems] + done)
+            raise HeliosError(facts, hint=problems[0].hint)
+        return "; ".join(done)
+
+    def _released(self, domain: Domain, why: str) -> str:
+        if holder := refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
+            return f"nothing of {domain} was reverted: what stands is another Helios' ({holder})"
+        if domain is Domain.JOBS:
+            return release_jobs(self.release(why))
+        if not self.settings.power.wake_on_stop:
+            stays = "what sleeps stays asleep, weights and the keep-awake list stay as they are"
+            return f"{stays} (power.wake_on_stop is false); Slurm wakes nodes for jobs"
+        return release_nodes_now(self.release_nodes(why))
+
+
+def release_jobs(report: CycleReport) -> str:
+    """Return what a release did in one line.
+
+    Raises
+    ------
+    HeliosError
+        Something is left, or nobody could look.
+    """
+    if not report.clean:
+        left = (
+            "unknown: the cluster could not be looked at" if report.remaining is None else ", ".join(report.remaining)
+        )
+        raise HeliosError(
+            f"Not everything could be reverted; left: {left}. {' '.join(report.notes)}",
+            hint="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "
+            "administrator; it needs neither Python nor the database.",
+        )
+    return "; ".join([f"{report.acted} jobs set back, looked again, nothing is left", *report.notes[1:]])
+
+
+def release_nodes_now(report: NodeCycleReport) -> str:
+    """Return what a release of nodes did in one line.
+
+    Raises
+    ------
+    HeliosError
+        Something is left, or nobody could look.
+    """
+    if not report.clean:
+        left = "unknown" if report.remaining is None else ", ".join(report.remaining)
+        raise HeliosError(
+            f"Not all nodes could be set back yet; left: {left}. {' '.join(report.notes)}",
+            hint="A node that falls asleep can be woken only then. While Helios is paused its daemon goes on; "
+            "without one: helios pause again, or deploy/slurm/helios-release.sh --nodes-only as an administrator.",
+        )
+    weights = f", {len(report.weighed)} given back their weight" if report.weighed else ""
+    return "; ".join([f"{len(report.woken)} nodes woken{weights}, looked again, nothing is left", *report.notes[1:]])
+
+
+def _start(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        start = datetime.fromisoformat(text)
+    except ValueError as reason:
+        raise ConfigurationInvalid(
+            f"history.start is {text!r}, which is no date.", hint="Write it as 2026-09-01."
+        ) from reason
+    return start if start.tzinfo else start.replace(tzinfo=UTC)

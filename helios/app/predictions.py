@@ -1,0 +1,334 @@
+"""Expectations for a live queue, from the history and the model in the warehouse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
+from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
+from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order, seconds_of
+from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.predict import DurationModel
+    from helios.predict.live_predictor import LivePredictor
+
+
+# The longest backlog of a live cluster, from its history and its queue: nothing of it has to be remembered.
+
+LOOKS_BACK = timedelta(days=60)
+"""How far back a backlog counts: a jam of last year says nothing of how long one should wait today."""
+_ENDED = ("partition", "gpus", "submitted_at", "eligible_at", "started_at", "ended_at")
+
+
+class BacklogWatch:
+    """Reckons the longest backlog anew each hour of the cluster's own clock, and knows it in between."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._longest_s = math.nan
+
+    def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
+        """Return the longest backlog of the weeks before ``snapshot``, s; see :func:`longest_backlog`."""
+        now = snapshot.taken_at
+        if self._at is None or not timedelta(0) <= now - self._at < timedelta(seconds=EVERY_S):
+            self._at, self._longest_s = now, longest_backlog(snapshot, history)
+        return self._longest_s
+
+
+def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
+    """Return the longest backlog of the last ``LOOKS_BACK``, s; NaN: no GPU job has ended in it.
+
+    It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
+    nodes have when they work. What cannot start yet, or is held, stands in nobody's way; a job that wants no GPU, or a
+    partition that there is not, does not count.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        With predictions.
+    history : DataFrame
+        Columns of ``JOBS``.
+    """
+    now = pd.Timestamp(snapshot.taken_at)
+    group_of, capacity = _groups(snapshot.nodes)
+    ended = history.loc[
+        (history["ended_at"] > now - LOOKS_BACK) & history["started_at"].notna() & (history["gpus"] > 0), [*_ENDED]
+    ]
+    known = (ended, _queued(snapshot.running), _queued(_ready(snapshot.pending, now)))
+    jobs = pd.concat([_plain(frame, group_of) for frame in known], ignore_index=True)
+    jobs = jobs[(jobs["group"] >= 0) & (jobs["gpus"] > 0)]
+    if not jobs["ended_s"].notna().any() or not capacity.any():
+        return math.nan
+    past = JobTimes(
+        partition=jobs["group"].to_numpy(dtype=np.int64),
+        gpus=jobs["gpus"].to_numpy(dtype=np.int64),
+        since_s=jobs["since_s"].to_numpy(),
+        started_s=jobs["started_s"].to_numpy(),
+        ended_s=jobs["ended_s"].to_numpy(),
+        predicted_s=jobs["predicted_s"].to_numpy(),
+    )
+    now_s = now.timestamp()
+    first_s = max(float(past.since_s.min()), now_s - LOOKS_BACK.total_seconds())
+    return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
+
+
+def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
+    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
+    group_of, capacity = _groups(nodes)
+    if not capacity.any():
+        return None
+    return BacklogEstimator(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
+
+
+def _ready(pending: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
+    return pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
+
+
+def _queued(queue: pd.DataFrame) -> pd.DataFrame:
+    """Return jobs of ``QUEUE`` with all tasks of their records and what is expected of them."""
+    expected_s = queue[["p10_s", "p50_s", "p90_s"]].to_numpy(dtype=np.float64) @ np.array(EXPECTED)
+    return queue.assign(gpus=queue["gpus"] * queue["tasks"], predicted_s=expected_s)
+
+
+def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
+    since = jobs["eligible_at"].fillna(jobs["submitted_at"])
+    columns = {
+        "group": _group_of_each(jobs, group_of),
+        "gpus": jobs["gpus"].to_numpy(),
+        "since_s": seconds_of(since),
+        "started_s": seconds_of(jobs["started_at"]),
+        "ended_s": seconds_of(jobs["ended_at"]) if "ended_at" in jobs else np.nan,
+        "predicted_s": jobs["predicted_s"].to_numpy() if "predicted_s" in jobs else np.nan,
+    }
+    return pd.DataFrame(columns, index=range(len(jobs)))
+
+
+def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
+    partition = jobs["partition"].astype("category")
+    groups = np.array([_group(str(name), group_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
+    return groups[partition.cat.codes]
+
+
+def _group(partition: str, group_of: dict[str, int]) -> int:
+    """Return the group of the first known one of the partitions that a job would take; -1: none."""
+    return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
+
+
+def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
+    """Return which group each partition is part of, and the GPUs of each: partitions that share nodes are one."""
+    named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "")]
+    texts = named["partitions"].astype(str)
+    groups: list[set[str]] = []
+    for text in texts.unique():
+        names = set(text.split(","))
+        touched = [group for group in groups if group & names]
+        groups = [group for group in groups if not group & names] + [names.union(*touched)]
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    of_node = texts.map(lambda text: group_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
+    gpus = np.bincount(of_node, weights=named["gpus"], minlength=len(groups))
+    return group_of, gpus.astype(np.int64)
+
+
+QUANTILES = ("p10_s", "p50_s", "p90_s")
+# A stored prediction is replaced by one that differs by more: else every cycle would store the whole queue again.
+WORTH_STORING = 1.25
+# How long after a job's end its record is looked for first: accounting is late by minutes. What is later still is found
+# too, by reading everything again.
+LATE = timedelta(days=1)
+# What is kept may grow to so many times of what is looked back on before it is read anew.
+_MOST_KEPT = 2
+UNTRUSTED = (
+    "Shrinkage predicts meanwhile, and nothing is written. Train it anew (helios model train --promote), put the one "
+    "before back (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
+)
+"""What follows from a model in charge that cannot be read, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorState:
+    """What predictions rest on at one moment.
+
+    Attributes
+    ----------
+    history : DataFrame
+        Columns of ``JOBS``; the last ones of the cluster, in submission order.
+    model : DurationModel, optional
+        None: there is none yet, shrinkage alone predicts.
+    trained_at : datetime, optional
+        When the model was made.
+    timezone : str
+        Zone of the cluster's local time.
+    edition : tuple
+        What of the warehouse it was read from.
+    predictor : LivePredictor, optional
+        Has learned ``history``, and is kept from one moment to the next; None: one is made when it is asked for.
+    trouble : str
+        Why the model in charge does not predict, for a person; empty: it does, or there is none.
+    """
+
+    history: pd.DataFrame
+    model: DurationModel | None
+    trained_at: datetime | None
+    timezone: str
+    edition: tuple[int, str]
+    predictor: LivePredictor | None = None
+    problem: str = ""
+
+    def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Return ``PREDICTIONS`` of jobs as if submitted now; see :meth:`helios.predict.LivePredictor.predict`."""
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
+
+        predictor = self.predictor or LivePredictor(self.history, model=self.model, timezone=self.timezone)
+        return predictor.predict(queue, now=now, running=running)
+
+
+class LivePredictions:
+    """Adds predictions and the longest backlog to a snapshot; reads of the warehouse only what is new there.
+
+    Parameters
+    ----------
+    url, cluster : str
+        The warehouse, and the cluster there.
+    last_jobs : int
+        How many jobs of the history predictions look back on.
+    """
+
+    def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
+        self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
+        self._known: PredictorState | None = None
+        self._longest_backlog = BacklogWatch()
+
+    @property
+    def knowledge(self) -> PredictorState:
+        """What predictions rest on, as the warehouse is now.
+
+        Raises
+        ------
+        WarehouseUnavailable
+            The warehouse cannot be read.
+        """
+        with Warehouse.open(self._url) as warehouse:
+            try:
+                edition = warehouse.edition(self._cluster)
+            except NoSuchCluster:
+                edition = (0, "")
+            if self._known is None or self._known.edition != edition:
+                self._known = self._read(warehouse, edition)
+        return self._known
+
+    def __call__(self, snapshot: Snapshot) -> Snapshot:
+        """Return ``snapshot`` with the prediction columns of its jobs filled in, and its longest backlog.
+
+        Of a running job they tell its whole run time, given that it has run for as long as it has.
+        """
+        knowledge, now = self.knowledge, snapshot.taken_at
+        predict = knowledge.predict
+        pending = predict(snapshot.pending, now=now, running=snapshot.running)
+        running = predict(snapshot.running, now=now, running=snapshot.running)
+        seen = replace(
+            snapshot,
+            pending=snapshot.pending.assign(**pending),
+            running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
+        )
+        return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
+
+    def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
+        if edition == (0, ""):
+            return PredictorState(history=JOBS.empty(), model=None, trained_at=None, timezone="UTC", edition=edition)
+        try:
+            record = warehouse.model(self._cluster)
+        except NotEnoughHistory:
+            record = None
+        model, problem = _model_of(record) if record else (None, "")
+        timezone = warehouse.timezone(self._cluster) or "UTC"
+        history, predictor = self._brought_up_to_date(warehouse, timezone) or self._read_anew(warehouse, timezone)
+        predictor.model = model
+        return PredictorState(
+            history=history,
+            model=model,
+            trained_at=record.known_good_at if record and model else None,
+            timezone=timezone,
+            edition=edition,
+            predictor=predictor,
+            problem=problem,
+        )
+
+    def _read_anew(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor]:
+        history = warehouse.jobs(self._cluster, last=self._last_jobs)
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
+
+        return history, LivePredictor(history, timezone=timezone)
+
+    def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
+        """Read only the jobs that ended since the last time; None: that cannot be done, or is not all that is new."""
+        known = self._known
+        if known is None or known.predictor is None or known.timezone != timezone:
+            return None
+        ended = known.history["ended_at"]
+        if not ended.notna().any():
+            return None
+        first = known.history["submitted_at"].iloc[0]
+        late = warehouse.jobs(self._cluster, since=first, unended_at=ended.max() - LATE)
+        both = pd.concat([known.history, late]).drop_duplicates(["job_id", "submitted_at", "restart"], keep="last")
+        complete = both["ended_at"].count() == warehouse.ended_jobs(self._cluster, since=first)
+        if not complete or len(both) > _MOST_KEPT * self._last_jobs:
+            return None
+        known.predictor.learn(late)
+        return in_submission_order(JOBS.conform(both)), known.predictor
+
+
+def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
+    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - a pause or a report predicts nothing
+
+    running = snapshot.running
+    elapsed = (pd.Timestamp(snapshot.taken_at) - running["started_at"]).dt.total_seconds()
+    # A job whose start is not known is taken to have just begun.
+    elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
+    remaining_s = remaining_run_time(
+        whole[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
+    )
+    totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
+    return whole.assign(**dict(totals))
+
+
+def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
+    """Return the model, or why it cannot be read; then shrinkage predicts, and nothing is written by it."""
+    from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
+
+    try:
+        return from_record(record), ""
+    except ModelUnreadable as reason:
+        return None, f"{reason.message.rstrip('.')}. {UNTRUSTED}"
+
+
+def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:
+    """Return what tells each job apart: its id and when it was submitted, in us since the epoch."""
+    submitted = jobs["submitted_at"].to_numpy(dtype="datetime64[us]").astype(np.int64)
+    return list(zip(jobs["job_id"], submitted.tolist(), strict=True))
+
+
+def worth_storing(pending: pd.DataFrame, stored: Mapping[tuple[str, int], float]) -> pd.DataFrame:
+    """Return the jobs of ``pending`` that have a prediction and whose stored one, if any, differs noticeably.
+
+    Parameters
+    ----------
+    pending : DataFrame
+        Columns of ``QUEUE`` with predictions.
+    stored : mapping
+        The median that is stored of each job of :func:`job_keys`, s.
+    """
+    predicted = pending[pending["p50_s"].notna()]
+    before = np.array([stored.get(job, math.nan) for job in job_keys(predicted)])
+    ratio = (predicted["p50_s"].to_numpy() + 1) / (before + 1)
+    same = (ratio < WORTH_STORING) & (ratio > 1 / WORTH_STORING)  # a job that has none compares as not the same
+    worth: pd.DataFrame = predicted[~same]
+    return worth

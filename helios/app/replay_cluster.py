@@ -1,0 +1,210 @@
+"""The machine that a trace is replayed on: as a person describes it, or as the trace's own peak shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.simulate import ClusterShape
+from helios.units import best_unit
+
+POOL = "all"
+POOL_NAMES = frozenset({POOL, "*"})
+MOST = 10_000_000
+"""Nodes, GPUs of a node and GPUs of all, that a replay can have: every node takes memory, and counts are of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCluster:
+    """A cluster's shape, and how a trace's jobs go onto it.
+
+    Attributes
+    ----------
+    shape : ClusterShape
+        Partitions, nodes and GPUs a node.
+    jobs : DataFrame
+        The jobs that are replayed, columns of ``JOBS``.
+    partition : array of shape (len(jobs),)
+        Each job's partition, an index into ``shape.partitions``.
+    size : array of shape (len(jobs),)
+        GPUs (or CPUs) that each job holds.
+    notes : tuple of str
+        Assumptions, said aloud.
+    """
+
+    shape: ClusterShape
+    jobs: pd.DataFrame
+    partition: NDArray[np.int32]
+    size: NDArray[np.int32]
+    notes: tuple[str, ...]
+
+
+def parse_nodes(text: str) -> dict[str, int]:
+    """Read ``PARTITION=N[,PARTITION=N...]``; a bare ``N`` pools all jobs on N nodes.
+
+    Raises
+    ------
+    Misuse
+        The text has another form.
+    """
+    nodes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, count = part.strip().rpartition("=")
+        if not count.isdecimal() or int(count) < 1 or (name or POOL) in nodes:
+            raise UsageError(
+                f"--nodes {text!r} is not understood.",
+                hint="Write --nodes PARTITION=N[,PARTITION=N...], or --nodes N to pool all jobs on N nodes.",
+            )
+        nodes[name or POOL] = int(count)
+    return nodes
+
+
+def replay_cluster_for(
+    jobs: pd.DataFrame,
+    *,
+    resource: str,
+    nodes: Mapping[str, int] | None,
+    gpus_per_node: int,
+    skip_oversized: bool = False,
+) -> ReplayCluster:
+    """Place a trace's jobs on a described cluster, or on one taken from their peak demand.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Jobs with a known run time that hold some of ``resource``.
+    resource : str
+        ``gpus`` or ``cpus``: which column is the size.
+    nodes : mapping, optional
+        Nodes of each partition. One name that no job uses, or ``all``, pools every job there.
+    skip_oversized : bool
+        Leave out jobs larger than their partition instead of refusing.
+
+    Raises
+    ------
+    PartitionUnknown
+        Jobs without a partition meet a cluster of several, or no job's partition is described.
+    JobLargerThanPartition
+        A job could never start.
+    Misuse
+        The cluster is larger than a replay can be.
+    """
+    named = jobs["partition"].astype("str")
+    if nodes is None:
+        return _from_peak(jobs, named, resource, gpus_per_node)
+    notes: list[str] = []
+    if len(nodes) == 1 and _pools(next(iter(nodes)), named):
+        if named.nunique() > 1:
+            name = next(iter(nodes))
+            why = "" if name in POOL_NAMES else f", for none is called {name}"
+            notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue{why}.")
+        named = pd.Series(next(iter(nodes)), index=jobs.index, dtype="str")
+    elif named.isna().any():
+        raise PartitionUnknown(
+            f"{int(named.isna().sum()):,} jobs have no partition, and the cluster is described with {len(nodes)}.",
+            hint="Pool all jobs with --nodes N.",
+        )
+    kept = named.isin(list(nodes))
+    if not kept.any():
+        raise PartitionUnknown(
+            f"No job belongs to a partition of --nodes ({', '.join(nodes)}).",
+            hint=f"The trace has: {', '.join(sorted(named.dropna().unique())[:20])}. Or pool all: --nodes N.",
+        )
+    if not kept.all():
+        left_out = ", ".join(sorted(named[~kept].unique())[:10])
+        notes.append(f"{int((~kept).sum()):,} jobs of partitions without nodes were left out: {left_out}.")
+    shape = _shape(nodes, gpus_per_node)
+    machine = _machine(jobs[kept], named[kept], shape, resource, notes)
+    return _within_size(machine, skip=skip_oversized)
+
+
+def _pools(name: str, named: pd.Series) -> bool:
+    return name in POOL_NAMES or not bool((named == name).any())
+
+
+def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:
+    if (total := max(sum(nodes.values()), 1) * gpus_per_node) > MOST:
+        raise UsageError(
+            f"{sum(nodes.values()):,} nodes of {gpus_per_node:,} are {total:,}, and a replay can have {MOST:,}.",
+            hint="Check --nodes and --gpus-per-node.",
+        )
+    counts = np.array(list(nodes.values()), dtype=np.int32)
+    return ClusterShape(
+        partitions=tuple(nodes),
+        nodes=counts,
+        gpus_per_node=np.full(len(counts), gpus_per_node, dtype=np.int32),
+    )
+
+
+def _machine(
+    jobs: pd.DataFrame, named: pd.Series, shape: ClusterShape, resource: str, notes: list[str]
+) -> ReplayCluster:
+    partition = pd.Categorical(named, categories=list(shape.partitions)).codes.astype(np.int32)
+    return ReplayCluster(
+        shape=shape,
+        jobs=jobs.reset_index(drop=True),
+        partition=partition,
+        size=jobs[resource].to_numpy().astype(np.int32),
+        notes=tuple(notes),
+    )
+
+
+def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
+    capacity = (machine.shape.nodes * machine.shape.gpus_per_node)[machine.partition]
+    fits = machine.size <= capacity
+    if fits.all():
+        return machine
+    worst = int(np.argmax(np.where(fits, 0, machine.size - capacity)))
+    partition = machine.shape.partitions[machine.partition[worst]]
+    message = (
+        f"{int((~fits).sum()):,} jobs are larger than their whole partition; job "
+        f"{machine.jobs['job_id'].iloc[worst]} asks for {machine.size[worst]}, {partition} has {capacity[worst]}"
+    )
+    if not skip:
+        raise JobLargerThanPartition(
+            f"{message}.", hint=f"Give it more: --nodes {partition}=N, or leave them out: --oversized skip"
+        )
+    return ReplayCluster(
+        shape=machine.shape,
+        jobs=machine.jobs[fits].reset_index(drop=True),
+        partition=machine.partition[fits],
+        size=machine.size[fits],
+        notes=(*machine.notes, f"Left out: {message}."),
+    )
+
+
+def _from_peak(jobs: pd.DataFrame, named: pd.Series, resource: str, gpus_per_node: int) -> ReplayCluster:
+    named = named.fillna(POOL)
+    recorded = jobs["started_at"].notna() & jobs["ended_at"].notna()
+    start = jobs["started_at"].where(recorded, jobs["submitted_at"]).astype("int64").to_numpy() // 1_000_000
+    end = start + np.maximum(jobs["run_time_s"].to_numpy(), 1)
+    size = jobs[resource].to_numpy()
+    nodes = {
+        str(partition): int(max(1, -(-_peak(start[rows], end[rows], size[rows]) // gpus_per_node)))
+        for partition, rows in sorted(named.groupby(named).indices.items())
+    }
+    basis = "as recorded" if recorded.all() else "if every job without a recorded start had started at once"
+    advice = "" if recorded.all() else " Hardly a job queues on so large a cluster: describe the real one with --nodes."
+    note = (
+        f"No --nodes given: the cluster is taken from the peak demand {basis}: "
+        f"{_listed(nodes)} nodes of {gpus_per_node} {best_unit(resource)}s.{advice}"
+    )
+    return _machine(jobs, named, _shape(nodes, gpus_per_node), resource, [note])
+
+
+def _listed(nodes: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{name}={count}" for name, count in list(nodes.items())[:12])
+    return shown if len(nodes) <= 12 else f"{shown}, ... ({len(nodes)} partitions, {sum(nodes.values())} nodes)"
+
+
+def _peak(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
+    at = np.concatenate([start, end])
+    change = np.concatenate([size, -size])
+    # At equal times ends come first, as in the simulator.
+    order = np.lexsort((change, at))
+    return int(np.cumsum(change[order]).max(initial=0))

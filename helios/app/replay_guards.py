@@ -1,0 +1,245 @@
+"""Whose each setting of each job is in a service replay, and what of it is reverted: the rules of a live cycle.
+
+As :mod:`helios.control` has them: of several services that want a setting the first has it, and keeps it from those
+after it also while it is not asked; what a service that was asked no longer names is reverted, and all that a suspended
+one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``Revert`` is the change that
+nothing stands, which is what a job has that is not named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
+from helios.control.guards import allowance
+from helios.jit import cached_jit
+from helios.simulate.core.state import NEVER
+from helios.simulate.steppable import SteppableReplay
+
+# The cap on one user's share in a service replay: the guard of a live cycle (``control.guards.capped``), over columns.
+
+Floats = NDArray[np.float64]
+_SECOND_US = 1_000_000
+
+
+class UserCap:
+    """What of a service's changes a live cycle would let pass, and what it would make neutral.
+
+    Parameters
+    ----------
+    cluster : Playable
+        Only what waits, and could start, is put ahead of others or behind.
+    seats : int
+        Services, which go by number; each has its own cap, as live.
+    share : float
+        ``control.most_of_one_user``.
+    """
+
+    def __init__(self, cluster: SteppableReplay, active_services: int, share: float) -> None:
+        self._cluster, self._share = cluster, share
+        every = cluster.rows(np.arange(len(cluster.started_s)), None)
+        # Who is not known is nobody in particular: all such are one, as live.
+        self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
+        self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
+        jobs = len(every.jobs) + 1  # the last in place of NOBODY, whose position is -1
+        self._asked, self._passed = (np.full((active_services, jobs), np.nan) for _ in range(2))
+
+    @property
+    def binds(self) -> bool:
+        """Whether there is more than one user, so that anything could be made neutral."""
+        return bool((self._user != self._user[:1]).any())
+
+    def passed(self, active: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
+        """Take what a service wishes anew, NaN: no longer; return that as it passes, and with it what it changes."""
+        asked, passed = self._asked[active], self._passed[active]
+        asked[jobs] = urgency
+        asked[-1] = np.nan
+        waiting = self._cluster.waiting()
+        effective = asked[waiting]
+        effective[self._excess(waiting, effective)] = 0.0
+        unlike = (effective != passed[waiting]) & ~(np.isnan(effective) & np.isnan(passed[waiting]))
+        passed[waiting] = effective
+        others = np.setdiff1d(waiting[unlike], jobs, assume_unique=True)
+        # The place of NOBODY, or of a job that has started, stays as it was asked: who carries it out says so.
+        pending = (jobs >= 0) & (self._cluster.started_s[jobs] == NEVER)
+        its = np.where(pending, passed[jobs], urgency)
+        return np.concatenate((jobs, others)), np.concatenate((its, passed[others]))
+
+    def _excess(self, waiting: Positions, urgency: Floats) -> Positions:
+        """Return which of ``waiting`` are beyond the share of their user."""
+        value = np.nan_to_num(urgency)
+        able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
+        jobs = waiting[able]
+        oldest_first = np.lexsort((self._eligible_s[jobs], self._partition[jobs]))
+        able, jobs = able[oldest_first], jobs[oldest_first]
+        is_ahead = _ahead_of_others(self._partition[jobs], self._eligible_s[jobs], self._user[jobs], value[able])
+        ahead = np.sort(able[is_ahead])
+        home = self._partition[waiting[ahead]]
+        beyond = [self._beyond(waiting, ahead[home == partition], value) for partition in np.unique(home)]
+        return np.concatenate(beyond) if beyond else np.empty(0, dtype=np.int64)
+
+    def _beyond(self, waiting: Positions, ahead: Positions, value: Floats) -> Positions:
+        users, number, count = np.unique(self._user[waiting[ahead]], return_inverse=True, return_counts=True)
+        most = allowance(dict(enumerate(count.tolist())), self._share)
+        left = np.array([most[user] for user in range(len(users))])
+        ranked = np.lexsort((ahead, -value[ahead], number))
+        first = np.concatenate(([0], np.cumsum(count)[:-1]))
+        rank = np.arange(len(ahead)) - first[number[ranked]]
+        return ahead[ranked][rank >= left[number[ranked]]]
+
+
+@cached_jit
+def _ahead_of_others(partition: Positions, eligible_s: Positions, user: Positions, value: Floats) -> NDArray[np.bool_]:
+    """Say of which jobs more than nothing is wished, and less of another user's that was eligible before.
+
+    Jobs by partition, the oldest first. Of the older ones, the least that is wished, and the least of anybody else's.
+    """
+    found = np.zeros(len(user), dtype=np.bool_)
+    least, whose, another = np.inf, -2, np.inf
+    begins = 0
+    for job in range(len(user)):
+        if job > 0 and partition[job] != partition[job - 1]:
+            least, whose, another, begins = np.inf, -2, np.inf, job
+        while eligible_s[begins] < eligible_s[job]:
+            if user[begins] == whose:
+                least = min(least, value[begins])
+            elif value[begins] < least:
+                least, whose, another = value[begins], user[begins], least
+            else:
+                another = min(another, value[begins])
+            begins += 1
+        found[job] = value[job] > 0 and (another if user[job] == whose else least) < value[job]
+    return found
+
+
+Positions = NDArray[np.int64]
+FREE = np.iinfo(np.int16).max
+"""In place of a seat's number, where no service has a job's place in the queue."""
+NOT_NAMED = "the service no longer asks for it"
+_STANDS = frozenset({Result.DONE, Result.UNCHANGED})
+
+
+class ReplayGuards:
+    """Carries out what services propose, as far as each may, and reverts what they no longer ask for.
+
+    Parameters
+    ----------
+    cluster : Playable
+    seats : int
+        How many services there are. Each goes by its number: the first that wants a setting is the smallest.
+    most_of_one_user : float
+        As ``control.most_of_one_user`` has it; 1: no cap.
+    """
+
+    def __init__(self, cluster: SteppableReplay, active_services: int, most_of_one_user: float = 1.0) -> None:
+        self._cluster, self._alone = cluster, active_services == 1
+        jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
+        self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
+        self._is_named = np.zeros(jobs, dtype=np.bool_)
+        self._named = [np.empty(0, dtype=np.int64)] * active_services
+        self._limited_by: dict[str, int] = {}
+        cap = UserCap(cluster, active_services, most_of_one_user) if most_of_one_user < 1 else None
+        self._cap = cap if cap is not None and cap.binds else None
+
+    @property
+    def follows_the_queue(self) -> bool:
+        """Whether who starts or comes may change what another job may have, though nothing new is wished."""
+        return self._cap is not None
+
+    def change(self, active: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies of pending jobs by position, NaN: they are not named; say how many jobs ended in each way."""
+        if self._cap is not None:
+            jobs, urgency = self._cap.passed(active, jobs, urgency)
+        unnamed = np.isnan(urgency)
+        if self._alone and not unnamed.any():
+            self._ordered_by[jobs] = active
+            self._ordered_by[-1] = FREE
+            return self._cluster.change(jobs, urgency)
+        owner = self._ordered_by[jobs]
+        dropped, another = unnamed & (owner == active), ~unnamed & (owner < active)
+        its = ~unnamed & ~another
+        self._ordered_by[jobs[its]] = active
+        self._ordered_by[jobs[dropped]] = self._ordered_by[-1] = FREE
+        outcomes = self._cluster.change(jobs, np.where(its, urgency, np.where(dropped, 0.0, np.nan)))
+        return _and(outcomes, Result.REFUSED, int(another.sum()))
+
+    def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
+        """Do what a service proposes, and revert what it no longer does; say how many jobs ended in each way."""
+        restores = [action for action in actions if isinstance(action, Revert)]
+        orders = [action for action in actions if isinstance(action, Reorder)]
+        limits = [action for action in actions if isinstance(action, SoftLimit)]
+        if restores:
+            orders = [_left_of(order, restores) for order in orders]
+            limits = [limit for limit in limits if not _covers(restores, JobSetting.SOFT_LIMIT, limit.job_id)]
+        outcomes = self._order(active, orders) if orders or len(self._named[active]) else {}
+        if not limits and active not in self._limited_by.values():
+            return outcomes
+        return Counter(outcomes) + Counter(self._limit(active, limits))
+
+    def release(self, active: int) -> Mapping[Result, int]:
+        """Revert all that a service has."""
+        return self.act(active, ())
+
+    def _order(self, active: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
+        jobs, urgency = self._places(orders)
+        dropped, self._named[active] = self._unnamed(active, jobs), jobs
+        if len(dropped):
+            jobs, urgency = np.concatenate((jobs, dropped)), np.concatenate((urgency, np.full(len(dropped), np.nan)))
+        return self.change(active, jobs, urgency)
+
+    def _places(self, orders: Sequence[Reorder]) -> tuple[Positions, NDArray[np.float64]]:
+        """Return the jobs that orders name by position, each once, as the last of them has it, and their urgencies."""
+        ranked = [self._cluster.ranked(order) for order in orders] or [(np.empty(0, dtype=np.int64), np.empty(0))]
+        if len(ranked) == 1:
+            return ranked[0]
+        jobs, urgency = (np.concatenate(parts)[::-1] for parts in zip(*ranked, strict=True))
+        distinct, last = np.unique(jobs, return_index=True)
+        return distinct, urgency[last]
+
+    def _unnamed(self, active: int, named: Positions) -> Positions:
+        """Return the pending jobs that ``active`` has, named the last time, and does not name."""
+        before = self._named[active]
+        self._is_named[named] = True
+        unnamed: Positions = before[~self._is_named[before]]
+        self._is_named[named] = False
+        its: Positions = unnamed[self._ordered_by[unnamed] == active]
+        pending: Positions = its[self._cluster.started_s[its] == NEVER]
+        return pending
+
+    def _limit(self, active: int, limits: Sequence[SoftLimit]) -> Mapping[Result, int]:
+        its = [limit for limit in limits if self._limited_by.get(limit.job_id, active) >= active]
+        outcomes = self._cluster.apply(its)
+        stands = {outcome.job_id for outcome in outcomes if outcome.result in _STANDS}
+        self._limited_by.update(dict.fromkeys(stands, active))
+        counts = Counter(outcome.result for outcome in outcomes) + Counter(self._take_back_limits(active, but=stands))
+        return _and(counts, Result.REFUSED, len(limits) - len(its))
+
+    def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
+        """Revert the soft limits of a service but some, and yield what became of those that still pend."""
+        dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == active and job_id not in but)
+        for job_id in dropped:
+            del self._limited_by[job_id]
+        if dropped:
+            restore = Revert(setting=JobSetting.SOFT_LIMIT, job_ids=dropped, reason=NOT_NAMED)
+            yield from (it.result for it in self._cluster.apply([restore]) if it.result is not Result.GONE)
+
+
+def _and(outcomes: Mapping[Result, int], result: Result, jobs: int) -> Mapping[Result, int]:
+    return {**outcomes, result: outcomes.get(result, 0) + jobs} if jobs else outcomes
+
+
+def _left_of(order: Reorder, restores: Sequence[Revert]) -> Reorder:
+    places = tuple(place for place in order.order if not _covers(restores, JobSetting.ORDER, place.job_id))
+    return Reorder(partition=order.partition, order=places, reason=order.reason)
+
+
+def _covers(restores: Sequence[Revert], setting: JobSetting, job_id: str) -> bool:
+    return any(
+        restore.setting in (None, setting) and (restore.job_ids is None or job_id in restore.job_ids)
+        for restore in restores
+    )

@@ -1,0 +1,232 @@
+"""Weeks drawn anew: other workloads that the same site might have had.
+
+Whole weeks of the counted window are drawn with replacement and laid end to end, each job at the weekday and hour of
+its own submission, with its own user, size, limit and run time; what lies before the window stays as it is. Windows of
+fewer than four weeks are drawn by days, a working day for a working day; of fewer than a week, not at all: there each
+burst of arrivals is moved within its hour. Days and weeks begin at the hour at which the window does: that of --from,
+or of the history's first submission.
+
+Predictions are made in the new timeline, from what has ended in it. So a user of the third week may come first, and be
+as unknown as a newcomer. Of a week that is drawn twice only the first copy is predicted and learned from
+(:mod:`helios.app.resampling`): its jobs would give themselves away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for
+from helios.metrics.queue import DAY_S
+from helios.model import in_submission_order
+from helios.ports import ReplayPredictor
+from helios.predict import DurationModel
+from helios.report.significance import FEWEST_WEEKS, WEEK_S, ResampledUnit
+from helios.simulate import Workload
+
+# A predictor for drawn weeks, which meets each job once, however often its week was drawn.
+#
+# The second time that a week is laid down, a predictor that had seen the first would know these very jobs: on Venus
+# its rank correlation is .46 on them, .20 on jobs that it has not met (benchmarks/sweep.py), and what orders by
+# predictions would look better than it is. So copies teach nothing, and a copy is believed to run as long as its
+# first was.
+
+
+class DeduplicatingPredictor:
+    """A :class:`helios.ports.ReplayPredictor` before one that knows the first of each job only.
+
+    Parameters
+    ----------
+    inner : ReplayPredictor
+        Names jobs by their position among the first ones.
+    first : int64 array of shape (n_jobs,)
+        For each job of the workload the position there of the one that it is a copy of; its own where it is none.
+    """
+
+    def __init__(self, inner: ReplayPredictor, first: NDArray[np.int64]) -> None:
+        self._inner = inner
+        self._first = first
+        self._is_first = first == np.arange(len(first))
+        self._position = np.cumsum(self._is_first) - 1
+        self._said = np.full((len(first), 3), np.nan)
+
+    def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
+        """Tell the first ones' ends; see ``ReplayPredictor``."""
+        known = self._is_first[jobs]
+        self._inner.ended(self._position[jobs[known]], ended_s[known])
+
+    def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
+        """Predict the first ones, and repeat for copies what was said of theirs; see ``ReplayPredictor``."""
+        new = jobs[self._is_first[jobs]]
+        if len(new):
+            self._said[new] = self._inner.submitted(self._position[new], now_s)
+        return self._said[self._first[jobs]]
+
+    def waiting(
+        self,
+        jobs: NDArray[np.int64],
+        now_s: int,
+        *,
+        running: NDArray[np.int64],
+        since_s: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Predict the first ones again; of copies nothing is learned while they wait; see ``ReplayPredictor``."""
+        quantiles = self._said[self._first[jobs]]
+        new, known = self._is_first[jobs], self._is_first[running]
+        if new.any():
+            quantiles[new] = self._inner.waiting(
+                self._position[jobs[new]], now_s, running=self._position[running[known]], since_s=since_s[known]
+            )
+        return quantiles
+
+
+FEWEST_DAYS = 7
+QUIET_S = 3 * 3_600
+"""How much of the last day (of the last week: a day) may be missing for it to be taken as whole, s."""
+HOUR_S = 3_600
+TIMES = ("submitted_at", "eligible_at", "started_at", "ended_at")
+IDS = ("job_id", "array_job_id", "het_job_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampler:
+    """What may be drawn: stretches of a stage's counted jobs.
+
+    Attributes
+    ----------
+    over : Over
+    begins_s : int
+        Where the first stretch begins, s since the epoch.
+    block_s : int
+        Length of a stretch, s.
+    kind : array of shape (n_blocks,)
+        A stretch stands in for those of its own kind only.
+    """
+
+    over: ResampledUnit
+    begins_s: int
+    block_s: int
+    kind: NDArray[np.int64]
+
+    @property
+    def blocks(self) -> int:
+        """How many stretches there are; 0 with seeds."""
+        return len(self.kind)
+
+
+def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
+    """Return what can be drawn from a stage: weeks, days where there are too few, seeds where those are too few.
+
+    Parameters
+    ----------
+    over : Over, optional
+        Draw these, even if they are few; there is one at least.
+    """
+    begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
+    weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
+    if over is None:
+        over = (
+            ResampledUnit.WEEKS
+            if weeks >= FEWEST_WEEKS
+            else ResampledUnit.DAYS
+            if days >= FEWEST_DAYS
+            else ResampledUnit.SEEDS
+        )
+    if over is ResampledUnit.WEEKS:
+        return Resampler(over=over, begins_s=begins_s, block_s=WEEK_S, kind=np.zeros(max(weeks, 1), dtype=np.int64))
+    if over is ResampledUnit.DAYS:
+        kind = _kinds_of_days(begins_s, max(days, 1), setup.timezone)
+        return Resampler(over=over, begins_s=begins_s, block_s=DAY_S, kind=kind)
+    return Resampler(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
+
+
+def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
+    """Return the stage with other weeks, days or arrivals; the same for the same ``repeat`` and ``seed``."""
+    rng = np.random.default_rng([seed, repeat])
+    return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
+
+
+def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
+    """Return a predictor that learns on the way, and from no job twice."""
+    if setup.first is None:
+        return predictor_for(setup, taught, request)
+    new = setup.first == np.arange(len(setup.first))
+    firsts = replace(setup, machine=replace(setup.machine, jobs=setup.machine.jobs[new].reset_index(drop=True)))
+    return DeduplicatingPredictor(predictor_for(firsts, taught, request), setup.first)
+
+
+def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]:
+    """Return 1 for each stretch of a day that lies mostly on a Saturday or Sunday, 0 for the others."""
+    middle = begins_s + DAY_S // 2 + DAY_S * np.arange(days)
+    weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(timezone).day_of_week
+    return np.asarray(weekday >= 5, dtype=np.int64)
+
+
+def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
+    submitted_s = setup.workload.submitted_s
+    block = np.where(setup.counted, (submitted_s - resampler.begins_s) // resampler.block_s, -1)
+    rows_of = [np.flatnonzero(block == number) for number in range(resampler.blocks)]
+    alike = [np.flatnonzero(resampler.kind == kind) for kind in resampler.kind]
+    while True:
+        drawn = [int(rng.choice(among)) for among in alike]
+        if any(len(rows_of[number]) for number in drawn):
+            break
+    early = np.flatnonzero(~setup.counted)
+    rows = np.concatenate([early, *(rows_of[number] for number in drawn)])
+    moved = [(place - number) * resampler.block_s for place, number in enumerate(drawn)]
+    sizes = [len(rows_of[number]) for number in drawn]
+    later_s = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(moved, sizes)])
+    place = np.concatenate([np.zeros(len(early), dtype=np.int64), np.repeat(1 + np.arange(resampler.blocks), sizes)])
+    return _taken(setup, rows, later_s.astype(np.int64), place)
+
+
+def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
+    """Move each burst, the jobs that one user submits in one second, to another second of its hour."""
+    submitted_s = setup.workload.submitted_s
+    user = setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
+    _, burst = np.unique(np.stack([submitted_s, user]), axis=1, return_inverse=True)
+    within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
+    # None before the replay opens: what came before it is the predictor's history.
+    drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
+    later_s = np.where(setup.counted, drawn_s - submitted_s, 0)
+    return _taken(setup, np.arange(len(submitted_s)), later_s, np.zeros(len(submitted_s), dtype=np.int64))
+
+
+def _taken(
+    setup: ReplaySetup, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]
+) -> ReplaySetup:
+    """Return the stage with the jobs ``rows``, each so much later; in a place above 0 under an id of that place."""
+    jobs = _moved(setup.machine.jobs.iloc[rows].reset_index(drop=True), later_s, place)
+    order = _order_of(jobs)
+    jobs, rows, later_s = jobs.iloc[order].reset_index(drop=True), rows[order], later_s[order]
+    _, earliest, of = np.unique(rows, return_index=True, return_inverse=True)
+    workload, machine = setup.workload, setup.machine
+    return replace(
+        setup,
+        machine=replace(machine, jobs=jobs, partition=machine.partition[rows], size=machine.size[rows]),
+        workload=Workload(
+            job_id=jobs["job_id"].to_numpy(dtype=object),
+            submitted_s=workload.submitted_s[rows] + later_s,
+            run_time_s=workload.run_time_s[rows],
+            gpus=workload.gpus[rows],
+            partition=workload.partition[rows],
+        ),
+        counted=setup.counted[rows],
+        limit_s=setup.limit_s[rows],
+        first=earliest[of].astype(np.int64),
+    )
+
+
+def _order_of(jobs: pd.DataFrame) -> NDArray[np.int64]:
+    numbered = jobs.assign(position=np.arange(len(jobs)))
+    return in_submission_order(numbered)["position"].to_numpy().astype(np.int64)
+
+
+def _moved(jobs: pd.DataFrame, later_s: NDArray[np.int64], place: NDArray[np.int64]) -> pd.DataFrame:
+    later = pd.Series(pd.to_timedelta(later_s, unit="s"), index=jobs.index).astype("timedelta64[us]")
+    moved = {name: jobs[name] + later for name in TIMES}
+    ending = pd.Series(np.where(place > 0, "~" + place.astype(str).astype(object), ""), index=jobs.index, dtype="str")
+    return jobs.assign(**moved, **{name: jobs[name] + ending for name in IDS})

@@ -1,0 +1,320 @@
+"""Which replays a what-if makes: policy, backfill, and where run times come from.
+
+The default set is the controls without which a scheduling result means nothing (docs/first-steps.md): what a
+Slurm site has today, the rule that needs no model, ours, and the oracles that bound them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from helios.errors import UsageError
+from helios.ports import Order
+from helios.services.queue_orders import balanced, shortest_service_first
+from helios.simulate import ORDERS as CONTROLS
+from helios.simulate import RESERVING, Backfill, Backlog, WaitBound
+from helios.units import length
+
+# What a policy can be told beside its name: one table, by which plans, keys of results and replays go.
+#
+# An option is written as a person does (``least = "3h"``) and kept as what it is read from there (``least_s``,
+# 10800), by which name the bound on waiting takes it. A new bound gets its rows in ``OPTIONS`` and its line in
+# :func:`wait_bound`.
+
+Options = tuple[tuple[str, int | float | None], ...]
+"""Names and values as they are kept, in the order of the names."""
+
+NEVER = "never"
+BALANCED, SRTF = "balanced", "srtf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOption:
+    """One option of a policy.
+
+    Attributes
+    ----------
+    kept_as : str
+        By which name the bound takes it.
+    read : callable
+        Returns the value of what was written; raises Misuse.
+    of : str
+        The policy that has it; empty: all that order a queue.
+    told : str
+        What it is, for a person.
+    """
+
+    kept_as: str
+    read: Callable[[Any], int | float | None]
+    of: str
+    told: str
+
+
+def _length_s(text: Any) -> int:
+    return int(length(text).total_seconds())
+
+
+def _length_or_never_s(text: Any) -> int | None:
+    return None if text == NEVER else _length_s(text)
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise UsageError(f"{value!r} is not a share.", hint="Write 0.9, or 0 for none")
+    return float(value)
+
+
+OPTIONS: Mapping[str, PolicyOption] = {
+    "patience": PolicyOption(
+        kept_as="patience_s",
+        read=_length_or_never_s,
+        of="",
+        told='who has waited so long goes first: "12h"; "never"; instead of the bound by the backlog',
+    ),
+    "share": PolicyOption(
+        kept_as="share", read=_share, of=BALANCED, told="of the longest backlog that a job waits at most"
+    ),
+    "least": PolicyOption(kept_as="least_s", read=_length_s, of=BALANCED, told='the bound is never shorter: "3h"'),
+    "known": PolicyOption(
+        kept_as="known_s", read=_length_s, of=BALANCED, told='longest wait of the site\'s past: "20h"'
+    ),
+    "every": PolicyOption(
+        kept_as="every_s", read=_length_s, of=BALANCED, told='how often the backlog is looked at: "1h"'
+    ),
+}
+
+
+def read_options(policy: str, written: Mapping[str, Any]) -> Options:
+    """Return the options of a policy as they are kept.
+
+    Raises
+    ------
+    Misuse
+        The policy has no such option, a value is not understood, or the options contradict each other.
+    """
+    there = {name: option for name, option in OPTIONS.items() if option.of in ("", policy) and policy != SRTF}
+    if unknown := [name for name in written if name not in there]:
+        has = "; ".join(f"{name}: {option.told}" for name, option in there.items()) or "none"
+        raise UsageError(f"{policy} has no option {', '.join(unknown)}.", hint=f"Its options: {has}")
+    read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
+    if "patience_s" in read and len(read) > 1:
+        raise UsageError(
+            f"{', '.join(name for name in written if name != 'patience')} of {policy} has no part where patience is "
+            "told.",
+            hint="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
+        )
+    options = tuple(sorted(read.items()))
+    wait_bound(policy, options)  # refuses what no bound can be
+    return options
+
+
+def wait_bound(policy: str, options: Options) -> WaitBound | Backlog | None:
+    """Return what bounds the waits under a policy: what its options say, else its own; None: nothing does."""
+    told: dict[str, Any] = dict(options)
+    if "patience_s" in told:
+        return None if told["patience_s"] is None else WaitBound.constant(told["patience_s"])
+    return Backlog(**told) if policy == BALANCED else None
+
+
+class Policy(StrEnum):
+    """Queue orders that can be replayed."""
+
+    FIFO = "fifo"
+    SJF = "sjf"
+    QSSF = "qssf"
+    BALANCED = "balanced"
+    FEWEST_GPUS = "fewest_gpus"
+    SRTF = "srtf"
+
+
+class RunTimes(StrEnum):
+    """Where run times come from, in an order or in a plan for backfill."""
+
+    LIMIT = "limit"
+    PREDICTED = "predicted"
+    EXPECTED = "expected"
+    TRUE = "true"
+
+
+Estimates = RunTimes | int
+
+ORDERS: dict[Policy, Order] = {
+    **{Policy(name): order for name, order in CONTROLS.items()},
+    Policy.QSSF: shortest_service_first,
+    Policy.BALANCED: balanced,
+    Policy.SRTF: CONTROLS[Policy.SJF],
+}
+BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
+AGAIN_S = {Policy.BALANCED: 3_600}
+"""How often policies predict again what still waits, s; the others go by the prediction of the submission, as the paper
+does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One replay to make.
+
+    Attributes
+    ----------
+    policy : Policy
+        The queue order.
+    backfill : Backfill
+        What may pass a blocked head.
+    run_times : RunTimes, optional
+        Run times the order believes in: predicted or true; None where the order uses none.
+    estimates : RunTimes or int, optional
+        Run times backfill plans with, an int being the same for all, s; None where it does not plan.
+    options : Options
+        What else the policy is told, as :func:`helios.app.scenarios.read_options` gives it.
+
+    Raises
+    ------
+    Misuse
+        The parts contradict each other.
+    """
+
+    policy: Policy
+    backfill: Backfill
+    run_times: RunTimes | None = None
+    estimates: Estimates | None = None
+    options: Options = ()
+
+    def __post_init__(self) -> None:
+        if self.policy is Policy.SRTF and self.backfill in RESERVING:
+            raise UsageError(
+                f"SRTF preempts instead of reserving, so backfill {self.backfill} has no meaning for it.",
+                hint="Use --backfill none or --backfill skip with srtf.",
+            )
+        if self.run_times in {RunTimes.LIMIT, RunTimes.EXPECTED}:
+            raise UsageError(
+                "Queues are ordered by predicted (median) or true run times, not by time limits or expected run times.",
+                hint="Use --run-times predicted or --run-times true.",
+            )
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether a predictor has to be asked."""
+        return RunTimes.PREDICTED is self.run_times or self.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}
+
+    @property
+    def published_estimates(self) -> str | None:
+        """What ``estimates`` says in a report: backfill's where it plans, else the order's."""
+        source = self.estimates if self.estimates is not None else self.run_times
+        return None if source is None else str(source)
+
+
+def scenarios(
+    *,
+    policies: Sequence[Policy] = (),
+    backfills: Sequence[Backfill] = (),
+    estimates: Sequence[Estimates] = (),
+    run_times: RunTimes | None = None,
+) -> list[Scenario]:
+    """Return the replays that the options ask for; without options, the default set of controls.
+
+    Parameters
+    ----------
+    policies, backfills, estimates : sequences
+        An empty one means the default for the others given.
+    run_times : RunTimes, optional
+        What orders by run time believe in; where not given, as ``estimates`` says, else predicted.
+
+    Raises
+    ------
+    Misuse
+        The options contradict each other.
+    """
+    if not policies and not backfills and not estimates and run_times is None:
+        return default_scenarios()
+    if not policies and not estimates and run_times is None:
+        return [plan for plan in default_scenarios() if plan.backfill in backfills]
+    chosen: list[Scenario] = []
+    for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
+        for backfill in backfills or _default_backfills(policy):
+            chosen += _variants(policy, backfill, estimates, run_times)
+    return list(dict.fromkeys(chosen))
+
+
+def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scenario]:
+    """Return the replays, told what is written as ``balanced.share=0.8``.
+
+    Raises
+    ------
+    Misuse
+        A text is not understood, its policy is not replayed, or it has no such option.
+    """
+    told: dict[str, dict[str, str | float]] = defaultdict(dict)
+    for text in texts:
+        parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
+        if parts is None:
+            raise UsageError(f"{text!r} is not understood.", hint="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
+        policy, name, value = parts.groups()
+        told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
+    if strangers := set(told) - {plan.policy.value for plan in chosen}:
+        raise UsageError(
+            f"{', '.join(sorted(strangers))} is told something, and is not replayed.",
+            hint=f"Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
+        )
+    options = {policy: read_options(policy, written) for policy, written in told.items()}
+    return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]
+
+
+def default_scenarios() -> list[Scenario]:
+    """Return the controls, each with and without backfill."""
+    predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
+    none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
+    return [
+        Scenario(policy=Policy.FIFO, backfill=easy, estimates=limit),
+        Scenario(policy=Policy.FIFO, backfill=none),
+        Scenario(policy=Policy.FIFO, backfill=easy, estimates=true),
+        Scenario(policy=Policy.FEWEST_GPUS, backfill=none),
+        Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
+        Scenario(policy=Policy.BALANCED, backfill=Backfill.NODES, run_times=predicted, estimates=RunTimes.EXPECTED),
+        Scenario(policy=Policy.QSSF, backfill=none, run_times=predicted),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=predicted),
+        Scenario(policy=Policy.QSSF, backfill=none, run_times=true),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=true),
+        Scenario(policy=Policy.SJF, backfill=none, run_times=true),
+        Scenario(policy=Policy.SJF, backfill=easy, run_times=true, estimates=true),
+        Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
+        Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
+    ]
+
+
+def _default_backfills(policy: Policy) -> Sequence[Backfill]:
+    own = {Policy.SRTF: (Backfill.NONE,), Policy.BALANCED: (Backfill.EASY, Backfill.NODES)}
+    return own.get(policy, (Backfill.NONE, Backfill.EASY))
+
+
+def _variants(
+    policy: Policy, backfill: Backfill, estimates: Sequence[Estimates], run_times: RunTimes | None
+) -> list[Scenario]:
+    if policy is Policy.SRTF:
+        return [Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE)]
+    return [
+        Scenario(
+            policy=policy,
+            backfill=backfill,
+            run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,
+            estimates=source if backfill in RESERVING else None,
+        )
+        for source in estimates or _default_estimates(policy, backfill, run_times)
+    ]
+
+
+def _default_estimates(policy: Policy, backfill: Backfill, run_times: RunTimes | None) -> Sequence[Estimates]:
+    if run_times is RunTimes.TRUE:
+        return (RunTimes.TRUE,)
+    return (RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT,)
+
+
+def _believed(source: Estimates, run_times: RunTimes | None) -> RunTimes:
+    if run_times is not None:
+        return run_times
+    return RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED

@@ -1,0 +1,826 @@
+"""Simulate before anything acts: services on a replay of the cluster's own history, beside what the site has today."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from heapq import heappop, heappush
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.actions import Action, JobAction, Reorder, Result, Revert, SoftLimit
+from helios.app.history import LoadedHistory
+from helios.app.replay_guards import ReplayGuards
+from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.whatif import (
+    ReplaySetup,
+    WhatIfRequest,
+    answer_request,
+    describe_sources,
+    measure,
+    predictor_for,
+    prepare_replay,
+    replayed_resource,
+    to_run,
+    train_predictor,
+)
+from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
+from helios.metrics.queue import DAY_S, FEWEST_DAYS
+from helios.model import Snapshot
+from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
+from helios.predict import DurationModel, ReplayTrainedPredictor
+from helios.report.whatif import Run, WhatIf
+from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
+from helios.simulate.core.state import NEVER
+from helios.simulate.snapshot import PendingRows, moment
+from helios.simulate.steppable import SteppableReplay, StopPoint
+
+# What is predicted of the jobs of a replay as it goes on, causally: taught by what has ended, asked as they come.
+
+
+class NamedPredictor(ReplayPredictor, Protocol):
+    """A predictor that says who in it predicted: a model, or a fallback.
+
+    Attributes
+    ----------
+    source : int16 array of shape (n_jobs,)
+        Which of ``sources`` predicted each job; -1: not asked yet. The same array all along.
+    sources : list of str
+        Model ids and fallbacks.
+    """
+
+    source: NDArray[np.int16]
+    sources: list[str]
+
+
+class ReplayPredictions:
+    """Keeps what is predicted of each job, asked at its submission and again while it waits, and the longest backlog.
+
+    Parameters
+    ----------
+    predict_again_s : int, optional
+        Time between two questions about all that waits, s; None: there is none.
+    reckoning : Reckoning, optional
+        Of the backlog, each :data:`helios.metrics.backlog.EVERY_S`; None: nobody wants to know.
+
+    Attributes
+    ----------
+    predictions : Predictions
+        What is expected of each job now.
+    """
+
+    def __init__(
+        self,
+        cluster: SteppableReplay,
+        predictor: NamedPredictor,
+        predict_again_s: int | None,
+        estimator: BacklogEstimator | None = None,
+    ) -> None:
+        self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
+        self._estimator = estimator
+        self._n_asked = self._n_told = self._n_reckoned = 0
+        self._quantiles_s = np.full((len(cluster.started_s), 3), np.nan)
+        self.predictions = Predictions(
+            quantiles_s=self._quantiles_s, source=predictor.source, sources=predictor.sources
+        )
+        self._ask_s = self._look_s = NEVER
+
+    @property
+    def again_s(self) -> int:
+        """When what waits is to be looked at again, s since the epoch; NEVER: not before a job came, or never."""
+        return min(self._ask_s, self._look_s)
+
+    def follow(self) -> None:
+        """Predict what has arrived since the last time, now."""
+        arrived, now_s = self._cluster.arrived, self._cluster.now_s
+        if arrived == self._n_asked:
+            return
+        if self._n_asked == 0:
+            self._ask_s = NEVER if self._period_s is None else now_s + self._period_s
+            self._look_s = NEVER if self._estimator is None else now_s + EVERY_S
+        self._tell()
+        jobs = np.arange(self._n_asked, arrived)
+        self._quantiles_s[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
+        self._n_asked = arrived
+
+    def look_again(self, now_s: int) -> NDArray[np.int64]:
+        """Do what is due ``now_s``; return the jobs, of those that wait, of which something else is known."""
+        jobs = self._cluster.waiting()
+        anew = self._ask_again(jobs, now_s) if now_s >= self._ask_s else jobs[:0]
+        return jobs if now_s >= self._look_s and self._reckon(jobs, now_s) else anew
+
+    def _ask_again(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.int64]:
+        self._ask_s = now_s + (self._period_s or NEVER)
+        self._tell()
+        if not len(jobs):
+            return jobs
+        source = self._predictor.source[jobs]
+        running, since_s = self._cluster.running()
+        quantiles_s = self._predictor.waiting(jobs, now_s, running=running, since_s=since_s)
+        other = (quantiles_s != self._quantiles_s[jobs]).any(axis=1) | (source != self._predictor.source[jobs])
+        self._quantiles_s[jobs] = quantiles_s
+        anew: NDArray[np.int64] = jobs[other]
+        return anew
+
+    def _reckon(self, jobs: NDArray[np.int64], now_s: int) -> bool:
+        """Look at the backlog before which ``jobs`` wait, and say whether the longest is another."""
+        self._look_s = now_s + EVERY_S
+        if self._estimator is None:
+            return False
+        ended = self._cluster.ended[self._n_reckoned :]
+        self._n_reckoned += len(ended)
+        running, since_s = self._cluster.running()
+        before_s = float(self.predictions.longest_backlog_s)
+        after_s = self._estimator.look(
+            arrived=self._cluster.arrived,
+            ended=(ended, self._cluster.ended_s[ended] - self._cluster.started_s[ended]),
+            waiting=(jobs, self._quantiles_s[jobs] @ np.array(EXPECTED)),
+            running=(running, now_s - since_s),
+        )
+        self.predictions.longest_backlog_s[...] = after_s
+        return before_s != after_s
+
+    def _tell(self) -> None:
+        ended = self._cluster.ended
+        if len(ended) > self._n_told:
+            fresh = ended[self._n_told :].copy()
+            self._predictor.ended(fresh, self._cluster.ended_s[fresh])
+            self._n_told = len(ended)
+
+
+# Of which jobs a jobwise service may wish something else than when it was asked last.
+
+Positions = NDArray[np.int64]
+_SECOND_US = 1_000_000
+_FOR_EVER = np.iinfo(np.int64).min  # as NaT
+
+
+class ReplayState:
+    """What a jobwise service has been asked about: new jobs, jobs predicted again and expired changes are outdated."""
+
+    def __init__(self, cluster: SteppableReplay) -> None:
+        self._cluster = cluster
+        self._upto = 0
+        self._again: list[Positions] = []
+        self._all = False
+        self._expires_s = np.full(len(cluster.started_s), NEVER)
+        self._expiries: list[tuple[int, int]] = []  # a heap of when, and which job
+
+    def changed(self, jobs: Positions) -> None:
+        """Take note that a column of ``jobs`` says something else."""
+        self._again.append(jobs)
+
+    def disturbed(self) -> None:
+        """Take note that another service has acted on some jobs."""
+        self._all = True
+
+    def next_s(self) -> int:
+        """Return from when on it may have something new to say, s since the epoch."""
+        if self._all or self._again or self._upto < self._cluster.arrived:
+            return -NEVER
+        while self._expiries and not self._is_live(*self._expiries[0]):
+            heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else NEVER
+
+    def outdated(self, now_s: int) -> Positions:
+        """Return the pending jobs about which it is to be asked; they stay outdated until they are :meth:`told`."""
+        arrived = self._cluster.arrived
+        if self._all:
+            jobs = self._cluster.waiting()
+        else:
+            jobs = np.arange(self._upto, arrived)
+            if others := [*self._again, *self._expired(now_s)]:
+                jobs = np.unique(np.concatenate((*others, jobs)))
+            jobs = jobs[self._cluster.started_s[jobs] == NEVER]
+        self._upto, self._all = arrived, False
+        self._again = [jobs] if len(jobs) else []
+        return jobs
+
+    def told(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
+        """Take note that it was asked about ``jobs``, all that were outdated, and until when its changes hold."""
+        self._again = []
+        # One by one: most often there is one.
+        for job, until_us in zip(jobs.tolist(), until.view(np.int64).tolist(), strict=True):
+            expires_s = NEVER if until_us == _FOR_EVER else until_us // _SECOND_US + 1
+            if expires_s != self._expires_s[job]:
+                self._expires_s[job] = expires_s
+                if expires_s < NEVER:
+                    heappush(self._expiries, (expires_s, job))
+
+    def _expired(self, now_s: int) -> list[Positions]:
+        jobs = []
+        while self._expiries and self._expiries[0][0] <= now_s:
+            expires_s, job = heappop(self._expiries)
+            if self._is_live(expires_s, job):
+                jobs.append(job)
+        return [np.array(jobs, dtype=np.int64)] if jobs else []
+
+    def _is_live(self, expires_s: int, job: int) -> bool:
+        return bool(self._expires_s[job] == expires_s and self._cluster.started_s[job] == NEVER)
+
+
+# Services asked along a replayed timeline: the same objects that a live cycle asks, on a cluster made of arithmetic.
+#
+# A service is asked at a moment when something may start and there is a choice, at most once in its ``every``; where
+# it is too early, as soon as ``every`` has passed. In between nothing would come of its answer. All services that are
+# asked at a moment see one snapshot, and what they propose is applied in their order before anything starts at that
+# moment. What a service no longer asks for is reverted, as :mod:`helios.app.replay_guards` has it.
+#
+# A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same changes at the same moments, but only
+# about jobs of which it may wish something else than when it was asked last: the replay is the same, at many times
+# the speed.
+
+_Answer = TypeVar("_Answer")
+_Act = Callable[[], Mapping[Result, int]]
+FAILURES_TO_SUSPEND = 3
+"""As ``control.failures_to_suspend`` has it where a site says nothing."""
+MOMENTS_PER_REPORT = 500
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ReplayedService:
+    """One service in a service replay, and what became of it.
+
+    Attributes
+    ----------
+    name : str
+    service : Service
+    every : timedelta
+        Least time between two questions; zero: whenever there is a choice.
+    asked : int
+        How often it was asked.
+    outcomes : Counter
+        How many jobs its proposals ended for in each way.
+    troubles : Counter
+        What it raised, and how often.
+    suspended : bool
+        Whether it raised too often running, and was asked no more.
+    failures_to_suspend : int
+        Times running that it may raise, the last included; as in a live cycle.
+    """
+
+    name: str
+    service: Service
+    every: timedelta
+    asked: int = 0
+    outcomes: Counter[Result] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
+    suspended: bool = False
+    failures_to_suspend: int = FAILURES_TO_SUSPEND
+    _failures: int = 0
+    _due_s: int = -NEVER
+
+    def is_due(self, now_s: int) -> bool:
+        """Say whether it may be asked ``now_s``."""
+        return not self.suspended and now_s >= self._due_s
+
+    def next_due_s(self) -> int:
+        """Return when it may be asked again; NEVER: never."""
+        return NEVER if self.suspended else self._due_s
+
+    def passes(self, now_s: int) -> None:
+        """Take its turn ``now_s`` without being asked, since it has nothing new to say."""
+        self._due_s = now_s + int(np.ceil(self.every.total_seconds()))
+
+    def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction] | None:
+        """Ask it; None: it raised, which is written down."""
+        return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
+
+    def changes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
+        """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
+        service: Any = self.service
+        return self._answer(
+            lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s
+        )
+
+    def _answer(self, ask: Callable[[], _Answer], now_s: int) -> _Answer | None:
+        self.asked += 1
+        self.passes(now_s)
+        try:
+            answer = ask()
+        except Exception as reason:  # because a service is anybody's code
+            self.problems[f"{type(reason).__name__}: {reason}"] += 1
+            self._failures += 1
+            self.suspended = self._failures >= self.failures_to_suspend
+            return None
+        self._failures = 0
+        return answer
+
+
+def replay_services(
+    cluster: SteppableReplay,
+    active_services: Sequence[ReplayedService],
+    *,
+    predictor: NamedPredictor,
+    predict_again_s: int | None = None,
+    estimator: BacklogEstimator | None = None,
+    most_of_one_user: float = 1.0,
+    jobwise: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Let everything happen that is to happen on ``cluster``, and ask the services of ``active_services`` on the way.
+
+    Parameters
+    ----------
+    predictor : NamedPredictor
+        Asked for each job at its submission, told of each end; what it says stands in the snapshots.
+    predict_again_s : int, optional
+        Ask it about all that waits too, before the first moment that is at least so long after the last such question,
+        or after the first submission, s; None: never.
+    reckoning : Reckoning, optional
+        Of the backlog of ``cluster``; None: no service is told of it.
+    most_of_one_user : float
+        As ``control.most_of_one_user`` has it; 1: no cap.
+    jobwise : bool
+        Ask a jobwise service about single jobs; False: about the whole queue each time, as any other, which is slow.
+    progress : callable, optional
+        Called now and then with the number of jobs ended.
+    """
+    claims = ReplayGuards(cluster, len(active_services), most_of_one_user)
+    played = _ReplayRun(
+        cluster,
+        active_services,
+        ReplayPredictions(cluster, predictor, predict_again_s, estimator),
+        claims,
+        jobwise=jobwise,
+    )
+    moments = 0
+    while (halt := played.next_halt()) is not None:
+        played.stop(halt)
+        moments += 1
+        if progress is not None and moments % MOMENTS_PER_REPORT == 0:
+            progress(len(cluster.ended))
+
+
+class _ReplayRun:
+    """A replay on its way from one question to the next."""
+
+    def __init__(
+        self,
+        cluster: SteppableReplay,
+        active_services: Sequence[ReplayedService],
+        predictions: ReplayPredictions,
+        claims: ReplayGuards,
+        *,
+        jobwise: bool,
+    ) -> None:
+        self._cluster, self._predictions, self._claims = cluster, predictions, claims
+        self._active_services = [
+            (active, _applied_of(active, cluster) if jobwise else None) for active in active_services
+        ]
+        self._alarm_s = NEVER
+
+    def next_halt(self) -> StopPoint | None:
+        """Let time go on to where the predictor, or a service, is to be asked; None: all is over."""
+        asks_from_s, alarm_from_s = NEVER, NEVER
+        for active, applied in self._active_services:
+            due_s = active.next_due_s()
+            if applied is None or active.every or self._claims.follows_the_queue:
+                alarm_from_s = min(alarm_from_s, due_s)
+            elif not active.suspended:
+                due_s = applied.next_s()
+            asks_from_s = min(asks_from_s, due_s)
+        return self._cluster.go_on(
+            asks_from_s=asks_from_s,
+            alarm_s=self._alarm_s,
+            alarm_from_s=alarm_from_s,
+            before_s=self._predictions.again_s,
+        )
+
+    def stop(self, halt: StopPoint) -> None:
+        """Ask whoever is to be asked where time has stopped."""
+        if halt.before:
+            self._hear(self._predictions.look_again(halt.moment_s))
+            return
+        self._predictions.follow()
+        self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
+
+    def _hear(self, jobs: NDArray[np.int64]) -> None:
+        for _, applied in self._active_services:
+            if applied is not None and len(jobs):
+                applied.changed(jobs)
+
+    def _ask(self, now_s: int) -> int:
+        """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
+        later_s, shown = NEVER, _Shown(self._cluster, self._predictions)
+        apply: list[tuple[ReplayedService, ReplayState | None, _Act]] = []
+        for number, (active, applied) in enumerate(self._active_services):
+            if not active.is_due(now_s):
+                later_s = min(later_s, active.next_due_s())
+                continue
+            if applied is None:
+                act = self._proposed(number, active, shown.snapshot(), now_s)
+            else:
+                if apply:  # who acts before it may take what stands of it, or leave it, and it says all of that again
+                    applied.disturbed()
+                act = self._wished(number, active, applied, now_s)
+            if active.suspended:
+                act = partial(self._claims.release, number)
+            if act is not None:
+                apply.append((active, applied, act))
+        for active, applied, act in apply:
+            self._count(active, applied, act())
+        return later_s
+
+    def _proposed(self, number: int, active: ReplayedService, snapshot: Snapshot, now_s: int) -> _Act | None:
+        """Ask a service about the whole queue; None: it raised, and what stands of it stays."""
+        proposals = active.proposals(snapshot, now_s=now_s)
+        return None if proposals is None else partial(self._claims.act, number, proposals)
+
+    def _wished(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
+        """Ask a jobwise service about those jobs alone of which it may wish something new."""
+        jobs = applied.outdated(now_s)
+        if not len(jobs):
+            active.passes(now_s)
+            nothing = (np.empty(0, dtype=np.int64), np.empty(0))
+            return partial(self._claims.change, number, *nothing) if self._claims.follows_the_queue else None
+        rows = self._cluster.rows(jobs, self._predictions.predictions)
+        changes = active.changes(rows, now_s=now_s)
+        if changes is None:
+            return None
+        applied.told(jobs, changes.until)
+        return partial(self._claims.change, number, jobs, changes.urgency)
+
+    def _count(self, active: ReplayedService, applied: ReplayState | None, outcomes: Mapping[Result, int]) -> None:
+        for result, jobs in outcomes.items():
+            active.outcomes[result] += jobs
+        if Result.DONE in outcomes and len(self._active_services) > 1:
+            for _, other in self._active_services:
+                if other is not None and other is not applied:
+                    other.disturbed()
+
+
+class _Shown:
+    """What the services of a moment see, made once, and only if one of them looks at the whole queue."""
+
+    def __init__(self, cluster: SteppableReplay, predictions: ReplayPredictions) -> None:
+        self._cluster, self._predictions = cluster, predictions
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        if self._snapshot is None:
+            self._snapshot = self._cluster.look(self._predictions.predictions)
+        return self._snapshot
+
+
+def _applied_of(active: ReplayedService, cluster: SteppableReplay) -> ReplayState | None:
+    return ReplayState(cluster) if isinstance(active.service, JobwiseService) else None
+
+
+def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
+    if len(changes.urgency) != n_jobs or len(changes.until) != n_jobs:
+        raise TypeError(f"{len(changes.urgency)} wishes that hold until {len(changes.until)} times, for {n_jobs} jobs")
+    if (np.abs(changes.urgency) > 1).any():
+        raise ValueError("a change has an urgency that is not between -1 and 1")
+    return changes
+
+
+def _checked(actions: Iterable[Action]) -> list[JobAction]:
+    chosen = list(actions)
+    known = [action for action in chosen if isinstance(action, Reorder | SoftLimit | Revert)]
+    if len(known) < len(chosen):
+        stranger = next(action for action in chosen if not isinstance(action, Reorder | SoftLimit | Revert))
+        raise TypeError(f"{stranger!r} is not an action on a job")
+    return known
+
+
+BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+"""What a Slurm site has without Helios, and what backfill plans with in a service replay."""
+CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
+"""Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
+TOLERANCE = 10_000
+"""Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
+PREDICT_AGAIN_S = 600
+"""How often waiting jobs are predicted again, s, as in live cycles."""
+DRAWS = 2_000
+LONGEST_MAY_GROW = 0.05
+"""Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""
+LEAST_SAVED = 0.01
+"""Share of the mean wait below which a saving is not worth a mechanism that can do damage."""
+_TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedServiceReport:
+    """What became of one service in a service replay.
+
+    Attributes
+    ----------
+    service : str
+    asked : int
+        How often it was asked.
+    outcomes : mapping of str to int
+        Jobs that its proposals ended for in each way, by Result.
+    troubles : mapping of str to int
+        What it raised, and how often.
+    suspended : bool
+        It raised three times running and was asked no more.
+    """
+
+    service: str
+    asked: int
+    outcomes: Mapping[str, int]
+    problems: Mapping[str, int]
+    suspended: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServiceReplay:
+    """What a service replay found.
+
+    Attributes
+    ----------
+    whatif : WhatIf
+        Today's replay, the control that needs no model, the one with the services; measured alike.
+    seats : tuple of SeatReport
+        Each service.
+    jobs_per_s : float
+        Jobs replayed with the services per second of this computer's time.
+    """
+
+    whatif: WhatIf
+    active_services: tuple[ReplayedServiceReport, ...]
+    jobs_per_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the jobs themselves as plain values; the same question gives the same answer."""
+        return {**self.whatif.to_json(), "services": [active.to_json() for active in self.active_services]}
+
+
+def simulate_services(
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    services: Mapping[str, Service],
+    *,
+    every: timedelta | None = None,
+    tolerance: int = TOLERANCE,
+    failures_to_suspend: int = FAILURES_TO_SUSPEND,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float = 1.0,
+    progress: Progress = no_progress,
+) -> ServiceReplay:
+    """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
+
+    Run times are predicted as they would be live: from what had ended before the window, and has ended in it.
+
+    Parameters
+    ----------
+    question : Question
+        The window and the machine; its plans are not looked at.
+    services : mapping of str to Service
+        By name, in the order in which their proposals are applied.
+    every : timedelta, optional
+        Least time between two questions to a service; None: each its own.
+    resolution : int
+        Bound of the SiteFactor that urgencies are counted in (``slurm.site_factor_most``).
+    failures_to_suspend : int
+        Times running that a service may raise, the last included (``control.failures_to_suspend``).
+    predict_again_s : int, optional
+        How often jobs that wait are predicted again, s; None: never.
+    most_of_one_user : float
+        Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
+
+    Raises
+    ------
+    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
+        As :func:`~helios.app.whatif.whatif`.
+    """
+    staged = _staged(history, request, progress)
+    runs = [to_run(plan, staged.setup, None, progress) for plan in CONTROLS]
+    begun = perf_counter()
+    active_services = _active_services(services, every=every, failures_to_suspend=failures_to_suspend)
+    simulated, predictor = _played(
+        staged,
+        active_services,
+        tolerance=tolerance,
+        predict_again_s=predict_again_s,
+        most_of_one_user=most_of_one_user,
+        progress=progress,
+    )
+    jobs_per_s = len(staged.setup.workload) / (perf_counter() - begun)
+    said = [*describe_sources(predictor), *(problem for active in active_services for problem in _said_of(active))]
+    return ServiceReplay(
+        whatif=answer_request(history, staged.request, staged.setup, runs=[*runs, simulated], said=said),
+        active_services=tuple(map(_report, active_services)),
+        jobs_per_s=jobs_per_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftLimitGain:
+    """What soft limits would have done to the waits of a site's own last weeks.
+
+    Attributes
+    ----------
+    jobs, days : int
+        Jobs that were counted, and the days on which they were submitted.
+    mean_wait_s, mean_wait_with_s : float
+        Mean wait without soft limits, and with them, s.
+    longest_wait_s, longest_wait_with_s : float
+        Longest wait without, and with them, s.
+    saved_s : tuple of float
+        Mean wait saved a job, s: the 2.5th and the 97.5th percentile of a bootstrap over days.
+    """
+
+    jobs: int
+    days: int
+    mean_wait_s: float
+    mean_wait_with_s: float
+    longest_wait_s: float
+    longest_wait_with_s: float
+    saved_s: tuple[float, float]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the mean wait clearly falls, and the longest does not grow."""
+        return not self._objection()
+
+    @property
+    def sentence(self) -> str:
+        """Say in one sentence what was found, and whether it will do."""
+        mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
+        longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
+        seen = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
+        return f"No gain: {seen}; {self._objection()}." if self._objection() else f"A gain: {seen}."
+
+    def _objection(self) -> str:
+        if self.days < FEWEST_DAYS:
+            return f"{self.days} days are too few to tell"
+        if self.longest_wait_with_s > (1 + LONGEST_MAY_GROW) * self.longest_wait_s:
+            return "the longest wait grows"
+        if self.saved_s[0] <= 0 or self.mean_wait_with_s > (1 - LEAST_SAVED) * self.mean_wait_s:
+            return f"the saving may be chance (between {self.saved_s[0]:,.0f} s and {self.saved_s[1]:,.0f} s a job)"
+        return ""
+
+
+def soft_limit_gain(
+    history: LoadedHistory,
+    request: WhatIfRequest,
+    soft_limits: Service,
+    *,
+    beside: Mapping[str, Service] | None = None,
+    every: timedelta | None = None,
+    most_of_one_user: float = 1.0,
+    progress: Progress = no_progress,
+) -> SoftLimitGain:
+    """Replay a window with and without soft limits, all else alike, and say what they do to the waits.
+
+    Backfill that plans with predictions lengthens waits on many sites, so a site's own history has to show that here
+    it does not. Days are drawn anew, not jobs: jobs of one day wait behind the same jobs.
+
+    Parameters
+    ----------
+    question : Question
+        The window and the machine: the site's last weeks, with a warm-up.
+    soft_limits : Service
+        The service as it would run.
+    beside : mapping of str to Service, optional
+        Other services that act in both replays, as the one that orders the queue; None: first in, first out.
+    most_of_one_user : float
+        As for :func:`simulate_services`.
+
+    Raises
+    ------
+    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
+        As :func:`~helios.app.whatif.whatif`.
+    """
+    staged = _staged(history, request, progress)
+    others = dict(beside or {})
+    without, with_them = (
+        _played(
+            staged,
+            _active_services(services, every=every),
+            most_of_one_user=most_of_one_user,
+            progress=progress,
+        )[0]
+        for services in (others, {**others, "soft_limits": soft_limits})
+    )
+    return _gain(without, with_them, seed=request.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReplayInputs:
+    cluster: str
+    request: WhatIfRequest
+    setup: ReplaySetup
+    taught: DurationModel | None
+    resource: str
+
+
+def _staged(history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> _ReplayInputs:
+    asked = replace(request, plans=[_TAUGHT])
+    setup = prepare_replay(history, asked)
+    return _ReplayInputs(
+        cluster=history.cluster,
+        request=asked,
+        setup=setup,
+        taught=train_predictor(history, setup, asked, progress),
+        resource=replayed_resource(history, asked),
+    )
+
+
+def _active_services(
+    services: Mapping[str, Service], *, every: timedelta | None, failures_to_suspend: int = FAILURES_TO_SUSPEND
+) -> list[ReplayedService]:
+    return [
+        ReplayedService(
+            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
+        )
+        for name, it in services.items()
+    ]
+
+
+def _played(
+    staged: _ReplayInputs,
+    active_services: Sequence[ReplayedService],
+    *,
+    tolerance: int = TOLERANCE,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float,
+    progress: Progress,
+) -> tuple[Run, ReplayTrainedPredictor]:
+    """Replay with services acting; return what is measured, and who predicted."""
+    setup, title = staged.setup, " + ".join(active.name for active in active_services) or Policy.FIFO.value
+    cluster = SimCluster(
+        setup.workload,
+        setup.machine.shape,
+        setup.machine.jobs,
+        estimates_s=setup.limit_s,
+        name=staged.cluster,
+        tolerance=tolerance,
+        resource=staged.resource,
+    )
+    predictor = predictor_for(setup, staged.taught, staged.request)
+    told = f"Rehearsing {title}"
+    progress(told, 0.0)
+    replay_services(
+        cluster,
+        active_services,
+        predictor=predictor,
+        predict_again_s=predict_again_s,
+        estimator=backlog_estimator_for(setup.workload, setup.machine.shape),
+        most_of_one_user=most_of_one_user,
+        progress=lambda done: progress(told, done / len(setup.workload)),
+    )
+    progress(told, 1.0)
+    run = measure(
+        setup,
+        policy=title,
+        run_times=None,
+        estimates=RunTimes.LIMIT.value,
+        backfill=Backfill.EASY.value,
+        started_s=cluster.started_s,
+        ended_s=cluster.ended_s,
+    )
+    return run, predictor
+
+
+def backlog_estimator_for(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
+    """Return what reckons the backlog of a replay as it goes on."""
+    capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
+    return BacklogEstimator(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
+
+
+def _gain(without: Run, with_them: Run, *, seed: int) -> SoftLimitGain:
+    saved_s = (without.wait_s - with_them.wait_s).astype(np.float64)
+    _, day = np.unique(without.submitted_s // DAY_S, return_inverse=True)
+    of_day_s, jobs_of_day = np.bincount(day, weights=saved_s), np.bincount(day)
+    drawn = np.random.default_rng(seed).integers(len(of_day_s), size=(DRAWS, len(of_day_s)))
+    means = of_day_s[drawn].sum(axis=1) / jobs_of_day[drawn].sum(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return SoftLimitGain(
+        jobs=len(saved_s),
+        days=len(of_day_s),
+        mean_wait_s=without.summary.mean_wait_s,
+        mean_wait_with_s=with_them.summary.mean_wait_s,
+        longest_wait_s=without.summary.max_wait_s,
+        longest_wait_with_s=with_them.summary.max_wait_s,
+        saved_s=(float(low), float(high)),
+    )
+
+
+def _report(active: ReplayedService) -> ReplayedServiceReport:
+    return ReplayedServiceReport(
+        service=active.name,
+        asked=active.asked,
+        outcomes={result.value: jobs for result, jobs in sorted(active.outcomes.items())},
+        problems=dict(active.problems),
+        suspended=active.suspended,
+    )
+
+
+def _said_of(active: ReplayedService) -> list[str]:
+    said = [f"Service {active.name} raised {times} times: {problem}" for problem, times in active.problems.items()]
+    if active.suspended:
+        said.append(f"Service {active.name} raised {active.failures_to_suspend} times running and was asked no more.")
+    return said

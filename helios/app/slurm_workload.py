@@ -1,0 +1,376 @@
+"""A cluster's recorded jobs as a workload under Slurm's own rules: who asks for what, in which partition, as whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import islice
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.app.predictions import backlog_estimator
+from helios.app.service_replay import (
+    FAILURES_TO_SUSPEND,
+    PREDICT_AGAIN_S,
+    TOLERANCE,
+    NamedPredictor,
+    ReplayedService,
+    replay_services,
+)
+from helios.app.whatif import describe_sources
+from helios.errors import NotEnoughHistory
+from helios.model import in_submission_order, seconds_of
+from helios.model.slurm_site import SlurmSite
+from helios.ownership import time_min
+from helios.ports import Progress, Service, no_progress
+from helios.predict import DurationModel, ReplayTrainedPredictor, train
+from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
+from helios.simulate.slurm.cluster import SimulatedSlurm
+from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJobs:
+    """Recorded jobs that can be replayed on a site.
+
+    Attributes
+    ----------
+    jobs : DataFrame
+        Those of the history that are replayed, columns of ``JOBS``, in the order of ``workload``.
+    workload : SlurmWorkload
+    notes : tuple of str
+        What was left out or assumed.
+    """
+
+    jobs: pd.DataFrame
+    workload: SlurmWorkload
+    notes: tuple[str, ...]
+
+
+def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None) -> SlurmJobs:
+    """Return jobs as they would be submitted to ``site``.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, in submission order; those without a run time, or of partitions that the site has not, are
+        left out.
+    nice : array of shape (len(jobs),), optional
+        What users took from their own priority; no accounting keeps it. None: 0.
+
+    Raises
+    ------
+    NotEnoughHistory
+        No job is left.
+    """
+    notes: list[str] = []
+    asked, everywhere = _asked_partitions(jobs, site)
+    keep = jobs["run_time_s"].notna().to_numpy()
+    if not keep.all():
+        notes.append(f"{int((~keep).sum()):,} jobs that never ran, or whose run time is unknown, were left out.")
+    placed = np.array([bool(choice) for choice in asked], dtype=np.bool_)
+    if lost := int((keep & ~placed).sum()):
+        strange = sorted({str(name) for name in jobs["partition"].astype("str")[keep & ~placed]})
+        notes.append(
+            f"{lost:,} jobs of partitions that the site does not have were left out: {', '.join(strange[:10])}."
+        )
+    keep = keep & placed
+    if everywhere:
+        notes.append(f"{everywhere:,} jobs without a partition go to the site's default one.")
+    if not keep.any():
+        raise NotEnoughHistory("No job of the window can be replayed on this site.", hint="\n".join(notes))
+    order = _with_tasks_in_order(jobs[keep])
+    chosen = jobs[keep].iloc[order].reset_index(drop=True)
+    kept = [choice for choice, keeps in zip(asked, keep, strict=True) if keeps]
+    workload = _workload(chosen, site, [kept[place] for place in order], notes)
+    if nice is not None:
+        workload = replace(workload, nice=nice[keep][order])
+    return _startable(chosen, workload, site, notes)
+
+
+def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, notes: list[str]) -> SlurmJobs:
+    """Leave out the jobs that could never start, which Slurm would have refused or kept pending for ever."""
+    fits = startable(workload, site)
+    if not fits.any():
+        raise NotEnoughHistory(
+            "No job of the window fits the nodes and limits of this site's partitions.",
+            hint="Is it the slurm.conf of the cluster that ran these jobs?",
+        )
+    if not fits.all():
+        notes.append(
+            f"{int((~fits).sum()):,} jobs that ask for more nodes, resources or time than their partition has were "
+            f"left out, as {workload.job_id[np.argmin(fits)]}."
+        )
+        jobs, workload = jobs[fits].reset_index(drop=True), workload.kept(fits)
+    return SlurmJobs(jobs=jobs, workload=workload, notes=tuple(notes))
+
+
+def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[int, ...]], int]:
+    """Return the positions of the partitions that each job asks for, and how many jobs name none."""
+    places = {partition.name: place for place, partition in enumerate(site.partitions)}
+    default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
+    by_name: dict[str, tuple[int, ...]] = {}
+    missing = jobs["partition"].isna().to_numpy()
+    names = jobs["partition"].astype("str").to_numpy(dtype=object)
+    for name in set(names[~missing]):
+        by_name[name] = tuple(dict.fromkeys(places[one] for one in str(name).split(",") if one in places))
+    fallback = () if default is None else (default,)
+    asked = [fallback if gone else by_name[name] for name, gone in zip(names, missing, strict=True)]
+    return asked, int(missing.sum()) if default is not None else 0
+
+
+def _with_tasks_in_order(jobs: pd.DataFrame) -> Ints:
+    """Return the positions by submission, job id of the array or the job, task: the order of Slurm's own records."""
+    master = jobs["array_job_id"].astype("str").where(jobs["array_job_id"].notna(), jobs["job_id"])
+    keys = pd.DataFrame(
+        {
+            "submitted_at": jobs["submitted_at"].to_numpy(),
+            "length": master.str.len().to_numpy(),
+            "master": master.to_numpy(),
+            "task": pd.to_numeric(jobs["array_task_id"], errors="coerce").fillna(0).to_numpy(),
+            "restart": jobs["restart"].to_numpy(),
+        }
+    )
+    return keys.sort_values(list(keys.columns), kind="stable").index.to_numpy().astype(np.int64)
+
+
+def _workload(jobs: pd.DataFrame, site: SlurmSite, choices: list[tuple[int, ...]], notes: list[str]) -> SlurmWorkload:
+    submitted_s = seconds_of(jobs["submitted_at"])
+    eligible_s = np.fmax(seconds_of(jobs["eligible_at"]), submitted_s)
+    users, user = _codes(jobs["user"])
+    accounts, account = _codes(jobs["account"])
+    qos_names, qos = _codes(jobs["qos"], missing=NO_QOS)
+    gpu_types, gpu_type = _gpu_types(jobs, site, notes)
+    return SlurmWorkload(
+        job_id=jobs["job_id"].to_numpy(dtype=object),
+        submitted_s=submitted_s,
+        eligible_s=eligible_s,
+        run_time_s=jobs["run_time_s"].to_numpy(dtype=np.float64),
+        time_limit_s=_limits(jobs, notes),
+        partitions=tuple(partition.name for partition in site.partitions),
+        partition=np.array([choice[0] for choice in choices], dtype=np.int64),
+        more_partitions={place: choice[1:] for place, choice in enumerate(choices) if len(choice) > 1},
+        nodes=_nodes(jobs),
+        cpus=np.maximum(1, jobs["cpus"].fillna(1).to_numpy()).astype(np.int64),
+        memory_mib=jobs["memory_mib"].fillna(0).to_numpy().astype(np.int64),
+        gpus=jobs["gpus"].to_numpy().astype(np.int64),
+        gpu_types=gpu_types,
+        gpu_type=gpu_type,
+        users=users,
+        user=user,
+        accounts=accounts,
+        account=account,
+        qos_names=qos_names,
+        qos=qos,
+        array=_arrays(jobs),
+    )
+
+
+def _limits(jobs: pd.DataFrame, notes: list[str]) -> Floats:
+    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    unknown = ~np.isfinite(limit_s)
+    if unknown.any():
+        notes.append(f"{int(unknown.sum()):,} of {len(jobs):,} jobs have no time limit: they get their partition's.")
+    return np.where(unknown, NO_LIMIT, limit_s)
+
+
+def _nodes(jobs: pd.DataFrame) -> Ints:
+    """Return the nodes of each job where they can hold equal parts of it; else as many as it takes."""
+    nodes = jobs["nodes"].fillna(1).to_numpy().astype(np.int64).clip(min=1)
+    whole = np.ones(len(jobs), dtype=np.bool_)
+    for name in ("cpus", "gpus"):
+        whole &= jobs[name].fillna(1).to_numpy().astype(np.int64) % nodes == 0
+    return np.where(whole, nodes, ANY_NODES)
+
+
+def _gpu_types(jobs: pd.DataFrame, site: SlurmSite, notes: list[str]) -> tuple[tuple[str, ...], Ints]:
+    known = tuple(dict.fromkeys(kind for group in site.nodes for kind in group.gpus if kind))
+    named = jobs["gpu_type"].astype("str").where(jobs["gpu_type"].notna(), "").to_numpy(dtype=object)
+    places = {kind: place for place, kind in enumerate(known)}
+    strange = sorted({name for name in named if name and name not in places})
+    if strange:
+        notes.append(f"GPU types that the site does not have are taken as any: {', '.join(strange[:10])}.")
+    return known, np.array([places.get(name, ANY_TYPE) for name in named], dtype=np.int64)
+
+
+def _arrays(jobs: pd.DataFrame) -> Ints:
+    """Give each job array a number; an id that was used again at another time is another one."""
+    known = jobs["array_job_id"].notna().to_numpy()
+    numbers = jobs.groupby(["array_job_id", "submitted_at"], sort=False, dropna=False).ngroup().to_numpy()
+    return np.where(known, numbers, NO_ARRAY).astype(np.int64)
+
+
+def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str, ...], Ints]:
+    """Return the names in a column and each row's position in them; what is missing is ``""``, or a code."""
+    codes, names = pd.factorize(column.astype("str").where(column.notna(), None))
+    found = tuple(str(name) for name in names)
+    if missing is not None:
+        return found, np.where(codes < 0, missing, codes).astype(np.int64)
+    if (codes < 0).any():
+        codes, found = np.where(codes < 0, len(found), codes), (*found, "")
+    return found, codes.astype(np.int64)
+
+
+# Services on a site's own Slurm, simulated: the same objects, cycles and predictions that a live cluster would have.
+
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlurmServiceReplay:
+    """What became of the jobs, and of the services.
+
+    Attributes
+    ----------
+    replay : SlurmReplay
+    seats : tuple of Seat
+    notes : tuple of str
+        Who predicted, and what each service was asked and did, for a person.
+    """
+
+    replay: SlurmReplay
+    active_services: tuple[ReplayedService, ...]
+    notes: tuple[str, ...]
+
+
+def simulate_services_on_slurm(
+    jobs: SlurmJobs,
+    site: SlurmSite,
+    services: Mapping[str, Service],
+    *,
+    before: pd.DataFrame,
+    cluster: str,
+    timezone: str,
+    every: timedelta | None = None,
+    most: int = TOLERANCE,
+    failures_to_suspend: int = FAILURES_TO_SUSPEND,
+    predict_again_s: int | None = PREDICT_AGAIN_S,
+    most_of_one_user: float = 1.0,
+    jobwise: bool = True,
+    latency: SlurmLatency | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> SlurmServiceReplay:
+    """Replay jobs under a site's own Slurm, with services that look and act as they would live.
+
+    Parameters
+    ----------
+    services : mapping of str to Service
+        By name, in the order in which their proposals are applied.
+    before : DataFrame
+        Earlier jobs, columns of ``JOBS``; they teach the predictor.
+    every : timedelta, optional
+        Least time between two questions to a service; None: each its own.
+    most : int
+        Bound of the SiteFactor (``slurm.site_factor_most``).
+    predict_again_s, most_of_one_user, jobwise
+        As for :func:`helios.app.service_replay.replay_services`.
+    latency : SlurmLatency, optional
+        How quickly the controller reacts.
+
+    Raises
+    ------
+    JobLargerThanPartition, PartitionUnknown
+        A job could never start.
+    """
+    active_services = [
+        ReplayedService(
+            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
+        )
+        for name, it in services.items()
+    ]
+    door = SimulatedSlurm(
+        jobs.workload, site, jobs.jobs, name=cluster, tolerance=most, latency=latency, time_min=time_min
+    )
+    model = trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
+    predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
+    told = f"Rehearsing {' + '.join(services)} on Slurm"
+    progress(told, 0.0)
+    replay_services(
+        door,
+        active_services,
+        predictor=predictor,
+        predict_again_s=predict_again_s,
+        jobwise=jobwise,
+        most_of_one_user=most_of_one_user,
+        estimator=backlog_estimator(door.look(None).nodes, jobs.jobs),
+        progress=lambda done: progress(told, done / len(jobs.workload)),
+    )
+    progress(told, 1.0)
+    return SlurmServiceReplay(
+        replay=door.timeline.result(),
+        active_services=tuple(active_services),
+        notes=(*(_said_of(active) for active in active_services), *describe_sources(predictor.online)),
+    )
+
+
+def trained_values(
+    before: pd.DataFrame, jobs: pd.DataFrame, *, cluster: str, timezone: str, seed: int, progress: Progress
+) -> DurationModel | None:
+    """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
+    if before.empty:
+        return None
+    opening = jobs["submitted_at"].min().to_pydatetime()
+    try:
+        return train(before, cluster=cluster, until=opening, seed=seed, timezone=timezone, progress=progress)
+    except NotEnoughHistory:
+        return None
+
+
+class InWorkloadOrder(NamedPredictor):
+    """The predictor that learns on its way, for jobs in the order of Slurm's own records: arrays by task.
+
+    Attributes
+    ----------
+    online : OnlinePredictor
+        Whose jobs stand in submission order.
+    """
+
+    def __init__(
+        self, jobs: pd.DataFrame, *, before: pd.DataFrame, model: DurationModel | None, seed: int, timezone: str
+    ) -> None:
+        there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
+        self._place = np.empty(len(jobs), dtype=np.int64)
+        self._place[there] = np.arange(len(jobs))
+        self.online = ReplayTrainedPredictor(
+            jobs.iloc[there].reset_index(drop=True), history=before, model=model, seed=seed, timezone=timezone
+        )
+        self.source = np.full(len(jobs), -1, dtype=np.int16)
+        self.sources = self.online.sources
+
+    def ended(self, jobs: Positions, ended_s: Positions) -> None:
+        """Take note that ``jobs`` ended; see :class:`helios.ports.ReplayPredictor`."""
+        self.online.ended(self._place[jobs], ended_s)
+
+    def submitted(self, jobs: Positions, now_s: int) -> NDArray[np.float64]:
+        """Predict the run times of ``jobs``, which are submitted; see :class:`helios.ports.ReplayPredictor`."""
+        order = np.argsort(self._place[jobs])
+        quantiles_s = np.empty((len(jobs), 3))
+        quantiles_s[order] = self.online.submitted(self._place[jobs][order], now_s)
+        self.source[jobs] = self.online.source[self._place[jobs]]
+        return quantiles_s
+
+    def waiting(self, jobs: Positions, now_s: int, *, running: Positions, since_s: Positions) -> NDArray[np.float64]:
+        """Predict again the run times of ``jobs``, which wait; see :class:`helios.ports.ReplayPredictor`."""
+        order = np.argsort(self._place[jobs])
+        quantiles_s = np.empty((len(jobs), 3))
+        quantiles_s[order] = self.online.waiting(
+            self._place[jobs][order], now_s, running=self._place[running], since_s=since_s
+        )
+        self.source[jobs] = self.online.source[self._place[jobs]]
+        return quantiles_s
+
+
+def _said_of(active: ReplayedService) -> str:
+    did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(active.outcomes.items())) or "nothing"
+    said = f"Service {active.name} was asked {active.asked:,} times; its proposals ended as: {did}."
+    if active.problems:
+        first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
+        said += f" It raised {first}{', and was asked no more' if active.suspended else ''}."
+    return said

@@ -1,0 +1,235 @@
+"""What a model makes of the past: train, keep, judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.app.history import LoadedHistory
+from helios.model import ModelRecord
+from helios.ports import Progress, no_progress
+from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.comparison import Comparison, compare_predictors
+from helios.predict.duration import DurationModel, HistoryPredictor, Trainer, train_locally, train_on
+from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start
+from helios.predict.model_record import describe_provenance, to_record
+from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.predict import Evaluation
+    from helios.predict.duration import Trainer
+
+
+def learn(
+    history: LoadedHistory,
+    *,
+    url: str,
+    until: datetime | None,
+    seed: int,
+    made_at: datetime,
+    dask: str = "",
+    progress: Progress = no_progress,
+) -> ModelRecord:
+    """Train a duration model on what had ended before ``until`` and keep it in the warehouse, in charge of nothing.
+
+    Parameters
+    ----------
+    dask : str
+        Address of the Dask scheduler on whose workers the trees are grown; empty: here.
+
+    Raises
+    ------
+    NotEnoughHistory
+        Too few jobs had ended; nothing was written.
+    DaskUnavailable, DaskMismatch, TrainingBroken
+        The training did not come to its end on the workers of ``dask``; nothing was written.
+    """
+    pass
+
+    studied = prepare_history(history, progress=progress)
+    model = studied.train(until=until, seed=seed, progress=progress, trainer=trainer_at(dask))
+    record = studied.record(model, seed=seed, made_at=made_at)
+    with Warehouse.open(url) as warehouse:
+        warehouse.add_model(record)
+    return record
+
+
+def trainer_at(dask: str) -> Trainer:
+    """Return what grows trees on the workers of the Dask scheduler at ``dask``, or here where that is empty."""
+    from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - as above
+    from helios.predict.duration import train_locally  # noqa: PLC0415 - as above
+
+    return DaskTrainer(address=dask) if dask else train_locally
+
+
+def judge(
+    history: LoadedHistory,
+    *,
+    train_until: datetime | None,
+    test_fraction: float,
+    gpu_only: bool = False,
+    refit_every: timedelta | None = None,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> Evaluation:
+    """Train on the earlier part of a history and judge on the later, beside the naive controls.
+
+    Parameters
+    ----------
+    train_until : datetime, optional
+        The split; where None, the last ``test_fraction`` by submission order is the test.
+    refit_every : timedelta, optional
+        How often the trees are grown anew during the test; None: never.
+
+    Raises
+    ------
+    NotEnoughHistory
+        Either part is too short.
+    """
+    from helios.predict import evaluate  # noqa: PLC0415 - as above
+
+    return evaluate(
+        history.jobs,
+        cluster=history.cluster,
+        train_until=train_until,
+        test_fraction=None if train_until else test_fraction,
+        gpu_only=gpu_only,
+        refit_every=refit_every,
+        seed=seed,
+        timezone=history.timezone,
+        progress=progress,
+    )
+
+
+# A history as predictors see it: described once, then trained on, judged on and watched for drift.
+
+FEWEST_JUDGED = 100
+"""Jobs below which nothing is concluded from a comparison."""
+CONTROLS = ("shrinkage", "user_last")
+_USER_LAST, _GLOBAL_MEAN = (FEATURES.index(name) for name in ("user_last_1", "global_mean"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedHistory:
+    """The jobs of a cluster, and what was known of each at its submission.
+
+    Attributes
+    ----------
+    history : History
+        Its jobs have at least the columns that training reads.
+    table : JobTable
+        The same jobs.
+    known : Known
+        What was known of each at its submission, and of those that waited at their start.
+    """
+
+    history: LoadedHistory
+    table: JobTable
+    known: FeaturesAtStart
+
+    @property
+    def features(self) -> NDArray[np.float32]:
+        """Each job as it was known at its submission, of shape (n_jobs, len(FEATURES))."""
+        return self.known.at_submission
+
+    def train(
+        self,
+        *,
+        until: datetime | None,
+        seed: int,
+        progress: Progress = no_progress,
+        trainer: Trainer = train_locally,
+    ) -> DurationModel:
+        """Learn from what had ended before ``until`` (all, if None).
+
+        Raises
+        ------
+        NotEnoughHistory
+            That is too little.
+        """
+        return train_on(
+            self.table,
+            self.known,
+            cluster=self.history.cluster,
+            until=until,
+            seed=seed,
+            progress=progress,
+            trainer=trainer,
+        )
+
+    def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:
+        """Return ``model``, which learned from this history, with its manifest and the scores of its backtest."""
+        provenance = describe_provenance(model, self.history.jobs, table=self.table, features=self.features, seed=seed)
+        comparison = self.backtest(model)
+        scores = (
+            {"since": model.backtest.until.isoformat()} | comparison.to_json() if model.backtest and comparison else {}
+        )
+        return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
+
+    def backtest(self, model: DurationModel) -> Comparison | None:
+        """Judge the model's backtest beside the controls; None: there is none, or too few jobs came after it."""
+        judged = model.as_judged()
+        if judged is None:
+            return None
+        rows = self.judged(judged.trained_until, model.trained_until)
+        return self.comparison({"model": judged}, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
+
+    def judged(self, since: datetime, until: datetime) -> NDArray[np.int64]:
+        """Return the jobs submitted at or after ``since`` that had ended before ``until`` with a known run time."""
+        table = self.table
+        chosen = (table.submitted_s >= _seconds(since)) & (table.ended_s < _seconds(until))
+        return np.flatnonzero(chosen & np.isfinite(table.run_time_s))
+
+    def submitted(self, since: datetime, until: datetime) -> NDArray[np.int64]:
+        """Return the jobs submitted in [since, until), ended or not."""
+        first, end = np.searchsorted(self.table.submitted_s, [_seconds(since), _seconds(until)])
+        return np.arange(first, end)
+
+    def comparison(
+        self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str
+    ) -> Comparison:
+        """Judge ``models`` and the controls on the jobs ``rows``."""
+        features = self.features[rows]
+        predictions = {name: model.predict(features) for name, model in models.items()}
+        return compare_predictors(
+            predictions | _controls(features),
+            self.table.run_time_s[rows],
+            challenger=challenger,
+            table=self.table,
+            rows=rows,
+        )
+
+    def latest(self, now: datetime) -> datetime:
+        """Return ``now``, or the second after the last submission where that is earlier: a trace of long ago."""
+        if self.table.n == 0:
+            return now
+        return min(now, datetime.fromtimestamp(int(self.table.submitted_s[-1]) + 1, UTC))
+
+    def known_until(self, now: datetime) -> datetime | None:
+        """Return ``now`` if jobs of the history end later, else None: all of it is known."""
+        ends = self.table.ended_s[self.table.ended_s != NEVER_S]
+        return now if len(ends) and int(ends.max()) >= _seconds(now) else None
+
+
+def prepare_history(history: LoadedHistory, *, progress: Progress = no_progress) -> PreparedHistory:
+    """Describe every job of ``history`` as it was known at its submission."""
+    progress("Reading the history of run times", 0.0)
+    table = JobTable.from_frame(history.jobs, timezone=history.timezone)
+    return PreparedHistory(history=history, table=table, known=features_at_start(table))
+
+
+def _controls(features: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
+    last = features[:, _USER_LAST].astype(np.float64)
+    return {
+        "shrinkage": HistoryPredictor().predict(features),
+        "user_last": np.expm1(np.where(np.isnan(last), features[:, _GLOBAL_MEAN], last)),
+    }
+
+
+def _seconds(moment: datetime) -> int:
+    return int(np.ceil(moment.timestamp()))

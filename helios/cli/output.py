@@ -1,0 +1,141 @@
+"""The screen: answers go to standard output, everything said on the way to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from helios.errors import HeliosError, UsageError
+
+if TYPE_CHECKING:  # pandas takes half a second to import, and this module is every command's
+    import pandas as pd
+
+    from helios.ports import Progress as ProgressPort
+
+PLAIN_WIDTH = 160
+
+
+def _console(*, stderr: bool) -> Console:
+    """Return a console; piped output is wide, so that a table is never cut to fit an imagined terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
+
+
+def width() -> int:
+    """Return how many columns an answer may take."""
+    return _console(stderr=False).width
+
+
+def show(*parts: RenderableType) -> None:
+    """Print the answer, for a person."""
+    console = _console(stderr=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def show_json(answer: Mapping[str, Any] | list[Any]) -> None:
+    """Print the answer, for a program."""
+    sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False, default=str) + "\n")
+
+
+def say(*lines: str) -> None:
+    """Say something on the way, on standard error."""
+    console = _console(stderr=True)
+    for line in lines:
+        console.print(escape(line), soft_wrap=True)
+
+
+def say_notes(notes: Iterable[str]) -> None:
+    """Say aloud what was assumed."""
+    say(*(f"note: {note}" for note in notes))
+
+
+def complain(error: HeliosError) -> None:
+    """Print an error and what to try next."""
+    console = _console(stderr=True)
+    console.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
+    if error.hint:
+        console.print(escape(error.hint), soft_wrap=True)
+
+
+@contextmanager
+def progress_bars() -> Iterator[ProgressPort]:
+    """Draw one bar for each stage on a terminal; a line for each stage elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        console=_console(stderr=True),
+    ) as bars:
+        yield _Bars(bars)
+
+
+class _Bars:
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, setup: str, done: float) -> None:
+        if setup not in self._tasks:
+            self._tasks[setup] = self._bars.add_task(setup, total=1.0)
+        self._bars.update(self._tasks[setup], completed=done)
+
+
+class _Lines:
+    """Progress in a log file: each stage once when it begins, so that a stuck run shows where."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def __call__(self, setup: str, done: float) -> None:  # noqa: ARG002 - a line has no length
+        if setup not in self._seen:
+            self._seen.add(setup)
+            say(f"{setup} ...")
+
+
+def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:
+    """Return a frame as a plain table, a row for each of its rows."""
+    if frame.empty:
+        return empty
+    table = Table(*frame.columns, box=None, pad_edge=False)
+    for row in frame.itertuples(index=False):
+        table.add_row(*(escape(_cell(value)) for value in row))
+    return table
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a report and say where it lies.
+
+    Raises
+    ------
+    Misuse
+        It cannot be written there.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as reason:
+        raise UsageError(
+            f"The report cannot be written: {reason}", hint="Choose another place: --report FILE"
+        ) from reason
+    say(f"Report: {path.resolve()}")
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:  # noqa: PLR0124 - NaN and NaT are not equal to themselves
+        return ""
+    return value.strftime("%Y-%m-%d %H:%M") if isinstance(value, datetime) else str(value)

@@ -1,0 +1,186 @@
+"""``helios simulate``: let services act on a replay of your own history before they act on a cluster."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from helios.app.replay_cluster import parse_nodes
+from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
+from helios.app.sweep import repredict_interval_s
+from helios.app.whatif import WhatIfRequest
+from helios.cli.options import (
+    AsJson,
+    Cluster,
+    Format,
+    GpusPerNode,
+    IfOversized,
+    Nodes,
+    OfResource,
+    Oversized,
+    PredictAgain,
+    Report,
+    Since,
+    Timezone,
+    Trace,
+    Until,
+    WarmUp,
+    configuration,
+    duration,
+    history_from,
+    moment,
+)
+from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.config import Settings
+from helios.errors import UsageError
+from helios.ports import Domain, Service
+from helios.report.history import describe
+from helios.report.tables import whatif_table
+from helios.services.registry import build, domain_of
+
+
+def simulate_(
+    service: Annotated[
+        list[str] | None,
+        typer.Option("--service", help="Service to rehearse; several act together. Else those of the configuration."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="SERVICE.OPTION=VALUE, as in [services.SERVICE] of helios.toml; may be repeated."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", help="Least time between two questions to a service (5min); else each its own."),
+    ] = None,
+    cluster: Cluster = None,
+    trace: Trace = None,
+    trace_format: Format = None,
+    timezone: Timezone = None,
+    nodes: Nodes = None,
+    gpus_per_node: GpusPerNode = None,
+    since: Since = None,
+    until: Until = None,
+    warm_up: WarmUp = None,
+    predict_again: PredictAgain = None,
+    resource: OfResource = None,
+    oversized: IfOversized = Oversized.FAIL,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the real services act on a replay of a cluster's own jobs, and say what that would have done to the waits.
+
+    The replay begins from an empty cluster, run times are predicted from what had ended by then, and a service may set
+    what it may set live. Beside it stand the same jobs as the site runs them today, and fewest GPUs first, which needs
+    no model. Nothing touches a cluster.
+
+    Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
+    """
+    settings = configuration().settings
+    services = services_asked_for(settings, names=service, options=option or [])
+    described = parse_nodes(nodes) if nodes is not None else None
+    with progress_bars() as progress:
+        history = history_from(
+            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
+        )
+        request = WhatIfRequest(
+            plans=(),
+            since=moment(since, timezone=history.timezone),
+            until=moment(until, timezone=history.timezone),
+            warm_up=duration(warm_up),
+            nodes=described,
+            gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
+            resource=resource.value if resource else None,
+            skip_oversized=oversized is Oversized.SKIP,
+            default_time_limit_s=settings.whatif.default_time_limit_s,
+            seed=settings.model.seed,
+        )
+        result = simulate_services(
+            history,
+            request,
+            services,
+            every=duration(every) if every is not None else None,
+            tolerance=settings.slurm.site_factor_most,
+            failures_to_suspend=settings.control.failures_to_suspend,
+            most_of_one_user=settings.control.most_of_one_user,
+            predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
+            progress=progress,
+        )
+    say_notes(result.whatif.notes)
+    if report is not None:
+        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+
+        description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
+        write_page(report, render_whatif(result.whatif, description=description))
+    if as_json:
+        show_json(result.to_json())
+        return
+    show(whatif_table(result.whatif, width=width()), "", _active_services(result))
+    say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services asked.")
+
+
+def services_asked_for(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
+    """Return the services of these names, else those of the configuration, with its options and the given ones.
+
+    Parameters
+    ----------
+    names : list of str, optional
+        Each may name several by commas.
+    options : list of str
+        As SERVICE.OPTION=VALUE, the value as TOML.
+
+    Raises
+    ------
+    Misuse
+        An option is not understood, or names a service that is not asked for.
+    ServiceUnknown, ServiceInvalid
+        A service cannot be had as it is asked for.
+    """
+    chosen = [name.strip() for text in names or settings.services for name in text.split(",")]
+    said = _said(options)
+    strangers = sorted(set(said) - set(chosen))
+    if strangers:
+        raise UsageError(
+            f"--set names {', '.join(strangers)}, which is not rehearsed.", hint=f"Rehearsed: {', '.join(chosen)}"
+        )
+    built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
+    on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
+    if on_nodes and (names or len(on_nodes) == len(built)):
+        raise UsageError(
+            f"{', '.join(on_nodes)} acts on nodes, and a service replay shows the waits of jobs.",
+            hint="See what it would do: helios energy whatif",
+        )
+    return {name: service for name, service in built.items() if name not in on_nodes}
+
+
+def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
+    """Read SERVICE.OPTION=VALUE, the value as TOML."""
+    said: dict[str, dict[str, Any]] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        service, dot, name = key.strip().partition(".")
+        if not (equals and dot and service and name):
+            raise UsageError(f"--set {text!r} is not understood.", hint="Write --set qssf.promote_after_s=7200")
+        try:
+            said.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as reason:
+            raise UsageError(
+                f"--set {text!r}: {value!r} is not a TOML value.", hint="Quote text: 'name=\"text\"'"
+            ) from reason
+    return said
+
+
+def _active_services(result: ServiceReplay) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("Service")
+    for name in ("Asked", "Jobs changed", "Unchanged", "Not changed", "Raised"):
+        table.add_column(name, justify="right")
+    for active in result.active_services:
+        done, unchanged = active.outcomes.get("done", 0), active.outcomes.get("unchanged", 0)
+        rest = sum(active.outcomes.values()) - done - unchanged
+        raised = f"{sum(active.problems.values()):,}{', suspended' if active.suspended else ''}"
+        table.add_row(active.service, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
+    return table

@@ -1,0 +1,144 @@
+"""A breaker: after several bad cycles in a row Helios keeps still for a while, then tries one cycle.
+
+Pure: time is given. It is kept with the memory of the last cycle, so that a restart does not shorten the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from helios.config import Control
+
+
+class BreakerState(StrEnum):
+    """Whether cycles may write."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+    """The wait is over; the next cycle that writes decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitBreaker:
+    """What the breaker remembers.
+
+    Attributes
+    ----------
+    bad_in_row : int
+        Cycles that wrote and were bad, since the last good one.
+    opened_at : datetime, optional
+        When it opened last; None: it is closed.
+    """
+
+    bad_in_row: int = 0
+    opened_at: datetime | None = None
+
+    def state(self, *, now: datetime, settings: Control) -> BreakerState:
+        """Return whether cycles may write now."""
+        if self.opened_at is None:
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if now >= self.closes_at(settings) else BreakerState.OPEN
+
+    def closes_at(self, settings: Control) -> datetime:
+        """Return when an open breaker lets a cycle try.
+
+        Raises
+        ------
+        ValueError
+            It is closed.
+        """
+        if self.opened_at is None:
+            raise ValueError("the breaker is closed")
+        return self.opened_at + timedelta(seconds=settings.breaker_s)
+
+    def after_a_good_cycle(self) -> CircuitBreaker:
+        """Return the breaker after a cycle whose every write was read back as asked."""
+        return CircuitBreaker()
+
+    def after_a_bad_cycle(self, *, now: datetime, settings: Control) -> CircuitBreaker:
+        """Return the breaker after a cycle in which a write failed or read back as something else."""
+        bad = self.bad_in_row + 1
+        opens = self.opened_at is not None or bad >= settings.mismatches_to_open
+        return CircuitBreaker(bad_in_row=bad, opened_at=now if opens else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"bad_in_row": self.bad_in_row, "opened_at": self.opened_at and self.opened_at.isoformat()}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> CircuitBreaker:
+        """Read what :meth:`to_json` wrote."""
+        at = plain["opened_at"]
+        return cls(bad_in_row=int(plain["bad_in_row"]), opened_at=datetime.fromisoformat(at) if at else None)
+
+
+# The bench: a service that keeps failing sits out until told, or until a day has passed.
+
+SITS_OUT = timedelta(days=1)
+"""How long a service sits out unless told: long enough to be seen, short enough to outlive a passing fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """How often in a row a service failed, when last, and with what."""
+
+    in_row: int
+    last_at: datetime
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSuspension:
+    """Who failed in the last cycle that asked it; a service without a fault is not named."""
+
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+
+    def after_a_failure(self, service: str, *, what: str, now: datetime) -> ServiceSuspension:
+        """Return the bench after ``service`` failed with ``what``."""
+        before = self.faults.get(service)
+        in_row = 1 if before is None else before.in_row + 1
+        return ServiceSuspension(faults={**self.faults, service: Fault(in_row=in_row, last_at=now, what=what)})
+
+    def without(self, service: str) -> ServiceSuspension:
+        """Return the bench after ``service`` answered, or after a person said that it may play again."""
+        return ServiceSuspension(faults={name: fault for name, fault in self.faults.items() if name != service})
+
+    def why_not(self, service: str, *, now: datetime, failures: int) -> str:
+        """Return why ``service`` sits out, for a person; empty: it plays.
+
+        Parameters
+        ----------
+        failures : int
+            In a row, that bench a service. After its day it has one try, not as many again.
+        """
+        fault = self.faults.get(service)
+        if fault is None or fault.in_row < failures or now - fault.last_at >= SITS_OUT:
+            return ""
+        until = f"{fault.last_at + SITS_OUT:%Y-%m-%d %H:%M} UTC"
+        return f"service {service} failed {fault.in_row} times in a row and sits out until {until}: {fault.what}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            name: {"in_row": fault.in_row, "last_at": fault.last_at.isoformat(), "what": fault.what}
+            for name, fault in self.faults.items()
+        }
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> ServiceSuspension:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            faults={
+                name: Fault(
+                    in_row=int(fault["in_row"]),
+                    last_at=datetime.fromisoformat(fault["last_at"]),
+                    what=str(fault["what"]),
+                )
+                for name, fault in plain.items()
+            }
+        )

@@ -1,0 +1,330 @@
+"""What nobody can switch off about nodes: no service, no mode, no option.
+
+A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many
+nodes may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from helios.actions import NodeOutcome, NodeSetting, Result
+from helios.changes import AWAKE, NodeChange, NodeKey
+from helios.config import Power, Settings
+from helios.control.applied import AppliedNodeChanges, same_list, weight_in
+from helios.control.guards import owners
+from helios.control.modes import OUTSIDE, ServiceMode
+from helios.control.observed import UNTOUCHABLE, ObservedNode
+from helios.control.state import NodeControllerState
+from helios.model import Mode, NodePower, PowerSettings, Snapshot
+
+OLDEST_DEMAND = timedelta(hours=1)
+"""Age of a forecast beyond which it says nothing about who may sleep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCycleContext:
+    """What a node cycle sees and remembers before it asks anybody.
+
+    Attributes
+    ----------
+    nodes : mapping
+        The nodes, as the cluster gave them.
+    wanted : frozenset of str
+        Partitions in which a pending job waits for nodes.
+    never : frozenset of str
+        The nodes of ``power.never``.
+    """
+
+    snapshot: Snapshot
+    nodes: Mapping[str, ObservedNode]
+    applied: AppliedNodeChanges
+    memory: NodeControllerState
+    settings: Settings
+    wanted: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
+
+    @property
+    def power(self) -> PowerSettings | None:
+        """How the cluster powers nodes."""
+        return self.snapshot.power
+
+    @property
+    def only_lists(self) -> bool:
+        """Whether the cluster's own timer is what puts nodes to sleep here."""
+        return self.settings.power.mechanism == "keep_awake"
+
+    def is_wanted(self, node: ObservedNode) -> bool:
+        """Return whether a pending job waits for nodes of its partitions."""
+        return bool(self.wanted.intersection(node.partitions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGuardResult:
+    """What may go on, what already is so, and what may not and why."""
+
+    allowed: tuple[NodeChange, ...]
+    same: tuple[NodeChange, ...]
+    refused: tuple[NodeOutcome, ...]
+
+
+def apply_node_guards(
+    changes: Sequence[NodeChange], *, context: NodeCycleContext, mode: ServiceMode
+) -> NodeGuardResult:
+    """Pass one service's changes through every guard that looks at one node."""
+    once, twice = _each_once(changes)
+    same = [
+        change
+        for change in once
+        if _may_be_named(change, context, mode) == "" and is_in_desired_state(change, context, mode.mode)
+    ]
+    kept = {change.key for change in same}
+    why = {change.key: _refusal(change, context, mode) for change in once if change.key not in kept}
+    return NodeGuardResult(
+        allowed=tuple(change for change in once if change.key not in kept and not why[change.key][1]),
+        same=tuple(same),
+        refused=(
+            *(change.outcome(*why[change.key]) for change in once if change.key not in kept and why[change.key][1]),
+            *(change.outcome(Result.REFUSED, "the service named this node twice") for change in twice),
+        ),
+    )
+
+
+def keep_one_node_owner(
+    changes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
+) -> tuple[dict[str, tuple[NodeChange, ...]], dict[str, tuple[NodeOutcome, ...]]]:
+    """Let each setting of each node have one service: the first configured wins.
+
+    Parameters
+    ----------
+    changes : mapping
+        By service, in the order of configuration; a service that was not asked this cycle has none.
+    held : mapping
+        The service whose change stands there now: it keeps its setting from services configured after it.
+
+    Returns
+    -------
+    allowed, refused : dict
+        By service.
+    """
+    owner = owners({name: [change.key for change in asked] for name, asked in changes.items()}, held=held)
+    allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
+    refused = {
+        name: tuple(
+            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the node")
+            for change in asked
+            if owner[change.key] != name
+        )
+        for name, asked in changes.items()
+    }
+    return allowed, refused
+
+
+def is_in_desired_state(change: NodeChange, context: NodeCycleContext, mode: Mode) -> bool:
+    """Return whether what is wished for stands already; for a shadow, whether it would."""
+    row = (context.applied.shadow if mode is Mode.SHADOW else context.applied.real).get(change.key)
+    node = context.nodes.get(change.node)
+    if change.setting is NodeSetting.POWER:
+        return _has_power(change, node, would_sleep=mode is Mode.SHADOW and row is not None)
+    if row is None or row.value != change.value or row.overridden:
+        return False
+    if mode is Mode.SHADOW:
+        return True
+    if change.setting is NodeSetting.WEIGHT:
+        return row.confirmed and node is not None and node.weight == weight_in(row.after)
+    return row.confirmed and context.power is not None and same_list(context.power.keep_awake, row.after)
+
+
+def _has_power(change: NodeChange, node: ObservedNode | None, *, would_sleep: bool) -> bool:
+    if node is None:
+        return False
+    if change.value == AWAKE:
+        return not would_sleep and node.power in {NodePower.AWAKE, NodePower.WAKING}
+    return would_sleep or node.away
+
+
+def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
+    """Return why a node must not be asleep for Helios' sake, whatever it does now; empty: it may."""
+    return (
+        context.memory.protected
+        or _no_forecast(context)
+        or _not_this_one(node, context)
+        or ("a pending job waits for nodes of its partition" if context.is_wanted(node) else "")
+    )
+
+
+def _each_once(changes: Sequence[NodeChange]) -> tuple[list[NodeChange], list[NodeChange]]:
+    first = {change.key: change for change in reversed(changes)}
+    return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
+
+
+def _refusal(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
+    if why := _may_be_named(change, context, mode):
+        return Result.REFUSED, why
+    if change.setting is NodeSetting.KEEP_AWAKE:
+        return Result.REFUSED, _no_list(context)
+    node = context.nodes[change.node]
+    if change.setting is NodeSetting.WEIGHT:
+        return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
+    if change.value == AWAKE:
+        return _no_wake(node, context)
+    return Result.REFUSED, _no_sleep(node, context)
+
+
+def _may_be_named(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -> str:
+    row = context.applied.real.get(change.key)
+    if row is not None and row.overridden:
+        return "somebody changed it after Helios did: it is theirs"
+    if change.setting is NodeSetting.KEEP_AWAKE:
+        return ""
+    node = context.nodes.get(change.node)
+    if node is None:
+        return "no such node"
+    return "" if mode.reaches(node.name, partitions=node.partitions) else OUTSIDE
+
+
+def _no_list(context: NodeCycleContext) -> str:
+    if not context.only_lists:
+        return "power.mechanism is sleep: the keep-awake list is left to the site"
+    if context.power is None:
+        return "it is not known how the cluster powers nodes"
+    return "" if context.power.can_keep_awake else "the keep-awake list cannot be changed on this cluster"
+
+
+def _no_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str]:
+    if node.down:
+        return Result.REFUSED, f"it is {node.state or 'down'}"
+    if not node.in_service:  # what is merely planned or reserved is woken all the same
+        return Result.REFUSED, node.excluded_reason or f"it is {min(node.flags)}"
+    if node.power is NodePower.FALLING_ASLEEP:
+        return Result.POSTPONED, "falling asleep: it cannot be called back until it is asleep"
+    row = context.applied.real.get((NodeSetting.POWER, node.name))
+    pays_at = row and row.written_at + timedelta(seconds=context.settings.power.payback_s)
+    if pays_at and context.snapshot.taken_at < pays_at and not context.is_wanted(node):
+        return Result.REFUSED, f"asleep too short to pay: not woken ahead of need before {pays_at:%Y-%m-%d %H:%M} UTC"
+    return Result.REFUSED, ""
+
+
+def _no_sleep(node: ObservedNode, context: NodeCycleContext) -> str:
+    return _not_here(context) or _touched(node) or why_not_asleep(node, context) or _not_idle(node, context)
+
+
+def _not_here(context: NodeCycleContext) -> str:
+    if context.only_lists:
+        return "power.mechanism is keep_awake: the cluster's own timer puts nodes to sleep"
+    if context.power is None:
+        return "it is not known how the cluster powers nodes"
+    return context.power.why_not or ("" if context.power.can_sleep else "nodes cannot be put to sleep on this cluster")
+
+
+def _no_forecast(context: NodeCycleContext) -> str:
+    demand = context.snapshot.demand
+    if demand is None:
+        return "there is no forecast of the demand for nodes"
+    apart_s = context.snapshot.taken_at.timestamp() - demand.ended_s
+    bound_s = OLDEST_DEMAND.total_seconds()
+    return "" if -bound_s <= apart_s <= bound_s else "the forecast of the demand for nodes is not of this hour"
+
+
+def _touched(node: ObservedNode) -> str:
+    if node.excluded_reason:
+        return node.excluded_reason
+    flags = sorted(node.flags & UNTOUCHABLE)
+    return f"it is {flags[0]}" if flags else ""
+
+
+def _not_this_one(node: ObservedNode, context: NodeCycleContext) -> str:
+    memory, power = context.memory, context.settings.power
+    if node.name in context.never:
+        return "power.never names it"
+    if node.name in memory.quarantined:
+        return f"it {memory.quarantined[node.name].what}, and nobody has cleared it"
+    if node.name in memory.keep_off:
+        return f"somebody woke it: left awake until {memory.keep_off[node.name]:%Y-%m-%d %H:%M} UTC"
+    cycles = len(memory.slept.get(node.name, ()))
+    return f"Helios put it to sleep {cycles} times in 24 hours" if cycles >= power.cycles_per_day else ""
+
+
+def _not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
+    now = context.snapshot.taken_at
+    if node.kept_awake:
+        return "the cluster's keep-awake list names it"
+    if not node.idle:
+        return f"it is not idle: {node.state} and {node.power}" + (", and jobs hold it" if node.holds else "")
+    seen_idle = context.memory.idle.get(node.name)
+    if seen_idle is None or seen_idle >= now:
+        return "it was not idle at the look before, and it takes two in a row"
+    since = node.idle_since or seen_idle
+    idle_s = context.settings.power.idle_s
+    return "" if now - since >= timedelta(seconds=idle_s) else f"it has not been idle for {idle_s} s"
+
+
+# How many nodes may be away at once, and which must stay: counted as changes are let through, one after the other.
+
+Verdict = tuple[Result, str]
+"""Why not, and whether it may be asked again; an empty reason: it may."""
+YES: Verdict = (Result.DONE, "")
+CROWDED = "as many nodes are on their way as may be"
+
+
+class PowerBudget:
+    """What is left of the bounds of ``[power]`` in one cycle.
+
+    Parameters
+    ----------
+    away : collection of str
+        Nodes that count as asleep whatever is seen: those a shadow has asleep, or those the cluster's own timer may put
+        to sleep at any moment.
+    about_to_fall : collection of str
+        Those of them that the cluster's timer will put to sleep in a moment: they count as on their way already before
+        another one may sleep.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, ObservedNode],
+        settings: Power,
+        *,
+        away: Iterable[str] = (),
+        about_to_fall: Collection[str] = (),
+    ) -> None:
+        gone = set(away)
+        self._about_to_fall = len(about_to_fall)
+        self._settings = settings
+        self._left = max(1, _share(settings.most_in_transition, len(nodes)))
+        self._left -= sum(node.on_its_way for node in nodes.values())
+        in_service = [node for node in nodes.values() if node.in_service]
+        self._serving = Counter(
+            kind for node in in_service if node.serves and node.name not in gone for kind in node.kinds()
+        )
+        self._away = Counter(node.pool for node in in_service if node.away or node.name in gone)
+        self._total = Counter(node.pool for node in in_service)
+
+    def to_wake(self) -> Verdict:
+        """Take a place on the way for one node that wakes."""
+        if self._left <= 0:
+            return Result.POSTPONED, CROWDED
+        self._left -= 1
+        return YES
+
+    def to_sleep(self, node: ObservedNode) -> Verdict:
+        """Take a place on the way, and one among those asleep, for ``node``."""
+        if last := [kind for kind in node.kinds() if self._serving[kind] <= 1]:
+            return Result.REFUSED, f"it is the last node awake of {last[0]}"
+        most = _share(self._settings.most_asleep, self._total[node.pool])
+        if self._away[node.pool] >= most:
+            return Result.REFUSED, f"no more than {most} of {self._total[node.pool]} nodes of {node.pool} may be asleep"
+        if node.idle and self._left - self._about_to_fall <= 0:
+            return Result.POSTPONED, CROWDED
+        self._left -= node.idle
+        self._away[node.pool] += 1
+        self._serving.subtract(node.kinds())
+        return YES
+
+
+def _share(share: float, of: int) -> int:
+    return math.floor(share * of + 1e-9)  # the epsilon keeps 0.1 x 30 at 3

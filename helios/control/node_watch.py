@@ -1,0 +1,281 @@
+"""What became of the nodes since the last look: which idle, which are no longer Helios', which did not wake.
+
+Pure. It holds the book and the memory against what is seen; the words for what it finds go into the audit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from helios.actions import NodeSetting, Result
+from helios.changes import AWAKE, LIST
+from helios.config import Power
+from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, same_list, weight_in
+from helios.control.audit import HELIOS, AuditEntry
+from helios.control.observed import ObservedNode
+from helios.control.state import APART, DAY, Failure, NodeControllerState, WakeUp
+from helios.model import Mode, NodePower, PowerSettings
+
+WAKE_MARGIN_S = 60.0
+"""How much later than Slurm's own ResumeTimeout a node that was told to wake counts as failed, s."""
+FALLS_WITHIN = timedelta(minutes=10)
+"""How long a node that was told to sleep may be seen awake before it is taken that nothing came of it."""
+GAVE_UP = ("resumetimeout", "not respond", "noresp")
+"""What Slurm says of a node that it waited for in vain; any other reason of a node that is down is a person's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWatch:
+    """What was found.
+
+    Attributes
+    ----------
+    books : NodeBooks
+        Without what is no longer Helios'.
+    lines : tuple of Line
+        For the audit.
+    notes : tuple of str
+        What the operator should be told besides.
+    """
+
+    memory: NodeControllerState
+    applied: AppliedNodeChanges
+    lines: tuple[AuditEntry, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObservation:
+    """What is seen now, and what it takes to judge it.
+
+    Attributes
+    ----------
+    released : bool
+        Whether a kill switch took everything back since the last cycle.
+    """
+
+    nodes: Mapping[str, ObservedNode]
+    power: PowerSettings | None
+    at: datetime
+    settings: Power
+    released: bool = False
+
+
+def update_nodes(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
+    """Hold memory and book against what is seen."""
+    memory = memory.without_the_old(look.at)
+    for row in applied.ours(NodeSetting.POWER):
+        memory = memory.with_slept(row.node, row.written_at) if look.at - row.written_at < DAY else memory
+    seen = _power(memory, applied, look)
+    seen = _weights(seen, look)
+    seen = _keep_awake(seen, look)
+    seen = _wakes(seen, look)
+    shadow = {key: row for key, row in seen.applied.shadow.items() if _may_stand_in_a_shadow(row, look)}
+    return replace(
+        seen,
+        memory=replace(seen.memory, idle=_idle(seen.memory, look), looked_at=look.at),
+        applied=replace(seen.applied, shadow=shadow),
+    )
+
+
+def _idle(memory: NodeControllerState, look: NodeObservation) -> dict[str, datetime]:
+    follows = memory.looked_at is not None and timedelta(0) <= look.at - memory.looked_at <= APART
+    before = memory.idle if follows else {}
+    return {node.name: before.get(node.name, look.at) for node in look.nodes.values() if node.idle}
+
+
+def _may_stand_in_a_shadow(row: AppliedNodeChange, look: NodeObservation) -> bool:
+    if row.setting is not NodeSetting.POWER:
+        return True
+    node = look.nodes.get(row.node)
+    return node is not None and node.idle  # a job on it would have woken it
+
+
+def _power(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
+    real, lines = dict(applied.real), []
+    for row in applied.ours(NodeSetting.POWER):
+        node = look.nodes.get(row.node)
+        if node is None:
+            continue  # a look that lacks a node says nothing about it: it may come back, and sleep on
+        if node.away and not node.down:
+            real[row.key] = row if row.confirmed else replace(row, after=str(node.power))
+            continue
+        if _may_fall_yet(row, node, look):
+            continue
+        del real[row.key]
+        if look.released or not row.confirmed:
+            continue
+        if node.down:
+            memory, line = _found_down(memory, row, node, look)
+        elif row.value == AWAKE:
+            memory, line = _told_before_a_crash(memory, node, look), None
+        else:
+            memory, line = _woken_by_others(memory, row, node, look)
+        lines += [line] if line is not None else []
+    return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
+
+
+def _may_fall_yet(row: AppliedNodeChange, node: ObservedNode, look: NodeObservation) -> bool:
+    entered_only = not row.confirmed and row.value != AWAKE
+    return entered_only and node.power is NodePower.AWAKE and look.at - row.written_at < FALLS_WITHIN
+
+
+def _told_before_a_crash(memory: NodeControllerState, node: ObservedNode, look: NodeObservation) -> NodeControllerState:
+    if node.power is not NodePower.WAKING:
+        return memory
+    return memory.with_wake(node.name, WakeUp(since=look.at, by="Helios"))
+
+
+def _found_down(
+    memory: NodeControllerState, row: AppliedNodeChange, node: ObservedNode, look: NodeObservation
+) -> tuple[NodeControllerState, AuditEntry | None]:
+    if row.value != AWAKE and node.reason and not _slurm_gave_up(node):
+        return memory, None
+    # It was asleep at the last look and did not come when it was called in between.
+    return memory.with_wake(row.node, WakeUp(since=look.at, by="Slurm")), None
+
+
+def _slurm_gave_up(node: ObservedNode) -> bool:
+    return any(words in node.reason.lower() for words in GAVE_UP)
+
+
+def _woken_by_others(
+    memory: NodeControllerState, row: AppliedNodeChange, node: ObservedNode, look: NodeObservation
+) -> tuple[NodeControllerState, AuditEntry | None]:
+    a_job_ran = node.idle_since is not None and node.idle_since > row.written_at
+    if node.holds or node.state != "IDLE" or (node.power is NodePower.AWAKE and a_job_ran):
+        by, rest = "Slurm woke it for a job", "it is no longer asleep because of Helios"
+    elif look.at - row.written_at < timedelta(seconds=look.settings.payback_s):
+        until = look.at + DAY
+        memory = replace(memory, keep_off={**memory.keep_off, row.node: until})
+        by, rest = "somebody woke it", f"Helios does not put it to sleep before {until:%Y-%m-%d %H:%M} UTC"
+    else:
+        by, rest = "somebody woke it", "it is no longer asleep because of Helios"
+    if node.power is NodePower.WAKING:
+        memory = memory.with_wake(row.node, WakeUp(since=look.at, by="Slurm"))
+    return memory, _line("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
+
+
+def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
+    real, lines, lost = dict(seen.applied.real), list(seen.lines), 0
+    for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
+        node = look.nodes.get(row.node)
+        if node is None or math.isnan(node.weight):
+            continue
+        stands = node.weight == weight_in(row.after)
+        if node.weight == weight_in(row.own) and (look.released or not stands):
+            del real[row.key]
+            lost += row.confirmed and not row.overridden and not look.released
+        elif stands:
+            continue  # after a release too: whoever released may not have had the privilege
+        elif row.confirmed and not row.overridden:
+            lines.append(_theirs(row, read=f"Weight {node.weight:.0f}"))
+            real[row.key] = replace(row, overridden=True)
+    forgotten = (
+        [f"the cluster forgot {lost} weights (a reconfiguration, a restart): they are set again"] if lost else []
+    )
+    return replace(seen, applied=replace(seen.applied, real=real), lines=tuple(lines), notes=(*seen.notes, *forgotten))
+
+
+def _keep_awake(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
+    row = seen.applied.real.get(LIST)
+    if row is None or look.power is None:
+        return seen
+    read = look.power.keep_awake
+    if row.confirmed and same_list(read, row.after) and not look.released:
+        return seen
+    if same_list(read, row.own):
+        real = {key: entry for key, entry in seen.applied.real.items() if key != LIST}
+        told = row.confirmed and not row.overridden and not look.released
+        lost = "the cluster forgot the keep-awake list (a reconfiguration, a restart): it is set again"
+        return replace(
+            seen, applied=replace(seen.applied, real=real), notes=(*seen.notes, lost) if told else seen.notes
+        )
+    if not row.confirmed or row.overridden or same_list(read, row.after):
+        return seen
+    applied = replace(seen.applied, real={**seen.applied.real, LIST: replace(row, overridden=True)})
+    return replace(seen, applied=applied, lines=(*seen.lines, _theirs(row, read=read)))
+
+
+def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
+    memory, lines, notes = seen.memory, list(seen.lines), list(seen.notes)
+    was_protected = bool(memory.protected)
+    for name, wake in seen.memory.wakes.items():
+        result = _result(look.nodes.get(name), wake, look)
+        if result is None:
+            continue
+        memory = replace(memory, wakes={node: other for node, other in memory.wakes.items() if node != name})
+        if result:
+            memory = memory.with_failure(Failure(node=name, at=look.at, what=result), look.settings)
+            lines.append(_failed(name, wake, result))
+            notes.append(
+                f"tell somebody: node {name} {result}; it is not put to sleep until: helios power clear {name}"
+            )
+    if memory.protected and not was_protected:
+        lines.append(_protects(memory))
+    return replace(seen, memory=memory, lines=tuple(lines), notes=tuple(notes))
+
+
+def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
+    """Return what is wrong with a wake; empty: it came, or is nobody's concern any more; None: it may come yet."""
+    if node is None or node.power is NodePower.FALLING_ASLEEP:
+        return ""
+    if node.state == "DOWN":
+        return "did not wake: it is DOWN" + (f" ({node.reason})" if node.reason else "")
+    if node.power is NodePower.AWAKE:
+        return ""
+    if look.power is None or look.at - wake.since <= timedelta(seconds=look.power.resume_timeout_s + WAKE_MARGIN_S):
+        return None
+    return f"did not wake within {look.power.resume_timeout_s:g} s: it is {node.power or 'not responding'}"
+
+
+def _failed(node: str, wake: WakeUp, result: str) -> AuditEntry:
+    return AuditEntry(
+        service=HELIOS,
+        mode=Mode.ACTIVE,
+        action="FailedWake",
+        target=node,
+        reason=f"{wake.by} told it to wake at {wake.since:%Y-%m-%d %H:%M:%S} UTC",
+        outcome=f"{Result.FAILED}: {result}; it is not put to sleep until a person clears it",
+    )
+
+
+def _protects(memory: NodeControllerState) -> AuditEntry:
+    return AuditEntry(
+        service=HELIOS,
+        mode=Mode.ACTIVE,
+        action="Protected",
+        target="",
+        reason=f"{len(memory.failures)} wakes failed in 24 hours",
+        outcome=f"{Result.REFUSED}: nothing is put to sleep until a person says: helios power clear",
+    )
+
+
+def _theirs(row: AppliedNodeChange, *, read: str) -> AuditEntry:
+    rest = f"{Result.REFUSED}: {row.setting} is theirs from now on; what Helios set there it leaves"
+    reason = f"somebody changed what service {row.service} had set"
+    return _line("HandsOff", row, reason=reason, outcome=rest, read=read)
+
+
+def _line(action: str, row: AppliedNodeChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
+    return AuditEntry(
+        service=row.service,
+        mode=row.mode,
+        action=action,
+        target=row.node,
+        reason=reason,
+        before=row.after,
+        after=read,
+        outcome=outcome,
+    )
+
+
+def shadow_entries(before: AppliedNodeChanges, after: AppliedNodeChanges) -> Iterable[AuditEntry]:
+    """Say which nodes a shadow would have had asleep when a job came for them."""
+    for key, row in before.shadow.items():
+        if key not in after.shadow:
+            would = f"{Result.WOULD}: Slurm would have woken it for a job, or somebody has changed it"
+            yield _line("Woken", row, reason="it is no longer idle", outcome=would, read="awake")

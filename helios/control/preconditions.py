@@ -1,0 +1,174 @@
+"""When nothing is done: missing or stale input, a paused Helios, a cluster that changed under it.
+
+Fail still: stillness means no writes; what stands on the cluster stays, except that a pause takes everything back.
+Reasons name moments and bounds, not ages, so that they read the same while they last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from helios.config import Control
+from helios.control.circuit_breaker import BreakerState
+from helios.control.observed import PendingJob
+from helios.control.state import ControllerState
+from helios.model import Snapshot
+
+MANY = 10
+"""Records pending that do not vanish within a cycle together with nodes, unless an answer was cut short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preconditions:
+    """What only the caller can know of the world around a cycle.
+
+    Attributes
+    ----------
+    paused : str
+        Why Helios is paused (the pause file, a stored pause), for a person; empty: it is not.
+    controller : str, optional
+        Identity of the controller that answers, another after a failover or restart; None: cannot be known here.
+    history_read_at : datetime, optional
+        Until when the accounting was read; None: never.
+    model_trained_at : datetime, optional
+        None: predictions come from the history alone, and no model can be too old.
+    model_trouble : str
+        Why the model in charge is not to be trusted, for a person; empty: nothing is known against it.
+    clock_skew_s : float, optional
+        The controller's clock minus ours, s; None: it could not be measured.
+    released : str
+        Which kill switches took everything back outside of cycles since one acted last; empty: none did.
+    drift : str
+        Why predictions are not to be trusted, for a person; empty: nothing is known against them.
+    """
+
+    paused: str = ""
+    controller: str | None = None
+    history_read_at: datetime | None = None
+    model_trained_at: datetime | None = None
+    model_problem: str = ""
+    clock_skew_s: float | None = None
+    released: str = ""
+    drift: str = ""
+
+
+def suspension_reasons(
+    conditions: Preconditions,
+    settings: Control,
+    *,
+    snapshot: Snapshot,
+    jobs: Mapping[str, PendingJob],
+    memory: ControllerState,
+    now: datetime,
+) -> list[str]:
+    """Return every reason why nothing may be written in this cycle, for a person; none: it may.
+
+    Parameters
+    ----------
+    snapshot, jobs
+        What was seen, and its pending jobs with their predictions.
+    now : datetime
+        Start of the cycle.
+    """
+    shared = cluster_suspension_reasons(conditions, settings, snapshot=snapshot, memory=memory, now=now)
+    if conditions.paused:
+        return shared
+    reasons = [
+        _old_model(conditions, settings, now),
+        conditions.model_problem and f"the model in charge is not to be trusted: {conditions.model_problem}",
+        conditions.drift and f"the predictions have drifted: {conditions.drift}",
+        _no_predictions(jobs),
+    ]
+    return [*shared, *(reason for reason in reasons if reason)]
+
+
+def cluster_suspension_reasons(
+    conditions: Preconditions, settings: Control, *, snapshot: Snapshot, memory: ControllerState, now: datetime
+) -> list[str]:
+    """Return the reasons that hold for every domain, whatever it acts on: all but those about predictions of jobs."""
+    if conditions.paused:
+        return [f"paused: {conditions.paused}"]  # whoever paused it wants to read that, not what else there is
+    reasons = [
+        _breaker(memory, settings, now),
+        _old_look(snapshot, settings, now),
+        _cut_short(snapshot, memory),
+        _other_controller(conditions, memory),
+        _skew(conditions, settings),
+        _old_history(conditions, settings, now),
+    ]
+    return [reason for reason in reasons if reason]
+
+
+def is_cut_short(snapshot: Snapshot, memory: ControllerState) -> bool:
+    """Return whether the answer looks like a part of one, held against the last that was believed."""
+    return bool(_cut_short(snapshot, memory))
+
+
+def _breaker(memory: ControllerState, settings: Control, now: datetime) -> str:
+    breaker = memory.breaker
+    if breaker.state(now=now, settings=settings) is not BreakerState.OPEN:
+        return ""
+    return f"the breaker is open until {_moment(breaker.closes_at(settings))}: {breaker.bad_in_row} bad cycles in a row"
+
+
+def _old_look(snapshot: Snapshot, settings: Control, now: datetime) -> str:
+    # The lease was taken for lease_s at the start of the cycle: a look farther away is outside of it.
+    apart = snapshot.taken_at - now
+    if abs(apart) <= timedelta(seconds=settings.lease_s):
+        return ""
+    side = "in the future" if apart > timedelta(0) else "too long ago"
+    return f"the cluster was looked at {side}: at {_moment(snapshot.taken_at)}, the cycle began at {_moment(now)}"
+
+
+def _cut_short(snapshot: Snapshot, memory: ControllerState) -> str:
+    nodes = snapshot.nodes["name"].nunique()
+    if not nodes:
+        return "the cluster answered without any node"
+    if memory.nodes is None or memory.pending is None:
+        return ""
+    if memory.pending >= MANY and snapshot.pending.empty and nodes < memory.nodes:
+        return f"all {memory.pending} pending jobs and some of {memory.nodes} nodes vanished at once"
+    return ""
+
+
+def _other_controller(conditions: Preconditions, memory: ControllerState) -> str:
+    if memory.controller is None or conditions.controller in {None, memory.controller}:
+        return ""
+    return f"the controller changed from {memory.controller} to {conditions.controller}: one cycle to settle"
+
+
+def _skew(conditions: Preconditions, settings: Control) -> str:
+    if conditions.clock_skew_s is None:
+        return "the controller's clock could not be compared with ours"
+    if abs(conditions.clock_skew_s) <= settings.clock_skew_s:
+        return ""
+    return f"the controller's clock and ours differ by more than {settings.clock_skew_s:g} s"
+
+
+def _old_history(conditions: Preconditions, settings: Control, now: datetime) -> str:
+    read_at = conditions.history_read_at
+    if read_at is None:
+        return "the history was never read"
+    if now - read_at <= timedelta(seconds=settings.oldest_history_s):
+        return ""
+    return f"the history was read last at {_moment(read_at)}, more than {settings.oldest_history_s} s ago"
+
+
+def _old_model(conditions: Preconditions, settings: Control, now: datetime) -> str:
+    trained_at = conditions.model_trained_at
+    if trained_at is None or now - trained_at <= timedelta(seconds=settings.oldest_model_s):
+        return ""
+    return f"the model was trained at {_moment(trained_at)}, more than {settings.oldest_model_s} s ago"
+
+
+def _no_predictions(jobs: Mapping[str, PendingJob]) -> str:
+    if not jobs or not all(math.isnan(job.p50_s) for job in jobs.values()):
+        return ""
+    return "there is no prediction for any pending job"
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,176 @@
+"""``/metrics`` and ``/healthz``, for a scraper beside the daemon; nothing can be changed here."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from threading import Lock, Thread
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from helios.errors import ConfigurationInvalid, HeliosError
+
+CONNECTION_S = 5.0
+"""A connection is closed after so long, whatever it waits for, s; a scraper on this host asks and reads at once."""
+MOST_CONNECTIONS = 32
+"""At once. More are closed unanswered: file descriptors and threads are the turns'."""
+
+
+class AddressTaken(HeliosError):
+    """Another process listens there."""
+
+
+_log = logging.getLogger("helios.daemon.http")
+
+
+def parse_address(listen: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``; an IPv6 host stands in brackets.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It has another form.
+    """
+    parts = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):(\d{1,5})", listen)
+    if parts is None or int(parts[3]) > 65_535:
+        raise ConfigurationInvalid(
+            f"daemon.listen is {listen!r}, not HOST:PORT.",
+            hint="Write 127.0.0.1:9842, [::1]:9842, or an empty text to serve nothing.",
+        )
+    return parts[1] or parts[2], int(parts[3])
+
+
+class Server:
+    """Answers in threads of its own.
+
+    Parameters
+    ----------
+    listen : str
+        ``HOST:PORT``; port 0 takes a free one.
+    registry : CollectorRegistry
+        What ``/metrics`` shows.
+    health : callable
+        What ``/healthz`` shows: 200 if its ``healthy`` is true, else 503.
+
+    Raises
+    ------
+    AddressTaken
+        Another process has the address.
+    ConfigurationInvalid
+        The address cannot be bound for another reason.
+    """
+
+    def __init__(self, listen: str, *, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
+        host, port = parse_address(listen)
+        self._server = _bound(host, port, _answers(registry, health), listen=listen)
+        self.port = self._server.server_port
+        self._thread = Thread(target=self._server.serve_forever, name="server", daemon=True)
+        self._thread.start()
+        _log.info("serves /metrics and /healthz on %s port %d", host, self.port)
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers each connection in a thread, few at once and none for long."""
+
+    request_queue_size = 128  # with socketserver's 5, a flood costs a scraper seconds before it is heard
+
+    def __init__(self, address: tuple[str, int], answers: type[BaseHTTPRequestHandler]) -> None:
+        self._ends_s: dict[socket.socket, float] = {}
+        self._lock = Lock()
+        super().__init__(address, answers)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it asks the name service who it is, and a dead name service would hold up the start.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's names
+        with self._lock:
+            if len(self._ends_s) >= MOST_CONNECTIONS:
+                return False  # socketserver then closes it
+            self._ends_s[request] = time.monotonic() + CONNECTION_S
+            return True
+
+    def service_actions(self) -> None:
+        # A timeout of the socket alone would begin anew with every byte that a slow client sends.
+        now_s = time.monotonic()
+        with self._lock:
+            for request in [request for request, end_s in self._ends_s.items() if end_s <= now_s]:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._ends_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - socketserver's names
+        _log.debug("a client was not answered: %s", sys.exc_info()[1])
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _bound(host: str, port: int, answers: type[BaseHTTPRequestHandler], *, listen: str) -> _Server:
+    try:
+        return (_Server6 if ":" in host else _Server)((host, port), answers)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressTaken(
+                f"another process listens on {listen}: /metrics and /healthz are not served by this daemon",
+                hint="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
+            ) from error
+        raise ConfigurationInvalid(
+            f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
+            hint="Choose another HOST:PORT, or an empty text to serve nothing.",
+        ) from error
+
+
+def _answers(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+    class RequestHandler(BaseHTTPRequestHandler):
+        timeout = CONNECTION_S
+        server_version = "helios"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                encode, kind = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(HTTPStatus.OK, kind, encode(registry))
+            elif path == "/healthz":
+                report = health()
+                code = HTTPStatus.OK if report["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE
+                self._answer(code, "application/json", (json.dumps(report, indent=2) + "\n").encode())
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There are /metrics and /healthz.\n")
+
+        def _answer(self, code: HTTPStatus, kind: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            _log.debug(format, *args)
+
+    return RequestHandler

@@ -1,0 +1,340 @@
+"""Alibaba PAI 2020: a table of jobs, a table of their tasks beside it, and one of group tags where it is there.
+
+Source: github.com/alibaba/clusterdata, ``cluster-trace-gpu-v2020``; Weng et al., *MLaaS in the Wild*, NSDI 2022.
+Two months of a cluster with 6,500 GPUs. The files have no line of column names; the published ``.header`` files do.
+
+The job table says who submitted when and how it ended, but not how much was asked for: a job's size is the sum over
+its tasks. A task asks for ``inst_num`` times ``plan_gpu`` per cent of a GPU, and shares GPUs with others. Our ``gpus``
+are whole: a job's fractions are summed and rounded up (two instances at 50 % are 1 GPU, one is 1 GPU too), and a note
+counts such jobs.
+
+Times are seconds from a shifted origin; read as seconds after 1970 in the zone of Shanghai, hours and weekdays are
+true and dates are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from helios.errors import FormatUnknown
+from helios.ingest.checks import CheckResults, Reason
+from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
+from helios.ingest.lines import head
+from helios.ingest.parse import NEVER, Instants, category, instants, job_states, known_values, numbers, strings
+from helios.model import JobState
+
+# The tables of Alibaba PAI 2020, and what the tasks and group tags of each job come to.
+#
+# Tasks lie in no order, so a table is added up whole before the first job is read: some 60 bytes for each task, and
+# as many for each tag.
+
+MIB_PER_GIB = 1024.0
+PER_CENT = 0.01
+_LINES_LOOKED_AT = 20
+_STATUS = frozenset({"Terminated", "Failed", "Running", "Waiting"})
+_SECONDS = re.compile(r"(\d+(\.\d*)?)?", re.ASCII)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table: the name of its file without endings, and its columns in their order."""
+
+    name: str
+    names: tuple[str, ...]
+
+    def fits(self, start: bytes) -> bool:
+        """Return whether one of a file's first lines has this table's fields, with a status and two times."""
+        lines = start.decode("utf-8", errors="replace").split("\n")[:_LINES_LOOKED_AT]
+        return any(self._is_row(line.rstrip("\r").split(",")) for line in lines)
+
+    def dialect(self, start: bytes) -> Dialect:
+        """Return how this table's file separates its fields; a line of column names is no row."""
+        first = start.partition(b"\n")[0]
+        named = first.decode("utf-8", errors="replace").strip() == ",".join(self.names)
+        return Dialect(names=self.names, separator=b",", quoted=True, header=first if named else None)
+
+    def _is_row(self, fields: list[str]) -> bool:
+        if len(fields) != len(self.names):
+            return False
+        row = dict(zip(self.names, fields, strict=True))
+        times = (row.get("start_time", "-"), row.get("end_time", "-"))
+        return row.get("status") in _STATUS and all(_SECONDS.fullmatch(time) for time in times)
+
+
+JOBS = Table(name="pai_job_table", names=("job_name", "inst_id", "user", "status", "start_time", "end_time"))
+TASKS = Table(
+    name="pai_task_table",
+    names=(
+        *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
+        *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
+    ),
+)
+GROUP_TAGS = Table(name="pai_group_tag_table", names=("inst_id", "user", "gpu_type_spec", "group", "workload"))
+
+
+class Tasks:
+    """What all tasks of each job ask for together, and when the first of them started."""
+
+    def __init__(self) -> None:
+        self._rows: list[pd.DataFrame] = []
+        self._jobs = pd.DataFrame()
+
+    def add(self, rows: DelimitedRows, results: CheckResults) -> None:
+        """Take note of rows of the task table, and refuse those that make no sense."""
+        results.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
+        instances = np.nan_to_num(_amount(rows, "inst_num", results), nan=1.0)
+        asked = {field: _amount(rows, field, results) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
+        started = _amount(rows, "start_time", results)
+        frame = pd.DataFrame(
+            {
+                "job": hash_names(rows.columns["job_name"]),
+                "gpus": asked["plan_gpu"] * PER_CENT,
+                "cpus": asked["plan_cpu"] * PER_CENT,
+                "memory_mib": asked["plan_mem"] * MIB_PER_GIB,
+                "started_s": np.where(started > 0, started, np.nan),
+                "gpu_type": pd.Series(category(rows.columns["gpu_type"])).astype(object),
+            }
+        )
+        self._rows.append(frame[results.accepted])
+
+    def close(self) -> None:
+        """Add up what there is for each job; call once, after the last :meth:`add`."""
+        rows = pd.concat(self._rows, ignore_index=True) if self._rows else _NO_TASKS
+        self._rows = []
+        jobs = rows.groupby("job")
+        self._jobs = jobs[["gpus", "cpus", "memory_mib"]].sum(min_count=1)
+        self._jobs["started_s"] = jobs["started_s"].min()
+        self._jobs["gpu_type"] = _kinds(rows[rows["gpus"] > 0])
+        self._jobs["has_task"] = True
+
+    def of(self, jobs: pa.Array) -> pd.DataFrame:
+        """Return gpus, cpus, memory_mib, started_s, gpu_type and has_task of each job, by name; NaN: unknown."""
+        return self._jobs.reindex(hash_names(jobs)).reset_index(drop=True)
+
+
+class GroupTags:
+    """The group tag of each job: the same tag, the same task repeated, as the trace's authors found."""
+
+    def __init__(self) -> None:
+        self._rows: list[pd.Series[Any]] = []
+        self._tags: pd.Series[Any] = pd.Series([], index=pd.Index([], dtype=np.uint64), dtype="category")
+
+    def add(self, rows: DelimitedRows) -> None:
+        """Take note of rows of the tag table."""
+        tags = pd.Series(category(rows.columns["group"]), index=hash_names(rows.columns["inst_id"]))
+        self._rows.append(tags[tags.notna()])
+
+    def close(self) -> None:
+        """Order what there is; call once, after the last :meth:`add`."""
+        if self._rows:
+            tags = pd.concat([tags.astype(object) for tags in self._rows]).astype("category")
+            self._tags = tags[~tags.index.duplicated()]
+        self._rows = []
+
+    def of(self, instances: pa.Array) -> pa.Array:
+        """Return the tag of each job, by its ``inst_id``; null where it has none."""
+        found = self._tags.reindex(hash_names(instances))
+        return pa.array(found.astype(object).where(found.notna(), None), pa.string())
+
+
+def hash_names(names: pa.Array) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each name: among a million, two share one with a chance of 3 in 100 million."""
+    return pd.util.hash_array(pc.fill_null(names, "").to_numpy(zero_copy_only=False), categorize=False)
+
+
+_NO_TASKS = pd.DataFrame(
+    {
+        "job": np.empty(0, dtype=np.uint64),
+        **{name: np.empty(0) for name in ("gpus", "cpus", "memory_mib", "started_s")},
+        "gpu_type": np.empty(0, dtype=object),
+    }
+)
+
+
+def _amount(rows: DelimitedRows, field: str, results: CheckResults) -> Floats:
+    values, bad = numbers(rows.columns[field])
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
+    results.refuse(values < 0, Reason.NEGATIVE_SIZE)
+    return values
+
+
+def _kinds(rows: pd.DataFrame) -> pd.Series[Any]:
+    """Return for each job the kinds of GPU that its tasks got, joined by commas."""
+    pairs = rows[["job", "gpu_type"]].dropna().drop_duplicates().sort_values(["job", "gpu_type"])
+    several = pairs["job"].duplicated(keep=False)
+    joined = pairs[several].groupby("job")["gpu_type"].agg(",".join)
+    return pd.Series(pd.concat([pairs[~several].set_index("job")["gpu_type"], joined]))
+
+
+ZONE = "Asia/Shanghai"
+_THEIR_STATES = pa.array(["Terminated", "Waiting"])
+_OUR_STATES = pa.array([JobState.COMPLETED.value, JobState.PENDING.value])
+_UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value)
+# Sums of per cents carry the last bits of binary fractions: 3 x 33.3 % is not 1.
+_DECIMALS = 6
+
+FRACTIONS = "jobs ask for a fraction of a GPU: their sum is rounded up to whole GPUs"
+NO_TASK = "jobs have no task in the task table: their start and size are unknown, and they count as without GPUs"
+NO_TAG = "jobs have no group tag and hence no name"
+
+
+def fits(start: bytes) -> bool:
+    """Return whether a file's first lines are those of the job table or of the task table."""
+    return JOBS.fits(start) or TASKS.fits(start)
+
+
+def companions(path: Path) -> tuple[Path, ...]:
+    """Return the tables beside a job table that are there."""
+    return tuple(found for table in (TASKS, GROUP_TAGS) if (found := _beside(path, table)) is not None)
+
+
+def drafts(reading: FileReading) -> Iterator[JobRows]:
+    """Yield a job table as drafts, joined with the tables beside it.
+
+    Raises
+    ------
+    FormatUnknown
+        It is another table, or the task table is not beside it.
+    """
+    _refuse_other_tables(reading.path)
+    tasks = yield from _tasks(reading)
+    tags = yield from _tags(reading)
+    for rows in read_rows(reading, JOBS.dialect(head(reading.path)), JOBS.names):
+        yield _draft(rows, reading, tasks, tags)
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False, zone=ZONE, companions=companions)
+
+
+def _beside(path: Path, table: Table) -> Path | None:
+    beside = (path.with_name(f"{table.name}{ending}") for ending in (".csv", ".csv.gz"))
+    return next((found for found in beside if found.is_file()), None)
+
+
+def _refuse_other_tables(path: Path) -> None:
+    start = head(path)
+    if TASKS.fits(start):
+        raise FormatUnknown(
+            f"{path} is PAI's table of tasks, which does not say who submitted them when.",
+            hint=f"Give the table of jobs, {JOBS.name}.csv, with this one beside it as {TASKS.name}.csv.",
+        )
+    if not JOBS.fits(start):
+        raise FormatUnknown(
+            f"{path} is not PAI's table of jobs: no line at its start has its six fields.",
+            hint=f"It is the file {JOBS.name}.csv of github.com/alibaba/clusterdata, cluster-trace-gpu-v2020",
+        )
+    if _beside(path, TASKS) is None:
+        raise FormatUnknown(
+            f"{path} is PAI's table of jobs, which does not say how many GPUs they ask for.",
+            hint=f"Put {TASKS.name}.csv (or .csv.gz) beside it; {GROUP_TAGS.name}.csv too, for names.",
+        )
+
+
+def _tasks(reading: FileReading) -> Generator[JobRows, None, Tasks]:
+    """Add up the task table; what makes no sense in it is yielded as drafts without jobs."""
+    tasks = Tasks()
+    for rows in _rows_beside(reading, TASKS):
+        results = CheckResults(len(rows))
+        tasks.add(rows, results)
+        yield from _refusals(rows, results, TASKS)
+    tasks.close()
+    return tasks
+
+
+def _tags(reading: FileReading) -> Generator[JobRows, None, GroupTags]:
+    tags = GroupTags()
+    for rows in _rows_beside(reading, GROUP_TAGS) if reading.wants("name") else ():
+        tags.add(rows)
+        yield from _refusals(rows, CheckResults(len(rows)), GROUP_TAGS)
+    tags.close()
+    return tags
+
+
+def _rows_beside(reading: FileReading, table: Table) -> Iterator[DelimitedRows]:
+    path = _beside(reading.path, table)
+    if path is not None:
+        yield from read_rows(replace(reading, path=path), table.dialect(head(path)), table.names)
+
+
+def _refusals(rows: DelimitedRows, results: CheckResults, table: Table) -> Iterator[JobRows]:
+    """Yield what was refused of a table that holds no jobs, its file named before each line."""
+    if not rows.refused and results.accepted.all():
+        return
+    named = f"{table.name}: ".encode()
+    nothing = np.full(len(rows), NEVER)
+    yield JobRows(
+        jobs={"job_id": strings(rows.columns[table.names[0]]), "submitted_at": nothing, "started_at": nothing},
+        line=rows.line,
+        results=results,
+        skipped=results.accepted,
+        refused=[Refused(refused.line, refused.reason, named + refused.text) for refused in rows.refused],
+        bytes_read=0,
+        texts=lambda places: [named + text for text in rows.texts(places)],
+        fingerprints=rows.fingerprints,
+    )
+
+
+def _draft(rows: DelimitedRows, reading: FileReading, tasks: Tasks, tags: GroupTags) -> JobRows:
+    results = CheckResults(len(rows))
+    asked = tasks.of(rows.columns["job_name"])
+    jobs: dict[str, Any] = {"job_id": strings(rows.columns["job_name"]), "state": _states(rows, results)}
+    jobs["submitted_at"] = _instants(_seconds(rows, "start_time", results), results)
+    jobs["started_at"] = _instants(asked["started_s"].to_numpy(dtype=np.float64), results)
+    if reading.only is None:
+        _read_run(jobs, rows, results)
+        _read_sizes(jobs, asked, reading)
+        jobs["user"] = category(rows.columns["user"])
+        jobs["name"] = strings(tags.of(rows.columns["inst_id"]))
+        reading.tally[NO_TAG] += int(jobs["name"].isna().sum())
+    return rows.draft(jobs, results)
+
+
+def _states(rows: DelimitedRows, results: CheckResults) -> pd.Categorical:
+    texts = known_values(rows.columns["status"])
+    words = pc.index_in(texts, value_set=_THEIR_STATES)
+    states, bad = job_states(pc.coalesce(_OUR_STATES.take(words), texts))
+    results.refuse(bad, Reason.UNKNOWN_STATE)
+    return states
+
+
+def _seconds(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
+    values, bad = numbers(rows.columns[field])
+    results.refuse(bad, Reason.UNREADABLE_NUMBER)
+    # The trace has 0 where a time is not known, as its authors' own notebook reads it.
+    return np.where(values == 0, np.nan, values)
+
+
+def _instants(seconds: NDArray[np.float64], results: CheckResults) -> Instants:
+    found, bad = instants(seconds)
+    results.refuse(bad, Reason.UNREADABLE_TIME)
+    return found
+
+
+def _read_run(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults) -> None:
+    over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
+    jobs["ended_at"] = np.where(over, _instants(_seconds(rows, "end_time", results), results), NEVER)
+    jobs["run_time_s"] = (jobs["ended_at"] - jobs["started_at"]) / np.timedelta64(1, "s")
+
+
+def _read_sizes(jobs: dict[str, Any], asked: pd.DataFrame, reading: FileReading) -> None:
+    gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
+    whole = np.ceil(gpus)
+    reading.tally[FRACTIONS] += int(np.sum(whole != gpus))
+    reading.tally[NO_TASK] += int(asked["has_task"].isna().sum())
+    jobs["gpus"] = whole
+    jobs["gpu_type"] = pd.Categorical(asked["gpu_type"])
+    for name in ("cpus", "memory_mib"):
+        jobs[name] = asked[name].to_numpy(dtype=np.float64)

@@ -1,0 +1,116 @@
+"""What is sane: every reason for which a row of a history file is refused, and the columnwise checks.
+
+A refused row is kept with its line, its reason and its text; it is never dropped in silence and never fatal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Larger counts are typing errors or sentinels (Slurm's NO_VAL is 4,294,967,294), and would not fit int32.
+LARGEST_SIZE = 100_000_000
+# A hundred years: sentinels and typing errors lie beyond, and time arithmetic overflows far beyond.
+LONGEST_S = 100 * 365.25 * 86_400
+
+Mask = NDArray[np.bool_]
+
+
+class Reason(StrEnum):
+    """Why a row makes no sense; the text is what a person reads beside the count."""
+
+    INVALID_UTF8 = "invalid UTF-8"
+    NUL_BYTE = "NUL byte"
+    WRONG_FIELD_COUNT = "wrong number of fields"
+    UNREADABLE_RECORD = "record is not understood"
+    MISSING_JOB_ID = "no job id"
+    UNREADABLE_JOB_ID = "job id is not understood"
+    MISSING_SUBMIT_TIME = "no submit time"
+    UNREADABLE_TIME = "time is not understood"
+    UNREADABLE_NUMBER = "number is not understood"
+    UNREADABLE_DURATION = "duration is not understood"
+    UNREADABLE_TRES = "TRES or GRES is not understood"
+    UNKNOWN_STATE = "unknown state"
+    NEGATIVE_SIZE = "negative size"
+    SIZE_OUT_OF_RANGE = "size out of range"
+    DURATION_OUT_OF_RANGE = "duration out of range"
+    NEGATIVE_RUN_TIME = "negative run time"
+    NEGATIVE_TIME_LIMIT = "negative time limit"
+    END_BEFORE_START = "end before start"
+    END_BEFORE_SUBMIT = "end before submit"
+    DUPLICATE_ROW = "duplicate row"
+    SUPERSEDED = "superseded by a later row of the same run"
+
+
+REASONS = tuple(Reason)
+
+
+class CheckResults:
+    """The verdict on each row of a stretch: accepted, or refused for the first reason found."""
+
+    def __init__(self, rows: int) -> None:
+        self.codes: NDArray[np.int8] = np.full(rows, -1, dtype=np.int8)
+
+    def refuse(self, rows: Mask, reason: Reason) -> None:
+        """Refuse ``rows`` (shape (n_rows,)) for ``reason``; an earlier verdict stands."""
+        self.codes[rows & (self.codes < 0)] = REASONS.index(reason)
+
+    @property
+    def accepted(self) -> Mask:
+        """Rows that nothing was found against, shape (n_rows,)."""
+        return self.codes < 0
+
+    def reasons(self) -> list[str]:
+        """Reasons of the refused rows, in the order of the rows."""
+        return [REASONS[code].value for code in self.codes[self.codes >= 0]]
+
+
+def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
+    """Refuse the rows that contradict themselves.
+
+    A start before the submission is *not* refused: sites correct clocks, and Slurm moves the submit time
+    of a requeued job; a note counts them.
+
+    Parameters
+    ----------
+    jobs : mapping of column name to array
+        Columns of ``JOBS`` as plain arrays; absent columns are not checked.
+    """
+    _check_present(jobs, results)
+    _check_sizes(jobs, results)
+    results.refuse(_below(jobs, "run_time_s", 0.0), Reason.NEGATIVE_RUN_TIME)
+    results.refuse(_below(jobs, "time_limit_s", 0.0), Reason.NEGATIVE_TIME_LIMIT)
+    for name in ("run_time_s", "time_limit_s"):
+        if name in jobs:
+            results.refuse((jobs[name] > LONGEST_S) & np.isfinite(jobs[name]), Reason.DURATION_OUT_OF_RANGE)
+    results.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
+    unstarted = np.isnat(jobs["started_at"]) if "started_at" in jobs else np.array(True)
+    results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
+
+
+def _check_present(jobs: Mapping[str, Any], results: CheckResults) -> None:
+    results.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
+    results.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
+
+
+def _check_sizes(jobs: Mapping[str, Any], results: CheckResults) -> None:
+    for name in ("gpus", "cpus", "nodes", "memory_mib"):
+        results.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
+    for name in ("gpus", "cpus", "nodes"):
+        if name in jobs:
+            results.refuse(jobs[name] > LARGEST_SIZE, Reason.SIZE_OUT_OF_RANGE)
+
+
+def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:
+    return jobs[name] < least if name in jobs else np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
+
+
+def _earlier(jobs: Mapping[str, Any], name: str, other: str) -> Mask:
+    # Comparisons with NaT are False: an unknown time contradicts nothing.
+    if name not in jobs or other not in jobs:
+        return np.zeros(len(jobs["submitted_at"]), dtype=np.bool_)
+    return np.asarray(jobs[name] < jobs[other])

@@ -1,0 +1,168 @@
+"""What a format hands over: rows translated column by column, each with a verdict, not yet a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.ingest.checks import CheckResults, Mask, Reason
+from helios.ingest.lines import file_sha256
+from helios.ingest.parse import TimeParser
+from helios.model import JOBS, REJECTS, Batch
+
+LONGEST_REJECT_CHARACTERS = 2_000
+
+
+class Refused(NamedTuple):
+    """A line that did not even become a row."""
+
+    line: int
+    reason: Reason
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileReading:
+    """One pass over one file.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    clock : Clock
+        Reads its times.
+    rows_per_batch : int
+        About how many rows a draft shall have.
+    tally : Counter
+        What a person should be told at the end, and how often it happened.
+    only : frozenset of str, optional
+        Columns of ``JOBS`` that are needed; all where None.
+    """
+
+    path: Path
+    clock: TimeParser
+    rows_per_batch: int
+    tally: Counter[str] = field(default_factory=Counter)
+    only: frozenset[str] | None = None
+
+    def wants(self, *names: str) -> bool:
+        """Return whether any of the columns ``names`` of ``JOBS`` is needed."""
+        return self.only is None or not self.only.isdisjoint(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRows:
+    """Some rows of a file, translated.
+
+    Attributes
+    ----------
+    jobs : dict of str to array
+        Columns of ``JOBS`` by name, each of shape (n_rows,); columns left out are unknown. Times are
+        ``datetime64[us]`` in UTC.
+    line : array of shape (n_rows,)
+        Line of each row in the decompressed file, from 1.
+    verdicts : Verdicts
+        What was found against each row.
+    skipped : array of shape (n_rows,)
+        Rows that are no jobs and need no verdict, as Slurm's job steps; the tally names them.
+    refused : list of Refused
+        Lines that did not become rows.
+    bytes_read : int
+        Bytes of the (compressed) file consumed so far.
+    texts : callable
+        Returns the text as read of the rows at the given positions.
+    fingerprints : callable
+        Returns a hash of the text of each row, shape (n_rows,).
+    clusters : frozenset of str
+        Clusters that the rows name.
+    """
+
+    jobs: dict[str, Any]
+    line: NDArray[np.int64]
+    results: CheckResults
+    skipped: Mask
+    refused: list[Refused]
+    bytes_read: int
+    texts: Callable[[NDArray[np.int64]], list[bytes]]
+    fingerprints: Callable[[], NDArray[np.uint64]]
+    clusters: frozenset[str] = frozenset()
+
+    def finished(self, notes: tuple[str, ...] = ()) -> Batch:
+        """Return the accepted rows as jobs and the others, with the refused lines, as rejects."""
+        keep = np.flatnonzero(self.results.accepted & ~self.skipped)
+        return Batch(jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.bytes_read, notes=notes)
+
+    def _jobs(self, keep: NDArray[np.int64]) -> pd.DataFrame:
+        columns = {name: _in_utc(values[keep]) for name, values in self.jobs.items()}
+        frame = pd.DataFrame(columns, index=pd.RangeIndex(len(keep)))
+        return JOBS.conform(frame)
+
+    def _rejects(self) -> pd.DataFrame:
+        self.results.codes[self.skipped] = -1
+        rows = np.flatnonzero(~self.results.accepted)
+        found = [
+            *zip(self.line[rows].tolist(), self.results.reasons(), self.texts(rows), strict=True),
+            *((refused.line, refused.reason.value, refused.text) for refused in self.refused),
+        ]
+        found.sort()
+        return REJECTS.conform(
+            pd.DataFrame(
+                {
+                    "line": np.array([line for line, _, _ in found], dtype=np.int64),
+                    "reason": [reason for _, reason, _ in found],
+                    "text": pd.Series([readable(text) for _, _, text in found], dtype="str"),
+                }
+            )
+        )
+
+
+def _none_needed(_: Path) -> tuple[Path, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How one format is recognised and read; adding a format is adding one of these.
+
+    Attributes
+    ----------
+    fits : callable
+        Whether the first (decompressed) bytes of a file look like this format.
+    drafts : callable
+        Yields the whole file as drafts, in order. Raises FormatUnknown where a needed column is not there.
+    local_times : callable
+        Whether, judging by its first bytes, a file's times are local times without a zone.
+    zone : str
+        IANA zone of the cluster where the format has one home; UTC otherwise.
+    companions : callable
+        Files beside the one that is read without which it is not whole, those there are.
+    digest : callable
+        Returns the SHA-256 by which a file's content is known again.
+    """
+
+    fits: Callable[[bytes], bool]
+    drafts: Callable[[FileReading], Iterator[JobRows]]
+    local_times: Callable[[bytes], bool]
+    zone: str = "UTC"
+    companions: Callable[[Path], tuple[Path, ...]] = _none_needed
+    digest: Callable[[Path], str] = file_sha256
+
+
+def readable(text: bytes) -> str:
+    """Return a line for a person: undecodable and NUL bytes escaped, cut at 2,000 characters."""
+    escaped = text[:LONGEST_REJECT_CHARACTERS].decode("utf-8", errors="backslashreplace")
+    # NUL is valid UTF-8, but no text for PostgreSQL.
+    return escaped.replace("\0", "\\x00")[:LONGEST_REJECT_CHARACTERS]
+
+
+def _in_utc(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+        return pd.DatetimeIndex(values).tz_localize("UTC")
+    return values.array if isinstance(values, pd.Series) else values

@@ -1,0 +1,249 @@
+"""JSON lists of jobs as rows of text: one object at a time, whatever the size of the file.
+
+Each object becomes one or more flat records of texts, named as a table's columns are. From there on the formats in
+JSON are read like all others: a row that makes no sense is refused with its record, and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ijson
+import numpy as np
+import pyarrow as pa
+
+from helios.errors import FileUnreadable
+from helios.ingest.checks import Reason
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, Refused
+from helios.ingest.lines import REPLACED, Block, Decoded, decode
+
+Fields = Mapping[str, str | None]
+"""One record: texts by the name of their column; None where nothing is known."""
+
+# A record takes about 2 kB while it waits for its batch.
+RECORDS_PER_BATCH = 20_000
+LARGEST_RECORD = 16 << 20
+"""Characters and values (as 16 characters each) of one object without its steps."""
+_VALUE_SIZE = 16
+_LARGEST_BATCH = 64 << 20
+UNREAD = frozenset({"steps"})
+"""Members of an object that nobody asks for; one of Slurm's jobs may have 40,000 steps, the default MaxStepCount."""
+_BELOW_THE_OBJECT = 2
+_BEGINS: dict[str, Callable[[], Any]] = {"start_map": dict, "start_array": list}
+_ENDS = frozenset({"end_map", "end_array"})
+DEEPEST_RECORD = 64
+"""Objects and lists in each other; sacct's have 9."""
+LONGEST_NUMBER = 4_000
+"""Digits of a number; Python makes none of more than 4,300, and ijson 3.6 then ends the whole process."""
+_DIGITS = re.compile(rb"[0-9]{%d}" % LONGEST_NUMBER)
+_LAST_DIGITS = re.compile(rb"[0-9]*\Z")
+_LAST_BACKSLASH = re.compile(rb"\\\Z")
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+
+
+class _Record(NamedTuple):
+    number: int
+    fields: Fields
+    text: bytes
+    reason: Reason | None
+
+
+def read_records(
+    reading: FileReading,
+    prefix: str,
+    records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None],
+    names: Iterable[str],
+) -> Iterator[DelimitedRows]:
+    """Yield the objects of a JSON list as rows.
+
+    The "line" of a row is the number of its record in the file, from 1.
+
+    Parameters
+    ----------
+    prefix : str
+        Where the objects are: ``item`` for a list, ``jobs.item`` for the list called ``jobs``.
+    records_of : callable
+        Returns the records of one object, or None where it is not understood.
+    names : iterable of str
+        Columns to make of them.
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be read to its end, or is no JSON up to there.
+    """
+    names = tuple(names)
+    with decode(reading.path) as (raw, text):
+        events = ijson.basic_parse(_Bounded(text), multiple_values=True)
+        objects = _parsed(_items(events, prefix), reading.path)
+        records = _numbered(objects, records_of)
+        while batch := list(_batch(records, min(reading.rows_per_batch, RECORDS_PER_BATCH))):
+            yield _rows(batch, names, raw.tell())
+        reading.tally[REPLACED] += text.replaced
+
+
+def _batch(records: Iterator[_Record], most: int) -> Iterator[_Record]:
+    size = 0
+    for record in islice(records, most):
+        yield record
+        size += len(record.text)
+        if size > _LARGEST_BATCH:
+            return
+
+
+def value_at(record: Any, *path: str) -> Any:
+    """Return what lies at ``path`` in nested objects, None where the way there ends."""
+    for name in path:
+        record = record.get(name) if isinstance(record, Mapping) else None
+    return record
+
+
+def as_text(value: Any) -> str | None:
+    """Return a JSON value as the text of a table's field; None where there is nothing."""
+    if value is None or isinstance(value, str):
+        return value or None
+    return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
+
+
+class _Bounded:
+    """A text, up to where a number or a string is longer than any: the parser holds them whole."""
+
+    def __init__(self, text: Decoded) -> None:
+        self._text = text
+        self._inside = False  # a string
+        self._open = b""  # of what was read, the digits of a number or the backslash of a string that go on
+        self._length = 0  # of the string so far
+
+    def read(self, size: int) -> bytes:
+        piece = self._text.read(size)
+        # Where it begins and ends is all that matters of a string: what is escaped in it is no quote.
+        *before, last = _ESCAPED.sub(b"", self._open + piece).split(b'"')
+        outside = b'"'.join([*before, last][self._inside :: 2])
+        if _DIGITS.search(outside):
+            raise ValueError(f"a number of {LONGEST_NUMBER:,} digits or more")
+        self._inside ^= len(before) % 2 > 0
+        going_on = (_LAST_BACKSLASH if self._inside else _LAST_DIGITS).search(last)
+        self._open = going_on.group() if going_on else b""
+        self._length = (0 if before else self._length) + len(last) if self._inside else 0
+        if self._length > LARGEST_RECORD:
+            raise ValueError(f"a string of more than {LARGEST_RECORD >> 20} MiB")
+        return piece
+
+
+def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
+    """Yield the values of a list from a parser's events, in place of one that breaks a bound a text that says so.
+
+    ijson's own builder knows no bounds: 195 KiB of brackets in brackets took 4.9 GiB there.
+    """
+    way = prefix.split(".")[:-1]
+    the_list = [*zip(["", *way], ["start_map"] * len(way), strict=False), (way[-1] if way else "", "start_array")]
+    around: list[tuple[str, str]] = []  # every object and list that is open: its name in the one around it, its kind
+    key = ""
+    for event, value in events:
+        if event == "map_key":
+            key = value
+        elif event in _ENDS:
+            around.pop()
+        elif around == the_list:
+            yield _built(event, events) if event in _BEGINS else value
+        elif event in _BEGINS:
+            around.append((key if around and around[-1][1] == "start_map" else "", event))
+
+
+def _built(begin: str, events: Iterator[tuple[str, Any]]) -> Any:
+    """Return the object or list that begins with the event ``begin``, or which bound it breaks."""
+    whole: Any = _BEGINS[begin]()
+    containers, key, depth, left = [whole], "", 1, LARGEST_RECORD
+    unread, broken = 0, ""  # the depth of the open value that nobody asks for, and the bound
+    for event, value in events:
+        if event in _ENDS:
+            if depth == unread:
+                unread = 0
+            elif not (unread or broken):
+                containers.pop()
+            depth -= 1
+            if not depth:
+                return broken or whole
+            continue
+        if event == "map_key":
+            key, left = value, left - len(value)
+            continue
+        begins = event in _BEGINS
+        depth += begins
+        if unread or broken:
+            continue
+        left -= _VALUE_SIZE + (len(value) if event == "string" else 0)
+        if left < 0 or depth > DEEPEST_RECORD:
+            broken = f"longer than {LARGEST_RECORD >> 20} MiB" if left < 0 else f"more than {DEEPEST_RECORD} levels"
+            whole, containers = None, []
+        elif begins and depth == _BELOW_THE_OBJECT and key in UNREAD and isinstance(whole, dict):
+            unread = depth
+        else:
+            kept = _BEGINS[event]() if begins else value
+            if isinstance(containers[-1], dict):
+                containers[-1][key] = kept
+            else:
+                containers[-1].append(kept)
+            containers += [kept] * begins
+    raise ijson.IncompleteJSONError("it ends within an object")
+
+
+def _parsed(objects: Iterator[Any], path: Path) -> Iterator[Any]:
+    read = 0
+    try:
+        for item in objects:
+            read += 1
+            yield item
+    except (ijson.JSONError, ValueError) as reason:
+        said = str(reason).partition("\n")[0].strip()
+        raise FileUnreadable(
+            f"{path} is no JSON behind job {read:,}: {said}.", hint="It was cut or damaged; export or copy it again."
+        ) from reason
+
+
+def _numbered(
+    objects: Iterator[Any], records_of: Callable[[Mapping[str, Any]], Sequence[Fields] | None]
+) -> Iterator[_Record]:
+    number = 0
+    for item in objects:
+        found = records_of(item) if isinstance(item, Mapping) else None
+        for fields in [{}] if found is None else found:
+            number += 1
+            reason = Reason.UNREADABLE_RECORD if found is None else _flaw(fields)
+            written = json.dumps(item if found is None else fields, default=str, ensure_ascii=reason is not None)
+            yield _Record(number, fields, written.encode(), reason)
+
+
+def _flaw(fields: Fields) -> Reason | None:
+    joined = "".join(filter(None, fields.values()))
+    if "\0" in joined:
+        return Reason.NUL_BYTE
+    return None if joined.isascii() or _can_be_written(joined) else Reason.INVALID_UTF8
+
+
+def _can_be_written(text: str) -> bool:
+    # JSON can name halves of surrogate pairs, which no encoding takes.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _rows(records: list[_Record], names: tuple[str, ...], bytes_read: int) -> DelimitedRows:
+    good = [record for record in records if record.reason is None]
+    data = b"".join(record.text + b"\n" for record in records)
+    return DelimitedRows(
+        columns={name: pa.array([record.fields.get(name) or None for record in good], pa.string()) for name in names},
+        line=np.array([record.number for record in good], dtype=np.int64),
+        refused=[Refused(record.number, record.reason, record.text) for record in records if record.reason],
+        rejoined=0,
+        block=Block(data=data, first_line=records[0].number, bytes_read=bytes_read),
+        ends=np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")),
+    )

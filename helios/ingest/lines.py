@@ -1,0 +1,218 @@
+"""Bytes of a history file: decompressed by its magic bytes, cut into blocks of whole lines, never held whole."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from helios.errors import FileUnreadable, FormatUnknown
+
+CHUNK_BYTES = 4 << 20
+LONGEST_LINE_BYTES = 64 << 20
+HEAD_BYTES = 64 << 10
+# A row broken by newlines inside a field is looked for over at most this many lines.
+LONGEST_BROKEN_ROW_LINES = 64
+
+REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
+
+_GZIP = b"\x1f\x8b"
+_UNREAD_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some whole lines, each ended by a newline.
+
+    Attributes
+    ----------
+    data : bytes
+        The lines; carriage returns before newlines are gone.
+    first_line : int
+        Number of the first line in the decompressed file, from 1.
+    bytes_read : int
+        Bytes of the (compressed) file consumed so far.
+    """
+
+    data: bytes
+    first_line: int
+    bytes_read: int
+
+
+def head(path: Path) -> bytes:
+    """Return the first decompressed bytes of a file, at most ``HEAD_BYTES``.
+
+    Raises
+    ------
+    FileUnreadable
+        It cannot be opened or decompressed.
+    FormatUnknown
+        It is compressed in a way that Helios does not read.
+    """
+    with _opened(path) as (raw, plain):
+        _refuse_other_compressions(path, raw)
+        return _without_mark(plain.read(HEAD_BYTES)).replace(b"\r\n", b"\n")
+
+
+def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], bool]) -> Iterator[Block]:
+    """Yield the file in blocks of about ``lines_per_block`` lines.
+
+    Parameters
+    ----------
+    continues : callable
+        Whether a line may continue the row before it; a block is never cut in front of such a line
+        (but for at most ``LONGEST_BROKEN_ROW_LINES`` in a row).
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be read or decompressed to its end, or has a line beyond 64 MiB.
+    """
+    first_line = 1
+    with _opened(path) as (raw, plain):
+        for data in _cuts(_chunks(path, plain), lines_per_block, continues):
+            yield Block(data=_unix(data), first_line=first_line, bytes_read=raw.tell())
+            first_line += data.count(b"\n")
+
+
+class Decoded:
+    """Bytes of a file with whatever is no UTF-8 replaced, so that one odd name does not cost the rest.
+
+    Attributes
+    ----------
+    replaced : int
+        How often that happened so far.
+    """
+
+    def __init__(self, plain: IO[bytes]) -> None:
+        self._plain = plain
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+        self.replaced = 0
+
+    def read(self, size: int = CHUNK_BYTES) -> bytes:
+        """Return about ``size`` bytes, none at the end."""
+        while size:
+            chunk = self._plain.read(size)
+            text = self._decoder.decode(chunk, final=not chunk)
+            self.replaced += text.count("\ufffd")
+            if text or not chunk:
+                return text.encode()
+        return b""
+
+
+@contextmanager
+def decode(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
+    """Open a file that is one text: as it lies on disk (to tell how far it is read), and decompressed.
+
+    Raises
+    ------
+    FileUnreadable
+        The file cannot be opened, or not decompressed to its end.
+    """
+    with _opened(path) as (raw, plain):
+        yield raw, Decoded(plain)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of the file as it lies on disk, in hex digits."""
+    try:
+        with path.open("rb") as raw:
+            return hashlib.file_digest(raw, "sha256").hexdigest()
+    except OSError as reason:
+        raise _unreadable(path, reason) from reason
+
+
+def file_size(path: Path) -> int:
+    """Return the size of the file as it lies on disk, in bytes."""
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError) as reason:
+        raise _unreadable(path, reason) from reason
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    try:
+        with path.open("rb") as raw:
+            compressed = raw.read(len(_GZIP)) == _GZIP
+            raw.seek(0)
+            if not compressed:
+                yield raw, raw
+                return
+            with gzip.GzipFile(fileobj=raw, mode="rb") as plain:
+                yield raw, plain  # type: ignore[misc]  # because GzipFile is an IO[bytes] in all but name
+    except (OSError, EOFError, zlib.error, ValueError) as reason:
+        raise _unreadable(path, reason) from reason
+
+
+def _unreadable(path: Path, reason: Exception) -> FileUnreadable:
+    if isinstance(reason, OSError) and reason.strerror:
+        return FileUnreadable(f"{path} cannot be read: {reason.strerror}.", hint="Check the path and its permissions.")
+    return FileUnreadable(
+        f"{path} cannot be decompressed to its end: {reason}.", hint="It was cut or damaged; export or copy it again."
+    )
+
+
+def _refuse_other_compressions(path: Path, raw: IO[bytes]) -> None:
+    raw.seek(0)
+    start = raw.read(8)
+    raw.seek(0)
+    for magic, name in _UNREAD_COMPRESSIONS.items():
+        if start.startswith(magic):
+            raise FormatUnknown(f"{path} is compressed with {name}.", hint="Decompress it, or compress it with gzip.")
+
+
+def _chunks(path: Path, plain: IO[bytes]) -> Iterator[bytes]:
+    """Yield what can be read, the byte order mark removed and a last newline added."""
+    since_newline, last = 0, b"\n"
+    while chunk := plain.read(CHUNK_BYTES):
+        last = chunk[-1:]
+        since_newline = 0 if b"\n" in chunk else since_newline + len(chunk)
+        if since_newline > LONGEST_LINE_BYTES:
+            raise FileUnreadable(f"{path} has a line longer than 64 MiB.", hint="It is no table of jobs.")
+        yield chunk
+    if last != b"\n":
+        yield b"\n"
+
+
+def _cuts(chunks: Iterable[bytes], lines: int, continues: Callable[[bytes], bool]) -> Iterator[bytes]:
+    waiting, newlines = [], 0
+    for number, chunk in enumerate(chunks):
+        waiting.append(chunk if number else _without_mark(chunk))
+        newlines += chunk.count(b"\n")
+        if newlines > lines + LONGEST_BROKEN_ROW_LINES:
+            *whole, rest = _cut(b"".join(waiting), lines, continues, spare=LONGEST_BROKEN_ROW_LINES)
+            yield from whole
+            waiting, newlines = [rest], rest.count(b"\n")
+    yield from filter(None, _cut(b"".join(waiting), lines, continues, spare=0))
+
+
+def _cut(data: bytes, lines: int, continues: Callable[[bytes], bool], *, spare: int) -> Iterator[bytes]:
+    """Cut ``data`` behind every ``lines`` lines while ``spare`` more follow; the last piece is what is left."""
+    ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")) + 1
+    start, last = 0, lines
+    while last + spare < len(ends):
+        latest = min(last + LONGEST_BROKEN_ROW_LINES, len(ends) - 1)
+        while last < latest and continues(data[ends[last - 1] : ends[last] - 1]):
+            last += 1
+        yield data[start : ends[last - 1]]
+        start = int(ends[last - 1])
+        last += lines
+    yield data[start:]
+
+
+def _without_mark(data: bytes) -> bytes:
+    return data.removeprefix(_UTF8_MARK)
+
+
+def _unix(data: bytes) -> bytes:
+    return data.replace(b"\r\n", b"\n") if b"\r" in data else data

@@ -1,0 +1,300 @@
+"""Texts of a column into values: numbers, durations, sizes, states; whatever cannot be read is pointed out.
+
+Whole columns are converted at once; a text that the fast conversion refuses is looked at once however
+often it occurs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.ingest.checks import LONGEST_S, Mask
+from helios.model import JobState
+
+# What sacct, pandas and people print for "not known"; never applied to names of jobs, users or accounts.
+UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
+
+# One way only to match digits: of two, a field of 10^5 digits and a letter took a minute.
+_NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
+_COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
+_DURATION = re.compile(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?(?:\.(\d{1,9}))?", re.ASCII)
+
+_STATES_BY_CODE = {
+    "BF": JobState.BOOT_FAIL,
+    "CA": JobState.CANCELLED,
+    "CD": JobState.COMPLETED,
+    "DL": JobState.DEADLINE,
+    "F": JobState.FAILED,
+    "NF": JobState.NODE_FAIL,
+    "OOM": JobState.OUT_OF_MEMORY,
+    "PD": JobState.PENDING,
+    "PR": JobState.PREEMPTED,
+    "R": JobState.RUNNING,
+    "RQ": JobState.REQUEUED,
+    "RS": JobState.RESIZING,
+    "RV": JobState.REVOKED,
+    "S": JobState.SUSPENDED,
+    "TO": JobState.TIMEOUT,
+    # Flags of a running job that Slurm prints in place of RUNNING while its prolog or epilog runs.
+    "CF": JobState.RUNNING,
+    "CONFIGURING": JobState.RUNNING,
+    "CG": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    # The other spelling, used by Philly, Alibaba and people.
+    "CANCELED": JobState.CANCELLED,
+}
+
+
+def known_values(texts: pa.Array) -> pa.Array:
+    """Return ``texts`` with the ways to say "not known" replaced by null."""
+    return pc.if_else(pc.is_in(texts, value_set=UNKNOWN_TEXTS), pa.scalar(None, pa.string()), texts)
+
+
+def distinct_texts(texts: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
+    """Return for each row the position of its text among the distinct ones, -1 for null; and those."""
+    encoded = pc.dictionary_encode(texts)
+    codes = np.asarray(pc.fill_null(encoded.indices, -1), dtype=np.int32)
+    return codes, encoded.dictionary.to_pylist()
+
+
+def parse_floats(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
+    """Return ``read`` of each text as a float, NaN where null; and where ``read`` gave None."""
+    codes, distinct = distinct_texts(texts)
+    found = [read(text) for text in distinct]
+    values = np.array([*(np.nan if value is None else value for value in found), np.nan], dtype=np.float64)
+    bad = np.array([*(value is None for value in found), False], dtype=np.bool_)
+    return values[codes], bad[codes]
+
+
+def numbers(texts: pa.Array) -> tuple[NDArray[np.float64], Mask]:
+    """Return the numbers (NaN where null) and where a text is no finite number; ``2K`` is 2,048."""
+    try:
+        values = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return parse_floats(known_values(texts), _number)
+    finite = np.isfinite(values) | texts.is_null().to_numpy(zero_copy_only=False)
+    return (values, ~finite) if finite.all() else parse_floats(known_values(texts), _number)
+
+
+def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float64], Mask]:
+    """Return Slurm durations in s: ``D-HH:MM:SS``, ``HH:MM:SS``, ``MM:SS``, ``D-HH``, or a bare number.
+
+    Parameters
+    ----------
+    bare_unit_s : float
+        Seconds that a bare number counts: 1 for ElapsedRaw, 60 for TimelimitRaw.
+
+    Returns
+    -------
+    values : array of shape (n_rows,)
+        inf for UNLIMITED, NaN where null or decided by the partition.
+    bad : array of shape (n_rows,)
+        Where the text is no duration.
+    """
+    return parse_floats(known_values(texts), lambda text: _duration(text, bare_unit_s))
+
+
+def job_states(texts: pa.Array) -> tuple[pd.Categorical, Mask]:
+    """Return the :class:`JobState` of each text and where it is none; long, short or ``CANCELLED by 42``."""
+    codes, distinct = distinct_texts(texts)
+    found = [_state(text) for text in distinct]
+    names = sorted({state.value for state in found if state})
+    position = np.array([*(names.index(state.value) if state else -1 for state in found), -1], dtype=np.int8)
+    states = pd.Categorical.from_codes(position[codes], categories=pd.Index(names, dtype="str"))
+    return states, (codes >= 0) & (position[codes] < 0)
+
+
+def category(texts: pa.Array) -> pd.Categorical:
+    """Return texts as a pandas categorical, missing where null."""
+    codes, distinct = distinct_texts(texts)
+    return pd.Categorical.from_codes(codes, categories=pd.Index(distinct, dtype="str"))
+
+
+def strings(texts: pa.Array) -> pd.Series[Any]:
+    """Return texts as a pandas series of ``str``, missing where null."""
+    return pd.Series(pd.array(texts, dtype="str"))
+
+
+def _number(text: str) -> float | None:
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        return value if np.isfinite(value) else None
+    # sacct without --noconvert shortens exact multiples: 2048 nodes print as 2K.
+    counted = _COUNT.fullmatch(text)
+    return float(counted[1]) * _COUNT_UNITS[counted[2]] if counted else None
+
+
+def _duration(text: str, bare_unit_s: float) -> float | None:
+    text = text.strip()
+    if text.upper() == "UNLIMITED":
+        return np.inf
+    if text.upper() == "PARTITION_LIMIT":
+        return np.nan
+    if _NUMBER.fullmatch(text):
+        return float(text) * bare_unit_s
+    found = _DURATION.fullmatch(text)
+    return None if found is None else _clock_seconds(*found.groups())
+
+
+def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None, fraction: str | None) -> float:
+    if days is None and third is None:  # MM:SS; with days, or with three parts, the first part is hours
+        hours, minutes, seconds = 0, int(first), int(second or 0)
+    else:
+        hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
+    whole = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
+    return whole + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+def _state(text: str) -> JobState | None:
+    # "CANCELLED by 1000" names who did it; "CANCELLED+" is sacct's mark of a cut column.
+    word = text.strip().upper().split(" ")[0].rstrip("+")
+    if word in JobState.__members__:
+        return JobState[word]
+    return _STATES_BY_CODE.get(word)
+
+
+# Texts of times into UTC, once, at this edge: a zone for times without one, and daylight saving.
+
+Instants = NDArray[np.datetime64]  # unit us, in UTC unless the name says local
+
+MICROSECONDS = "datetime64[us]"
+NEVER = np.datetime64("NaT", "us")
+# Times outside are sentinels or damage; pandas' nanosecond paths and zone files end not far beyond.
+EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
+LATEST = np.datetime64("2200-01-01T00:00:00", "us")
+
+_EPOCH = re.compile(r"\d{9,11}(\.\d{1,6})?", re.ASCII)
+_ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", re.ASCII)
+
+
+def tells_zone(head: bytes) -> bool:
+    """Return whether the times at the start of a file carry their distance from UTC."""
+    return _ABSOLUTE.search(head) is not None
+
+
+def spans(seconds: NDArray[np.float64]) -> NDArray[np.timedelta64]:
+    """Return lengths in s as time differences; NaT where unknown, negative or beyond what any job lasts."""
+    usable = (seconds >= 0) & (seconds <= LONGEST_S)
+    microseconds = (np.where(usable, seconds, 0.0) * 1e6).round().astype("timedelta64[us]")
+    return np.where(usable, microseconds, np.timedelta64("NaT", "us"))
+
+
+def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
+    """Return seconds after 1970 as instants, NaT where unknown; and where a number is no time."""
+    lowest, highest = (time.astype("datetime64[s]").astype(np.int64) for time in (EARLIEST, LATEST))
+    within: Mask = (seconds >= lowest) & (seconds < highest)
+    microseconds = (np.where(within, seconds, 0.0) * 1e6).round().astype(MICROSECONDS)
+    return np.where(within, microseconds, NEVER), ~within & ~np.isnan(seconds)
+
+
+class TimeParser:
+    """Reads the times of one file.
+
+    Parameters
+    ----------
+    zone : str
+        IANA zone of times that carry none.
+
+    Raises
+    ------
+    Misuse
+        There is no such zone.
+    """
+
+    def __init__(self, zone: str) -> None:
+        try:
+            ZoneInfo(zone)
+        except (KeyError, ValueError, OSError) as reason:
+            raise UsageError(
+                f"There is no time zone {zone!r}.", hint="Name one of the IANA database, as Europe/Berlin or UTC."
+            ) from reason
+        self.zone = zone
+        self.ambiguous = 0
+        self.nonexistent = 0
+
+    def read(self, texts: pa.Array, *, not_before: Instants | None = None) -> tuple[Instants, Mask]:
+        """Return times in UTC, NaT where unknown, and where a text is no time.
+
+        A local time that daylight saving repeats is the first of the two, or the second if the first lies
+        before ``not_before`` (the event that came before, shape (n_rows,)). A local time that daylight
+        saving skips is moved to the end of the gap. Both are counted.
+
+        ISO 8601 with space or T is read, with or without a distance from UTC, and seconds since the epoch.
+        """
+        texts = known_values(texts)
+        try:
+            local = pc.cast(texts, pa.timestamp("us")).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            return self._read_absolute(texts, not_before)
+        instants = self._in_utc(local, not_before)
+        sane = _sane(local) | np.isnat(local)
+        return np.where(sane, instants, NEVER), ~sane
+
+    def _read_absolute(self, texts: pa.Array, not_before: Instants | None) -> tuple[Instants, Mask]:
+        try:
+            instants = pc.cast(texts, pa.timestamp("us", tz="UTC")).to_numpy(zero_copy_only=False)
+        except pa.ArrowInvalid:
+            return self._read_each(texts, not_before)
+        sane = _sane(instants) | np.isnat(instants)
+        return np.where(sane, instants, NEVER), ~sane
+
+    def _read_each(self, texts: pa.Array, not_before: Instants | None) -> tuple[Instants, Mask]:
+        codes, distinct = distinct_texts(texts)
+        found = [_time(text) for text in distinct]
+        local = _array([time if time is None or not time.tzinfo else None for time in found])[codes]
+        absolute = _array([time.replace(tzinfo=None) if time and time.tzinfo else None for time in found])[codes]
+        instants = np.where(np.isnat(absolute), self._in_utc(local, not_before), absolute)
+        bad = (codes >= 0) & ~_sane(instants)
+        return np.where(bad, NEVER, instants), bad
+
+    def _in_utc(self, local: Instants, not_before: Instants | None) -> Instants:
+        if self.zone == "UTC":
+            return local
+        readable = pd.DatetimeIndex(np.where(_sane(local), local, NEVER))
+        first = self._localised(readable, first_of_two=True)
+        second = self._localised(readable, first_of_two=False)
+        ambiguous = first < second
+        self.ambiguous += int(ambiguous.sum())
+        back = pd.DatetimeIndex(first).tz_localize("UTC").tz_convert(self.zone).tz_localize(None)
+        self.nonexistent += int((readable.notna() & (back != readable)).sum())
+        return first if not_before is None else np.where(ambiguous & (first < not_before), second, first)
+
+    def _localised(self, local: pd.DatetimeIndex, *, first_of_two: bool) -> Instants:
+        # The first of two equal local times is the one still in daylight saving time.
+        is_summer = np.full(len(local), first_of_two)
+        zoned = local.tz_localize(self.zone, ambiguous=is_summer, nonexistent="shift_forward")
+        return zoned.tz_convert("UTC").tz_localize(None).to_numpy().astype(MICROSECONDS)
+
+
+def _sane(times: Instants) -> Mask:
+    return (times >= EARLIEST) & (times < LATEST)
+
+
+def _array(times: list[datetime | None]) -> Instants:
+    return np.array([*times, None], dtype=MICROSECONDS)
+
+
+def _time(text: str) -> datetime | None:
+    """Return a naive local time, an aware time in UTC, or None for what is no time."""
+    text = text.strip()
+    try:
+        if _EPOCH.fullmatch(text):
+            return datetime.fromtimestamp(float(text), tz=UTC)
+        # fromisoformat also takes 20200101 and 2020W01, which are rather numbers and names.
+        time = datetime.fromisoformat(text) if len(text) >= 10 and text[4] == "-" else None
+        return time.astimezone(UTC) if time and time.tzinfo else time
+    except (ValueError, OverflowError, OSError):
+        return None

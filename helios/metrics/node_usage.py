@@ -1,0 +1,136 @@
+"""Which nodes held jobs, and when: from jobs with their nodes to busy intervals, and to how many were busy at once.
+
+All times are int64 seconds since the epoch; an interval holds its start and not its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import HostlistInvalid
+from helios.model import JOBS
+from helios.model.hostlist import expand
+
+Seconds = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BusyIntervals:
+    """Stretches of time on nodes; arrays of shape (n_intervals,).
+
+    Attributes
+    ----------
+    names : tuple of str
+        Node names.
+    node : int64 array
+        Position in ``names``.
+    start_s, end_s : int64 arrays
+    """
+
+    names: tuple[str, ...]
+    node: NDArray[np.int64]
+    start_s: Seconds
+    end_s: Seconds
+
+    def merged(self) -> BusyIntervals:
+        """Return the stretches in which at least one of these was on the node: disjoint, by node and start."""
+        if not len(self.node):
+            return self
+        order = np.lexsort((self.start_s, self.node))
+        node, start_s, end_s = self.node[order], self.start_s[order], self.end_s[order]
+        # Nodes are laid one behind the other on one axis, so that a running maximum of ends never crosses from one to
+        # the next.
+        origin_s = int(start_s.min())
+        reach_s = int(end_s.max()) - origin_s + 1
+        laid_start, laid_end = start_s - origin_s + node * reach_s, end_s - origin_s + node * reach_s
+        reached = np.maximum.accumulate(laid_end)
+        first = np.concatenate([[True], laid_start[1:] > reached[:-1]])
+        begins = np.flatnonzero(first)
+        last = np.concatenate([begins[1:], [len(node)]]) - 1
+        ends_s = reached[last] - node[begins] * reach_s + origin_s
+        return BusyIntervals(names=self.names, node=node[begins], start_s=start_s[begins], end_s=ends_s)
+
+
+def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
+    """Return where and when jobs ran, an interval for each node of each job; jobs that never ran are left out.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns ``started_at``, ``ended_at`` and ``node_list`` as in ``JOBS``. One without an end runs until
+        ``until_s``; a node list that makes no sense is no nodes.
+    until_s : int
+        Nothing after it is told.
+    """
+    JOBS.check(jobs, columns=["started_at", "ended_at", "node_list"])
+    started_s, ended_s = (_seconds(jobs[name], otherwise=until_s) for name in ("started_at", "ended_at"))
+    ended_s = np.minimum(ended_s, until_s)
+    lists = jobs["node_list"].astype("category")
+    expanded = [_expanded(str(text)) for text in lists.cat.categories]
+    ran = (started_s < ended_s) & (lists.cat.codes.to_numpy() >= 0)
+    codes = lists.cat.codes.to_numpy()[ran]
+    names = tuple(dict.fromkeys(name for members in expanded for name in members))
+    number = {name: position for position, name in enumerate(names)}
+    members = [np.array([number[name] for name in one], dtype=np.int64) for one in expanded]
+    sizes = np.array([len(one) for one in members], dtype=np.int64)[codes]
+    node = np.concatenate([members[code] for code in codes]) if len(codes) else np.zeros(0, dtype=np.int64)
+    return BusyIntervals(
+        names=names, node=node, start_s=np.repeat(started_s[ran], sizes), end_s=np.repeat(ended_s[ran], sizes)
+    )
+
+
+def most_at_once(
+    intervals: BusyIntervals, *, group: NDArray[np.int64], n_groups: int, first_s: int, step_s: int, n_steps: int
+) -> NDArray[np.float64]:
+    """Return the most intervals that lasted at one moment, in each step and group.
+
+    Parameters
+    ----------
+    intervals : Intervals
+        Disjoint on each node, as :meth:`BusyIntervals.merged` gives them: then nodes are counted.
+    group : int64 array of shape (len(intervals.names),)
+        Group of each node; -1: none.
+    first_s, step_s, n_steps : int
+        Steps of equal length from ``first_s`` on.
+
+    Returns
+    -------
+    float64 array of shape (n_groups, n_steps)
+    """
+    most = np.zeros((n_groups, n_steps))
+    of = group[intervals.node] if len(intervals.node) else np.zeros(0, dtype=np.int64)
+    for number in range(n_groups):
+        mine = (of == number) & (intervals.end_s > first_s)
+        most[number] = _most(intervals.start_s[mine], intervals.end_s[mine], first_s, step_s, n_steps)
+    return most
+
+
+def _most(start_s: Seconds, end_s: Seconds, first_s: int, step_s: int, n_steps: int) -> NDArray[np.float64]:
+    """Return the most at once in each step: at its begin, or just after one of the starts within it."""
+    edges_s = first_s + step_s * np.arange(n_steps, dtype=np.int64)
+    starts, ends = np.sort(start_s), np.sort(end_s)
+    most = _at(starts, ends, edges_s).astype(np.float64)
+    within = starts[(starts >= first_s) & (starts < first_s + step_s * n_steps)]
+    np.maximum.at(most, (within - first_s) // step_s, _at(starts, ends, within))
+    return most
+
+
+def _at(starts: Seconds, ends: Seconds, moments_s: Seconds) -> NDArray[np.int64]:
+    return np.searchsorted(starts, moments_s, side="right") - np.searchsorted(ends, moments_s, side="right")
+
+
+def _expanded(text: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except HostlistInvalid:
+        return ()
+
+
+def _seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
+    seconds = times.astype("int64").to_numpy() // 1_000_000
+    return np.where(times.isna().to_numpy(), otherwise, seconds)

@@ -1,0 +1,78 @@
+"""Slurm's way to write many nodes in few letters: ``gpu[01-04,07],login1``; expanded and folded by ClusterShell.
+
+Groups (``@rack1``) are not looked up: that would run programs that a configuration of the machine names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from helios.errors import HostlistInvalid
+
+MOST_NODES = 200_000
+"""Nodes of one list beyond which it is taken for a slip: no cluster has so many, and memory would not last."""
+_NOBODY = frozenset({"", "(null)", "none", "none assigned", "n/a"})
+_NOT_SLURMS = re.compile(r"[^\w.,\[\]-]|\[[^\]]*\d-\d+-")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
+
+@lru_cache(maxsize=65_536)
+def expand(text: str) -> tuple[str, ...]:
+    """Return the nodes of a hostlist, each once, sorted by name with numbers as numbers.
+
+    Parameters
+    ----------
+    text : str
+        As Slurm writes it; empty, ``(null)``, ``None assigned``: no nodes.
+
+    Raises
+    ------
+    HostlistInvalid
+        The text is not a hostlist, or names more than ``MOST_NODES`` nodes.
+    """
+    if text.strip().lower() in _NOBODY:
+        return ()
+    if _NOT_SLURMS.search(text.strip()):
+        raise _invalid(text, "a list of nodes has letters, digits, - _ . , and brackets only")
+    if _reach(text) > MOST_NODES:
+        raise _invalid(text, f"it names more than {MOST_NODES:,} nodes")
+    try:
+        return tuple(NodeSet(text.strip(), resolver=RESOLVER_NOGROUP))
+    except NodeSetException as reason:
+        raise _invalid(text, str(reason)) from reason
+
+
+def fold(nodes: Iterable[str]) -> str:
+    """Return the nodes as one hostlist, as short as ClusterShell can make it; no nodes: empty.
+
+    Raises
+    ------
+    HostlistInvalid
+        A name is not a single node's.
+    """
+    names = tuple(nodes)
+    for name in names:
+        if _NOT_SLURMS.search(name) or re.search(r"[\[\],]", name) or not name:
+            raise _invalid(name, "it is not the name of one node")
+    return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+
+
+def _reach(text: str) -> int:
+    """Return an upper bound of the nodes a text names, without expanding it."""
+    most = 0
+    for word in re.split(r",(?![^\[]*\])", text):
+        reach = 1
+        for bracket in re.findall(r"\[([^\]]*)\]", word):
+            spans = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(bracket)]
+            reach *= sum(spans) + bracket.count(",") + 1
+        most += reach
+    return most
+
+
+def _invalid(text: str, why: str) -> HostlistInvalid:
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return HostlistInvalid(f"{shown!r} is not a list of nodes: {why}", hint="Write it as Slurm does: gpu[01-04],login1")

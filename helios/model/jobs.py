@@ -1,0 +1,191 @@
+"""History: jobs that were, nodes that were, what a trace file held, what was learned from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import pandas as pd
+
+from helios.model.frames import TIME, FrameKind, columns
+
+
+class JobState(StrEnum):
+    """Slurm's base job states, as ``sacct`` prints them (slurm.h ``enum job_states``)."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    REQUEUED = "REQUEUED"
+    RESIZING = "RESIZING"
+    REVOKED = "REVOKED"
+
+
+JOBS = FrameKind(
+    name="jobs",
+    columns=columns(
+        ("job_id", "str", "The site's id (Slurm: JobIDRaw); unique with submit time and restart"),
+        ("restart", "int32", "0 for the first run, then 1, 2, ... for each requeue of that id and time"),
+        ("array_job_id", "str", "Slurm array master id; missing: not an array task, or unknown"),
+        ("array_task_id", "str", "Slurm array task id; missing as above"),
+        ("het_job_id", "str", "Slurm heterogeneous job id; missing: not one, or unknown"),
+        ("het_job_offset", "float64", "Component number within a heterogeneous job"),
+        ("name", "str", "Job name as submitted (some sites publish a hash)"),
+        ("user", "category", "Who submitted; missing: unknown"),
+        ("group", "category", "Unix group"),
+        ("account", "category", "Slurm account"),
+        ("qos", "category", "Slurm QOS"),
+        ("partition", "category", "Partition (the paper's virtual cluster); missing: unknown"),
+        ("state", "category", "A JobState; missing: unknown"),
+        ("exit_code", "category", "Slurm's exit:signal"),
+        ("submitted_at", TIME, "Submission; never missing"),
+        ("eligible_at", TIME, "When it could first have started; missing: unknown"),
+        ("started_at", TIME, "Start of the last run; missing: not started, or unknown"),
+        ("ended_at", TIME, "End of the last run; missing: not ended, or unknown"),
+        ("run_time_s", "float64", "End minus start of the last run, s; NaN: not ended, or unknown"),
+        ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
+        ("nodes", "float64", "Nodes allocated, else requested; NaN: unknown"),
+        ("cpus", "float64", "CPUs requested, else allocated; NaN: unknown"),
+        ("gpus", "int32", "GPUs requested, else allocated; 0: a CPU job"),
+        ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or untyped"),
+        ("memory_mib", "float64", "Memory requested for the whole job, MiB; NaN: unknown"),
+        ("tres_requested", "category", "Slurm's ReqTRES text"),
+        ("tres_allocated", "category", "Slurm's AllocTRES text"),
+        ("node_list", "category", "Slurm's NodeList text"),
+    ),
+)
+
+REJECTS = FrameKind(
+    name="rejects",
+    columns=columns(
+        ("line", "int64", "Line number in the file, from 1"),
+        ("reason", "category", "Why the row makes no sense; few distinct values, to be counted"),
+        ("text", "str", "The line as read, undecodable bytes escaped, at most 2,000 characters"),
+    ),
+)
+
+NODES = FrameKind(
+    name="nodes",
+    columns=columns(
+        ("name", "str", "Node name"),
+        ("partition", "category", "Partition; a node of several partitions has a row for each"),
+        ("cpus", "float64", "CPUs"),
+        ("gpus", "int32", "GPUs"),
+        ("gpu_type", "category", "GRES type"),
+        ("memory_mib", "float64", "Memory, MiB"),
+    ),
+)
+
+NODE_EVENTS = FrameKind(
+    name="node_events",
+    columns=columns(
+        ("node", "str", "Node name"),
+        ("state", "category", "Slurm node state during the event"),
+        ("started_at", TIME, "Start of the event"),
+        ("ended_at", TIME, "End of the event; missing: lasts"),
+        ("reason", "str", "Reason given, if any"),
+    ),
+)
+
+PREDICTIONS = FrameKind(
+    name="predictions",
+    columns=columns(
+        ("p10_s", "float64", "Run time that 10 % of such jobs stay below, s"),
+        ("p50_s", "float64", "Median run time, s"),
+        ("p90_s", "float64", "Run time that 90 % of such jobs stay below, s"),
+        ("source", "category", "Model id, or the fallback that was used"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A stretch of a trace file: the jobs understood and the rows refused.
+
+    Attributes
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``.
+    rejects : DataFrame
+        Columns of ``REJECTS``.
+    bytes_read : int
+        Bytes of the (compressed) file consumed so far, for a progress bar.
+    notes : tuple of str
+        Things a person should be told: the zone assumed, values repaired.
+    """
+
+    jobs: pd.DataFrame
+    rejects: pd.DataFrame
+    bytes_read: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A trained duration predictor as text: what it learned from, how good it is, and itself.
+
+    Attributes
+    ----------
+    model_id : str
+        Name by which predictions, reports and the audit refer to it.
+    cluster : str
+        Cluster whose history it learned from.
+    trained_at, trained_until : datetime
+        When it was made; no job that ended at or after ``trained_until`` was used.
+    jobs : int
+        Number of jobs it learned from.
+    features : tuple of str
+        Feature names in the order the model takes them.
+    scores : dict
+        Figures of its evaluation; empty if it was not evaluated.
+    artifact : str
+        The whole model as JSON text (LightGBM's own text format inside); no pickle.
+    manifest : dict
+        What it was made of and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
+    confirmed_at : datetime, optional
+        When it was last put or left in charge of its cluster; None: it is not in charge, or nobody ever decided.
+    """
+
+    model_id: str
+    cluster: str
+    trained_at: datetime
+    trained_until: datetime
+    jobs: int
+    features: tuple[str, ...]
+    scores: dict[str, Any]
+    artifact: str
+    manifest: dict[str, Any] = field(default_factory=dict)
+    confirmed_at: datetime | None = None
+
+    @property
+    def known_good_at(self) -> datetime:
+        """When it was last known to be the best to have: made, or since then put or left in charge."""
+        return max(self.trained_at, self.confirmed_at or self.trained_at)
+
+
+def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return ``jobs`` ordered by submit time, then job id (numbers by value), then restart.
+
+    This is the one order in which ties are broken everywhere: queues, splits, features.
+    """
+    keys = pd.DataFrame(
+        {
+            "submitted_at": jobs["submitted_at"].to_numpy(),
+            "id_length": jobs["job_id"].str.len().to_numpy(),
+            "job_id": jobs["job_id"].to_numpy(),
+            "restart": jobs["restart"].to_numpy(),
+        }
+    )
+    position = keys.sort_values(list(keys.columns), kind="stable").index.to_numpy()
+    return jobs.iloc[position].reset_index(drop=True)

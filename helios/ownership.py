@@ -1,0 +1,82 @@
+"""The values that Helios writes into Slurm, and how it knows them again.
+
+Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing,
+as users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own. What
+tells the same without Helios - ``job_submit.lua`` and ``helios-release.sh`` - has these numbers again.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+MARK = 37
+"""Last two digits of every non-zero SiteFactor that Helios writes."""
+STEP = 100
+"""Distance of two neighbouring SiteFactors that Helios writes: the mark takes the last two digits."""
+MINUTE_MARK = 7
+"""Last digit of every TimeMin, in minutes, that Helios writes."""
+MINUTE_STEP = 10
+"""Distance of two neighbouring TimeMin that Helios writes, min: the mark takes the last digit."""
+
+
+def steps(most: int) -> int:
+    """Return how many urgencies a bound of the SiteFactor tells apart on either side of 0."""
+    return (most - MARK) // STEP
+
+
+def site_factor(urgency: float, *, most: int) -> int:
+    """Return the SiteFactor that stands for ``urgency``, between ``-most`` and ``most``."""
+    level = round(abs(urgency) * steps(most))
+    return int(math.copysign(level * STEP + MARK, urgency)) if level else 0
+
+
+def site_factors(urgency: NDArray[np.float64], *, n_steps: int) -> NDArray[np.int64]:
+    """Return what :func:`site_factor` does for each of many, where there are ``n_steps`` on either side of 0."""
+    level = np.rint(np.abs(urgency) * n_steps).astype(np.int64)
+    factors: NDArray[np.int64] = np.sign(urgency).astype(np.int64) * np.where(level > 0, level * STEP + MARK, 0)
+    return factors
+
+
+def urgency(site_factor: int, *, most: int) -> float:
+    """Return the urgency that a SiteFactor of Helios stands for; 0 for one that is not Helios'."""
+    if not has_helios_mark(site_factor):
+        return 0.0
+    return math.copysign(min(abs(site_factor) // STEP / steps(most), 1.0), site_factor)
+
+
+def urgencies(site_factors: NDArray[np.int64], *, n_steps: int) -> NDArray[np.float64]:
+    """Return what :func:`urgency` does for each of many, where there are ``n_steps`` on either side of 0."""
+    level = np.where(have_helios_mark(site_factors), np.minimum(np.abs(site_factors) // STEP, n_steps), 0)
+    stood_for: NDArray[np.float64] = np.sign(site_factors) * level / n_steps
+    return stood_for
+
+
+def has_helios_mark(site_factor: int) -> bool:
+    """Return whether a SiteFactor bears Helios' mark; 0 bears none."""
+    return abs(site_factor) % STEP == MARK
+
+
+def have_helios_mark(site_factors: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return what :func:`has_helios_mark` does for each of many."""
+    ours: NDArray[np.bool_] = np.abs(site_factors) % STEP == MARK
+    return ours
+
+
+def whole_minutes(run_time: timedelta) -> int:
+    """Return the shortest TimeMin, min, that is no shorter than ``run_time``; it need not bear the mark."""
+    return math.ceil(run_time / timedelta(minutes=1))
+
+
+def time_min(run_time: timedelta) -> int:
+    """Return the TimeMin in minutes that stands for a soft limit: the next one up that bears Helios' mark."""
+    minutes = whole_minutes(run_time)
+    return minutes + (MINUTE_MARK - minutes) % MINUTE_STEP
+
+
+def has_helios_time_min(minutes: int) -> bool:
+    """Return whether a TimeMin, in minutes, bears Helios' mark."""
+    return minutes % MINUTE_STEP == MINUTE_MARK

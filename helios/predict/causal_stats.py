@@ -1,0 +1,544 @@
+"""What was known when a job was submitted: one walk through submissions and ends, in the order of time.
+
+The walk keeps, for every group of jobs that are alike (same user, same user and size, ...), a few
+decayed sums; a job's features are read from them at its submission, before anything later is learned.
+The same kernel serves a whole recorded trace at once and a replayed timeline arrival by arrival, so the
+two cannot differ. Shrinkage: each group's mean is drawn towards that of the wider group above it by a
+fixed number of pseudo-observations (empirical Bayes; James and Stein 1961, Buhlmann and Straub 1970).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import cached_jit, inline_jit
+
+# The names of what is known of a job at its submission, and the levels at which jobs are alike.
+
+LEVELS = (
+    "global",
+    "partition",
+    "request",
+    "account",
+    "user",
+    "user_limit",
+    "user_any_limit",
+    "user_size",
+    "user_family",
+    "user_stem",
+    "user_name",
+)
+"""Groups of jobs that are alike, from the widest to the narrowest; shrinkage goes through them in this order."""
+(
+    GLOBAL,
+    PARTITION,
+    REQUEST,
+    ACCOUNT,
+    USER,
+    USER_LIMIT,
+    USER_ANY_LIMIT,
+    USER_SIZE,
+    USER_FAMILY,
+    USER_STEM,
+    USER_NAME,
+) = range(len(LEVELS))
+
+REQUEST_FEATURES = (
+    "gpus",
+    "log_cpus",
+    "log_nodes",
+    "log_limit",
+    "log_memory",
+    "hour",
+    "weekday",
+)
+HISTORY_FEATURES = (
+    "anchor",
+    "anchor_sd",
+    "global_mean",
+    "partition_mean",
+    "request_mean",
+    "account_mean",
+    "user_mean",
+    "user_limit_mean",
+    "user_any_limit_mean",
+    "user_size_mean",
+    "user_family_mean",
+    "user_name_mean",
+    "user_any_limit_sd",
+    "user_by_limit",
+    "user_limit_by_limit",
+    "user_any_limit_by_limit",
+    "user_last_1",
+    "user_last_2",
+    "user_last_3",
+    "user_any_limit_last_1",
+    "user_any_limit_last_2",
+    "user_size_last_1",
+    "user_size_last_2",
+    "user_size_last_3",
+    "user_name_last_1",
+    "request_last_1",
+    "request_last_2",
+    "partition_last_1",
+    "user_recent_median",
+    "user_recent_least",
+    "user_recent_most",
+    "neighbour_mean",
+    "neighbour_sd",
+    "neighbour_weight",
+    "nearest",
+    "nearest_distance",
+    "user_limit_share",
+    "user_last_share",
+    "user_failed_share",
+    "user_last_failed",
+    "user_ended",
+    "user_size_ended",
+    "user_end_gap",
+    "user_any_limit_end_gap",
+    "user_submitted",
+    "user_unended",
+    "user_size_unended",
+    "user_unended_age",
+    "user_size_unended_age",
+    "user_submission_gap",
+    "user_size_submission_gap",
+    "user_burst",
+)
+FEATURES = REQUEST_FEATURES + HISTORY_FEATURES
+
+
+__all__ = [
+    "ACCOUNT",
+    "FEATURES",
+    "GLOBAL",
+    "HISTORY_FEATURES",
+    "LEVELS",
+    "PARTITION",
+    "REQUEST",
+    "REQUEST_FEATURES",
+    "USER",
+    "USER_ANY_LIMIT",
+    "USER_FAMILY",
+    "USER_LIMIT",
+    "USER_NAME",
+    "USER_SIZE",
+    "USER_STEM",
+]
+
+# Decay of an older run time's weight at each further end in its group, and how many pseudo-observations
+# of the wider group stand against it. Set beforehand and tried on six real
+# logs; never varied, so whether others would be better is not known.
+DECAY = np.array([0.9995, 0.995, 0.995, 0.98, 0.95, 0.93, 0.90, 0.90, 0.92, 0.90, 0.85])
+PSEUDO_JOBS = np.array([1.0, 8.0, 8.0, 8.0, 4.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.5])
+# Levels at which the wider group's mean is replaced; the others are features of their own.
+IN_CHAIN = np.array([level not in {PARTITION, USER_ANY_LIMIT} for level in range(len(LEVELS))])
+
+# Before anything has ended: half an hour, give or take a factor of about seven.
+PRIOR_LOG_RUN, PRIOR_VARIANCE = np.log1p(1800.0), 4.0
+
+NEIGHBOURS = 48
+NEIGHBOUR_PSEUDO_JOBS = 1.0
+RECENT = 10
+BURST_GAP_S = 600
+NEVER_S = np.iinfo(np.int64).max
+
+# Columns of a row of features, from HISTORY_FEATURES in order
+(
+    _ANCHOR,
+    _ANCHOR_SD,
+    _GLOBAL_MEAN,
+    _PARTITION_MEAN,
+    _REQUEST_MEAN,
+    _ACCOUNT_MEAN,
+    _USER_MEAN,
+    _USER_LIMIT_MEAN,
+    _USER_ANY_LIMIT_MEAN,
+    _USER_SIZE_MEAN,
+    _USER_FAMILY_MEAN,
+    _USER_NAME_MEAN,
+    _USER_ANY_LIMIT_SD,
+    _USER_BY_LIMIT,
+    _USER_LIMIT_BY_LIMIT,
+    _USER_ANY_LIMIT_BY_LIMIT,
+    _USER_LAST_1,
+    _USER_LAST_2,
+    _USER_LAST_3,
+    _USER_ANY_LIMIT_LAST_1,
+    _USER_ANY_LIMIT_LAST_2,
+    _USER_SIZE_LAST_1,
+    _USER_SIZE_LAST_2,
+    _USER_SIZE_LAST_3,
+    _USER_NAME_LAST_1,
+    _REQUEST_LAST_1,
+    _REQUEST_LAST_2,
+    _PARTITION_LAST_1,
+    _USER_RECENT_MEDIAN,
+    _USER_RECENT_LEAST,
+    _USER_RECENT_MOST,
+    _NEIGHBOUR_MEAN,
+    _NEIGHBOUR_SD,
+    _NEIGHBOUR_WEIGHT,
+    _NEAREST,
+    _NEAREST_DISTANCE,
+    _USER_LIMIT_SHARE,
+    _USER_LAST_SHARE,
+    _USER_FAILED_SHARE,
+    _USER_LAST_FAILED,
+    _USER_ENDED,
+    _USER_SIZE_ENDED,
+    _USER_END_GAP,
+    _USER_ANY_LIMIT_END_GAP,
+    _USER_SUBMITTED,
+    _USER_UNENDED,
+    _USER_SIZE_UNENDED,
+    _USER_UNENDED_AGE,
+    _USER_SIZE_UNENDED_AGE,
+    _USER_SUBMISSION_GAP,
+    _USER_SIZE_SUBMISSION_GAP,
+    _USER_BURST,
+) = range(len(REQUEST_FEATURES), len(FEATURES))
+_LOG_LIMIT = REQUEST_FEATURES.index("log_limit")
+# Columns of History.sums
+_W, _S, _Q, _LAST_1, _LAST_2, _LAST_3, _SHARE_W, _SHARE_S, _FAILED_W, _FAILED_S = range(10)
+_RATIO_W, _RATIO_S, _LAST_RATIO, _LAST_FAILED, _N_SUMS = range(10, 15)
+# Columns of History.counts
+_ENDED, _SUBMITTED, _UNENDED, _UNENDED_SUM_S, _LAST_SUBMIT_S, _BURST, _LAST_END_S, _N_COUNTS = range(8)
+# Columns of History.rings
+_RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
+
+
+class Events(NamedTuple):
+    """What each job asked for, and what becomes known of it when it ends; one entry per job.
+
+    Attributes
+    ----------
+    submitted_s : int64, s since the epoch, ascending
+    log_run : float64, log1p of the run time in s; NaN: unknown
+    limit_share : float64, run time over time limit; NaN: unknown
+    failed : float64, 1 failed, 0 not, NaN unknown
+    request : float32 of shape (n, len(REQUEST_FEATURES))
+    nearness : float64 of shape (n, 4): log size, log limit, partition and name stem as numbers
+    groups : int32 of shape (n, len(LEVELS)), the job's group of each level; -1: none
+    """
+
+    submitted_s: NDArray[np.int64]
+    log_run: NDArray[np.float64]
+    limit_share: NDArray[np.float64]
+    failed: NDArray[np.float64]
+    request: NDArray[np.float32]
+    nearness: NDArray[np.float64]
+    groups: NDArray[np.int32]
+
+
+class CausalStats(NamedTuple):
+    """What has been learned so far, by group; see the column constants of this module."""
+
+    sums: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    rings: NDArray[np.float64]
+    ring_of: NDArray[np.int32]
+    ring_length: NDArray[np.int64]
+
+
+def empty_stats(events: Events) -> CausalStats:
+    """Return the history before the first job, with room for all groups of ``events``."""
+    n_groups = int(events.groups.max(initial=-1)) + 1
+    sums = np.zeros((n_groups, _N_SUMS))
+    sums[:, _LAST_1 : _LAST_3 + 1] = np.nan
+    sums[:, _LAST_RATIO] = sums[:, _LAST_FAILED] = np.nan
+    users = np.unique(events.groups[:, USER])
+    users = users[users >= 0]
+    ring_of = np.full(n_groups, -1, dtype=np.int32)
+    ring_of[users] = np.arange(len(users), dtype=np.int32)
+    return CausalStats(
+        sums=sums,
+        counts=np.zeros((n_groups, _N_COUNTS), dtype=np.int64),
+        rings=np.zeros((len(users), NEIGHBOURS, 5)),
+        ring_of=ring_of,
+        ring_length=np.zeros(len(users), dtype=np.int64),
+    )
+
+
+@cached_jit
+def replay_events(  # noqa: PLR0917 - numba kernels are called by position
+    history: Any,
+    events: Any,
+    submissions: Any,
+    ends: Any,
+    ends_s: Any,
+    next_end: int,
+    features: Any,
+) -> int:
+    """Walk on through ``submissions``, learning each end that lies strictly before the next submission.
+
+    Parameters
+    ----------
+    submissions : int64 array
+        Jobs (rows of ``events``) now submitted, in order.
+    ends, ends_s : int64 arrays of equal length
+        Jobs that end and when, ordered by time, then job.
+    next_end : int
+        Entries of ``ends`` before this one are already learned.
+    features : float32 array of shape (n, len(FEATURES))
+        The rows of ``submissions`` are filled in.
+
+    Returns
+    -------
+    int
+        The first entry of ``ends`` that is not yet learned.
+    """
+    for job in submissions:
+        while next_end < len(ends) and ends_s[next_end] < events.submitted_s[job]:
+            _learn(history, events, ends[next_end], ends_s[next_end])
+            next_end += 1
+        _describe(history, events, job, features[job])
+        _arrive(history, events, job)
+    return next_end
+
+
+@cached_jit
+def refresh_features(  # noqa: PLR0917 - numba kernels are called by position
+    history: Any,
+    events: Any,
+    jobs: Any,
+    now_s: int,
+    ends: Any,
+    ends_s: Any,
+    next_end: int,
+    features: Any,
+) -> int:
+    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``; parameters as in :func:`replay_events`.
+
+    What ended jobs teach is brought up to date. What a job's row of ``features`` says of the act of submission, and of
+    what else the user had in the queue then, stays: a model learned from these as they were at submission.
+    """
+    while next_end < len(ends) and ends_s[next_end] < now_s:
+        _learn(history, events, ends[next_end], ends_s[next_end])
+        next_end += 1
+    for job in jobs:
+        _describe_means(history, events, job, features[job])
+        _describe_last(history, events.groups[job], features[job])
+        _describe_record(history, events, job, now_s, features[job])
+    return next_end
+
+
+@inline_jit
+def _arrive(history: Any, events: Any, job: int) -> None:
+    now = events.submitted_s[job]
+    for group in events.groups[job]:
+        if group < 0:
+            continue
+        count = history.counts[group]
+        gap = now - count[_LAST_SUBMIT_S]
+        count[_BURST] = count[_BURST] + 1 if gap <= BURST_GAP_S else 1
+        count[_SUBMITTED] += 1
+        count[_UNENDED] += 1
+        count[_UNENDED_SUM_S] += now
+        count[_LAST_SUBMIT_S] = now
+
+
+@inline_jit
+def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
+    run = events.log_run[job]
+    # Of an unlimited or an unknown limit a run is no share.
+    ratio = run - float(events.request[job, _LOG_LIMIT])
+    for level in range(events.groups.shape[1]):
+        group = events.groups[job, level]
+        if group < 0:
+            continue
+        count = history.counts[group]
+        count[_UNENDED] -= 1
+        count[_UNENDED_SUM_S] -= events.submitted_s[job]
+        if np.isnan(run):
+            continue
+        count[_ENDED] += 1
+        count[_LAST_END_S] = ended_s
+        _add_run(history.sums[group], run, DECAY[level])
+        if np.isfinite(ratio):
+            _add_share(history.sums[group], ratio, _RATIO_W, DECAY[level])
+        if level == USER:
+            history.sums[group, _LAST_RATIO] = ratio if np.isfinite(ratio) else np.nan
+            history.sums[group, _LAST_FAILED] = events.failed[job]
+            _add_share(history.sums[group], events.limit_share[job], _SHARE_W, DECAY[level])
+            _add_share(history.sums[group], events.failed[job], _FAILED_W, DECAY[level])
+            _remember(history, history.ring_of[group], run, events.nearness[job])
+
+
+@inline_jit
+def _add_run(sums: Any, run: float, decay: float) -> None:
+    sums[_W] = sums[_W] * decay + 1.0
+    sums[_S] = sums[_S] * decay + run
+    sums[_Q] = sums[_Q] * decay + run * run
+    sums[_LAST_3] = sums[_LAST_2]
+    sums[_LAST_2] = sums[_LAST_1]
+    sums[_LAST_1] = run
+
+
+@inline_jit
+def _add_share(sums: Any, value: float, column: int, decay: float) -> None:
+    if not np.isnan(value):
+        sums[column] = sums[column] * decay + 1.0
+        sums[column + 1] = sums[column + 1] * decay + value
+
+
+@inline_jit
+def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
+    entry = history.rings[ring, history.ring_length[ring] % NEIGHBOURS]
+    entry[_RUN] = run
+    entry[_SIZE:] = nearness
+    history.ring_length[ring] += 1
+
+
+@inline_jit
+def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float, float, float]:
+    """Return mean, variance and total weight of the user's last ended jobs, near ones counting more.
+
+    Of the last few, and of the nearest, ``row`` is told by itself.
+    """
+    weight, total, squares = 0.0, 0.0, 0.0
+    length = history.ring_length[ring]
+    for age in range(min(length, NEIGHBOURS)):
+        entry = history.rings[ring, (length - 1 - age) % NEIGHBOURS]
+        distance = abs(entry[_SIZE] - nearness[0]) + abs(entry[_LIMIT] - nearness[1])
+        distance += (entry[_IN] != nearness[2]) + 2.0 * (entry[_STEM] != nearness[3])
+        if age == 0 or distance < row[_NEAREST_DISTANCE]:
+            row[_NEAREST], row[_NEAREST_DISTANCE] = entry[_RUN], distance
+        w = 1.0 / ((1.0 + 3.0 * distance) ** 2 * (1.0 + 0.15 * age))
+        weight += w
+        total += w * entry[_RUN]
+        squares += w * entry[_RUN] * entry[_RUN]
+    if weight == 0.0:
+        return np.nan, np.nan, 0.0
+    _describe_recent(history.rings[ring], length, row)
+    mean = total / weight
+    return mean, max(squares / weight - mean * mean, 0.0), weight
+
+
+@inline_jit
+def _describe_recent(entries: Any, length: int, row: Any) -> None:
+    n = min(length, RECENT)
+    runs = np.empty(n)
+    for age in range(n):
+        runs[age] = entries[(length - 1 - age) % NEIGHBOURS, _RUN]
+    runs.sort()
+    row[_USER_RECENT_LEAST], row[_USER_RECENT_MOST] = runs[0], runs[-1]
+    row[_USER_RECENT_MEDIAN] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
+
+
+@inline_jit
+def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
+    """Return mean and variance of a group whose wider group has ``mean`` and ``variance``."""
+    weight = sums[_W] + pseudo
+    shrunk = (sums[_S] + pseudo * mean) / weight
+    spread = sums[_Q] - 2.0 * shrunk * sums[_S] + sums[_W] * shrunk * shrunk
+    return shrunk, max((spread + pseudo * (variance + (mean - shrunk) ** 2)) / weight, 0.0)
+
+
+@inline_jit
+def _share(sums: Any, column: int) -> float:
+    return sums[column + 1] / sums[column] if sums[column] > 0.0 else np.nan
+
+
+@inline_jit
+def _describe(history: Any, events: Any, job: int, row: Any) -> None:
+    row[:] = np.nan
+    row[: len(REQUEST_FEATURES)] = events.request[job]
+    _describe_means(history, events, job, row)
+    _describe_last(history, events.groups[job], row)
+    _describe_record(history, events, job, events.submitted_s[job], row)
+    _describe_activity(history, events.groups[job], events.submitted_s[job], row)
+
+
+@inline_jit
+def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
+    mean, variance = PRIOR_LOG_RUN, PRIOR_VARIANCE
+    for level in range(len(LEVELS)):
+        group = events.groups[job, level]
+        if group >= 0:
+            drawn, spread = _shrunk(history.sums[group], PSEUDO_JOBS[level], mean, variance)
+            if level <= USER_FAMILY:
+                row[_GLOBAL_MEAN + level] = drawn
+            elif level == USER_NAME:
+                row[_USER_NAME_MEAN] = drawn
+            if level == USER_ANY_LIMIT:
+                row[_USER_ANY_LIMIT_SD] = np.sqrt(spread)
+            if IN_CHAIN[level]:
+                mean, variance = drawn, spread
+    account, user = events.groups[job, ACCOUNT], events.groups[job, USER]
+    row[_ACCOUNT_MEAN] = _share(history.sums[account], _W) if account >= 0 else np.nan
+    if user >= 0:
+        near, spread, weight = _neighbours(history, history.ring_of[user], events.nearness[job], row)
+        row[_NEIGHBOUR_WEIGHT] = weight
+        if weight > 0.0:
+            row[_NEIGHBOUR_MEAN], row[_NEIGHBOUR_SD] = near, np.sqrt(spread)
+            part = weight / (weight + NEIGHBOUR_PSEUDO_JOBS)
+            variance = (1.0 - part) * variance + part * spread + part * (1.0 - part) * (near - mean) ** 2
+            mean += part * (near - mean)
+    row[_ANCHOR], row[_ANCHOR_SD] = mean, np.sqrt(variance)
+
+
+@inline_jit
+def _describe_last(history: Any, groups: Any, row: Any) -> None:
+    _copy_last(history, groups[PARTITION], 1, row[_PARTITION_LAST_1:])
+    _copy_last(history, groups[REQUEST], 2, row[_REQUEST_LAST_1:])
+    _copy_last(history, groups[USER], 3, row[_USER_LAST_1:])
+    _copy_last(history, groups[USER_ANY_LIMIT], 2, row[_USER_ANY_LIMIT_LAST_1:])
+    _copy_last(history, groups[USER_SIZE], 3, row[_USER_SIZE_LAST_1:])
+    _copy_last(history, groups[USER_NAME], 1, row[_USER_NAME_LAST_1:])
+
+
+@inline_jit
+def _copy_last(history: Any, group: int, how_many: int, row: Any) -> None:
+    if group >= 0:
+        row[:how_many] = history.sums[group, _LAST_1 : _LAST_1 + how_many]
+
+
+@inline_jit
+def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) -> None:
+    groups = events.groups[job]
+    user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
+    if user < 0:
+        return
+    limit = float(events.request[job, _LOG_LIMIT])
+    row[_USER_BY_LIMIT] = limit + _share(history.sums[user], _RATIO_W)
+    row[_USER_LIMIT_BY_LIMIT] = limit + _share(history.sums[groups[USER_LIMIT]], _RATIO_W)
+    row[_USER_ANY_LIMIT_BY_LIMIT] = limit + _share(history.sums[any_limit], _RATIO_W)
+    row[_USER_LIMIT_SHARE] = _share(history.sums[user], _SHARE_W)
+    row[_USER_LAST_SHARE] = history.sums[user, _LAST_RATIO]
+    row[_USER_FAILED_SHARE] = _share(history.sums[user], _FAILED_W)
+    row[_USER_LAST_FAILED] = history.sums[user, _LAST_FAILED]
+    row[_USER_ENDED] = np.log1p(float(history.counts[user, _ENDED]))
+    row[_USER_SIZE_ENDED] = np.log1p(float(history.counts[key, _ENDED]))
+    row[_USER_END_GAP] = _since_last_end(history.counts[user], now)
+    row[_USER_ANY_LIMIT_END_GAP] = _since_last_end(history.counts[any_limit], now)
+
+
+@inline_jit
+def _since_last_end(count: Any, now: int) -> float:
+    return np.log1p(float(now - count[_LAST_END_S])) if count[_ENDED] > 0 else np.nan
+
+
+@inline_jit
+def _describe_activity(history: Any, groups: Any, now: int, row: Any) -> None:
+    user, key = groups[USER], groups[USER_SIZE]
+    if user < 0:
+        return
+    of_user, of_key = history.counts[user], history.counts[key]
+    row[_USER_SUBMITTED] = np.log1p(float(of_user[_SUBMITTED]))
+    row[_USER_UNENDED] = np.log1p(float(of_user[_UNENDED]))
+    row[_USER_SIZE_UNENDED] = np.log1p(float(of_key[_UNENDED]))
+    if of_user[_UNENDED] > 0:
+        row[_USER_UNENDED_AGE] = np.log1p(now - of_user[_UNENDED_SUM_S] / of_user[_UNENDED])
+    if of_key[_UNENDED] > 0:
+        row[_USER_SIZE_UNENDED_AGE] = np.log1p(now - of_key[_UNENDED_SUM_S] / of_key[_UNENDED])
+    if of_user[_SUBMITTED] > 0:
+        row[_USER_SUBMISSION_GAP] = np.log1p(float(now - of_user[_LAST_SUBMIT_S]))
+    if of_key[_SUBMITTED] > 0:
+        row[_USER_SIZE_SUBMISSION_GAP] = np.log1p(float(now - of_key[_LAST_SUBMIT_S]))
+    gap = now - of_user[_LAST_SUBMIT_S]
+    row[_USER_BURST] = np.log1p(float(of_user[_BURST] if gap <= BURST_GAP_S else 0))

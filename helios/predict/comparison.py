@@ -1,0 +1,283 @@
+"""Two predictors on the same jobs: which is better, and whether chance alone explains it.
+
+Jobs of one user come in campaigns, so that a thousand jobs are not a thousand observations. What may have been chance
+is told by drawing whole users anew (paired bootstrap over clusters: Efron and Tibshirani, "An Introduction to the
+Bootstrap", 1993, ch. 8); where few users are known, or one has most of the jobs, by drawing bursts of alike jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.predict.bursts import find_bursts, similar_names
+from helios.predict.job_table import JobTable, group_columns
+from helios.predict.scores import spearman
+
+RESAMPLES = 400
+LIKELY = 0.9
+"""Share of the resamples that lie within the interval of a difference."""
+FEWEST_USERS = 10
+LARGEST_USER = 0.5
+NEGLIGIBLE = 0.01
+"""A difference of rank correlation, or of log error (1 % of the run time), that nobody would notice; with very many
+jobs it would lie beyond chance."""
+TOO_MUCH = 0.1
+"""A difference that is held against a model even where so few jobs were judged that it may be chance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorScore:
+    """How well a predictor did.
+
+    Attributes
+    ----------
+    spearman : float, optional
+        Rank correlation of predicted median and true run time; None: one of them is constant.
+    median_abs_log_error : float
+        Median of abs(log1p(predicted) - log1p(true)); 0.69 is a factor of 2.
+    bias_log : float
+        Mean of log1p(predicted) - log1p(true); above 0: predicted too long.
+    coverage_p10_p90 : float, optional
+        Share of jobs within [p10, p90] as judged, which in a contest is as learned, not calibrated; None: it predicts
+        no quantiles.
+    """
+
+    spearman: float | None
+    median_abs_log_error: float
+    bias_log: float
+    coverage_p10_p90: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDifference:
+    """A figure of the challenger less that of another, and between what it lies with ``LIKELY`` probability.
+
+    Where there is but one user or burst to draw, nothing tells how much of it is chance: then all of it may be.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether it may be chance, or is too small to matter."""
+        return self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versus:
+    """The challenger beside another predictor.
+
+    Attributes
+    ----------
+    error : Difference
+        Of the median absolute log error; below 0 the challenger is better.
+    rank : Difference, optional
+        Of the rank correlation; above 0 the challenger is better. None: one of them has none.
+    """
+
+    error: PairedDifference
+    rank: PairedDifference | None
+
+    @property
+    def worse_in(self) -> tuple[str, ...]:
+        """What the challenger is worse in, beyond chance or by ``TOO_MUCH``."""
+        error = self.error.value > 0 and (not self.error.is_chance or self.error.value > TOO_MUCH)
+        rank = (
+            self.rank is not None and self.rank.value < 0 and (not self.rank.is_chance or self.rank.value < -TOO_MUCH)
+        )
+        return (*(("log error",) if error else ()), *(("rank correlation",) if rank else ()))
+
+    @property
+    def better_in(self) -> tuple[str, ...]:
+        """What the challenger is better in, beyond chance."""
+        error = self.error.value < 0 and not self.error.is_chance
+        rank = self.rank is not None and self.rank.value > 0 and not self.rank.is_chance
+        return (*(("log error",) if error else ()), *(("rank correlation",) if rank else ()))
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether it is neither better nor worse in anything."""
+        return not self.better_in and not self.worse_in
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the challenger is worse in neither, and by its figures better in one."""
+        better = self.error.value < 0 or (self.rank is not None and self.rank.value > 0)
+        return better and not self.worse_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Figures of several predictors on the same jobs, and the challenger beside each other one.
+
+    Attributes
+    ----------
+    challenger : str
+        A key of ``scores``; ``against`` has all other keys.
+    jobs, clusters : int
+        Number of jobs judged, and of the groups drawn anew.
+    drawn : str
+        What those are: users or bursts.
+    """
+
+    challenger: str
+    jobs: int
+    clusters: int
+    drawn: str
+    scores: Mapping[str, PredictorScore]
+    against: Mapping[str, Versus]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self) | {
+            "against": {
+                name: asdict(other)
+                | {
+                    "worse_in": list(other.worse_in),
+                    "better_in": list(other.better_in),
+                    "is_chance": other.is_chance,
+                }
+                for name, other in self.against.items()
+            }
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Comparison:
+        """Return what :meth:`to_json` wrote; KeyError, TypeError: it did not."""
+        against = {
+            name: Versus(
+                error=PairedDifference(**other["error"]),
+                rank=PairedDifference(**other["rank"]) if other["rank"] else None,
+            )
+            for name, other in told["against"].items()
+        }
+        scores = {name: PredictorScore(**score) for name, score in told["scores"].items()}
+        names = ("challenger", "jobs", "clusters", "drawn")
+        return cls(**{name: told[name] for name in names}, scores=scores, against=against)
+
+
+def compare_predictors(
+    predictions: Mapping[str, NDArray[np.float64]],
+    truth_s: NDArray[np.float64],
+    *,
+    challenger: str,
+    table: JobTable,
+    rows: NDArray[np.int64],
+) -> Comparison:
+    """Judge several predictors on the jobs ``rows`` of ``table``.
+
+    Parameters
+    ----------
+    predictions : mapping of arrays of shape (n_rows,) or (n_rows, 3)
+        Predicted medians, or p10, p50 and p90, s.
+    truth_s : array of shape (n_rows,)
+    challenger : str
+        Which of them stands against each of the others.
+    """
+    cluster, drawn = user_clusters(table, rows)
+    counts = _draws(int(cluster.max(initial=-1)) + 1)
+    alone = counts.shape[1] < 2
+    medians = {name: _median(predicted) for name, predicted in predictions.items()}
+    errors = {name: np.abs(np.log1p(median) - np.log1p(truth_s)) for name, median in medians.items()}
+    medians_of_errors = {name: _weighted_medians(error, cluster, counts) for name, error in errors.items()}
+    ranks = {name: _rank_correlations(median, truth_s, cluster, counts) for name, median in medians.items()}
+    return Comparison(
+        challenger=challenger,
+        jobs=len(rows),
+        clusters=counts.shape[1],
+        drawn=drawn,
+        scores={name: predictor_score(predicted, truth_s) for name, predicted in predictions.items()},
+        against={
+            name: Versus(
+                error=_difference(medians_of_errors[challenger], medians_of_errors[name], alone=alone),
+                rank=_rank_difference(ranks[challenger], ranks[name], alone=alone),
+            )
+            for name in predictions
+            if name != challenger
+        },
+    )
+
+
+def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
+    """Return the figures of medians of shape (n,), or quantiles of shape (n, 3), in s."""
+    log_error = np.log1p(_median(predicted)) - np.log1p(truth_s)
+    inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
+    return PredictorScore(
+        spearman=spearman(_median(predicted), truth_s),
+        median_abs_log_error=float(np.median(np.abs(log_error))),
+        bias_log=float(log_error.mean()),
+        coverage_p10_p90=None if inside is None else float(inside.mean()),
+    )
+
+
+def user_clusters(table: JobTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
+    """Return the group of each job that is drawn as one, numbered from 0, and what the groups are."""
+    users = table.user[rows]
+    known = users[users >= 0]
+    sizes = np.bincount(known) if len(known) else np.zeros(1)
+    if len(known) == len(rows) and (sizes > 0).sum() >= FEWEST_USERS and sizes.max() <= LARGEST_USER * len(rows):
+        return pd.factorize(users)[0], "users"
+    return find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]), "bursts"
+
+
+def _draws(clusters: int) -> NDArray[np.float64]:
+    """Return how often each cluster is drawn: the sample itself first, then ``RESAMPLES`` of one seed."""
+    drawn = np.random.default_rng(0).multinomial(clusters, np.full(clusters, 1 / clusters), size=RESAMPLES)
+    return np.vstack([np.ones(clusters), drawn])
+
+
+def _median(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
+    return predicted if predicted.ndim == 1 else predicted[:, 1]
+
+
+def _weighted_medians(
+    values: NDArray[np.float64], cluster: NDArray[np.int64], counts: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the median of ``values`` in each draw."""
+    order = np.argsort(values, kind="stable")
+    in_order, of = values[order], cluster[order]
+    medians = np.empty(len(counts))
+    for draw, count in enumerate(counts):
+        running = np.cumsum(count[of])
+        medians[draw] = in_order[min(int(np.searchsorted(running, running[-1] / 2)), len(values) - 1)]
+    return medians
+
+
+def _rank_correlations(
+    predicted: NDArray[np.float64],
+    truth_s: NDArray[np.float64],
+    cluster: NDArray[np.int64],
+    counts: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return Spearman's correlation in each draw, with the ranks of the whole; NaN: constant."""
+    a, b = (pd.Series(values).rank().to_numpy() for values in (predicted, truth_s))
+    a, b = a - a.mean(), b - b.mean()
+    moments = np.column_stack(
+        [np.bincount(cluster, part, minlength=counts.shape[1]) for part in (np.ones(len(a)), a, b, a * a, b * b, a * b)]
+    )
+    n, s_a, s_b, s_aa, s_bb, s_ab = (counts @ moments).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = np.sqrt((s_aa - s_a * s_a / n) * (s_bb - s_b * s_b / n))
+        return np.asarray((s_ab - s_a * s_b / n) / np.where(spread > 0, spread, np.nan))
+
+
+def _difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> PairedDifference:
+    value, drawn = float(of[0] - less[0]), (of - less)[1:]
+    if not alone:
+        low, high = np.nanquantile(drawn, [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
+        return PairedDifference(value=value, low=float(low), high=float(high))
+    return PairedDifference(value=value, low=-abs(value), high=abs(value))
+
+
+def _rank_difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> PairedDifference | None:
+    if np.isnan(of[0] - less[0]) or np.isnan(of - less).all():
+        return None
+    return _difference(of, less, alone=alone)

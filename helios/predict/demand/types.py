@@ -1,0 +1,188 @@
+"""What a forecast of node demand is made of: horizons, the calendar of the site, what jobs tell, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import ConfigurationInvalid, FrameInvalid
+from helios.model import STEP_S, Demand
+
+AHEAD_S = (3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 24 * 3_600)
+"""Horizons of every forecast, s."""
+LEVELS = (0.5, 0.9, 0.99)
+"""Quantiles of the most nodes needed within a horizon."""
+AHEAD = tuple(ahead_s // STEP_S for ahead_s in AHEAD_S)
+"""The horizons in steps."""
+DAY = 86_400 // STEP_S
+"""Steps of a day."""
+_LONGEST_HOLIDAYS_DAYS = 366
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calendar:
+    """The clock on the site's wall, and the days on which its people rest.
+
+    Attributes
+    ----------
+    zone : ZoneInfo
+        Zone of the site's local time.
+    holidays : frozenset of date
+        Local dates; weekends are known without.
+    """
+
+    zone: ZoneInfo
+    holidays: frozenset[date] = frozenset()
+
+    def describe(self, ended_s: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return hour of the day, weekday (Monday 0), and whether today, and a day later, is a holiday.
+
+        Parameters
+        ----------
+        ended_s : int64 array of shape (n_steps,)
+            Ends of steps, s since the epoch.
+
+        Returns
+        -------
+        float32 array of shape (n_steps, 4)
+        """
+        local = pd.DatetimeIndex(ended_s.astype("datetime64[s]")).tz_localize("UTC").tz_convert(self.zone)
+        local = local.tz_localize(None)
+        described = np.zeros((len(ended_s), 4), dtype=np.float32)
+        described[:, 0] = local.hour + local.minute / 60
+        described[:, 1] = local.day_of_week
+        if self.holidays:
+            days = np.array(sorted(self.holidays), dtype="datetime64[D]")
+            today = local.to_numpy().astype("datetime64[D]")
+            described[:, 2] = np.isin(today, days)
+            described[:, 3] = np.isin(today + np.timedelta64(1, "D"), days)
+        return described
+
+
+@lru_cache(maxsize=16)
+def parse_holidays(text: str) -> frozenset[date]:
+    """Read ``2026-12-25, 2026-12-28..2027-01-03`` as dates.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A part is not a date, or a span runs backwards or for more than a year.
+    """
+    days: set[date] = set()
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        first, _, last = part.partition("..")
+        try:
+            start, end = date.fromisoformat(first.strip()), date.fromisoformat((last or first).strip())
+        except ValueError as reason:
+            raise _not_holidays(part) from reason
+        if not 0 <= (end - start).days <= _LONGEST_HOLIDAYS_DAYS:
+            raise _not_holidays(part)
+        days |= {start + timedelta(days=number) for number in range((end - start).days + 1)}
+    return frozenset(days)
+
+
+def _not_holidays(part: str) -> ConfigurationInvalid:
+    return ConfigurationInvalid(
+        f"demand.holidays: {part!r} is not a day, nor a span of days within a year",
+        hint="Write 2026-12-25, 2026-12-28..2027-01-03",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DemandJobState:
+    """What running, queued and past jobs told at the end of each step; see :func:`helios.predict.demand.job_state`.
+
+    Attributes
+    ----------
+    names : tuple of str
+        What the columns of ``values`` say.
+    values : float32 array of shape (n_steps, n_features)
+        One row for each step; nothing in a row was learned after the end of its step.
+    """
+
+    names: tuple[str, ...]
+    values: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or self.values.shape[1] != len(self.names):
+            raise FrameInvalid(f"a job state of shape {self.values.shape} does not fit its {len(self.names)} names")
+
+    def rows(self, first: int, after: int) -> DemandJobState:
+        """Return the steps ``first`` to ``after`` - 1."""
+        return DemandJobState(names=self.names, values=self.values[first:after])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Forecasts:
+    """How many nodes of one pool will be busy, as it was expected at the end of each of some steps.
+
+    Attributes
+    ----------
+    ahead_s : tuple of int
+        Horizons, s.
+    levels : tuple of float
+        Quantiles of ``most``.
+    point : float64 array of shape (n_steps, n_ahead)
+        Busy nodes in the step that ends ``ahead_s`` later.
+    mean : float64 array of shape (n_steps, n_ahead)
+        Busy nodes on average over the steps of the next ``ahead_s``.
+    most : float64 array of shape (n_steps, n_ahead, n_levels)
+        Quantiles of the most busy nodes in any of these steps; ascending in level and in horizon.
+    source : str
+        What forecast; where that changed on the way, the last.
+    """
+
+    ahead_s: tuple[int, ...]
+    levels: tuple[float, ...]
+    point: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    most: NDArray[np.float64]
+    source: str
+
+
+def assemble(
+    pools: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64], Forecasts]], *, ended_s: int
+) -> Demand:
+    """Lay the series and forecasts of several pools side by side.
+
+    Parameters
+    ----------
+    pools : mapping
+        Of each pool: busy and total of shape (n_steps,), the last step being the one that ended at ``ended_s``, and the
+        forecasts of the last of these steps, as many as were made. Series of unequal length are cut to the shortest.
+
+    Raises
+    ------
+    FrameInvalid
+        There is no pool, or forecasts of more steps than a series has.
+    """
+    if not pools:
+        raise FrameInvalid("the demand of no pool at all was to be assembled")
+    n_steps = min(len(busy) for busy, _, _ in pools.values())
+    told = [forecasts for _, _, forecasts in pools.values()]
+    return Demand(
+        pools=tuple(pools),
+        ended_s=ended_s,
+        busy=np.stack([busy[len(busy) - n_steps :] for busy, _, _ in pools.values()]).astype(np.float64),
+        total=np.stack([total[len(total) - n_steps :] for _, total, _ in pools.values()]).astype(np.float64),
+        ahead_s=told[0].ahead_s,
+        levels=told[0].levels,
+        point=np.stack([_at_the_end(one.point, n_steps) for one in told]),
+        mean=np.stack([_at_the_end(one.mean, n_steps) for one in told]),
+        most=np.stack([_at_the_end(one.most, n_steps) for one in told]),
+        source=", ".join(dict.fromkeys(one.source for one in told)),
+    )
+
+
+def _at_the_end(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
+    laid = np.full((n_steps, *values.shape[1:]), np.nan)
+    kept = values[max(len(values) - n_steps, 0) :]
+    laid[n_steps - len(kept) :] = kept
+    return laid

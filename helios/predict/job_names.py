@@ -1,0 +1,137 @@
+"""Families of job names: a name never seen before is given to the kin that its user had before.
+
+People name jobs after what they do and then vary a number, a word, a date: ``train_resnet50_lr0.1_seed3`` is kin of
+``train_resnet50_lr0.01_seed4``. A name is first reduced to its words; then it joins the most similar of the names that
+lead its user's families (leader clustering, one pass: Hartigan 1975), or founds a family of its own. The similarity is
+rapidfuzz's; only the last ``MOST_LEADERS`` leaders of a user are compared, so that a user with a million names costs no
+more per name than one with a hundred. A name's family is fixed when it is first submitted, from earlier names alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rapidfuzz import fuzz, process
+
+LEAST_LIKENESS = 80.0
+"""Of two names' words, 0 to 100 (twice the letters in common, in order, by all letters), to be one family."""
+MOST_LEADERS = 64
+"""Leaders of a user that a new name is compared with, the ones last joined."""
+LONGEST_NAME = 128
+"""Letters of a name that are read: comparing takes time by their square, and a user may submit anything."""
+NO_FAMILY = -1
+
+# What identifies one run: UUIDs, and long hexadecimal numbers; with a digit in them, so that words stay.
+_RUN_ID = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![a-z0-9])(?=[a-f]*[0-9])[0-9a-f]{7,}(?![a-z0-9])"
+)
+_MAY_HOLD_RUN_ID = re.compile(r"[0-9a-f]{7}")  # asked first: most names hold none, and it takes a tenth of the time
+_NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
+_EXTENSION = re.compile(r"\.[a-z]{1,6}$")
+
+
+def split_words(name: str) -> str:
+    """Return the words of a job's name, in lower case and order: without its path, extension, numbers and ids.
+
+    Empty, if there are none: a hash or a number says nothing of kinship.
+    """
+    file = _EXTENSION.sub("", name[-LONGEST_NAME:].lower().rstrip("/").rpartition("/")[2])
+    if _MAY_HOLD_RUN_ID.search(file):
+        file = _RUN_ID.sub(" ", file)
+    return _NO_WORD.sub(" ", file).strip()
+
+
+class JobNameFamilies:
+    """Gives names their families, as they are first submitted.
+
+    Families are numbered from 0 in the order in which they are founded, and each is one user's.
+    """
+
+    def __init__(self) -> None:
+        self._family: dict[tuple[int, str], int] = {}
+        # Of each user, the leaders' words by family; the last one joined is the last.
+        self._leaders: dict[int, dict[int, str]] = {}
+        self._founded = 0
+        self._beneath: JobNameFamilies | None = None
+
+    def aside(self) -> JobNameFamilies:
+        """Return families that know all of these; what they are asked beyond leaves these as they are."""
+        other = JobNameFamilies()
+        other._beneath, other._founded = self, self._founded
+        return other
+
+    def code(self, user: int, name: str | None) -> int:
+        """Return the family of a job called ``name`` that ``user`` submits now; the same name always has the same one.
+
+        Parameters
+        ----------
+        user : int
+            Any number that is one user's; negative: unknown.
+
+        Returns
+        -------
+        int
+            ``NO_FAMILY`` where the user is unknown or the name has no words.
+        """
+        return self._of_words(user, split_words(name)) if user >= 0 and name else NO_FAMILY
+
+    def codes(self, user: NDArray[np.int32], name: NDArray[np.int32], names: Sequence[str]) -> NDArray[np.int32]:
+        """Return the families of many jobs, in the order of their submission, as :meth:`code` would one by one.
+
+        Parameters
+        ----------
+        user : int32 array of shape (n,)
+            As for :meth:`code`.
+        name : int32 array of shape (n,)
+            Positions in ``names``; -1: no name.
+        """
+        words, of_name = _words_of_all(names)
+        word = np.append(of_name, NO_FAMILY)[name]
+        pair = np.where((user >= 0) & (word >= 0), user.astype(np.int64) * (len(words) + 1) + word, -1)
+        place, pairs = pd.factorize(pair)
+        family = np.array([self._of_pair(int(one), words) for one in pairs], dtype=np.int32)
+        return family[place] if len(family) else np.empty(0, dtype=np.int32)
+
+    def _of_pair(self, pair: int, words: Sequence[str]) -> int:
+        user, word = divmod(pair, len(words) + 1)
+        return NO_FAMILY if pair < 0 else self._of_words(user, words[word])
+
+    def _of_words(self, user: int, words: str) -> int:
+        if not words:
+            return NO_FAMILY
+        family = self._known(user, words)
+        if family is None:
+            family = self._family[user, words] = self._join_or_found(user, words)
+        return family
+
+    def _known(self, user: int, words: str) -> int | None:
+        family = self._family.get((user, words))
+        return self._beneath._known(user, words) if family is None and self._beneath else family
+
+    def _leaders_of(self, user: int) -> dict[int, str]:
+        if user not in self._leaders:
+            self._leaders[user] = dict(self._beneath._leaders_of(user)) if self._beneath else {}
+        return self._leaders[user]
+
+    def _join_or_found(self, user: int, words: str) -> int:
+        leaders = self._leaders_of(user)
+        nearest = process.extractOne(words, leaders, scorer=fuzz.ratio, score_cutoff=LEAST_LIKENESS)
+        if nearest is not None:
+            family = int(nearest[2])
+            leaders[family] = leaders.pop(family)
+            return family
+        if len(leaders) == MOST_LEADERS:
+            del leaders[next(iter(leaders))]
+        family, self._founded = self._founded, self._founded + 1
+        leaders[family] = words
+        return family
+
+
+def _words_of_all(names: Sequence[str]) -> tuple[Sequence[str], NDArray[np.int64]]:
+    """Return the distinct words of ``names``, and of each name its place among them; -1: it has none."""
+    of_name, words = pd.factorize(np.array([split_words(name) or None for name in names], dtype=object))
+    return list(words), of_name

@@ -1,0 +1,323 @@
+"""A trained model as text, and back: JSON with LightGBM's own text inside, nothing that executes.
+
+The text holds the trees and a manifest of what they were made of; its digest is in it and checked when it is read.
+Neither has a clock in it: the same jobs, seed and versions give the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import ModelUnreadable
+from helios.model import ModelRecord
+from helios.predict.calibration import Calibration, empty_calibration
+from helios.predict.causal_stats import FEATURES
+from helios.predict.drift import Inputs, training_inputs
+from helios.predict.duration import MOST_JOBS, QUANTILES, Backtest, DurationModel
+from helios.predict.job_table import READ, JobTable
+from helios.predict.model_text import read_trees
+
+FORMAT = "helios-duration-2"
+OLDER_FORMATS = ("helios-duration-1",)
+"""They lack digest and manifest, and were trained on fewer features: refused, by name."""
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a model's text; Helios' own have about 3 MiB."""
+ENSEMBLES = len(QUANTILES) + 1
+"""The quantiles of the difference and the median of the level."""
+TRAINED_ON = ("job_id", "restart", *READ)
+"""Columns of ``JOBS`` that training reads, and those by which jobs are told apart: no others need be read for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What a model was made of.
+
+    Attributes
+    ----------
+    first_submission, last_submission : datetime
+        Of the jobs it learned from.
+    digest : str
+        SHA-256 of those jobs; the same whatever the order they were loaded in.
+    seed : int
+    parameters : mapping
+        Of the learner.
+    inputs : Inputs
+        How the features were spread; see :mod:`helios.predict.drift`.
+    """
+
+    first_submission: datetime
+    last_submission: datetime
+    digest: str
+    seed: int
+    parameters: Mapping[str, Any]
+    inputs: Inputs
+
+
+def describe_provenance(
+    model: DurationModel, jobs: pd.DataFrame, *, table: JobTable, features: NDArray[np.float32], seed: int
+) -> Provenance:
+    """Say what ``model`` was made of.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        The jobs that it was trained on and those since, with the columns ``TRAINED_ON``, in submission order.
+    table, features
+        The same jobs, as training saw them.
+    """
+    from helios.predict.duration import PARAMETERS, ROUNDS  # noqa: PLC0415 - LightGBM, which reading a model does not need
+
+    rows = rows_learned_from(table, model.trained_until)
+    submitted = jobs["submitted_at"].iloc[rows]
+    return Provenance(
+        first_submission=submitted.min().to_pydatetime(),
+        last_submission=submitted.max().to_pydatetime(),
+        digest=model_digest(jobs.iloc[rows]),
+        seed=seed,
+        parameters=PARAMETERS | {"rounds": ROUNDS, "quantiles": list(QUANTILES), "most_jobs": MOST_JOBS},
+        inputs=training_inputs(features, table, rows),
+    )
+
+
+def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
+    """Return the jobs, in submission order, that a model trained until then learned from."""
+    return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
+
+
+def model_digest(jobs: pd.DataFrame) -> str:
+    """Return a SHA-256 of what training reads of ``jobs``: equal for the same jobs in any order."""
+    # Text of categories, not their numbers: these depend on what else was loaded.
+    of_rows = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
+    return hashlib.sha256(np.sort(of_rows).astype("<u8").tobytes()).hexdigest()
+
+
+def to_record(
+    model: DurationModel,
+    *,
+    trained_at: datetime,
+    scores: Mapping[str, Any] | None = None,
+    provenance: Provenance | None = None,
+) -> ModelRecord:
+    """Return ``model`` as a record that the warehouse can keep.
+
+    Parameters
+    ----------
+    trained_at : datetime
+        Now, aware; this room has no clock. It is not part of the model's text.
+    scores : mapping, optional
+        Figures of its evaluation, plain values.
+    provenance : Provenance, optional
+        None: nobody asked, the manifest then says nothing of it.
+    """
+    manifest = _manifest(model, scores=scores or {}, provenance=provenance)
+    artifact = {
+        "format": FORMAT,
+        "manifest": manifest,
+        "texts": list(model.texts),
+        "backtest": None if model.backtest is None else list(model.backtest.texts),
+        "calibration": None if model.calibration is None else stored_arrays(model.calibration._asdict()),
+    }
+    return ModelRecord(
+        model_id=model.model_id,
+        cluster=model.cluster,
+        trained_at=trained_at,
+        trained_until=model.trained_until,
+        jobs=model.jobs,
+        features=model.features,
+        scores=manifest["scores"],
+        manifest=manifest,
+        artifact=_canonical(artifact | {"sha256": _sha256(artifact)}),
+    )
+
+
+def from_record(record: ModelRecord) -> DurationModel:
+    """Return the model that ``record`` holds.
+
+    Nothing of it is believed unchecked: a digest does not bind somebody who can write the database.
+
+    Raises
+    ------
+    ModelUnreadable
+        The text is damaged or does not hold together, or the model was trained on features that this version does not
+        compute.
+    """
+    try:
+        artifact = _checked(record.artifact)
+        manifest = artifact["manifest"]
+        if manifest["cluster"] != record.cluster:
+            raise ValueError("it was trained for another cluster")
+        return DurationModel(
+            cluster=record.cluster,
+            trained_until=_moment(manifest["trained_until"]),
+            jobs=_whole(manifest["jobs"]),
+            features=FEATURES,
+            texts=_texts(artifact["texts"]),
+            trust=_share(manifest["trust"]),
+            calibration=_calibration(artifact["calibration"]),
+            backtest=_backtest(manifest["backtest"], artifact["backtest"]),
+        )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
+        raise ModelUnreadable(
+            f"Model {record.model_id} cannot be read: {reason}",
+            hint="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
+        ) from reason
+
+
+def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
+    """Return how the features were spread in training, out of a manifest; None: it does not say.
+
+    Raises
+    ------
+    ModelUnreadable
+        What it says is damaged.
+    """
+    told = manifest.get("inputs")
+    try:
+        return None if not told else Inputs.from_json(told)
+    except (KeyError, TypeError, ValueError, AttributeError) as reason:
+        raise ModelUnreadable(
+            f"What a model says of its training cannot be read: {reason!r}",
+            hint="Train it anew: helios model train.",
+        ) from reason
+
+
+def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return arrays of floats or integers as plain values that :func:`arrays_in` gives back exactly."""
+    return {
+        name: {"dtype": array.dtype.str, "shape": list(array.shape), "values": [_plain(one) for one in array.ravel()]}
+        for name, array in arrays.items()
+    }
+
+
+def arrays_in(stored: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return what :func:`stored_arrays` was given.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        It is not that.
+    """
+    return {
+        name: np.array(
+            [float(one) if isinstance(one, str) else one for one in told["values"]], dtype=told["dtype"]
+        ).reshape(told["shape"])
+        for name, told in stored.items()
+    }
+
+
+def _plain(value: Any) -> int | float | str:
+    # JSON has no infinity and no NaN.
+    plain: int | float = value.item()
+    return plain if np.isfinite(plain) else str(plain)
+
+
+def _manifest(model: DurationModel, *, scores: Mapping[str, Any], provenance: Provenance | None) -> dict[str, Any]:
+    return {
+        "cluster": model.cluster,
+        "trained_until": model.trained_until.isoformat(),
+        "jobs": model.jobs,
+        "features": list(model.features),
+        "trust": model.trust,
+        "backtest": None
+        if model.backtest is None
+        else {"until": model.backtest.until.isoformat(), "jobs": model.backtest.jobs},
+        "versions": {"helios": version("helios-slurm"), "lightgbm": version("lightgbm")},
+        "scores": dict(scores),
+        **(_told(provenance) if provenance else {}),
+    }
+
+
+def _told(provenance: Provenance) -> dict[str, Any]:
+    return {
+        "first_submission": provenance.first_submission.isoformat(),
+        "last_submission": provenance.last_submission.isoformat(),
+        "digest": provenance.digest,
+        "seed": provenance.seed,
+        "parameters": dict(provenance.parameters),
+        "inputs": provenance.inputs.to_json(),
+    }
+
+
+def _checked(text: str) -> dict[str, Any]:
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"a text of {len(text):,} bytes is larger than any model ({MOST_BYTES:,})")
+    artifact: dict[str, Any] = json.loads(text)
+    found = artifact["format"]
+    if found in OLDER_FORMATS:
+        raise ValueError(f"it was trained by an older Helios ({found}), on fewer features")
+    if found != FORMAT:
+        raise ValueError(f"its format {found!r} is not {FORMAT}, the one that this version of Helios reads")
+    expected = artifact.pop("sha256")
+    if _sha256(artifact) != expected:
+        raise ValueError("its text is not the one that was written (the SHA-256 differs)")
+    if tuple(artifact["manifest"]["features"]) != FEATURES:
+        raise ValueError("it was trained by another version of Helios, on other features")
+    return artifact
+
+
+def _texts(texts: list[str]) -> tuple[str, ...]:
+    if len(texts) != ENSEMBLES or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"it has not the {ENSEMBLES} ensembles of trees that a model has")
+    return tuple(texts)
+
+
+def _backtest(told: Mapping[str, Any] | None, texts: list[str] | None) -> Backtest | None:
+    if told is None or texts is None:
+        return None
+    for text in _texts(texts):  # they are not planted before it is judged by them
+        read_trees(text, features=FEATURES)
+    return Backtest(until=_moment(told["until"]), jobs=_whole(told["jobs"]), texts=_texts(texts))
+
+
+def _calibration(told: Mapping[str, Any] | None) -> Calibration | None:
+    if told is None:
+        return None
+    expected = empty_calibration()._asdict()
+    if any((told[name]["dtype"], told[name]["shape"]) != _kind(array) for name, array in expected.items()):
+        raise ValueError("its calibration is of another kind than this version of Helios learns")
+    found = Calibration(**arrays_in(told))
+    if not all(np.isfinite(array).all() for array in found):
+        raise ValueError("its calibration is not finite")
+    return found
+
+
+def _kind(array: NDArray[Any]) -> tuple[str, list[int]]:
+    return array.dtype.str, list(array.shape)
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return moment
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r:.40} is no number of jobs")
+    return number
+
+
+def _share(number: Any) -> float:
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or not 0.0 <= number <= 1.0:
+        raise ValueError(f"a trust of {number!r:.40} is not from 0 to 1")
+    share: float = number  # as it is: the name of the model is made of how it is written
+    return share
+
+
+def _sha256(artifact: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(artifact).encode()).hexdigest()
+
+
+def _canonical(artifact: Mapping[str, Any]) -> str:
+    return json.dumps(artifact, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,203 @@
+"""The audit, asked: which decisions fell, and per service and day what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pandas as pd
+
+from helios.actions import Result
+from helios.model import DECISIONS
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+
+CONTROL = "helios"
+OF_A_CYCLE = "Cycle"
+"""``action`` of a line about a whole cycle, as DECISIONS declares it."""
+RESULTS = tuple(str(result) for result in Result)
+
+LINES = declare_fields(
+    ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
+    ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
+    ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
+    ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Revert, ...; Cycle: a line about a whole cycle"),
+    ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
+    (
+        "Result",
+        "result",
+        FieldKind.TEXT,
+        9,
+        "What became of it: done, unchanged, would, refused, postponed, gone, failed, mismatch",
+    ),
+    ("Remark", "remark", FieldKind.TEXT, 30, "What more there is to say of the result"),
+    ("Before", "before", FieldKind.TEXT, 16, "What was read before"),
+    ("After", "after", FieldKind.TEXT, 16, "What was read back"),
+    ("Reason", "reason", FieldKind.TEXT, 29, "Why"),
+    ("Model", "model_id", FieldKind.TEXT, 20, "What predicted"),
+)
+BY_SERVICE = declare_fields(
+    ("Day", "day", FieldKind.TEXT, 10, "Day, on the cluster's clock"),
+    ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
+    ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
+    ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
+    ("Turns", "cycles", FieldKind.COUNT, 6, "Cycles that left a line; of helios every cycle, where recorded"),
+    ("Proposed", "proposed", FieldKind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
+    ("Done", "done", FieldKind.COUNT, 6, "Written and read back"),
+    ("Would", "would", FieldKind.COUNT, 6, "Of a shadow: would have been written"),
+    ("Refused", "refused", FieldKind.COUNT, 7, "A guard or the cluster's door said no"),
+    ("Mismatch", "mismatch", FieldKind.COUNT, 8, "Something else was read back"),
+    ("Failed", "failed", FieldKind.COUNT, 6, "The cluster refused or did not answer"),
+    ("Postponed", "postponed", FieldKind.COUNT, 9, "The budget was spent; asked again"),
+    ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
+    ("Still", "suspended", FieldKind.COUNT, 5, "Cycles in which nothing was done on purpose"),
+    ("StillReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
+)
+
+
+def decision_rows(
+    decisions: pd.DataFrame,
+    *,
+    title: str,
+    services: Collection[str] = (),
+    targets: Collection[str] = (),
+    results: Collection[str] = (),
+    modes: Collection[str] = (),
+    actions: Collection[str] = (),
+    timezone: str = "UTC",
+) -> ReportTable:
+    """Report the audit's lines, oldest first; an empty collection means all.
+
+    Parameters
+    ----------
+    decisions : DataFrame
+        Columns of ``DECISIONS``.
+    """
+    rows = with_results(decisions)
+    chosen = (("service", services), ("target", targets), ("result", results), ("mode", modes), ("action", actions))
+    for column, names in chosen:
+        if names:
+            lowered = {name.lower() for name in names}
+            rows = rows[rows[column].astype("str").str.lower().isin(lowered)]
+    return ReportTable(
+        title=title,
+        fields=LINES,
+        shown=("Time", "Service", "Mode", "Action", "Target", "Result", "Reason"),
+        rows=rows.reset_index(drop=True),
+        empty="Nothing was decided in this window." if decisions.empty else "No such decision in this window.",
+        timezone=timezone,
+    )
+
+
+def with_results(decisions: pd.DataFrame) -> pd.DataFrame:
+    """Return ``decisions`` with the parts of ``outcome``: ``result``, a Result or missing, and ``remark``."""
+    parts = decisions["outcome"].astype("str").str.partition(":") if len(decisions) else pd.DataFrame(columns=[0, 1, 2])
+    return decisions.assign(result=parts[0].str.strip(), remark=parts[2].str.strip())
+
+
+def service_days(
+    decisions: pd.DataFrame,
+    *,
+    title: str,
+    cycles: pd.DataFrame | None = None,
+    services: Collection[str] = (),
+    timezone: str = "UTC",
+) -> ReportTable:
+    """Report per day and service: cycles, what came of its proposals, still cycles and why, changes of mode.
+
+    Parameters
+    ----------
+    decisions : DataFrame
+        Columns of ``DECISIONS``, oldest first.
+    cycles : DataFrame, optional
+        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only cycles that left a line
+        in the audit are known.
+    """
+    known = cycles is not None and not cycles.empty
+    lines = pd.concat([_of_decisions(decisions, cycles_known=known), _of_cycles(cycles)], ignore_index=True)
+    table = _dated(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
+    if services:
+        table = table[table["service"].isin(list(services))]
+    return ReportTable(
+        title=title,
+        fields=BY_SERVICE,
+        shown=(
+            "Day",
+            "Service",
+            "Mode",
+            "Turns",
+            "Proposed",
+            "Done",
+            "Would",
+            "Refused",
+            "Mismatch",
+            "Failed",
+            "Still",
+        ),
+        rows=_by_day_and_service(table),
+        empty="Nothing was decided in this window.",
+        notes=() if known else ("Cycles are those that left a line in the audit; quiet ones leave none.",),
+        timezone=timezone,
+    )
+
+
+def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
+    """Return the lines that are counted: what became of proposals, and cycles in which nothing was done."""
+    rows = with_results(decisions)
+    of_a_cycle = (rows["action"] == OF_A_CYCLE).to_numpy()
+    known = rows["result"].isin(RESULTS).to_numpy()
+    # Of a cycle that was still, control says so once, when the reasons change; the turns themselves know better.
+    suspended = of_a_cycle & ~known & (not cycles_known)
+    return pd.DataFrame(
+        {
+            "at": rows["decided_at"].array,
+            "service": rows["service"].astype("object").array,
+            "mode": rows["mode"].astype("object").array,
+            "proposed": known & ~of_a_cycle,
+            "is_suspended": suspended,
+            "suspended_reason": rows["reason"].astype("object").where(pd.Series(suspended, index=rows.index)).array,
+            **{f"is_{name}": (rows["result"] == name).fillna(False).to_numpy() for name in RESULTS},
+        }
+    )
+
+
+def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
+    if cycles is None or cycles.empty:
+        return _of_decisions(DECISIONS.empty(), cycles_known=True)
+    suspended = cycles["suspended"].astype("str").str.replace("\n", "; ").astype("object")
+    suspended = suspended.where(suspended.notna() & (suspended != ""))
+    counts = dict.fromkeys(["proposed", *(f"is_{name}" for name in RESULTS)], False)
+    return pd.DataFrame(
+        {
+            "at": cycles["taken_at"].array,
+            "service": CONTROL,
+            "mode": None,
+            **counts,
+            "is_suspended": suspended.notna().array,
+            "suspended_reason": suspended.array,
+        }
+    )
+
+
+def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
+    before = table.groupby("service")["mode"].transform(lambda modes: modes.ffill().shift())
+    # Control itself has no mode: its lines say still or paused.
+    changed = before.notna() & table["mode"].notna() & (before != table["mode"]) & (table["service"] != CONTROL)
+    day = pd.to_datetime(table["at"], utc=True).dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
+    return table.assign(day=day, mode_changed=changed)
+
+
+def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
+    groups = table.groupby(["day", "service"], sort=True)
+    counted = {"mode_changes": "mode_changed", "proposed": "proposed", "suspended": "is_suspended"}
+    counted |= {name: f"is_{name}" for name in RESULTS}
+    rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
+    # Control itself has no mode: its lines say still or paused, which is over when Helios goes on.
+    rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
+    rows["cycles"] = groups["at"].nunique()
+    rows["suspended_reason"] = groups["suspended_reason"].agg(_commonest)
+    return rows.reset_index()
+
+
+def _commonest(reasons: pd.Series[Any]) -> str | None:
+    counts = reasons.value_counts()
+    return None if counts.empty else str(counts.index[0])

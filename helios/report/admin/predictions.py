@@ -1,0 +1,211 @@
+"""How far off predictions were, beside the rule that needs no model: the user's last run that had ended by then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
+from helios.report.admin.usage import JOB_KEY, UNKNOWN, Floats, with_first_prediction
+from helios.report.history import SIZE_EDGES, SIZES
+
+BY = ("all", "source", "size", "day", "partition", "user")
+SHOWN_BY = ("all", "source", "size", "day")
+FIELDS = declare_fields(
+    ("By", "by", FieldKind.TEXT, 9, "What the line groups by: all, source, size, day, ..."),
+    ("Group", "group", FieldKind.TEXT, 24, "Which of them; sizes are GPUs, 0 a CPU job"),
+    ("Jobs", "jobs", FieldKind.COUNT, 8, "Jobs that were predicted and have ended"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 7, "Factor between predicted and true run time, median; 1.0x: exact"),
+    ("Bias", "bias", FieldKind.FACTOR, 6, "Predicted over true run time, median; above 1.0x: predicted too long"),
+    ("Inside", "inside", FieldKind.SHARE, 7, "Share inside the predicted p10 to p90; 80% is right"),
+    ("Above", "above", FieldKind.SHARE, 6, "Share that ran longer than their p90; 10% is right"),
+    (
+        "LastRun",
+        "naive_off_by",
+        FieldKind.FACTOR,
+        7,
+        "OffBy of a rule without a model: the run time of the user's last ended job",
+    ),
+    ("Same", "same_off_by", FieldKind.FACTOR, 7, "OffBy of the prediction over these same jobs"),
+    ("Better", "better", FieldKind.SHARE, 7, "Share of these jobs where the prediction was nearer; a draw counts half"),
+    ("LogError", "median_abs_log_error", FieldKind.FACTOR, 8, "Median abs(log1p(predicted) - log1p(true))"),
+)
+
+
+def prediction_accuracy(
+    jobs: pd.DataFrame,
+    *,
+    predictions: pd.DataFrame,
+    past: pd.DataFrame,
+    title: str,
+    by: str | None = None,
+    timezone: str = "UTC",
+) -> ReportTable:
+    """Report how far off the first prediction of each ended job was: over all, by source, size and day.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``: those submitted in the window.
+    predictions : DataFrame
+        As the warehouse gives them.
+    past : DataFrame
+        ``user``, ``ended_at`` and ``run_time_s`` of all jobs known, for the naive rule.
+    by : str, optional
+        One of ``BY``; None: those of ``SHOWN_BY``.
+
+    Raises
+    ------
+    Misuse
+        ``by`` is none of them.
+    """
+    if by is not None and by not in BY:
+        raise UsageError(f"--by {by!r} is not understood.", hint=f"Choose from: {', '.join(BY)}")
+    judged = _judged(jobs, predictions, past)
+    parts = [
+        _figures(judged, name, groups)
+        for name, groups in _groupings(judged, SHOWN_BY if by is None else (by,), timezone)
+    ]
+    rows = (
+        pd.concat(parts, ignore_index=True) if len(judged) else _figures(judged, "all", pd.Series([], dtype="object"))
+    )
+    return ReportTable(
+        title=title,
+        fields=FIELDS,
+        shown=("By", "Group", "Jobs", "OffBy", "Bias", "Inside", "Above", "LastRun", "Same", "Better"),
+        rows=rows,
+        empty=_nothing(jobs, predictions),
+        notes=tuple(_notes(judged)),
+        timezone=timezone,
+    )
+
+
+def last_ended_run_s(jobs: pd.DataFrame, past: pd.DataFrame) -> Floats:
+    """Return for each job the run time, s, of its user's job that ended last before it was submitted; NaN: none.
+
+    Only jobs that had ended strictly before count: an array's tasks run alike, and its first has not ended when its
+    last is submitted. The time of submission would be known too early by exactly that.
+    """
+    known = past[past["ended_at"].notna() & past["run_time_s"].notna() & past["user"].notna()]
+    ended = pd.DataFrame(
+        {"at": known["ended_at"].array, "user": known["user"].astype("str").array, "s": known["run_time_s"].array}
+    ).sort_values("at", kind="stable")
+    asked = pd.DataFrame({"at": jobs["submitted_at"].array, "user": jobs["user"].astype("str").array})
+    asked["place"] = np.arange(len(jobs))
+    met = pd.merge_asof(
+        asked[asked["user"].notna()].sort_values("at", kind="stable"),
+        ended,
+        on="at",
+        by="user",
+        allow_exact_matches=False,
+    )
+    last = np.full(len(jobs), np.nan)
+    last[met["place"].to_numpy()] = met["s"].to_numpy(dtype=np.float64)
+    return last
+
+
+def worst_predictions(jobs: pd.DataFrame, predictions: pd.DataFrame, *, most: int) -> pd.DataFrame:
+    """Return the ended jobs whose run time was furthest from the predicted, by GPU or CPU hours wrongly foreseen.
+
+    Returns
+    -------
+    DataFrame
+        ``job_id``, ``user``, ``gpus``, ``p50_s``, ``run_time_s``, ``off_by`` and ``missed_hours``, the worst first.
+    """
+    table = _ended_and_predicted(jobs, predictions)
+    run_s, p50_s = table["run_time_s"].to_numpy(), table["p50_s"].to_numpy()
+    size = np.where(table["gpus"] > 0, table["gpus"], 1)
+    return (
+        table[["job_id", "user", "gpus", "p50_s", "run_time_s"]]
+        .assign(off_by=_factor(p50_s, run_s), missed_hours=size * np.abs(run_s - p50_s) / 3600)
+        .sort_values("missed_hours", ascending=False, kind="stable", ignore_index=True)
+        .head(most)
+    )
+
+
+def _judged(jobs: pd.DataFrame, predictions: pd.DataFrame, past: pd.DataFrame) -> pd.DataFrame:
+    table = _ended_and_predicted(jobs, predictions)
+    run_s = table["run_time_s"].to_numpy(dtype=np.float64)
+    p10_s, p50_s, p90_s = (table[name].to_numpy(dtype=np.float64) for name in ("p10_s", "p50_s", "p90_s"))
+    log_error = np.log1p(p50_s) - np.log1p(run_s)
+    naive = np.abs(np.log1p(last_ended_run_s(table, past)) - np.log1p(run_s))
+    mine = np.abs(log_error)
+    return table.assign(
+        log_error=log_error,
+        off=mine,
+        inside=((p10_s <= run_s) & (run_s <= p90_s)).astype(np.float64),
+        above=(run_s > p90_s).astype(np.float64),
+        naive=naive,
+        same=np.where(np.isnan(naive), np.nan, mine),
+        # A draw, as of two predictors that are both exact, speaks for neither.
+        better=np.where(np.isnan(naive), np.nan, (mine < naive) + 0.5 * (mine == naive)),
+    )
+
+
+def _ended_and_predicted(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+    keys = pd.MultiIndex.from_frame(predictions[JOB_KEY[:2]].drop_duplicates())
+    asked = jobs[pd.MultiIndex.from_frame(jobs[JOB_KEY[:2]]).isin(keys)] if len(jobs) > len(keys) else jobs
+    table = with_first_prediction(asked, predictions)
+    return table[(table["p50_s"].notna() & table["run_time_s"].notna()).to_numpy()]
+
+
+def _groupings(judged: pd.DataFrame, names: tuple[str, ...], timezone: str) -> Iterator[tuple[str, pd.Series]]:
+    for name in names:
+        if name == "all":
+            yield name, pd.Series("", index=judged.index, dtype="object")
+        elif name == "size":
+            yield name, _sizes(judged)
+        elif name == "day":
+            yield name, judged["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
+        else:
+            yield name, judged[name].astype("object").fillna(UNKNOWN)
+
+
+def _sizes(judged: pd.DataFrame) -> pd.Series:
+    place: NDArray[np.int64] = np.searchsorted(SIZE_EDGES, judged["gpus"].to_numpy(), side="left")
+    return pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=judged.index)
+
+
+def _figures(judged: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
+    groups = judged.assign(of=of).groupby("of", observed=True, sort=True)
+    rows = groups.agg(
+        jobs=("off", "size"),
+        off=("off", "median"),
+        log_error=("log_error", "median"),
+        inside=("inside", "mean"),
+        above=("above", "mean"),
+        naive=("naive", "median"),
+        same=("same", "median"),
+        better=("better", "mean"),
+    ).reset_index(names="group")
+    for name, column in (("off_by", "off"), ("bias", "log_error"), ("naive_off_by", "naive"), ("same_off_by", "same")):
+        rows[name] = np.exp(rows[column])
+    rows = rows.assign(by=by, median_abs_log_error=rows["off"], group=rows["group"].astype("object"))
+    if by in {"source", "partition", "user"}:
+        rows = rows.sort_values(["jobs", "group"], ascending=[False, True])
+    return rows[[field.column for field in FIELDS]]
+
+
+def _factor(predicted_s: Floats, true_s: Floats) -> Floats:
+    return np.asarray(np.exp(np.abs(np.log1p(predicted_s) - np.log1p(true_s))), dtype=np.float64)
+
+
+def _nothing(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
+    if jobs.empty:
+        return "No job was submitted in this window."
+    if predictions.empty:
+        return f"Jobs submitted in this window: {len(jobs):,}; none was predicted."
+    return f"Jobs submitted in this window: {len(jobs):,}; none has been predicted and has ended."
+
+
+def _notes(judged: pd.DataFrame) -> list[str]:
+    lacking = int(judged["naive"].isna().sum())
+    if not lacking:
+        return []
+    return [
+        f"{lacking:,} of {len(judged):,} jobs have no ended job of the same user before them: LastRun leaves them out."
+    ]

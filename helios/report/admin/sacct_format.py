@@ -1,0 +1,343 @@
+"""What a report is, and how it is written: sacct's fields and widths, its parsable forms, or JSON.
+
+As in sacct, ``--format`` takes ``Field[%[-]width]`` by commas, without regard to case; text longer than its column
+ends in ``+``. Unlike sacct, a number is never cut: its column grows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time, timedelta
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.config import zone
+from helios.errors import UsageError
+
+CUT = "+"
+"""What sacct puts in place of the end of a text that its column cannot hold."""
+
+
+class FieldKind(StrEnum):
+    """How a field's values are written."""
+
+    TEXT = "text"
+    COUNT = "count"
+    DECIMAL = "decimal"
+    LENGTH = "length"
+    SHARE = "share"
+    FACTOR = "factor"
+    MOMENT = "moment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column that a report can show.
+
+    Attributes
+    ----------
+    name : str
+        As typed after ``--format`` and printed above the column.
+    column : str
+        Column of the report's frame, and key in JSON; lengths are in s there, shares of 1.
+    kind : Kind
+    doc : str
+        What it means, for a person.
+    width : int
+        Characters; negative: to the left.
+    exact : bool
+        Whether a person chose the width, so that it does not grow.
+    """
+
+    name: str
+    column: str
+    kind: FieldKind
+    doc: str
+    width: int = 10
+    exact: bool = False
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it is written to the left of its column."""
+        return self.width < 0 or self.kind is FieldKind.TEXT
+
+
+def declare_fields(*fields: tuple[str, str, FieldKind, int, str]) -> tuple[Field, ...]:
+    """Return fields of (name, column, kind, width, doc), in that order."""
+    return tuple(
+        Field(name=name, column=column, kind=kind, width=width, doc=doc) for name, column, kind, width, doc in fields
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReportTable:
+    """A report: its rows, and every field that can be shown of them.
+
+    Attributes
+    ----------
+    title : str
+        What was asked, with the window, in a line.
+    fields : tuple of Field
+        In the order in which ``--helpformat`` lists them.
+    shown : tuple of str
+        Names of the fields shown unless others are asked for; they fit 100 columns.
+    rows : DataFrame
+        A column for each of ``fields``.
+    total : mapping, optional
+        A last row over all others; None: none makes sense.
+    empty : str
+        What to say where there is no row.
+    notes : tuple of str
+        What a person should know before believing it.
+    timezone : str
+        Zone in which moments are written.
+    """
+
+    title: str
+    fields: tuple[Field, ...]
+    shown: tuple[str, ...]
+    rows: pd.DataFrame
+    total: Mapping[str, Any] | None = None
+    empty: str = "Nothing."
+    notes: tuple[str, ...] = ()
+    timezone: str = "UTC"
+
+
+def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
+    """Return the fields that ``asked``, sacct's ``--format`` text, names; None: those shown by default.
+
+    Raises
+    ------
+    Misuse
+        A field is not one of the report's, or a width is no number; the fields there are get named.
+    """
+    by_name = {field.name.lower(): field for field in answer.fields}
+    parts = list(answer.shown) if asked is None else [part.strip() for part in asked.split(",") if part.strip()]
+    if not parts:
+        raise UsageError("--format names no field.", hint=_fields_there_are(answer))
+    return [_chosen(part, by_name, answer) for part in parts]
+
+
+def listing(fields: Iterable[Field]) -> list[str]:
+    """Return a line for each field: its name and what it means."""
+    return [f"{field.name:<14} {field.doc}" for field in fields]
+
+
+def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
+    """Yield the report as sacct prints one: header, rule, rows, and below another rule the total."""
+    cells = [_texts(answer.rows[field.column], field, answer.timezone) for field in fields]
+    total = _total_texts(answer, fields)
+    widths = [
+        _width(field, [*column, last])
+        for field, column, last in zip(fields, cells, total or _blank(fields), strict=True)
+    ]
+    rule = " ".join("-" * width for width in widths)
+    if header:
+        yield _line([field.name for field in fields], fields, widths)
+        yield rule
+    for row in zip(*cells, strict=True):
+        yield _line(row, fields, widths)
+    if total:
+        yield rule
+        yield _line(total, fields, widths)
+
+
+def as_parsable(
+    answer: ReportTable, fields: Sequence[Field], *, header: bool = True, trailing: bool = False
+) -> Iterator[str]:
+    """Yield the rows with ``|`` between fields, and where ``trailing`` after the last, uncut; no total."""
+    end = "|" if trailing else ""
+    if header:
+        yield "|".join(field.name for field in fields) + end
+    cells = [_texts(answer.rows[field.column], field, answer.timezone) for field in fields]
+    for row in zip(*cells, strict=True):
+        yield "|".join(row) + end
+
+
+def as_json(answer: ReportTable) -> dict[str, Any]:
+    """Return everything as plain values, every field of every row; lengths in s, shares of 1, moments in ISO 8601."""
+    columns = [field.column for field in answer.fields]
+    values = {name: [_plain(value) for value in answer.rows[name].tolist()] for name in columns}
+    total = None if answer.total is None else {name: _plain(value) for name, value in answer.total.items()}
+    return {
+        "title": answer.title,
+        "rows": [dict(zip(columns, row, strict=True)) for row in zip(*values.values(), strict=True)],
+        "total": total,
+        "notes": list(answer.notes),
+    }
+
+
+def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
+    """Write one value as its kind is written; a missing one is empty."""
+    if pd.isna(value):
+        return ""
+    if kind is FieldKind.LENGTH:
+        return slurm_length(float(value))
+    if kind is FieldKind.MOMENT:
+        return pd.Timestamp(value).tz_convert(timezone).strftime("%Y-%m-%dT%H:%M:%S")
+    if kind is FieldKind.TEXT:
+        return re.sub(r"[\x00-\x1f\x7f]+", " ", str(value))
+    return _number(float(value), kind)
+
+
+def slurm_length(seconds: float) -> str:
+    """Write a length of time as Slurm does: ``[days-]HH:MM:SS``."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    clock = f"{hour:02d}:{minute:02d}:{second:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _number(value: float, kind: FieldKind) -> str:
+    if kind is FieldKind.SHARE:
+        return f"{100 * value:.1f}%"
+    if kind is FieldKind.FACTOR:
+        return f"{value:.1f}x" if value < 1000 else f"{value:.0f}x"
+    return f"{value:.1f}" if kind is FieldKind.DECIMAL else f"{round(value)}"
+
+
+def _chosen(part: str, by_name: Mapping[str, Field], answer: ReportTable) -> Field:
+    name, _, width = part.partition("%")
+    field = by_name.get(name.strip().lower())
+    if field is None:
+        raise UsageError(f"--format: there is no field {name.strip()!r} here.", hint=_fields_there_are(answer))
+    if "%" not in part:
+        return field
+    if not re.fullmatch(r"-?[1-9]\d{0,3}", width):
+        raise UsageError(
+            f"--format: {part!r} has no width after its %.", hint=f"Write {field.name}%20, to the left %-20"
+        )
+    return replace(field, width=int(width), exact=True)
+
+
+def _fields_there_are(answer: ReportTable) -> str:
+    return f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
+
+
+def _texts(values: pd.Series[Any], field: Field, timezone: str) -> list[str]:
+    return [write_values(value, field.kind, timezone=timezone) for value in values.tolist()]
+
+
+def _total_texts(answer: ReportTable, fields: Sequence[Field]) -> list[str]:
+    if answer.total is None or answer.rows.empty:
+        return []
+    return [write_values(answer.total.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
+
+
+def _blank(fields: Sequence[Field]) -> list[str]:
+    return [""] * len(fields)
+
+
+def _width(field: Field, texts: Iterable[str]) -> int:
+    least = abs(field.width)
+    if field.exact or field.kind is FieldKind.TEXT:
+        return least
+    return max(least, *(len(text) for text in texts))
+
+
+def _line(texts: Sequence[str], fields: Sequence[Field], widths: Sequence[int]) -> str:
+    return " ".join(map(_cell, texts, fields, widths)).rstrip()
+
+
+def _cell(text: str, field: Field, width: int) -> str:
+    held = text if len(text) <= width else text[: width - 1] + CUT
+    return held.ljust(width) if field.is_left else held.rjust(width)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or value is pd.NaT or (isinstance(value, float) and not np.isfinite(value)):
+        return None
+    if isinstance(value, pd.Timestamp):
+        return value.isoformat()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+# Moments as sacct's ``-S`` and ``-E`` take them: a documented part of Slurm's words, on the cluster's own clock.
+
+WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
+UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+
+
+def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
+    """Read a moment as sacct does.
+
+    Parameters
+    ----------
+    text : str
+        ``now``, ``now-3hours`` (seconds, minutes, hours, days, weeks; without a unit seconds), ``today`` or
+        ``midnight`` (the day's begin), ``noon``, ``yesterday``, ``HH:MM[:SS]`` (today), ``YYYY-MM-DD`` (its begin) or
+        ``YYYY-MM-DDTHH:MM[:SS]``, with a zone or without.
+    now : datetime
+        Aware.
+    timezone : str
+        Zone of the cluster's clock, for what names none.
+
+    Raises
+    ------
+    Misuse
+        It is none of these.
+    """
+    word = text.strip()
+    local = now.astimezone(zone(timezone))
+    if found := _FROM_NOW.fullmatch(word.lower()):
+        return (now + int(f"{found[1]}1") * int(found[2]) * _unit(found[3], text)).astimezone(UTC)
+    if (named := _named(word.lower(), local)) is not None:
+        return named.astimezone(UTC)
+    return _dated(word, local).astimezone(UTC)
+
+
+def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
+    """Return the begin of the day that ``day`` falls in, and of the next, on the clock of ``timezone``."""
+    begin = _begin(day.astimezone(zone(timezone)))
+    # Arithmetic within one zone is by the wall clock, so that a day of 23 or 25 hours ends at midnight too.
+    return begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC)
+
+
+def _unit(name: str, text: str) -> timedelta:
+    for unit, seconds in UNITS_S.items():
+        if name and f"{unit}s".startswith(name) and (len(name) >= 3 or name == unit[0]):
+            return timedelta(seconds=seconds)
+    if name:
+        raise _not_understood(text)
+    return timedelta(seconds=1)
+
+
+def _named(word: str, local: datetime) -> datetime | None:
+    midnight = _begin(local)
+    named = {
+        "now": local,
+        "today": midnight,
+        "midnight": midnight,
+        "noon": midnight.replace(hour=12),
+        "yesterday": midnight - timedelta(days=1),
+    }
+    return named.get(word)
+
+
+def _dated(word: str, local: datetime) -> datetime:
+    try:
+        if _CLOCK.fullmatch(word):
+            clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
+            return datetime.combine(local.date(), clock, local.tzinfo)
+        read = datetime.fromisoformat(word) if re.match(r"\d{4}-\d{2}-\d{2}", word) else None
+    except ValueError:
+        read = None
+    if read is None:
+        raise _not_understood(word)
+    return read if read.tzinfo else read.replace(tzinfo=local.tzinfo)
+
+
+def _begin(local: datetime) -> datetime:
+    return local.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _not_understood(text: str) -> UsageError:
+    return UsageError(f"{text!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}")

@@ -1,0 +1,251 @@
+"""Who used and who waited: jobs by user, account or partition, each figure over jobs submitted in the window."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.model import JobState
+from helios.report.admin.sacct_format import Field, FieldKind, ReportTable, declare_fields
+
+# What every report reads off jobs: when they waited, what they held, what was predicted of them.
+
+JOB_KEY = ["submitted_at", "job_id", "restart"]
+UNKNOWN = "(unknown)"
+FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL})
+"""Ends that nobody wanted; a time limit reached and a cancellation may be a choice."""
+SUSPENDED_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
+SUSPENDED_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+def select_jobs(
+    jobs: pd.DataFrame,
+    *,
+    users: Collection[str] = (),
+    accounts: Collection[str] = (),
+    partitions: Collection[str] = (),
+) -> pd.DataFrame:
+    """Return the jobs of any of the users, accounts and partitions named; an empty collection means all."""
+    kept = np.ones(len(jobs), dtype=bool)
+    for column, names in (("user", users), ("account", accounts), ("partition", partitions)):
+        if names:
+            kept &= jobs[column].isin(list(names)).to_numpy()
+    return jobs if kept.all() else jobs[kept]
+
+
+def able_since(jobs: pd.DataFrame) -> pd.Series[Any]:
+    """Return since when each job could have started: eligible, or submitted where that is unknown."""
+    return jobs["eligible_at"].fillna(jobs["submitted_at"])
+
+
+def is_in(jobs: pd.DataFrame, states: Collection[str]) -> Flags:
+    """Return which jobs are in one of ``states``."""
+    found: Flags = jobs["state"].isin([str(state) for state in states]).to_numpy()
+    return found
+
+
+def waiting_at(jobs: pd.DataFrame, at: datetime) -> Flags:
+    """Return which jobs could have started and had not at ``at``; a job without a start waits while it is pending."""
+    moment = pd.Timestamp(at)
+    begun = (able_since(jobs) <= moment).to_numpy()
+    without = jobs["started_at"].isna().to_numpy()
+    later = (jobs["started_at"] > moment).to_numpy()
+    # Cancelled before it started: it waited until then.
+    given_up = without & (jobs["ended_at"] > moment).to_numpy()
+    pending = without & jobs["ended_at"].isna().to_numpy() & is_in(jobs, SUSPENDED_WAITING)
+    return begun & (later | given_up | pending)
+
+
+def running_at(jobs: pd.DataFrame, at: datetime) -> Flags:
+    """Return which jobs ran at ``at``; one without an end runs while its state says so."""
+    moment = pd.Timestamp(at)
+    begun = (jobs["started_at"] <= moment).to_numpy()
+    unended = jobs["ended_at"].isna().to_numpy() & is_in(jobs, SUSPENDED_RUNNING)
+    return begun & ((jobs["ended_at"] > moment).to_numpy() | unended)
+
+
+def wait_s(jobs: pd.DataFrame) -> Floats:
+    """Return each started job's wait, s, never negative; NaN: not started, or unknown."""
+    waited = np.asarray((jobs["started_at"] - able_since(jobs)).dt.total_seconds(), dtype=np.float64)
+    return np.maximum(waited, 0.0)
+
+
+def wait_so_far_s(jobs: pd.DataFrame, at: datetime) -> Floats:
+    """Return how long each job has been able to start at ``at``, s."""
+    return np.asarray((pd.Timestamp(at) - able_since(jobs)).dt.total_seconds(), dtype=np.float64)
+
+
+def used_s(jobs: pd.DataFrame, at: datetime) -> Floats:
+    """Return each job's run time, s: of the last run, of a running job until ``at``, 0 where there is none."""
+    known = jobs["run_time_s"].to_numpy(dtype=np.float64)
+    so_far = np.asarray((pd.Timestamp(at) - jobs["started_at"]).dt.total_seconds(), dtype=np.float64)
+    running = np.isnan(known) & running_at(jobs, at)
+    return np.where(running, np.maximum(so_far, 0.0), np.nan_to_num(known))
+
+
+def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+    """Return ``jobs`` with ``p10_s``, ``p50_s``, ``p90_s``, ``source`` as first predicted; missing: never."""
+    wanted = ["p10_s", "p50_s", "p90_s", "source"]
+    first = predictions.sort_values("made_at", kind="stable").drop_duplicates(JOB_KEY)[JOB_KEY + wanted]
+    joined: pd.DataFrame = jobs.merge(first, on=JOB_KEY, how="left", validate="many_to_one")
+    joined.index = jobs.index
+    return joined
+
+
+SHOWN_GPU = ("Jobs", "GPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "LostGPUh", "OverAsk")
+SHOWN_CPU = ("Jobs", "CPUHours", "MeanWait", "P50Wait", "P95Wait", "MaxWait", "Failed", "P50Run", "OverAsk")
+FIGURES = declare_fields(
+    ("Jobs", "jobs", FieldKind.COUNT, 7, "Jobs submitted in the window"),
+    ("Waiting", "waiting", FieldKind.COUNT, 7, "Of these, still waiting at its end"),
+    ("GPUHours", "gpu_hours", FieldKind.DECIMAL, 9, "GPUs x run time; running jobs so far"),
+    ("CPUHours", "cpu_hours", FieldKind.DECIMAL, 9, "CPUs x run time; running jobs so far"),
+    ("MeanWait", "mean_wait_s", FieldKind.LENGTH, 10, "Eligible (else submitted) to start, mean"),
+    ("P50Wait", "p50_wait_s", FieldKind.LENGTH, 10, "Wait that half of the started jobs stay below"),
+    ("P95Wait", "p95_wait_s", FieldKind.LENGTH, 10, "Wait that one started job in 20 exceeds"),
+    ("MaxWait", "longest_wait_s", FieldKind.LENGTH, 10, "Longest wait; of waiting jobs so far"),
+    ("P50Run", "p50_run_time_s", FieldKind.LENGTH, 10, "Median run time of ended jobs"),
+    ("Failed", "failed_share", FieldKind.SHARE, 6, "Share of ended jobs FAILED, OUT_OF_MEMORY, NODE_FAIL or BOOT_FAIL"),
+    ("TimedOut", "timeout_share", FieldKind.SHARE, 8, "Share of ended jobs cut by their limit"),
+    ("LostGPUh", "lost_gpu_hours", FieldKind.DECIMAL, 8, "GPU hours of failed jobs"),
+    ("LostCPUh", "lost_cpu_hours", FieldKind.DECIMAL, 8, "CPU hours of failed jobs"),
+    ("OverAsk", "over_asked", FieldKind.FACTOR, 7, "Limit over run time, median of jobs completed or timed out"),
+    ("Predicted", "predicted", FieldKind.COUNT, 9, "Ended jobs that had been predicted"),
+    ("OffBy", "off_by", FieldKind.FACTOR, 6, "Factor between predicted and true run time, median; 1.0x: exact"),
+)
+GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
+
+
+def usage_by(
+    group: str,
+    jobs: pd.DataFrame,
+    *,
+    predictions: pd.DataFrame,
+    at: datetime,
+    title: str,
+    timezone: str = "UTC",
+) -> ReportTable:
+    """Report jobs, hours, waits, failures and predictions of each user, account or partition, the busiest first.
+
+    Parameters
+    ----------
+    group : str
+        A key of ``GROUPS``.
+    jobs : DataFrame
+        Columns of ``JOBS``: those submitted in the window.
+    predictions : DataFrame
+        As the warehouse gives them, with ``made_at``; of several for a job the first counts.
+    at : datetime
+        End of the window: until when jobs waited that had not started.
+    """
+    table = _table(with_first_prediction(jobs, predictions), group, at)
+    gpus = bool((jobs["gpus"] > 0).any())
+    by = "gpu_hours" if gpus else "cpu_hours"
+    rows = _figures(table, "group").sort_values([by, "jobs", "group"], ascending=[False, False, True])
+    name = GROUPS[group]
+    return ReportTable(
+        title=title,
+        fields=fields_by(group),
+        shown=(name, *(SHOWN_GPU if gpus else SHOWN_CPU)),
+        rows=rows.reset_index(drop=True),
+        total=_total(table),
+        empty="No job was submitted in this window.",
+        notes=tuple(_notes(jobs)),
+        timezone=timezone,
+    )
+
+
+def fields_by(group: str) -> tuple[Field, ...]:
+    """Return the fields of :func:`usage_by`."""
+    name = GROUPS[group]
+    return (Field(name=name, column="group", kind=FieldKind.TEXT, width=12, doc=f"{name} of the jobs"), *FIGURES)
+
+
+def overall(jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime) -> Mapping[str, Any]:
+    """Return the figures of :func:`usage_by` over all of ``jobs``, by column."""
+    return _total(_table(with_first_prediction(jobs, predictions), "user", at))
+
+
+def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
+    """Return what is counted, a row for each job; NaN where a figure does not apply to it."""
+    hours = used_s(jobs, at) / 3600
+    gpu_hours = hours * jobs["gpus"].to_numpy()
+    cpu_hours = hours * np.nan_to_num(jobs["cpus"].to_numpy(dtype=np.float64))
+    judged = (jobs["run_time_s"].notna() & jobs["state"].notna()).to_numpy()
+    failed, waiting = is_in(jobs, FAILURES), waiting_at(jobs, at)
+    waited = wait_s(jobs)
+    # A start after the window's end is not known at that end.
+    waited[waiting] = np.nan
+    return pd.DataFrame(
+        {
+            "group": jobs[group].cat.add_categories([UNKNOWN]).fillna(UNKNOWN).array,
+            "waiting": waiting,
+            "gpu_hours": gpu_hours,
+            "cpu_hours": cpu_hours,
+            "wait_s": waited,
+            "longest_s": np.where(waiting, wait_so_far_s(jobs, at), waited),
+            "run_time_s": jobs["run_time_s"].to_numpy(dtype=np.float64),
+            "failed": np.where(judged, failed.astype(np.float64), np.nan),
+            "timeout": np.where(judged, is_in(jobs, {JobState.TIMEOUT}).astype(np.float64), np.nan),
+            "lost_gpu_hours": gpu_hours * failed,
+            "lost_cpu_hours": cpu_hours * failed,
+            "over_asked": _over_asked(jobs),
+            "log_off": _log_off(jobs),
+        }
+    )
+
+
+def _over_asked(jobs: pd.DataFrame) -> Floats:
+    """Return limit over run time of jobs that ran as long as they would; NaN: of no use here."""
+    limit_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("time_limit_s", "run_time_s"))
+    whole = is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy()
+    return np.where(whole & np.isfinite(limit_s), limit_s / np.maximum(run_s, 1.0), np.nan)
+
+
+def _log_off(jobs: pd.DataFrame) -> Floats:
+    """Return the absolute log error of the predicted median; NaN: not predicted, or not ended."""
+    p50_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("p50_s", "run_time_s"))
+    return np.asarray(np.abs(np.log1p(p50_s) - np.log1p(run_s)), dtype=np.float64)
+
+
+def _figures(table: pd.DataFrame, key: str) -> pd.DataFrame:
+    groups = table.groupby(key, observed=True, sort=False)
+    figures = groups.agg(
+        waiting=("waiting", "sum"),
+        gpu_hours=("gpu_hours", "sum"),
+        cpu_hours=("cpu_hours", "sum"),
+        mean_wait_s=("wait_s", "mean"),
+        p50_wait_s=("wait_s", "median"),
+        longest_wait_s=("longest_s", "max"),
+        p50_run_time_s=("run_time_s", "median"),
+        failed_share=("failed", "mean"),
+        timeout_share=("timeout", "mean"),
+        lost_gpu_hours=("lost_gpu_hours", "sum"),
+        lost_cpu_hours=("lost_cpu_hours", "sum"),
+        over_asked=("over_asked", "median"),
+        predicted=("log_off", "count"),
+        off_by=("log_off", "median"),
+    )
+    figures = figures.assign(
+        jobs=groups.size(), p95_wait_s=groups["wait_s"].quantile(0.95), off_by=np.exp(figures["off_by"])
+    )
+    return figures.reset_index(names="group").astype({"group": "object"})
+
+
+def _total(table: pd.DataFrame) -> dict[str, Any]:
+    if table.empty:
+        return {}
+    return dict(_figures(table.assign(group="Total"), "group").iloc[0])
+
+
+def _notes(jobs: pd.DataFrame) -> list[str]:
+    if jobs.empty or jobs["started_at"].notna().any():
+        return []
+    return ["No start is recorded in this window, so that no wait is known."]

@@ -1,0 +1,487 @@
+"""What all figures share: colours, axes of time and ratio, and the way from a drawing to SVG text."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import escape
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from helios.metrics.queue import SIZE_CLASSES, mean_level_over_time
+from helios.report.history import Description
+from helios.report.tables import CONTROL_NAMES
+from helios.report.whatif import Run, WhatIf
+from helios.units import duration
+
+# Okabe and Ito's palette, told apart by the colour-blind (jfly.uni-koeln.de/color, 2002).
+BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
+INK, SOFT, GREY, PALE = "#202124", "#5f6368", "#8a8f98", "#d5d8dd"
+STYLE: Any = {
+    "svg.fonttype": "none",
+    # A user may be called $x$.
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9aa0a6",
+    "axes.titlelocation": "left",
+    "axes.titlesize": "medium",
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.labelcolor": SOFT,
+    "grid.color": "#eceef1",
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "legend.handlelength": 1.4,
+    "xtick.color": SOFT,
+    "ytick.color": INK,
+}
+# Colours that a page has darker and lighter ones of (templates/base.html.j2); elsewhere they stay as they are.
+THEMED = {
+    INK: "ink",
+    "#000000": "ink",
+    SOFT: "soft",
+    PALE: "pale",
+    "#eceef1": "grid",
+    "#9aa0a6": "edge",
+    "#3c4043": "strong",
+    "#cfd3d8": "faint",
+    "#eaf6f1": "gain",
+    "#fdf1e7": "pay",
+    "#00795a": "good",
+    "#b3470a": "bad",
+    "#0072b2": "blue",
+}
+WIDE_IN, NARROW_IN = 9.4, 3.6
+"""Widths of a figure: of a desk's screen or a sheet of paper, and of a phone; inch."""
+TIME_TICKS_S = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400)
+COARSE_TIME_TICKS_S = (1, 60, 3_600, 86_400, 30 * 86_400)
+RATIOS = {0.2: "1/5", 0.5: "half", 2: "twice", 5: "5 x"}
+POWERS_OF_TEN = {0.001: "1/1000", 0.01: "1/100", 0.1: "1/10", 10: "10 x", 100: "100 x", 1000: "1000 x"}
+
+
+@dataclass(slots=True)
+class Canvas:
+    """A figure under way.
+
+    Attributes
+    ----------
+    panels : list of Axes
+        Side by side, or below each other where ``narrow``.
+    svg : str
+        The finished figure, once the ``with`` block of :func:`canvas` has ended.
+    """
+
+    figure: Figure
+    panels: list[Axes]
+    narrow: bool
+    svg: str = ""
+
+
+@contextmanager
+def canvas(
+    description: str, *, height: float, narrow: bool = False, rows: int = 1, columns: int = 1
+) -> Iterator[Canvas]:
+    """Draw a figure in our style; matplotlib's settings are as before once it is finished.
+
+    Parameters
+    ----------
+    description : str
+        What the figure shows, for those who cannot see it.
+    height : float
+        Inch; of each column where ``narrow`` puts the columns below each other.
+    """
+    # Names within an SVG are made of this salt, and a page holds many of them.
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{description}, {'narrow' if narrow else 'wide'}"}):
+        if narrow:
+            rows, columns, height = rows * columns, 1, height * columns
+        figure = Figure(figsize=(NARROW_IN if narrow else WIDE_IN, height), layout="constrained")
+        drawing = Canvas(figure, list(np.atleast_1d(figure.subplots(rows, columns)).flat), narrow)
+        yield drawing
+        drawing.svg = _svg(figure, description)
+
+
+def percent_axis(axes: Axes) -> None:
+    """Write shares as whole per cent on the y axis."""
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
+
+
+def time_axis(axes: Axes, *, narrow: bool = False, upright: bool = False) -> None:
+    """Make the x axis (``upright``: the y axis) one of times from a second to a month, logarithmic."""
+    axis = axes.yaxis if upright else axes.xaxis
+    (axes.set_yscale if upright else axes.set_xscale)("log")
+    low, high = axes.get_ylim() if upright else axes.get_xlim()
+    ticks = COARSE_TIME_TICKS_S if narrow else TIME_TICKS_S
+    if sum(low <= tick <= high for tick in ticks) < 2:  # an axis with one tick has no scale
+        low = max((tick for tick in ticks if tick <= low), default=low)
+        high = min((tick for tick in ticks if tick >= high), default=high)
+        (axes.set_ylim if upright else axes.set_xlim)(low, high)
+    axis.set_ticks([tick for tick in ticks if low <= tick <= high])
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: _short(tick)))
+    axis.set_minor_locator(NullLocator())
+
+
+def date_axis(axes: Axes, *, narrow: bool) -> None:
+    """Make the x axis one of dates."""
+    ticks = AutoDateLocator(minticks=2, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because untyped
+    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks))  # type: ignore[no-untyped-call]  # because untyped
+
+
+def rare_share_axis(axes: Axes) -> None:
+    """Make the y axis one of shares down to the rarest, logarithmic, with a tick at each power of ten."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_yticks([10.0**power for power in range(-9, 1) if low <= 10.0**power <= high])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def ratio_axis(axes: Axes, *, low: float, high: float, same: str, narrow: bool) -> None:
+    """Make the x axis one of ratios in words, logarithmic; ``same`` is how 1 is called."""
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    crowded = high / low > (50 if narrow else 10_000)
+    ticks = {1: same, **POWERS_OF_TEN, **({} if crowded else RATIOS)}
+    shown = {tick: text for tick, text in sorted(ticks.items()) if low <= tick <= high}
+    axes.set_xticks(list(shown), list(shown.values()))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _short(seconds: float) -> str:
+    for unit_s, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:g} {name}"
+    return f"{seconds:g} s"
+
+
+def _svg(figure: Figure, description: str) -> str:
+    """Return the figure as an SVG element, without what only an editor of drawings needs."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    text = buffer.getvalue()
+    element = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+    used = set(re.findall(r"#([\w.-]+)", element))
+    element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _themed, element)
+    element = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", element)
+    return element.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+
+
+def _themed(found: re.Match[str]) -> str:
+    what, colour = found.groups()
+    return f"{what}: var(--{THEMED[colour]}, {colour})" if colour in THEMED else found[0]
+
+
+# Figures as SVG text: deterministic, without a display, readable in grey and by the colour-blind.
+#
+# Each is drawn for a desk's screen and paper, or ``narrow`` for a phone.
+
+LINES = (GREY, BLUE, ORANGE, GREEN)
+LINE_ORDER = ("balanced", "qssf", "fewest_gpus", "fifo", "sjf")
+SIZE_MARKS = dict(zip(SIZE_CLASSES, ((BLUE, "o"), (ORANGE, "s"), (RED, "D")), strict=True))
+STATE_COLOURS = {
+    "completed": GREEN,
+    "cancelled": ORANGE,
+    "failed": RED,
+    "timeout": PURPLE,
+    "other": GREY,
+    "unknown": PALE,
+}
+GAINS, PAYS = "#eaf6f1", "#fdf1e7"
+N_STEPS = 300
+DRAIN = 0.15
+"""How far past the last submission time goes on, as a share of the window: the last long jobs end much later."""
+LEAST_WAIT_S = 1.0
+LONGEST_NAME = 24
+
+
+def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
+    """Draw each feasible replay's mean wait by size as a multiple of the baseline's; the left gains, the right pays.
+
+    None where there is nothing to compare.
+    """
+    ratios = {run: _ratios(run, result.baseline) for run in result.feasible}
+    known = [ratio for of in ratios.values() for ratio in of.values()]
+    if not known:
+        return None
+    low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
+    with canvas(
+        "Who gains and who pays: mean wait by job size, as a multiple of the first replay's",
+        height=1.2 + (0.46 if narrow else 0.36) * len(ratios),
+        narrow=narrow,
+    ) as drawing:
+        axes = drawing.panels[0]
+        axes.axvspan(low, 1, color=GAINS, zorder=0)
+        axes.axvspan(1, high, color=PAYS, zorder=0)
+        for place, of in enumerate(reversed(ratios.values())):
+            axes.plot([min(of.values(), default=1), max(of.values(), default=1)], [place] * 2, color=PALE, lw=2)
+            for name, ratio in of.items():
+                colour, mark = SIZE_MARKS[name]
+                axes.scatter(ratio, place, color=colour, marker=mark, s=44, zorder=3)
+        for name, (colour, mark) in SIZE_MARKS.items():
+            axes.scatter([], [], color=colour, marker=mark, label=f"{name} {result.unit}{'' if name == '1' else 's'}")
+        axes.axvline(1, color=INK, lw=1.2)
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(range(len(ratios)), [_label(run, narrow) for run in reversed(ratios)])
+        axes.set_ylim(-0.6, len(ratios) - 0.4)
+        same = "as today" if result.baseline.is_today else "the same"
+        ratio_axis(axes, low=low, high=high, same=same, narrow=narrow)
+        waits = "" if narrow else "waits "
+        axes.set_title(f"← {waits}shorter", loc="left", color="#00795a")
+        axes.set_title(f"{waits}longer →", loc="right", color="#b3470a")
+        drawing.figure.legend(loc="outside lower center", ncols=3)
+    return drawing.svg
+
+
+def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
+    """Draw mean and longest wait of every replay side by side; oracles in grey."""
+    runs = [result.baseline, *result.feasible, *result.oracles][::-1]
+    labels = [_label(run, narrow) for run in runs]
+    with canvas(
+        "Mean and longest wait of each replay",
+        height=0.6 + (0.38 if narrow else 0.27) * len(runs),
+        narrow=narrow,
+        columns=2,
+    ) as drawing:
+        for axes, name, title in zip(
+            drawing.panels, ("mean_wait_s", "max_wait_s"), ("Mean wait", "Longest wait"), strict=True
+        ):
+            values = [getattr(run.summary, name) for run in runs]
+            bars = axes.barh(range(len(runs)), values, color=[_bar_colour(run, result) for run in runs], height=0.68)
+            axes.bar_label(bars, [duration(value) for value in values], padding=4, fontsize="small", color="#3c4043")
+            axes.set_xlim(0, (1.45 if narrow else 1.22) * max([*values, 1]))
+            axes.set_ylim(-0.6, len(runs) - 0.4)
+            axes.set_title(title)
+            axes.set_yticks(range(len(runs)), labels)
+            axes.tick_params(axis="y", length=0)
+            axes.xaxis.set_major_locator(NullLocator())
+            axes.grid(visible=False)
+            axes.spines["bottom"].set_visible(False)
+        if not narrow:
+            drawing.panels[1].set_yticklabels([])
+    return drawing.svg
+
+
+def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
+    """Draw the share of jobs that wait longer than a time, on logarithmic axes; None where nobody waits."""
+    drawn = shown(result)
+    if max(int(run.wait_s.max()) for run in drawn) < LEAST_WAIT_S:
+        return None
+    with canvas("Share of jobs that waited longer than a given time", height=3.2, narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        for run, colour in zip(drawn, LINES, strict=False):
+            waited = np.sort(run.wait_s)
+            share = 1 - np.arange(len(waited)) / len(waited)
+            keep = [place for place in _drawn(len(waited)) if waited[place] >= LEAST_WAIT_S]
+            axes.step(waited[keep], share[keep], where="pre", color=colour, lw=1.8, label=run.label)
+        rare_share_axis(axes)
+        time_axis(axes, narrow=narrow)
+        axes.set_xlabel("waited longer than")
+        axes.set_ylabel("share of jobs")
+        drawing.figure.legend(loc="outside upper left", ncols=1 if narrow else 2)
+    return drawing.svg
+
+
+def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
+    """Draw how many jobs waited and how busy the cluster was, over the window; None where all were preempted.
+
+    What preempted jobs did between their first start and their end is not kept, so SRTF has no line.
+    """
+    drawn = [run for run in shown(result) if run.policy != "srtf"]
+    if not drawn:
+        return None
+    edges_s = time_steps(drawn)
+    moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
+    with canvas("Queue length and utilisation over time", height=4.2, narrow=narrow, rows=2) as drawing:
+        queue, used = drawing.panels
+        for run, colour in zip(drawn, LINES, strict=False):
+            queued = mean_level_over_time(begins_s=run.submitted_s, ends_s=run.started_s, edges_s=edges_s)
+            busy = mean_level_over_time(
+                begins_s=run.started_s, ends_s=run.ended_s, weight=run.gpus.astype(np.int64), edges_s=edges_s
+            )
+            queue.plot(moments, queued, color=colour, lw=1.4, label=run.label)
+            used.plot(moments, busy / result.total_gpus, color=colour, lw=1.2)
+        queue.set_title("Jobs waiting")
+        queue.set_ylim(bottom=0)
+        used.set_title(f"{result.unit}s in use")
+        percent_axis(used)
+        used.set_ylim(0, 1.02)
+        drawing.figure.legend(loc="outside upper left", ncols=1 if narrow else 2)
+        for axes in drawing.panels:
+            date_axis(axes, narrow=narrow)
+    return drawing.svg
+
+
+def error_profile(answer: Mapping[str, Any], *, narrow: bool = False) -> str:
+    """Draw the share of jobs predicted within 10, 50 and 100 %, the model beside its controls."""
+    names = {"Helios": answer, **answer["controls"]}
+    bounds = ("within_10pct", "within_50pct", "within_100pct")
+    shades = (BLUE, ORANGE, *("#8a8f98", "#aeb3ba", "#ced2d7", "#e3e6ea"))
+    with canvas("Share of jobs whose run time is predicted within a given error", height=2.7, narrow=narrow) as drawing:
+        axes, width = drawing.panels[0], 0.84 / len(names)
+        for place, (name, figures) in enumerate(names.items()):
+            at = np.arange(len(bounds)) + (place - (len(names) - 1) / 2) * width
+            axes.bar(
+                at,
+                [figures[bound] for bound in bounds],
+                width=0.9 * width,
+                color=shades[place % len(shades)],
+                label=CONTROL_NAMES.get(name, name),
+            )
+        axes.set_xticks(range(len(bounds)), ["within 10 %", "within 50 %", "within 100 %"])
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
+        percent_axis(axes)
+        axes.set_ylabel("share of jobs")
+        drawing.figure.legend(loc="outside upper left", ncols=2 if narrow else len(names))
+    return drawing.svg
+
+
+def sizes(description: Description, *, narrow: bool = False) -> str:
+    """Draw how jobs and their hours are spread over sizes, and how jobs of each size ended."""
+    rows, unit = description.sizes, description.unit
+    places = np.arange(len(rows))
+    with canvas("Jobs and hours by size, and final state by size", height=3.0, narrow=narrow, columns=2) as drawing:
+        spread, ends = drawing.panels
+        spread.bar(places - 0.2, [row["share_of_jobs"] for row in rows], width=0.38, color=BLUE, label="of jobs")
+        spread.bar(
+            places + 0.2, [row["share_of_hours"] for row in rows], width=0.38, color=ORANGE, label=f"of {unit} hours"
+        )
+        spread.set_title("Share", pad=38)
+        below = np.zeros(len(rows))
+        for state, colour in STATE_COLOURS.items():
+            share = np.array([row["states"].get(state, 0.0) for row in rows])
+            if share.any():
+                ends.bar(places, share, bottom=below, color=colour, width=0.72, label=state)
+                below += share
+        ends.set_title("How they ended", pad=38)
+        for axes in drawing.panels:
+            axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=3, columnspacing=1, handletextpad=0.4)
+            axes.set_xticks(places, [row["size"] for row in rows])
+            axes.tick_params(axis="x", length=0, labelsize="small")
+            axes.grid(visible=False, axis="x")
+            axes.set_xlabel(f"{unit}s of a job")
+            percent_axis(axes)
+    return drawing.svg
+
+
+def run_times(description: Description, *, narrow: bool = False) -> str:
+    """Draw the cumulative distribution of run times on a logarithmic axis."""
+    points = np.array(description.run_time_cdf)
+    with canvas("Distribution of run times", height=2.6, narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        axes.plot(np.maximum(points[:, 0], LEAST_WAIT_S), points[:, 1], color=BLUE, lw=2)
+        time_axis(axes, narrow=narrow)
+        percent_axis(axes)
+        axes.set_ylim(0, 1.01)
+        axes.set_xlabel("run time at most")
+        axes.set_ylabel("share of jobs")
+    return drawing.svg
+
+
+def day_and_week(description: Description, *, narrow: bool = False) -> str:
+    """Draw when jobs are submitted, by hour of the cluster's day and by weekday, and how busy each hour is if known."""
+    hours = f"hour of the day ({description.timezone})"
+    busy = description.busy_by_hour
+    with canvas(
+        "Submissions by hour and by weekday, and what is in use by hour",
+        height=2.3,
+        narrow=narrow,
+        columns=3 if busy else 2,
+    ) as drawing:
+        by_hour, by_day, *in_use = drawing.panels
+        by_hour.bar(range(24), description.day_shape, color=BLUE, width=0.8)
+        by_hour.set_title("Submissions by hour")
+        by_day.bar(range(7), description.week_shape, color=BLUE, width=0.8)
+        by_day.set_xticks(range(7), ["Mo", "Tu", "We", "Th", "Fr", "Sa", "Su"])
+        by_day.set_title("Submissions by weekday")
+        for axes in (by_hour, by_day):
+            percent_axis(axes)
+        for axes in in_use:
+            axes.bar(range(24), busy, color=ORANGE, width=0.8)
+            axes.set_title(f"{description.unit}s in use by hour, mean")
+        for axes in (by_hour, *in_use):
+            axes.set_xticks([0, 6, 12, 18, 23])
+            axes.set_xlabel(hours)
+        for axes in drawing.panels:
+            axes.grid(visible=False, axis="x")
+    return drawing.svg
+
+
+def busiest_users(description: Description, *, narrow: bool = False) -> str:
+    """Draw the users who hold most of the cluster's time."""
+    rows = description.busiest_users[::-1]
+    with canvas("Busiest users by share of hours", height=0.7 + 0.24 * len(rows), narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        axes.barh(range(len(rows)), [row["share_of_hours"] for row in rows], color=BLUE, height=0.68)
+        axes.set_yticks(range(len(rows)), [shortened(row["user"]) for row in rows])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(PercentFormatter(xmax=1))
+        axes.set_xlabel(f"share of {description.unit} hours")
+    return drawing.svg
+
+
+def shown(result: WhatIf) -> Sequence[Run]:
+    """Return the few replays that lines are drawn for: the baseline, and of each policy the best that can be had."""
+    best: dict[str, Run] = {}
+    for run in sorted(result.feasible, key=lambda run: run.summary.mean_wait_s):
+        best.setdefault(run.policy, run)
+    known = [best.pop(policy) for policy in LINE_ORDER if policy in best]
+    return [result.baseline, *known, *best.values()][: len(LINES)]
+
+
+def time_steps(runs: Sequence[Run]) -> NDArray[np.int64]:
+    """Return the edges of the steps of time: the window and a little of what it leaves behind."""
+    first, last = runs[0].submitted_s.min(), runs[0].submitted_s.max()
+    end = min(last + DRAIN * (last - first), max(run.ended_s.max() for run in runs))
+    return np.unique(np.linspace(first, end, N_STEPS + 1).astype(np.int64))
+
+
+def _ratios(run: Run, today: Run) -> dict[str, float]:
+    """Return the mean wait of each size against today's, where that size waits in either."""
+    new, old = run.summary.mean_wait_s_by_size, today.summary.mean_wait_s_by_size
+    pairs = {name: (new[name], old[name]) for name in SIZE_CLASSES}
+    return {
+        name: max(mine, LEAST_WAIT_S) / max(theirs, LEAST_WAIT_S)
+        for name, (mine, theirs) in pairs.items()
+        if mine is not None and theirs is not None and max(mine, theirs) >= LEAST_WAIT_S
+    }
+
+
+def _label(run: Run, narrow: bool) -> str:
+    return run.label.replace(" + ", "\n+ ") if narrow else run.label
+
+
+def _bar_colour(run: Run, result: WhatIf) -> str:
+    if run is result.baseline:
+        return "#3c4043"
+    if run.is_oracle:
+        return "#cfd3d8"
+    return BLUE if run.policy in {"balanced", "qssf"} else "#7fb8d8"
+
+
+def shortened(name: str) -> str:
+    """Cut a name that is too long for a figure."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _drawn(length: int) -> NDArray[np.int64]:
+    """Return the places of the sorted jobs that a curve is drawn through, ever denser towards the end."""
+    tail = length - np.geomspace(1, length, 200).astype(np.int64)
+    return np.unique(np.concatenate([np.linspace(0, length - 1, 300).astype(np.int64), tail]))

@@ -1,0 +1,119 @@
+"""Figures of the energy ledger: what nodes did over time, and what sleep saved day by day."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from numpy.typing import NDArray
+
+from helios.report.charts import BLUE, GREY, INK, ORANGE, PALE, PURPLE, canvas
+from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, energy_answer, timer_name
+from helios.units import DAY_S
+
+LAYERS = (
+    ("busy", "with a job", BLUE),
+    ("idle", "idle", ORANGE),
+    ("moving", "falling asleep or waking", PURPLE),
+    ("asleep", "asleep", "#cfe3f3"),
+    ("out", "out of service", GREY),
+    ("unknown", "unknown", PALE),
+)
+DPI = 130
+HEIGHT_IN = 2.7
+HALF_BAR_S = 32_400
+
+
+def nodes_over_time(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:
+    """Draw how many nodes were busy, idle, asleep; and how many Helios wanted awake, where it said so."""
+    if ledger.levels.empty:
+        return None
+    with canvas("Nodes with a job, idle and asleep over time", height=HEIGHT_IN, narrow=narrow) as drawing:
+        _draw_levels(drawing.panels[0], ledger, narrow=narrow)
+        drawing.figure.legend(loc="outside lower center", ncols=2 if narrow else 6)
+    return drawing.svg
+
+
+def saved_by_day(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:
+    """Draw the energy that sleep saved on each day, and what Slurm's idle timer would have.
+
+    None where the window is a single day, or nothing slept.
+    """
+    if not _has_savings(ledger):
+        return None
+    with canvas("Energy saved by sleep on each day", height=2.2, narrow=narrow) as drawing:
+        _draw_savings(drawing.panels[0], ledger, narrow=narrow)
+        drawing.figure.legend(loc="outside lower center", ncols=1 if narrow else 2)
+    return drawing.svg
+
+
+def as_png(ledger: EnergyLedger) -> bytes:
+    """Return the figure of nodes, and below it that of savings where there is one, as a PNG."""
+    rows = 2 if _has_savings(ledger) else 1
+    written = io.BytesIO()
+    with canvas("Nodes over time, and energy saved", height=3.4 * rows, rows=rows) as drawing:
+        drawing.panels[0].set_title(energy_answer(ledger).title)
+        _draw_levels(drawing.panels[0], ledger, narrow=False)
+        if rows > 1:
+            _draw_savings(drawing.panels[1], ledger, narrow=False)
+        for axes in drawing.panels:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=7)
+        drawing.figure.savefig(written, format="png", dpi=DPI, metadata={"Software": None})
+    return written.getvalue()
+
+
+def _has_savings(ledger: EnergyLedger) -> bool:
+    return len(ledger.daily) > 1 and ledger.slept
+
+
+def _draw_levels(axes: Axes, ledger: EnergyLedger, *, narrow: bool) -> None:
+    levels = ledger.levels
+    times = _local(pd.concat([levels["time"], levels["ended_at"].tail(1)]), ledger.timezone)
+    base = np.zeros(len(times))
+    for name, label, colour in LAYERS:
+        mean = levels[name].to_numpy(dtype=np.float64)
+        if mean.max() <= 0:
+            continue
+        top = base + np.append(mean, mean[-1])
+        axes.fill_between(times, base, top, step="post", color=colour, lw=0, label=label)
+        base = top
+    wanted = levels["wanted"].to_numpy(dtype=np.float64)
+    if not np.isnan(wanted).all():
+        wanted = np.append(wanted, wanted[-1])
+        axes.step(times, wanted, where="post", color=INK, lw=1.6, label="wanted awake by Helios")
+    axes.set_ylim(0, max(ledger.nodes, 1))
+    axes.set_xlim(times[0], times[-1])
+    axes.set_ylabel("nodes", color=GREY)
+    axes.grid(visible=False)
+    _dates(axes, narrow=narrow)
+
+
+def _draw_savings(axes: Axes, ledger: EnergyLedger, *, narrow: bool) -> None:
+    daily, timer = ledger.daily, TIMERS_MIN[0]
+    days = _local(daily["time"], ledger.timezone)
+    saved = daily[ALWAYS_ON].to_numpy(dtype=np.float64)
+    by_timer = saved - daily[timer_name(timer)].to_numpy(dtype=np.float64)
+    axes.bar(days, saved, width=2 * HALF_BAR_S / DAY_S, color=BLUE, label="kWh saved against leaving all nodes on")
+    half = np.timedelta64(HALF_BAR_S, "s")
+    label = f"what Slurm's idle timer of {timer} min would have saved"
+    axes.hlines(by_timer, days - half, days + half, color=ORANGE, lw=2.4, label=label)
+    axes.axhline(0, color=GREY, lw=0.8)
+    axes.set_ylim(bottom=min(0.0, 1.1 * float(min(saved.min(), by_timer.min()))))
+    axes.set_ylabel("kWh", color=GREY)
+    _dates(axes, narrow=narrow)
+
+
+def _local(times: pd.Series, timezone: str) -> NDArray[np.datetime64]:
+    """Return moments as the clock on the wall shows them, which is how the axis is to be labelled."""
+    shown: NDArray[np.datetime64] = times.dt.tz_convert(timezone).dt.tz_localize(None).to_numpy(dtype="datetime64[s]")
+    return shown
+
+
+def _dates(axes: Axes, *, narrow: bool) -> None:
+    locator = AutoDateLocator(minticks=3, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because matplotlib does not type it
+    axes.xaxis.set_major_locator(locator)
+    formatter = ConciseDateFormatter(locator, show_offset=False)  # type: ignore[no-untyped-call]  # because as above
+    axes.xaxis.set_major_formatter(formatter)

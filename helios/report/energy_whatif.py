@@ -1,0 +1,334 @@
+"""What an energy what-if found: one result for each policy, alike on a node series and on a job trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from helios.report.charts import BLUE, GREEN, GREY, INK, ORANGE, canvas
+from helios.units import duration_in_words, percent
+
+ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "idle_timer_30min"
+MIDDLE, WIDE = 100, 150
+"""Terminal columns from which less important figures are shown too, and from which all are."""
+FAR_RIGHT = 10.0
+"""Wake-ups a day from which a name stands to the left of its dot."""
+_OTHER_TAIL = 0.025
+"""Chance left beyond each end of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyResult:
+    """What one policy of sleeping did in the window.
+
+    Attributes
+    ----------
+    policy : str
+        ``always_on``, ``idle_timer_10min``, ``max_3h_plus_5``, ``ces_published``, ``ces``, ``oracle``,
+        ``packing``, ``ces+packing``, ...
+    mean_sleeping_nodes : float
+        Nodes not powered (neither awake nor on the way), averaged over time.
+    node_utilization_before, node_utilization_after : float
+        Busy nodes over those in service, and over those powered; fractions.
+    wakeups_per_day, sleeps_per_day : float
+        Moments at which nodes were told to wake, or to sleep; several nodes at once count once, as in the paper.
+    wakeups_per_day_interval : pair of float
+        Exact 95 % interval of the rate, were wake-ups a Poisson process: their number is small.
+    nodes_per_wakeup : float, optional
+        None: nothing woke.
+    short_node_events_per_day : float
+        How often fewer nodes were awake than were needed.
+    node_hours_short : float
+        How many were missing, times how long, in the whole window.
+    jobs_delayed : int, optional
+        Jobs that waited for a boot; None: on a node series there are no jobs.
+    share_of_jobs_delayed : float, optional
+        Of the jobs that were submitted in the window.
+    mean_delay_s, longest_delay_s : float, optional
+        Of the jobs delayed; 0: none was.
+    energy_kwh, cost, co2_kg : float
+        By the model of ``helios.metrics.energy`` and the configuration, for the window.
+    currency : str
+        Of the cost.
+    saved_kwh : float
+        Against ``always_on``.
+    """
+
+    policy: str
+    mean_sleeping_nodes: float
+    node_utilization_before: float
+    node_utilization_after: float
+    wakeups_per_day: float
+    sleeps_per_day: float
+    short_node_events_per_day: float
+    jobs_delayed: int | None = None
+    mean_delay_s: float | None = None
+    energy_kwh: float
+    wakeups_per_day_interval: tuple[float, float]
+    nodes_per_wakeup: float | None
+    node_hours_short: float
+    share_of_jobs_delayed: float | None = None
+    longest_delay_s: float | None = None
+    cost: float
+    currency: str
+    co2_kg: float
+    saved_kwh: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, the keys always in the same order; what is not a number is null."""
+        return {
+            "policy": self.policy,
+            "mean_sleeping_nodes": _plain(self.mean_sleeping_nodes),
+            "node_utilization_before": _plain(self.node_utilization_before),
+            "node_utilization_after": _plain(self.node_utilization_after),
+            "wakeups_per_day": _plain(self.wakeups_per_day),
+            "sleeps_per_day": _plain(self.sleeps_per_day),
+            "short_node_events_per_day": _plain(self.short_node_events_per_day),
+            "jobs_delayed": self.jobs_delayed,
+            "mean_delay_s": _plain(self.mean_delay_s),
+            "energy_kwh": _plain(self.energy_kwh),
+            "wakeups_per_day_interval": [_plain(end) for end in self.wakeups_per_day_interval],
+            "nodes_per_wakeup": _plain(self.nodes_per_wakeup),
+            "node_hours_short": _plain(self.node_hours_short),
+            "share_of_jobs_delayed": _plain(self.share_of_jobs_delayed),
+            "longest_delay_s": _plain(self.longest_delay_s),
+            "cost": _plain(self.cost),
+            "currency": self.currency,
+            "co2_kg": _plain(self.co2_kg),
+            "saved_kwh": _plain(self.saved_kwh),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyWhatIf:
+    """One window under every policy.
+
+    Attributes
+    ----------
+    kind : str
+        ``series`` or ``cluster``: what ``name`` names.
+    window : pair of datetime
+        First moment that counts, and the first that does not.
+    total_nodes : float
+        Nodes in service, averaged over the window.
+    policies : tuple of PolicyResult
+    notes : tuple of str
+        What was assumed.
+    """
+
+    kind: str
+    name: str
+    window: tuple[datetime, datetime]
+    total_nodes: float
+    policies: tuple[PolicyResult, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def days(self) -> float:
+        """Length of the window."""
+        first, end = self.window
+        return (end - first).total_seconds() / 86_400
+
+    def of(self, policy: str) -> PolicyResult | None:
+        """Return the result of that policy; None: it was not run."""
+        return next((result for result in self.policies if result.policy == policy), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        first, end = self.window
+        return {
+            self.kind: self.name,
+            "from": first.isoformat(),
+            "to": end.isoformat(),
+            "days": self.days,
+            "total_nodes": self.total_nodes,
+            "policies": [result.to_json() for result in self.policies],
+            "notes": list(self.notes),
+        }
+
+
+def poisson_interval(events: int, days: float) -> tuple[float, float]:
+    """Return the exact 95 % interval of a daily rate of which ``events`` were seen in ``days`` (Garwood 1936)."""
+    low = _mean_at(events - 1, 1 - _OTHER_TAIL) if events else 0.0
+    return low / days, _mean_at(events, _OTHER_TAIL) / days
+
+
+def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
+    """Compare the policies, below them what it comes to and what was assumed.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the terminal; from ``MIDDLE`` and from ``WIDE`` on, less important figures are shown too.
+    """
+    first, end = result.window
+    head = (
+        f"{escape(result.name)}: {result.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} "
+        f"({first:%Z}), {result.days:.1f} days."
+    )
+    sentences = [*energy_verdict(result), *result.notes]
+    return Group(head, "", _table(result, width=width), "", *(escape(sentence) for sentence in sentences))
+
+
+def energy_verdict(result: EnergyWhatIf) -> list[str]:
+    """Say in plain sentences whether CES earns its place beside the controls."""
+    ces = result.of("ces")
+    if ces is None:
+        return []
+    sentences = [
+        f"CES keeps {ces.mean_sleeping_nodes:.1f} of {result.total_nodes:,.0f} nodes asleep and wakes some "
+        f"{ces.wakeups_per_day:.2f} times a day: {ces.saved_kwh:,.0f} kWh{_share_saved(ces)} less than leaving all on."
+    ]
+    for name, what in ((PUBLISHED, "the rule as published"), ("max_3h_plus_5", "max of 3 h + 5 nodes")):
+        if control := result.of(name):
+            sentences.append(f"{_beside(ces, control)} {what}.")
+    if timer := result.of(TIMER):
+        sentences.append(_beside_timer(ces, timer))
+    if ces.jobs_delayed == 0:
+        sentences.append("No job waited for a node to boot.")
+    elif ces.jobs_delayed is not None:
+        longest = duration_in_words(ces.longest_delay_s or 0.0)
+        share = percent(ces.share_of_jobs_delayed, 3)
+        sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
+    return sentences
+
+
+def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
+    """Draw, as SVG, how many nodes each policy had asleep and how often it woke some; up and left is better."""
+    with canvas("Nodes asleep and wake-ups a day, by policy", height=3.4, narrow=narrow) as drawing:
+        (axes,) = drawing.panels
+        for policy in result.policies:
+            low, high = policy.wakeups_per_day_interval
+            x, y, colour = policy.wakeups_per_day, policy.mean_sleeping_nodes, _colour(policy.policy)
+            axes.plot([low, high], [y, y], color=colour, linewidth=1, alpha=0.5)
+            axes.plot([x], [y], "o", color=colour, clip_on=False)
+            # Names at the right end would leave the drawing; the two timers lie side by side.
+            right, below = x > FAR_RIGHT, policy.policy == "idle_timer_10min"
+            aside = (5, -13) if below else (-5, 4) if right else (5, 4)
+            axes.annotate(
+                policy.policy,
+                (x, y),
+                textcoords="offset points",
+                xytext=aside,
+                ha="right" if right else "left",
+                fontsize="small",
+                color=colour,
+            )
+        # Timers wake some dozens of times a day and would squeeze all else into a corner.
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1.12 * max((policy.mean_sleeping_nodes for policy in result.policies), default=1.0) or 1.0)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("wake-ups a day (line: 95 % interval)")
+        axes.set_ylabel("nodes asleep, mean")
+    return drawing.svg
+
+
+def _plain(number: float | None) -> float | None:
+    return None if number is None or not math.isfinite(number) else float(number) + 0.0  # no -0.0
+
+
+def _mean_at(events: int, chance: float) -> float:
+    """Return the mean of the Poisson law under which at most ``events`` have this chance, by bisection."""
+    low, high = 0.0, 2.0 * events + 20.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(events, middle) > chance else (low, middle)
+    return (low + high) / 2
+
+
+def _at_most(events: int, mean: float) -> float:
+    if mean <= 0:
+        return 1.0
+    return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(events + 1))
+
+
+def _table(result: EnergyWhatIf, *, width: int) -> Table:
+    jobs = any(policy.jobs_delayed is not None for policy in result.policies)
+    names = _columns(jobs=jobs, width=width)
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    table.add_column("Policy", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    baseline = result.of(ALWAYS_ON)
+    for policy in result.policies:
+        style = "dim" if policy.policy == ORACLE else "bold" if policy.policy.startswith("ces") else None
+        style = None if policy.policy == PUBLISHED else style
+        cells = _cells(policy, baseline)
+        table.add_row(policy.policy, *(cells[name] for name in names), style=style)
+    return table
+
+
+def _columns(*, jobs: bool, width: int) -> list[str]:
+    """Return the columns there is room for, the first to go being the last to be asked for."""
+    names = ["Asleep", "Used", "Wakes/day", "95 %"]
+    names += ["Short node-h"] if not jobs or width >= MIDDLE else []
+    names += ["Delayed"] if jobs else []
+    names += ["Longest"] if jobs and width >= MIDDLE else []
+    names += ["Sleeps/day", "Nodes/wake", "Short/day"] if width >= WIDE else []
+    return [*names, "MWh", "Saved", *(["Cost", "CO2 t"] if width >= WIDE else [])]
+
+
+def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str]:
+    low, high = policy.wakeups_per_day_interval
+    longest, each = policy.longest_delay_s, policy.nodes_per_wakeup
+    saved = policy.saved_kwh / baseline.energy_kwh if baseline and baseline.energy_kwh else None
+    return {
+        "Asleep": f"{policy.mean_sleeping_nodes:.1f}",
+        "Used": percent(policy.node_utilization_after, 1),
+        "Wakes/day": f"{policy.wakeups_per_day:.2f}",
+        "95 %": f"{low:.2f}-{high:.2f}",
+        "Short node-h": f"{policy.node_hours_short:,.1f}",
+        "Delayed": "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}",
+        "Longest": duration_in_words(longest) if longest else "-",
+        "Sleeps/day": f"{policy.sleeps_per_day:.2f}",
+        "Nodes/wake": "-" if each is None else f"{each:.1f}",
+        "Short/day": f"{policy.short_node_events_per_day:.2f}",
+        "MWh": f"{policy.energy_kwh / 1e3:,.1f}",
+        "Saved": percent(saved, 1),
+        "Cost": f"{policy.cost:,.0f} {policy.currency}",
+        "CO2 t": f"{policy.co2_kg / 1e3:,.1f}",
+    }
+
+
+def _beside(ces: PolicyResult, control: PolicyResult) -> str:
+    nodes = ces.mean_sleeping_nodes - control.mean_sleeping_nodes
+    wakes = ces.wakeups_per_day - control.wakeups_per_day
+    asleep = f"{abs(nodes):.1f} nodes {'more' if nodes >= 0 else 'fewer'} asleep"
+    joined = "and" if (nodes >= 0) == (wakes <= 0) else "but"
+    return f"That is {asleep} {joined} {abs(wakes):.2f} wake-ups a day {'fewer' if wakes <= 0 else 'more'} than"
+
+
+def _share_saved(policy: PolicyResult) -> str:
+    whole = policy.energy_kwh + policy.saved_kwh
+    return f" ({percent(policy.saved_kwh / whole, 1)})" if whole > 0 else ""
+
+
+def _beside_timer(ces: PolicyResult, timer: PolicyResult) -> str:
+    """Set CES against what Slurm does by itself, price and all: it may well save more."""
+    kwh = ces.saved_kwh - timer.saved_kwh
+    short = (
+        f"{timer.node_hours_short:,.1f} node hours short instead of {ces.node_hours_short:,.1f}"
+        if timer.jobs_delayed is None
+        else f"{timer.jobs_delayed:,} jobs delayed instead of {ces.jobs_delayed or 0:,}"
+    )
+    return (
+        f"Slurm's idle timer of 30 min would save {abs(kwh):,.0f} kWh {'less' if kwh >= 0 else 'more'}, for "
+        f"{timer.wakeups_per_day:.1f} wake-ups a day and {short}."
+    )
+
+
+def _colour(policy: str) -> str:
+    if policy == ORACLE:
+        return GREY
+    if policy == PUBLISHED or policy.startswith("max"):
+        return ORANGE
+    if policy.startswith("ces"):
+        return BLUE
+    return GREEN if "packing" in policy else INK

@@ -1,0 +1,215 @@
+"""Why a job waits: what is predicted of it, where it stands, what Helios did, and where it would stand without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.model import Mode, Snapshot
+from helios.units import duration_in_words
+
+# Slurm's words for why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
+REASONS = {
+    "None": "Slurm has not looked at it yet",
+    "Priority": "other jobs come before it",
+    "Resources": "it is next in line and waits for free nodes",
+    "Dependency": "it waits for another job that it depends on",
+    "DependencyNeverSatisfied": "the job it depends on failed: it will never start; cancel it",
+    "BeginTime": "its begin time has not come",
+    "JobHeldUser": "its user holds it; release it with scontrol release",
+    "JobHeldAdmin": "an admin holds it",
+    "QOSMaxJobsPerUserLimit": "its user already runs as many jobs as the QOS allows",
+    "QOSMaxGRESPerUser": "its user already holds as many GPUs as the QOS allows",
+    "QOSMaxCpuPerUserLimit": "its user already holds as many CPUs as the QOS allows",
+    "AssocGrpGRES": "its account already holds as many GPUs as it may",
+    "AssocGrpCpuLimit": "its account already holds as many CPUs as it may",
+    "AssocMaxJobsLimit": "its account already runs as many jobs as it may",
+    "PartitionTimeLimit": "its time limit exceeds the partition's: it will never start; shorten it",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows: it will never start",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "Reservation": "it waits for its reservation",
+    "Licenses": "it waits for a licence",
+    "JobArrayTaskLimit": "as many tasks of its array run as it allows itself",
+}
+# What became of a change, by helios.actions.Result.
+ACTIVITY = {
+    "done": "set {after}",
+    "would": "would have set {after}",
+    "refused": "asked for {after} and was refused",
+    "mismatch": "set {after}, and something else was read back",
+    "failed": "could not set {after}",
+}
+UNDONE = "reverted what Helios had set, if anything"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExplanation:
+    """Everything Helios can say about one job.
+
+    Attributes
+    ----------
+    job_id, state, user, partition : str
+        The job; ``state`` is a JobState.
+    waited_s : float
+        Time since it could have started, or from then to its start; NaN: unknown.
+    gpus, tasks : int
+        GPUs of a task, and pending tasks of an array (else 1).
+    time_limit_s : float
+        inf: unlimited; NaN: unknown.
+    p10_s, p50_s, p90_s : float
+        Predicted run time; NaN: no prediction.
+    source : str
+        What predicted.
+    run_time_s : float
+        How long it really ran; NaN: it has not ended.
+    remaining_s : tuple of float, optional
+        p10, p50 and p90 of what remains of its run; None: it does not run, or nothing is predicted.
+    reason : str
+        Why the cluster has not started it, in Slurm's word.
+    planned_start_at : datetime, optional
+        Start that the cluster itself foresees.
+    rests_on : str
+        Sentence of the past jobs that the prediction rests on; empty: it does not wait, or nothing is known.
+    rank, rank_without, queued : int
+        Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
+        there are. 0: it is not pending.
+    hands_off : str
+        Why Helios leaves it alone; empty: it may act.
+    stands : tuple of str
+        What Helios has set on it, in the mechanism's words.
+    would_stand : tuple of str
+        What its shadows would have set.
+    decisions : DataFrame
+        Audit lines of this job, oldest first, columns of ``DECISIONS``.
+    remarks : tuple of str
+        Of the whole cluster: paused, a service's mode, history too old.
+    """
+
+    job_id: str
+    state: str
+    user: str
+    partition: str
+    waited_s: float
+    gpus: int
+    tasks: int
+    time_limit_s: float
+    p10_s: float
+    p50_s: float
+    p90_s: float
+    source: str
+    run_time_s: float = float("nan")
+    remaining_s: tuple[float, float, float] | None = None
+    reason: str = ""
+    planned_start_at: datetime | None = None
+    rests_on: str = ""
+    rank: int = 0
+    rank_without: int = 0
+    queued: int = 0
+    excluded_reason: str = ""
+    stands: tuple[str, ...] = ()
+    would_stand: tuple[str, ...] = ()
+    decisions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    remarks: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same as plain values; unknown numbers are null."""
+        plain = {name: value for name, value in asdict(self).items() if name != "decisions"}
+        plain = {name: None if _unknown(value) else value for name, value in plain.items()}
+        return plain | {
+            "decisions": self.decisions.astype(object).where(self.decisions.notna(), None).to_dict("records")
+        }
+
+    def lines(self) -> list[str]:
+        """Return the answer as sentences."""
+        told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._activity()]
+        return [line for line in (*told, *self.remarks) if line]
+
+    def _headline(self) -> str:
+        size = f"{self.gpus} GPUs" if self.gpus != 1 else "1 GPU"
+        array = f", {self.tasks} tasks pending" if self.tasks > 1 else ""
+        waited = "" if np.isnan(self.waited_s) else f", waited {duration_in_words(self.waited_s)}"
+        return f"Job {self.job_id} of {self.user} in {self.partition}: {self.state}, {size}{array}{waited}."
+
+    def _prediction(self) -> str:
+        limit = f" Its limit is {duration_in_words(self.time_limit_s)}." if np.isfinite(self.time_limit_s) else ""
+        ran = "" if np.isnan(self.run_time_s) else f" It ran {duration_in_words(self.run_time_s)}."
+        if np.isnan(self.p50_s):
+            return f"Its run time was not predicted.{ran}{limit}"
+        return (
+            f"Predicted run time: {duration_in_words(self.p50_s)}; 8 of 10 such jobs take "
+            f"{duration_in_words(self.p10_s)} to {duration_in_words(self.p90_s)} (by {self.source}).{ran}{limit}"
+        )
+
+    def _remains(self) -> str:
+        if self.remaining_s is None:
+            return ""
+        low, middle, high = (duration_in_words(part_s) for part_s in self.remaining_s)
+        return f"It has not ended yet; by now {middle} remain, in 8 of 10 such cases {low} to {high}."
+
+    def _place(self) -> list[str]:
+        if not self.rank:
+            return []
+        # Slurm adds to some words after a comma: "ReqNodeNotAvail, May be reserved for other job".
+        known = REASONS.get(self.reason.partition(",")[0], f"Slurm says {self.reason}")
+        why = known if self.reason else "Slurm gives no reason"
+        lines = [f"It is number {self.rank} of {self.queued} in its partition: {why}."]
+        if self.rank_without != self.rank:
+            lines.append(f"Without Helios it would be number {self.rank_without}.")
+        elif self.stands:
+            lines.append("Without Helios it would have the same place.")
+        if self.planned_start_at is not None:
+            lines.append(f"Slurm plans its start for {self.planned_start_at:%Y-%m-%d %H:%M} UTC; plans change.")
+        return lines
+
+    def _activity(self) -> list[str]:
+        lines = [f"Helios leaves it alone: {self.excluded_reason}."] if self.excluded_reason else []
+        if self.stands:
+            lines.append(f"Helios has set {', '.join(self.stands)}.")
+        elif self.rank and not self.excluded_reason:
+            lines.append("Helios has set nothing on it.")
+        if self.would_stand:
+            lines.append(f"In shadow it would have set {', '.join(self.would_stand)}.")
+        return lines + [_decided(row) for row in self.decisions.tail(1).fillna("").to_dict("records")]
+
+
+def places(
+    snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
+) -> tuple[int, int, int]:
+    """Return a pending job's place in its partition, its place if Helios had set nothing, and the number of jobs there.
+
+    Parameters
+    ----------
+    without : callable
+        Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+    """
+    shared = set(str(job["partition"]).split(","))
+    partitions = snapshot.pending["partition"].astype("str").fillna("")
+    mates = snapshot.pending[[bool(shared & set(names.split(","))) for names in partitions]]
+    here = mates["job_id"] == job["job_id"]
+    # Slurm's order: priority, submission, id.
+    otherwise = mates.assign(priority=without(mates), number=pd.to_numeric(mates["job_id"], errors="coerce"))
+    otherwise = otherwise.sort_values(
+        ["priority", "submitted_at", "number"], ascending=[False, True, True], kind="stable"
+    )
+    rank = int(np.flatnonzero(here.to_numpy())[0]) + 1
+    rank_without = int(np.flatnonzero((otherwise["job_id"] == job["job_id"]).to_numpy())[0]) + 1
+    return rank, rank_without, len(mates)
+
+
+def _decided(line: dict[Hashable, Any]) -> str:
+    """Tell one line of the audit: when, who, what came of it, and why."""
+    result = str(line["outcome"]).partition(":")[0]
+    deed = UNDONE if line["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
+    told = deed.format(result=result, after=line["after"] or "its place").strip()
+    who = f"{line['service']} ({line['mode']})" if line["mode"] in set(Mode) else str(line["service"])
+    return f"Last decision, {pd.Timestamp(line['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {told}: {line['reason']}"
+
+
+def _unknown(value: object) -> bool:
+    return isinstance(value, float) and not np.isfinite(value)

@@ -1,0 +1,288 @@
+"""What a what-if says in plain sentences, computed from its figures; also when there is nothing to gain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helios.metrics.queue import SIZE_CLASSES, size_class
+from helios.report.significance import Difference, Differences, between, of_one_replay, signed
+from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
+from helios.units import change, duration_in_words, percent
+
+SMALL_PART = 0.02
+"""Share of the time to completion below which waiting is called a small part of it."""
+PROPOSALS = ("balanced", "qssf", "sjf")
+"""Policies that Helios proposes, the first that was replayed; other replays are controls."""
+ACTS = {
+    "balanced": "Ordering the queue by predicted run time and size",
+    "qssf": "Ordering the queue by predicted service",
+    "sjf": "Ordering the queue by predicted run time",
+    "fewest_gpus": "Starting the jobs with the fewest {unit}s first",
+    "fifo": "Keeping the order of submission",
+}
+JOBS_OF = {"1": "jobs of 1 {unit}", "2-8": "jobs of 2 to 8 {unit}s", ">8": "jobs above 8 {unit}s"}
+WHO = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitComparison:
+    """A wait in the replay that is spoken of and in the baseline, s, and how sure their difference is.
+
+    Whether there is one is what the table of differences says. Where the window is too short to tell, it is what a
+    person would notice.
+    """
+
+    new_s: float
+    old_s: float
+    found: Difference
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a difference to speak of."""
+        return not self.found.is_none and (self.found.low is not None or self.is_noticed)
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether a person would take the two figures for different, by chance or not."""
+        return abs(self.new_s - self.old_s) > noticed_s(self.old_s)
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether the wait grows."""
+        return self.new_s > self.old_s
+
+    @property
+    def instead(self) -> str:
+        """Write both: ``1 h instead of 2 h (-50 %)``; what reads alike with the difference: ``17 min, 18 s less``."""
+        new, old = duration_in_words(self.new_s), duration_in_words(self.old_s)
+        if new == old:
+            apart = duration_in_words(abs(self.new_s - self.old_s))
+            return f"{new}, {apart} {'more' if self.is_longer else 'less'}{self.ratio}"
+        return f"{new} instead of {old}{self.ratio}"
+
+    @property
+    def ratio(self) -> str:
+        """Write by how much, in brackets; nothing where there was no wait."""
+        return f" ({change(self.new_s, self.old_s)})" if self.old_s else ""
+
+
+def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]:
+    """Return the sentences: what would change, who pays, what the naive control does, what perfect knowledge would.
+
+    Parameters
+    ----------
+    differences : Differences, optional
+        How sure the differences are, over repeats; None: as far as the one replay tells.
+    """
+    today, chosen = result.baseline, propose_scenario(result)
+    if nobody_waits(result):
+        return ["Hardly any job waited in this replay, so no order of the queue can change anything."]
+    if chosen is None:
+        return [
+            f"{today.label}: the mean wait is {duration_in_words(today.summary.mean_wait_s)}.",
+            *_bound_alone(result),
+        ]
+    sure = differences if differences is not None else of_one_replay(result)
+    return [
+        *_mean(chosen, result, sure),
+        _compared(chosen, result, sure),
+        *_small_part(today),
+        *_who_pays(chosen, result, sure),
+        *_which_users(chosen, result),
+        *_longest(chosen, result, sure),
+        *_against_control(chosen, result, sure),
+        *_against_oracle(chosen, result, sure),
+    ]
+
+
+def nobody_waits(result: WhatIf) -> bool:
+    """Return whether waits are so short in every replay that comparing them says nothing."""
+    return max(run.summary.mean_wait_s for run in result.runs) < SAME_S
+
+
+def propose_scenario(result: WhatIf) -> Run | None:
+    """Return the replay to speak of: of what Helios proposes, else of all that can be had, the smallest mean wait."""
+    for policy in PROPOSALS:
+        if found := _best(result, policy):
+            return found
+    return min(result.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
+
+
+def _best(result: WhatIf, policy: str) -> Run | None:
+    having = [run for run in result.feasible if run.policy == policy]
+    return min(having, key=lambda run: run.summary.mean_wait_s, default=None)
+
+
+def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    act = ACTS.get(chosen.policy, "This order").format(unit=result.unit)
+    told = _told(chosen, result, sure, "mean_wait_s")
+    if told is None or not told.differs:
+        return _no_difference(act, told, sure)
+    verb = "lengthened" if told.is_longer else "cut"
+    old, new = duration_in_words(told.old_s), duration_in_words(told.new_s)
+    if old == new:
+        apart = duration_in_words(abs(told.new_s - told.old_s))
+        return [f"{act} would have {verb} the mean wait of {old} by {apart}{told.ratio}."]
+    return [f"{act} would have {verb} the mean wait from {old} to {new}{told.ratio}."]
+
+
+def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> list[str]:
+    """Say that there is none; where the two figures look different all the same, that chance explains it."""
+    none = f"{act} would have made no difference to the mean wait"
+    if told is None or told.found.low is None or told.found.high is None or not told.is_noticed:
+        return [f"{none}{f': {told.instead}' if told is not None and told.is_noticed else ''}."]
+    between_ = f"{signed(told.found.low)}..{signed(told.found.high)}"
+    hint = "a longer window" if sure.repeats else "a longer window, or with --repeat 20,"
+    return [
+        f"{none} that chance does not explain: {told.instead}, 95 % interval {between_}.",
+        f"Replay {hint} before relying on it.",
+    ]
+
+
+def _compared(chosen: Run, result: WhatIf, sure: Differences) -> str:
+    """Say which replays are compared, and among how many the proposed one was picked with hindsight."""
+    alike = sum(run.policy == chosen.policy for run in result.feasible)
+    picked = f", the best of {alike} such replays," if alike > 1 else ""
+    today = ", what a Slurm site has today" if result.baseline.is_today else ""
+    of_repeats = (
+        "The mean wait, the longest and that of large jobs are means over {} repeats, the rest is of one replay."
+    )
+    means = f" {of_repeats.format(sure.repeats)}" if sure.repeats else ""
+    return f"Compared: {chosen.label}{picked} with {result.baseline.label}{today}.{means}"
+
+
+def _small_part(today: Run) -> list[str]:
+    share = today.summary.mean_wait_s / max(today.summary.mean_jct_s, 1.0)
+    if share >= SMALL_PART:
+        return []
+    return [f"There is little to gain: waiting is {100 * share:.1f} % of the time from submission to end."]
+
+
+def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    """Name every size of job that waits longer; of large jobs, which usually pay, say whatever there is to say."""
+    sizes = {size: _told_of_size(size, chosen, result, sure) for size in reversed(SIZE_CLASSES)}
+    said = [
+        f"{WHO[size]} pay: {_size_sentence(size, told, result)}"
+        for size, told in sizes.items()
+        if told is not None and told.differs and told.is_longer
+    ]
+    large = sizes[SIZE_CLASSES[-1]]
+    if large is not None and not large.differs and large.is_noticed:
+        sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
+        return [f"{WHO[SIZE_CLASSES[-1]]}: no difference that chance does not explain; {sentence}", *said]
+    if not said and large is not None and large.differs:
+        return [f"{WHO[SIZE_CLASSES[-1]]} gain too: {_size_sentence(SIZE_CLASSES[-1], large, result)}"]
+    return said
+
+
+def _size_sentence(size: str, told: WaitComparison, result: WhatIf) -> str:
+    waited, _, rest = told.instead.partition(" instead of ")
+    both = f"{waited} on average instead of {rest}" if rest else f"{waited} on average"
+    return f"{JOBS_OF[size].format(unit=result.unit)} would have waited {both}."
+
+
+def _which_users(proposed: Run, result: WhatIf) -> list[str]:
+    """Say how many users wait longer on average, and who most."""
+    gains = by_user(proposed, result)
+    if len(gains) < 2:
+        return []
+    losing, worst = sum(gain.loses for gain in gains), gains[0]
+    if not losing:
+        return [f"None of the {len(gains):,} users waits longer on average."]
+    verb = "waits" if losing == 1 else "wait"
+    return [
+        f"Of {len(gains):,} users {losing:,} ({percent(losing / len(gains))}) {verb} longer on average, user "
+        f"{worst.name} most: {duration_in_words(worst.after.mean_s)} instead of "
+        f"{duration_in_words(worst.before.mean_s)} "
+        f"over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
+    ]
+
+
+def _longest(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    told = _told(chosen, result, sure, "max_wait_s")
+    if told is None or not told.is_noticed:
+        return []
+    old, new = duration_in_words(told.old_s), duration_in_words(told.new_s)
+    if not told.differs:
+        return [f"The longest wait: no difference that chance does not explain; {told.instead}."]
+    return [f"The longest wait {'grows' if told.is_longer else 'falls'} from {old} to {new}{told.ratio}."]
+
+
+def _against_control(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    control = _best(result, "fewest_gpus")
+    if control is None or chosen.policy not in PROPOSALS:
+        return []
+    told = WaitComparison(
+        new_s=_figure(chosen, sure, "mean_wait_s"),
+        old_s=_figure(control, sure, "mean_wait_s"),
+        found=_apart(chosen, control),
+    )
+    naive = duration_in_words(told.old_s)
+    if not told.differs:
+        chance = ", chance aside" if told.is_noticed else ""
+        return [f"But {control.label}, which needs no model, does as well{chance}: {naive}."]
+    if told.is_longer:
+        return [f"But {control.label}, which needs no model, does better: {naive}."]
+    if told.new_s > _figure(result.baseline, sure, "mean_wait_s"):
+        return [f"{control.label}, which needs no model, does worse still: {naive}."]
+    return [f"Prediction earns its keep: {control.label}, which needs no model, reaches {naive}."]
+
+
+def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    knowing = [run for run in result.oracles if (run.policy, run.backfill) == (chosen.policy, chosen.backfill)]
+    if not knowing:
+        return []
+    best = min(knowing, key=lambda run: run.summary.mean_wait_s)
+    mine, bound = _told(chosen, result, sure, "mean_wait_s"), _told(best, result, sure, "mean_wait_s")
+    if mine is None or bound is None or bound.is_longer or not bound.differs:
+        chance = " that chance does not explain" if bound is not None and bound.is_noticed else ""
+        return [f"Even with true run times this order would gain nothing here{chance}."]
+    share = round(100 * (mine.old_s - mine.new_s) / (bound.old_s - bound.new_s)) if mine.differs else 0
+    if share >= 100:
+        return [f"With true run times the same order would do no better: {duration_in_words(bound.new_s)}."]
+    return [
+        f"With true run times the same order would reach {duration_in_words(bound.new_s)}: "
+        f"the predictions realise {f'{share} %' if share > 0 else 'none'} of that gain."
+    ]
+
+
+def _bound_alone(result: WhatIf) -> list[str]:
+    if not result.oracles:
+        return []
+    bound = min(result.oracles, key=lambda run: run.summary.mean_wait_s)
+    return [
+        f"Nothing else that can be had was replayed. {bound.label}, which knows the true run times as nobody does, "
+        f"reaches {duration_in_words(bound.summary.mean_wait_s)}."
+    ]
+
+
+def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
+    """Return a figure beside the baseline's, as the table of differences has it; None: no such job."""
+    found, new, old = sure.of(run.label, name), sure.figures(run.label), sure.figures(result.baseline.label)
+    new_s, old_s = new.get(name), old.get(name)
+    if found is None or new_s is None or old_s is None:
+        return None
+    return WaitComparison(new_s=new_s, old_s=old_s, found=found)
+
+
+def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
+    """Return the mean wait of a size; of large jobs as the table has it, of the others from the one replay."""
+    if size == SIZE_CLASSES[-1]:
+        return _told(chosen, result, sure, "mean_wait_large_s")
+    new_s = chosen.summary.mean_wait_s_by_size[size]
+    old_s = result.baseline.summary.mean_wait_s_by_size[size]
+    found = between(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))
+    if new_s is None or old_s is None or found is None:
+        return None
+    return WaitComparison(new_s=new_s, old_s=old_s, found=found)
+
+
+def _figure(run: Run, sure: Differences, name: str) -> float:
+    figure = sure.figures(run.label).get(name)
+    return run.summary.mean_wait_s if figure is None else figure
+
+
+def _apart(run: Run, other: Run) -> Difference:
+    """Return how two replays differ, as far as they tell themselves: repeats keep differences to the baseline only."""
+    found = between(run, other)
+    return found if found is not None else Difference(value=0.0, low=None, high=None)

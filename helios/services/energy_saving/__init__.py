@@ -1,0 +1,6 @@
+"""Cluster Energy Saving: sleep the nodes that nobody needs, wake them ahead of need."""
+
+from helios.services.energy_saving.options import CesOptions
+from helios.services.energy_saving.service import Ces, level_now, published_options, target_levels
+
+__all__ = ["Ces", "CesOptions", "level_now", "published_options", "target_levels"]

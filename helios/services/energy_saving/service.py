@@ -1,0 +1,365 @@
+"""Cluster Energy Saving: how many nodes stay awake, pool by pool, and which.
+
+Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
+GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes
+are Helios' own; the published rule is here as a control.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import groupby, pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
+from helios.model import STEP_S, Demand, Snapshot
+from helios.ports import Domain
+from helios.services.energy_saving.node_choice import Node, pool_nodes, to_sleep, to_wake
+from helios.services.energy_saving.options import CesOptions
+from helios.services.energy_saving.sizing import PublishedRule, SizingParameters, most_plus_levels, published_levels
+from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, Memo, plan_sizing, training_days
+from helios.units import count_in_words, rounded_duration
+
+# How many nodes a pool is to have awake, from its demand: under Helios' rule, or under a control.
+
+LARGE = 300
+"""Nodes from which on the published rule is run with the values of its largest cluster (Philly), else Earth's."""
+RUN_IN_DAYS = 3
+"""Days over which a rule is run again to know where it stands; its hold-off and dead band reach back hours."""
+
+
+def level_now(
+    demand: Demand, place: int, options: CesOptions, *, memo: Memo | None = None
+) -> tuple[float, SizingParameters | None]:
+    """Return how many nodes of a pool are to be awake after the last step, and Helios' setting, if it has one."""
+    # From a midnight on: a start that slid along with each step would change what came of it.
+    days = training_days(demand.ended_s, demand.busy.shape[1])
+    first = int(np.searchsorted(days, demand.ended_s // 86_400 - RUN_IN_DAYS))
+    levels, setting = target_levels(demand, place, options, from_step=first, memo=memo)
+    return float(levels[-1]) if len(levels) else float("inf"), setting
+
+
+def target_levels(
+    demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
+) -> tuple[NDArray[np.float64], SizingParameters | None]:
+    """Return the nodes to be awake from the end of each step on, and the last of Helios' settings.
+
+    Parameters
+    ----------
+    place : int
+        Of the pool, in ``demand.pools``.
+    from_step : int
+        First step of the answer; then all nodes are awake.
+    """
+    if options.rule == "helios":
+        plan = plan_sizing(known_demand(demand, place, options), tuning_goal(options), from_step=from_step, memo=memo)
+        return plan.levels[from_step:], plan.setting
+    busy, total = demand.busy[place], demand.total[place]
+    if options.rule == "max_3h":
+        return most_plus_levels(busy, total)[from_step:], None
+    return published_target_levels(demand, place, options, from_step=from_step), None
+
+
+def published_target_levels(demand: Demand, place: int, options: CesOptions, *, from_step: int) -> NDArray[np.float64]:
+    """Return the nodes awake under the published rule after each step from ``from_step`` on."""
+    soon, later = (mean_within(demand, place, times * options.f_s)[from_step:] for times in (1, 2))
+    busy, total = demand.busy[place, from_step:], demand.total[place, from_step:]
+    return published_levels(busy, total, soon, later, published_values(options))
+
+
+def published_options(options: CesOptions, nodes: float) -> CesOptions:
+    """Return the published rule with the values that its authors used on a cluster of about so many nodes."""
+    if nodes >= LARGE:
+        return replace(options, rule="published", sigma=20.0, h_s=1_200, f_s=18_000, xi_h=0.1, xi_p=0.0, hold_s=6_000)
+    return replace(options, rule="published", sigma=5.0, h_s=3_600, f_s=10_800, xi_h=1.0, xi_p=1.0, hold_s=7_200)
+
+
+def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
+    """Return what was known of one pool."""
+    return KnownDemand(
+        busy=demand.busy[place],
+        total=demand.total[place],
+        most=demand.most[place],
+        ahead_s=demand.ahead_s,
+        levels=demand.levels,
+        ended_s=demand.ended_s,
+        yardstick=_yardstick(demand, place, options),
+    )
+
+
+def _yardstick(demand: Demand, place: int, options: CesOptions) -> NDArray[np.float64]:
+    """Return 1 where the published rule wakes nodes; it begins with the first midnight of which there are forecasts."""
+    woke = np.zeros(demand.busy.shape[1])
+    forecast = np.flatnonzero(~np.isnan(demand.mean[place, :, 0]))
+    if options.wake_ups_per_day is None and len(forecast):
+        into_day = (demand.ended_s // STEP_S - (demand.busy.shape[1] - 1 - forecast)) % DAY
+        if (midnights := forecast[into_day == 0]).size:
+            rule = published_options(options, float(demand.total[place].max()))
+            levels = published_target_levels(demand, place, rule, from_step=int(midnights[0]))
+            woke[midnights[0] + 1 :] = np.diff(levels) > 0
+    return woke
+
+
+def tuning_goal(options: CesOptions) -> Goal:
+    """Return what Helios' settings are picked for."""
+    return Goal(
+        risk=options.risk,
+        wake_ups_per_day=options.wake_ups_per_day,
+        worth=options.worth,
+        spare=float(options.spare),
+        weeks=options.weeks,
+    )
+
+
+def published_values(options: CesOptions) -> PublishedRule:
+    """Return the values of the published rule."""
+    return PublishedRule(
+        recent_steps=options.h_s // STEP_S,
+        xi_h=options.xi_h,
+        xi_p=options.xi_p,
+        reserve=options.sigma,
+        least=1.0,
+        hold_steps=options.hold_s // STEP_S,
+    )
+
+
+def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float64]:
+    """Return the busy nodes expected on average over the next ``within_s``, between the horizons by interpolation."""
+    # Of an average over time the sum runs on in a straight line, as far as one knows.
+    ahead_s, sums = (0, *demand.ahead_s), np.zeros((demand.mean.shape[1], len(demand.ahead_s) + 1))
+    sums[:, 1:] = demand.mean[place] * np.array(demand.ahead_s)
+    for number, (before_s, after_s) in enumerate(pairwise(ahead_s)):
+        if within_s <= after_s:
+            share = (within_s - before_s) / (after_s - before_s)
+            reached: NDArray[np.float64] = sums[:, number] + share * (sums[:, number + 1] - sums[:, number])
+            return reached / within_s
+    return demand.mean[place, :, -1]
+
+
+def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.9) -> float | None:
+    """Return the last quantile of the most nodes needed within some hours; None: nobody forecast it."""
+    if hours * 3_600 not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
+        return None
+    most = demand.most[place, -1, demand.ahead_s.index(hours * 3_600), demand.levels.index(level)]
+    return None if np.isnan(most) else float(most)
+
+
+# What the queue asks for now: nodes that jobs wait for, pool by pool.
+
+WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
+"""Slurm's reasons under which a job would start if there were nodes; under a limit of its user or QOS it would not."""
+_COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
+
+
+def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, float]:
+    """Return the nodes that eligible pending jobs wait for, by pool; pools that nobody asks for are missing.
+
+    A job that several pools could serve counts for the one with the most room. Jobs smaller than a node share nodes.
+    """
+    pools = _pools(nodes)
+    eligible = snapshot.pending_values("eligible_at") <= np.datetime64(snapshot.taken_at.replace(tzinfo=None), "us")
+    columns = (snapshot.pending_values(name)[eligible].tolist() for name in _COLUMNS)
+    wanted: dict[str, float] = {}
+    served: dict[tuple[str, str, bool], _Pool | None] = {}
+    for partition, gpu_type, reason, gpus, cpus, asked, tasks in zip(*columns, strict=True):
+        if _text(reason) not in WAITS_FOR_NODES:
+            continue
+        kind = (_text(partition), _text(gpu_type), gpus > 0)
+        if kind not in served:
+            served[kind] = _pool_for(*kind, pools)
+        if (pool := served[kind]) is not None:
+            each = pool.nodes_for(gpus=gpus, cpus=cpus, asked=asked)
+            wanted[pool.name] = wanted.get(pool.name, 0.0) + each * max(tasks, 1)
+    return {name: math.ceil(round(count, 6)) for name, count in sorted(wanted.items())}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pool:
+    name: str
+    partitions: set[str] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)
+    gpus: float = 0.0
+    cpus: float = 0.0
+    room: int = 0
+
+    def nodes_for(self, *, gpus: float, cpus: float, asked: float) -> float:
+        """Return the nodes that one job needs: whole ones if it asks for several, else the share that it fills."""
+        share = gpus / self.gpus if gpus and self.gpus else _known(cpus) / self.cpus if self.cpus else 0.0
+        whole = _known(asked)
+        return max(whole, share) if whole > 1 else share or whole or 1.0
+
+
+def _pools(nodes: Sequence[Node]) -> list[_Pool]:
+    pools: dict[str, _Pool] = {}
+    for node in nodes:
+        pool = pools.setdefault(node.pool, _Pool(name=node.pool))
+        pool.partitions |= node.partitions
+        pool.kinds |= node.kinds
+        pool.gpus, pool.cpus = max(pool.gpus, node.gpus), max(pool.cpus, node.cpus)
+        pool.room += node.idle or node.asleep
+    return list(pools.values())
+
+
+def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_Pool]) -> _Pool | None:
+    asked = set(partition.split(","))
+    fits = [
+        pool
+        for pool in pools
+        if pool.partitions & asked and (pool.gpus or not needs_gpus) and (not gpu_type or gpu_type in pool.kinds)
+    ]
+    return min(fits, key=lambda pool: (-pool.room, pool.name), default=None)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _known(value: float) -> float:
+    return 0.0 if pd.isna(value) or math.isinf(value) else float(value)
+
+
+OLD_S = 3_600
+"""Age at which demand says nothing of now, s; then nothing is put to sleep."""
+MOST_REMEMBERED = 1_024
+LIKELY_HOURS = 6
+
+
+class Ces:
+    """Put surplus nodes to sleep and wake them ahead of need, within a risk and a number of wake-ups that a site sets.
+
+    For each pool (nodes that can stand in for each other) the rule says how many nodes are to be awake: at least the
+    most that was needed lately and an upper quantile of what will be, with a reserve. Its thresholds are picked again
+    each midnight (UTC) by replaying the last weeks: the most sleep for its wake-ups that kept to the risk. Nodes that
+    queued jobs wait for are needed at once. Without a forecast of demand nothing is put to sleep.
+
+    What it names is a proposal: control's guards check each node again, and the cluster still wakes a sleeping node for
+    a job by itself.
+    """
+
+    domain = Domain.NODES
+    Options = CesOptions
+
+    def __init__(self, options: CesOptions) -> None:
+        self.options = options
+        self.every = timedelta(seconds=options.every_s)
+        # Only saves work: its keys are digests of all that the values follow from.
+        self._memo: Memo = {}
+
+    def decide(self, snapshot: Snapshot) -> list[NodeAction]:
+        """Return the nodes to put to sleep and to wake now, or the whole set to be kept awake."""
+        nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
+        if not nodes:
+            return []
+        pools = self._judged(snapshot, nodes)
+        woken = [PowerUp(node=node.name, reason=pool.why_awake) for pool in pools for node in pool.up]
+        if self.options.mechanism == "keep_awake":
+            # The list keeps awake what is awake, but wakes nothing.
+            return [_kept_awake(pools, nodes), *woken]
+        slept = [
+            PowerDown(node=node.name, reason=pool.why_asleep(node, snapshot)) for pool in pools for node in pool.down
+        ]
+        return [*woken, *slept]
+
+    def _judged(self, snapshot: Snapshot, nodes: Sequence[Node]) -> list[_Judged]:
+        demand = snapshot.demand
+        if demand is None:
+            return []
+        queued = nodes_wanted_by_queue(snapshot, nodes)
+        fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
+        of_pool = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
+        judged: list[_Judged] = []
+        taken: set[str] = set()
+        for name, members in of_pool:
+            if name not in demand.pools or not demand.busy.shape[1]:
+                continue
+            pool = self._judged_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
+            awake = [node for node in nodes if node.name not in taken]
+            count = pool.powered - pool.level
+            pool = pool.with_nodes(
+                down=to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake),
+                up=to_wake(pool.members, -count, everywhere=nodes),
+            )
+            taken |= {node.name for node in pool.down}
+            judged.append(pool)
+        return judged
+
+    def _judged_pool(self, demand: Demand, name: str, members: list[Node], queued: float, *, fresh: bool) -> _Judged:
+        place = demand.pools.index(name)
+        level, setting = level_now(demand, place, self.options, memo=self._memo)
+        while len(self._memo) > MOST_REMEMBERED:
+            del self._memo[next(iter(self._memo))]
+        needed = sum(node.busy for node in members) + queued
+        if needed + self.options.spare > level:
+            level = needed + (setting.up if setting else self.options.sigma)
+        return _Judged(
+            name=name,
+            members=tuple(members),
+            level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
+            needed=round(needed),
+            likely=most_within(demand, place, hours=LIKELY_HOURS),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """One pool: how many nodes it is to have awake, and which move for that."""
+
+    name: str
+    members: tuple[Node, ...]
+    level: int
+    needed: int
+    likely: float | None
+    down: tuple[Node, ...] = ()
+    up: tuple[Node, ...] = ()
+
+    @property
+    def powered(self) -> int:
+        return sum(node.powered for node in self.members)
+
+    @property
+    def why_awake(self) -> str:
+        return f"woken ahead of need: {self._situation}"
+
+    def may_sleep(self, mechanism: str) -> list[Node]:
+        # With the list as the mechanism Helios' own entries stand in it, and are its to take out.
+        return [node for node in self.members if mechanism == "keep_awake" or not node.kept_awake]
+
+    def with_nodes(self, *, down: Sequence[Node], up: Sequence[Node]) -> _Judged:
+        return _Judged(
+            name=self.name,
+            members=self.members,
+            level=self.level,
+            needed=self.needed,
+            likely=self.likely,
+            down=tuple(down),
+            up=tuple(up),
+        )
+
+    def why_asleep(self, node: Node, snapshot: Snapshot) -> str:
+        idle_s = (snapshot.taken_at - node.idle_since).total_seconds()
+        return f"idle for {rounded_duration(idle_s)}; {self._situation}" if idle_s >= 0 else f"idle; {self._situation}"
+
+    @property
+    def summary(self) -> str:
+        return f"{count_in_words(len(self.down), 'node')} may sleep: {self._situation}"
+
+    @property
+    def _situation(self) -> str:
+        of = f"{self.needed} of {sum(bool(node.power) for node in self.members)} nodes of {self.name} needed"
+        likely = "" if self.likely is None else f", at most {self.likely:.0f} within {LIKELY_HOURS} h (9 of 10 times)"
+        spare = max(min(self.level, len(self.members)) - self.needed, 0)
+        return f"{of}{likely}; {spare} kept in reserve"
+
+
+def _kept_awake(pools: Sequence[_Judged], nodes: Sequence[Node]) -> KeepAwake:
+    free = {node.name for pool in pools for node in pool.down}
+    woken = {node.name for pool in pools for node in pool.up}
+    kept = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)
+    why = "; ".join(pool.summary for pool in pools) or "no forecast of demand, so nothing may sleep"
+    return KeepAwake(nodes=kept, reason=why)

@@ -1,0 +1,256 @@
+"""Which setting the rule is run with, picked again every day by replaying the last weeks.
+
+Nothing here is learned from what comes after: the setting of a day is picked from the steps before its midnight (UTC),
+and the level follows from use and forecasts as they were known at each step. So the whole state of the rule is a
+function of the history of demand; a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.model import STEP_S
+from helios.services.energy_saving.sizing import SizingParameters, highest_of_last, score_levels, walk_levels
+
+DAY = 86_400 // STEP_S
+"""Steps of a day."""
+LEAST_DAYS = 7
+"""Days of history below which nothing sleeps: a week has to have been seen."""
+MARGIN_OF_TUNING = 0.6
+"""Share of the wanted wake-ups that is asked for in the replay: the best of thousands of settings was also lucky. Asked
+for three quarters, a month of Philly brought 1.4 times as many as were asked for (docs/power.md)."""
+YARDSTICK = (0.5, 2.0)
+"""Fewest and most wake-ups a day that are wanted where the published rule is the measure."""
+DEAR = 0.6
+"""Per cent more sleep that one per cent more wake-ups than wanted must bring. A hard bound did worse: after weeks with
+outages only the largest reserves kept to it, and slept little for it."""
+WINDOWS = (1, 3, 6, 18)
+"""Steps over which the most that was needed counts: 10 min to 3 h."""
+FLOOR_LEVELS, LONGEST_FLOOR_S = (0.5, 0.9), 12 * 3_600
+DOWNS = (0.0, 1.0, 2.0, 4.0, 7.0, 12.0, 18.0, 25.0)
+UPS = (1.0, 3.0, 6.0, 12.0, 20.0, 30.0)
+"""More than ``down``: what is woken should last."""
+BANDS, HOLDS = (1.0, 4.0, 10.0), (12, 24)
+MOST_RESERVE = 0.12
+"""Share of a pool beyond which a reserve is not tried, but for the smallest ones."""
+
+Memo = MutableMapping[bytes, SizingParameters | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is wanted of a setting.
+
+    Attributes
+    ----------
+    risk : float
+        Largest share of steps in which fewer nodes are awake than needed: the chance that a job which comes at any
+        time finds it so.
+    wake_ups_per_day : float, optional
+        Wanted on average; more must pay dearly. None: as many as the published rule makes, within ``YARDSTICK``.
+    worth : float
+        How many per cent more sleep one per cent more wake-ups must bring, as long as they are no more than wanted.
+    spare : float
+        Idle nodes below which some are woken ahead of need.
+    weeks : int
+        Of history that settings are replayed on.
+    """
+
+    risk: float
+    wake_ups_per_day: float | None
+    worth: float
+    spare: float
+    weeks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownDemand:
+    """What was known of one pool at the end of each step; see :class:`helios.model.Demand`.
+
+    Attributes
+    ----------
+    busy, total : float64 arrays of shape (n_steps,)
+    most : float64 array of shape (n_steps, n_ahead, n_levels)
+    ahead_s : tuple of int
+    levels : tuple of float
+    ended_s : int
+        End of the last step.
+    yardstick : float64 array of shape (n_steps,)
+        1 where the published rule wakes nodes.
+    """
+
+    busy: NDArray[np.float64]
+    total: NDArray[np.float64]
+    most: NDArray[np.float64]
+    ahead_s: tuple[int, ...]
+    levels: tuple[float, ...]
+    ended_s: int
+    yardstick: NDArray[np.float64]
+
+    @property
+    def day_of(self) -> NDArray[np.int64]:
+        """Day of each step's end, days since the epoch."""
+        return training_days(self.ended_s, len(self.busy))
+
+    def steps(self, first: int, after: int) -> KnownDemand:
+        """Return the steps ``first`` to ``after`` - 1."""
+        return KnownDemand(
+            busy=self.busy[first:after],
+            total=self.total[first:after],
+            most=self.most[first:after],
+            ahead_s=self.ahead_s,
+            levels=self.levels,
+            ended_s=self.ended_s - STEP_S * (len(self.busy) - after),
+            yardstick=self.yardstick[first:after],
+        )
+
+
+def training_days(ended_s: int, n_steps: int) -> NDArray[np.int64]:
+    """Return the day of each step's end, days since the epoch; the last step ends at ``ended_s``."""
+    return (ended_s - STEP_S * np.arange(n_steps - 1, -1, -1, dtype=np.int64)) // 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SizingPlan:
+    """What the rule came to.
+
+    Attributes
+    ----------
+    levels : float64 array of shape (n_steps,)
+        Nodes to be awake from the end of each step on.
+    settings : tuple of (int, Setting or None)
+        First step of each day and what was picked for it; None: nothing sleeps.
+    """
+
+    levels: NDArray[np.float64]
+    settings: tuple[tuple[int, SizingParameters | None], ...]
+
+    @property
+    def setting(self) -> SizingParameters | None:
+        """The one in force now."""
+        return self.settings[-1][1] if self.settings else None
+
+
+def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
+    """Run the rule from ``from_step`` on, with a setting picked at each midnight; before it all nodes are awake."""
+    levels = known.total.copy()
+    day_of = known.day_of
+    if from_step >= len(day_of):
+        return SizingPlan(levels=levels, settings=())
+    starts = [from_step, *(np.flatnonzero(np.diff(day_of[from_step:])) + from_step + 1).tolist()]
+    settings: list[tuple[int, SizingParameters | None]] = []
+    powered, held_until = float(known.total[from_step]), 0
+    for first, after in zip(starts, [*starts[1:], len(known.busy)], strict=True):
+        setting = tune(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
+        settings.append((first, setting))
+        if setting is None:
+            powered, held_until = float(known.total[first:after].max(initial=powered)), 0
+            continue
+        today = known.steps(first, after)
+        with_before = known.steps(max(0, first - max(WINDOWS)), after)
+        floor = lower_bounds(with_before, rows=(setting.floor,))[0, -len(today.busy) :]
+        powered, held_until = walk_levels(
+            today.busy, today.total, floor, setting, powered, held_until, first, levels[first:after]
+        )
+    return SizingPlan(levels=levels, settings=tuple(settings))
+
+
+def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
+    """Pick the setting that did best over the given steps; None: too few, or none kept to the goal.
+
+    Best is the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``, in ratios and so alike for a pool
+    of ten nodes and of a thousand; wake-ups beyond what is wanted cost ``DEAR`` more.
+    """
+    if len(known.busy) < LEAST_DAYS * DAY:
+        return None
+    key = _key(known, goal)
+    if memo is None or key not in memo:
+        picked = _picked(known, goal)
+        if memo is None:
+            return picked
+        memo[key] = picked
+    return memo[key]
+
+
+def lower_bounds(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
+    """Return what the level may not fall below, one row for each way to say it, shape (n_floors, n_steps).
+
+    Parameters
+    ----------
+    rows : tuple of int, optional
+        Only these; None: all.
+    """
+    ways = list(product(WINDOWS, _quantiles(known)))
+    chosen = range(len(ways)) if rows is None else rows
+    recent = {window: highest_of_last(known.busy, window) for window in {ways[row][0] for row in chosen}}
+    coming = {ways[row][1]: _coming(known, *ways[row][1]) for row in chosen}
+    return np.array([np.maximum(recent[ways[row][0]], coming[ways[row][1]]) for row in chosen])
+
+
+def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> KnownDemand:
+    """Return whole days before ``day``: were the first one cut, each further step would change what is picked."""
+    first_day = max(day - 7 * weeks, int(day_of[0]) + 1)
+    first, after = np.searchsorted(day_of, [first_day, day])
+    return known.steps(int(min(first, after)), int(after))
+
+
+def _picked(known: KnownDemand, goal: Goal) -> SizingParameters | None:
+    grid = grid_for(n_floors=len(WINDOWS) * len(_quantiles(known)), total=float(known.total.max()), spare=goal.spare)
+    if not len(grid):
+        return None
+    score = score_levels(known.busy, known.total, lower_bounds(known), grid)
+    good = (score.short <= goal.risk * len(known.busy)) & (score.asleep > 0)
+    if not good.any():
+        return None
+    # Half a wake more than were seen: none in some weeks does not mean none ever.
+    wakes, wanted = score.wakes + 0.5, _wanted_wakes(known, goal) + 0.5
+    value = np.log(np.maximum(score.asleep, 1e-9)) - goal.worth * np.log(wakes)
+    value -= DEAR * np.maximum(np.log(wakes / wanted), 0.0)
+    floor, down, up, band, hold_steps, margin = grid[np.argmax(np.where(good, value, -np.inf))].tolist()
+    return SizingParameters(int(floor), down, up, band, int(hold_steps), margin)
+
+
+def _wanted_wakes(known: KnownDemand, goal: Goal) -> float:
+    days = len(known.busy) / DAY
+    per_day = goal.wake_ups_per_day
+    if per_day is None:
+        per_day = float(np.clip(known.yardstick.sum() / days, *YARDSTICK))
+    return MARGIN_OF_TUNING * per_day * days
+
+
+def grid_for(*, n_floors: int, total: float, spare: float) -> NDArray[np.float64]:
+    """Return the settings that are tried, as rows."""
+    most = max(MOST_RESERVE * total, 2.0)
+    downs = [max(down, spare) for down in DOWNS if down <= most]
+    ups = [up for up in UPS if up <= total]
+    rows = product(range(n_floors), sorted(set(downs)), ups, BANDS, HOLDS)
+    return np.array([(floor, down, down + up, band, hold, spare) for floor, down, up, band, hold in rows])
+
+
+def _quantiles(known: KnownDemand) -> list[tuple[int, int]]:
+    """Return horizon and level of the quantiles that serve as floors, as positions."""
+    horizons = [place for place, ahead_s in enumerate(known.ahead_s) if ahead_s <= LONGEST_FLOOR_S]
+    levels = [place for place, level in enumerate(known.levels) if level in FLOOR_LEVELS]
+    return list(product(horizons, levels))
+
+
+def _coming(known: KnownDemand, horizon: int, level: int) -> NDArray[np.float64]:
+    """Return the quantile; where nothing was forecast, the most of as long a time before stands in."""
+    coming = known.most[:, horizon, level]
+    if not np.isnan(coming).any():
+        return coming
+    before = highest_of_last(known.busy, known.ahead_s[horizon] // STEP_S)
+    return np.where(np.isnan(coming), before, coming)
+
+
+def _key(known: KnownDemand, goal: Goal) -> bytes:
+    digest = blake2b(repr((goal, known.ahead_s, known.levels)).encode(), digest_size=16)
+    for values in (known.busy, known.total, known.most, known.yardstick):
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.digest()

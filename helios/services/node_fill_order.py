@@ -1,0 +1,165 @@
+"""Packing: fill the nodes first that stay awake anyway, so that others become empty and can sleep.
+
+How much that is worth, on one real trace of 133 nodes: 117 were busy on average with jobs spread, 87 with the fullest
+node filled first, where no placement could do with less than 84. No forecast frees as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.actions import FillFirst
+from helios.model import NodePower, Snapshot
+from helios.model.hostlist import expand
+from helios.ports import Domain
+from helios.units import count_in_words, rounded_duration
+
+OVERRUN = 0.3
+"""A job past its expected end is given this much of its elapsed time more."""
+NEARLY_EMPTY = 0.25
+STEP = 4.0
+"""From one tier of busy nodes to the one before it the time left grows by this factor."""
+UNPREDICTED = "; no run time is predicted: each job is taken to run on for as long as it has run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFillOrderOptions:
+    """What a site may choose.
+
+    Attributes
+    ----------
+    every_s : int
+        Time between two looks, s.
+    tiers : int
+        Most tiers; at least 3, so that busy, idle and sleeping nodes can be told apart.
+    soon_s : float
+        A busy node whose jobs are expected to end within this is among the last of the busy ones, s.
+    idle_s : float
+        A node idle for longer is filled as late as a sleeping one, s.
+    """
+
+    every_s: int = 120
+    tiers: int = 4
+    soon_s: float = 7_200.0
+    idle_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        for holds, message in (
+            (self.every_s > 0, "every_s must be positive"),
+            (3 <= self.tiers <= 16, "tiers must lie between 3 and 16"),
+            (0 < self.soon_s < np.inf, "soon_s must be positive and finite"),
+            (0 < self.idle_s < np.inf, "idle_s must be positive and finite"),
+        ):
+            if not holds:
+                raise ValueError(message)
+
+
+class NodeFillOrder:
+    """Have the cluster fill busy nodes before idle ones, and sleeping ones last.
+
+    First come the nodes whose jobs run longest (they will be awake anyway), then those that are soon free or nearly
+    empty, so that these drain; then idle nodes that are awake, and last those asleep or long idle, which sleep next.
+    Tiers are coarse and follow from the snapshot alone: a node changes its tier when a job starts or ends on it, when
+    its last job nears its end, or when its power changes. A node that is down or must be left alone is not named.
+    """
+
+    domain = Domain.NODES
+
+    Options = NodeFillOrderOptions
+
+    def __init__(self, options: NodeFillOrderOptions) -> None:
+        self.options = options
+        self.every = timedelta(seconds=options.every_s)
+
+    def decide(self, snapshot: Snapshot) -> list[FillFirst]:
+        """Return one order of filling for the whole cluster; nothing where no node may be named."""
+        left_s = _left_s(snapshot)
+        tiers: list[list[str]] = [[] for _ in range(self.options.tiers)]
+        for node in _named(snapshot.nodes):
+            tiers[self._tier(node, left_s.get(node.name), snapshot)].append(node.name)
+        if not any(tiers):
+            return []
+        unpredicted = len(snapshot.running) > 0 and snapshot.running["p50_s"].isna().all()
+        filled = [(tuple(sorted(tier)), self._why_in(place)) for place, tier in enumerate(tiers) if tier]
+        return [
+            FillFirst(
+                tiers=tuple(tier for tier, _ in filled),
+                why=tuple(why for _, why in filled),
+                reason=self._why(tiers) + (UNPREDICTED if unpredicted else ""),
+            )
+        ]
+
+    def _tier(self, node: Any, left_s: float | None, snapshot: Snapshot) -> int:
+        held = max(_share(node.gpus_held, node.gpus), _share(node.cpus_held, node.cpus))
+        if held > 0 or left_s is not None:
+            return self._busy_tier(left_s or 0.0, held)
+        return self.options.tiers - (1 if self._sleeps_next(node, snapshot) else 2)
+
+    def _busy_tier(self, left_s: float, held: float) -> int:
+        last = self.options.tiers - 3
+        if held <= NEARLY_EMPTY and left_s < STEP * self.options.soon_s:
+            return last
+        steps = 0 if left_s < self.options.soon_s else 1 + int(np.log(left_s / self.options.soon_s) / np.log(STEP))
+        return max(0, last - steps)
+
+    def _sleeps_next(self, node: Any, snapshot: Snapshot) -> bool:
+        if node.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
+            return True
+        return bool(snapshot.taken_at - node.idle_since > timedelta(seconds=self.options.idle_s))  # NaT: no
+
+    def _why(self, tiers: list[list[str]]) -> str:
+        busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
+        return f"{count_in_words(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
+
+    def _why_in(self, place: int) -> str:
+        """Return why a node is in the tier at ``place``: short, since it stands beside each node."""
+        last_busy = self.options.tiers - 3
+        if place > last_busy:
+            idle_s = rounded_duration(self.options.idle_s)
+            return ("idle: after the busy ones", f"asleep, or idle for over {idle_s}: last")[place - last_busy - 1]
+        if last_busy == 0:
+            return "busy: first"
+        if place == last_busy:
+            return (
+                f"free within {rounded_duration(self.options.soon_s)} or nearly empty: last of the busy ones, to drain"
+            )
+        left_s = self.options.soon_s * STEP ** (last_busy - place - 1)
+        return f"busy for another {rounded_duration(left_s)} or more: {'first' if place == 0 else 'among the first'}"
+
+
+def _named(nodes: pd.DataFrame) -> Iterator[Any]:
+    """Yield the nodes that are up and may be touched."""
+    yield from nodes[nodes["power"].notna() & nodes["excluded_reason"].isna()].itertuples(index=False)
+
+
+def _left_s(snapshot: Snapshot) -> dict[str, float]:
+    """Return how long the last job of each busy node is expected to run on, s."""
+    left_s: dict[str, float] = {}
+    for nodes, job_left_s in _running(snapshot):
+        for node in nodes:
+            left_s[node] = max(left_s.get(node, 0.0), job_left_s)
+    return left_s
+
+
+def _running(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], float]]:
+    jobs = snapshot.running
+    elapsed_s = (pd.Timestamp(snapshot.taken_at) - jobs["started_at"]).dt.total_seconds().to_numpy(dtype=np.float64)
+    expected_s = jobs["p50_s"].to_numpy()
+    limit_s = jobs["time_limit_s"].to_numpy()
+    # Without a prediction: as long again as it has run, which is about right where run times have heavy tails.
+    expected_s = np.where(np.isnan(expected_s), 2 * elapsed_s, expected_s)
+    left_s = np.where(expected_s > elapsed_s, expected_s - elapsed_s, OVERRUN * elapsed_s)
+    left_s = np.fmax(np.fmin(left_s, np.fmax(limit_s - elapsed_s, 0.0)), 0.0)
+    for text, job_left_s in zip(jobs["node_list"].tolist(), left_s.tolist(), strict=True):
+        if isinstance(text, str):
+            yield tuple(expand(text)), 0.0 if np.isnan(job_left_s) else job_left_s
+
+
+def _share(held: float, of: float) -> float:
+    return float(held) / of if of > 0 and held > 0 else 0.0

@@ -1,0 +1,143 @@
+"""A bound on waiting that follows what stands in the queue: known at every moment from what has happened by then.
+
+The longest backlog so far (:mod:`helios.metrics.backlog`) is what a bound can be a share of without knowing the
+future, which :meth:`helios.simulate.core.wait_bound.WaitBound.beside` has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.metrics.backlog import EVERY_S, LEAST_S, BacklogEstimator, age_discount
+from helios.simulate.core.events import put_anew
+from helios.simulate.core.state import NEVER, EngineState
+from helios.simulate.predictor_feed import JobKeys
+
+LEAST_WEIGHT = 1e-6
+"""Of a job whose time has come, until the next pass promotes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """Go first after max(``least_s``, ``share`` x the longest backlog so far, or ``known_s`` if that is longer).
+
+    On the way there a job comes nearer to the front: its key, what the order says of it, is multiplied by the square of
+    the share of the bound that is left to it (``fades``). Then many long jobs start in quiet hours before they have to.
+
+    What the backlog is, and how it is reckoned, stands in :mod:`helios.metrics.backlog`. The longest over all
+    partitions counts for each: a site has one longest wait, and on Philly a bound from each partition's own past
+    doubles the mean (docs/ordering.md).
+
+    Parameters
+    ----------
+    least_s : int
+        The bound is never shorter, s.
+    share : float
+        Of the longest backlog.
+    known_s : int
+        The longest wait of the site's past under the queue that is to be compared with, s; 0: none is known.
+    every_s : int
+        How often the backlog is looked at, s.
+    fades : bool
+        Whether keys count less while their jobs wait. The order's keys must not be negative.
+
+    Raises
+    ------
+    Misuse
+        A number is negative, or ``every_s`` is 0.
+
+    Notes
+    -----
+    **The bound.** Let ``P`` be the largest value that the above has taken by the time a job goes to the front. In a
+    strict queue the job starts at the latest once all that ran then, and all that was submitted before it and waited,
+    has run one after the other. With backfill ``nodes`` and estimates that no run exceeds (time limits), nothing that
+    is started later can move the reservation of the first in the queue: each of the jobs before it, and it itself, is
+    at the front no longer than the longest estimate ``E`` in its partition. With ``n`` such jobs waiting before it,
+
+    ``wait <= P + (n + 2) x E``,
+
+    one ``E`` for itself and one because jobs are promoted in passes, which come when something ends. ``P`` in turn is
+    at most ``max(least_s, share x max(known_s, (G x m + H + 1.5 x R) / C))`` with ``G`` the GPUs asked for by what
+    waits, ``m`` the mean meant there, ``R`` the GPU seconds run so far by what runs, ``H`` those that ended jobs still
+    had before them at the look that was the longest, ``C`` the GPUs: there is no prediction in it. Where estimates are
+    exceeded, or backfill counts GPUs only (``easy``), a promoted job may see its nodes go to others and the second sum
+    fails; what is measured then stands in docs/ordering.md.
+    """
+
+    least_s: int = LEAST_S
+    share: float = 1.0
+    known_s: int = 0
+    every_s: int = EVERY_S
+    fades: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.least_s, self.share, self.known_s) < 0 or self.every_s < 1:
+            raise UsageError(
+                "A bound by the backlog takes times and a share that are not negative, and every_s of at least 1.",
+                hint="Look at least_s, share, known_s and every_s.",
+            )
+
+    def patience_s(self, longest_s: float) -> int:
+        """Return the bound after a longest backlog of ``longest_s``, s."""
+        return int(max(self.least_s, self.share * max(longest_s, self.known_s)))
+
+
+class BacklogBound:
+    """Carries a replay on, and keeps the one bound in its guard up to date with the backlog."""
+
+    def __init__(self, state: EngineState, backlog: Backlog, scores: JobKeys, carry: Callable[..., bool]) -> None:
+        self._state, self._backlog, self._scores, self._carry = state, backlog, scores, carry
+        self._due_s = int(state.jobs["submitted_s"][0]) + backlog.every_s if len(state.jobs) else NEVER
+        self._first_waiting = self._told = 0
+        self._estimator = BacklogEstimator(
+            partition=state.jobs["partition"],
+            gpus=state.jobs["gpus"],
+            capacity=state.partitions["nodes"] * state.partitions["gpus_per_node"],
+        )
+
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+        """Do as :func:`helios.simulate.core.events.run`."""
+        while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
+            next_s = int(state.clock["next_s"][0])
+            if next_s >= until_s or next_s < self._due_s:
+                return True
+            self._look(next_s)
+        return False
+
+    def _look(self, now: int) -> None:
+        self._due_s = now + self._backlog.every_s
+        jobs, arrived = self._state.jobs, int(self._state.clock["arrived"][0])
+        waiting = self._waiting(arrived)
+        running = self._state.ends[: int(self._state.clock["running"][0])]
+        ended = self._ended_since()
+        longest_s = self._estimator.look(
+            arrived=arrived,
+            ended=(ended, jobs["ends_s"][ended] - jobs["resumed_s"][ended]),
+            waiting=(waiting, self._scores.expected_s[waiting]),
+            running=(running, now - jobs["resumed_s"][running]),
+        )
+        patience_s = self._backlog.patience_s(longest_s)
+        self._state.guard["patience_s"] = patience_s
+        if self._backlog.fades and len(waiting):
+            self._fade(waiting, now, patience_s)
+
+    def _fade(self, waiting: NDArray[np.int64], now: int, patience_s: int) -> None:
+        waited_s = now - self._state.jobs["submitted_s"][waiting]
+        keys = self._scores.weigh(waiting, age_discount(waited_s, patience_s) + LEAST_WEIGHT)
+        put_anew(self._state, waiting, keys=keys, estimates_s=self._scores.plans[waiting])
+
+    def _ended_since(self) -> NDArray[np.int64]:
+        """Return the jobs that have ended since the last look."""
+        told, self._told = self._told, int(self._state.clock["ended"][0])
+        return self._state.ended[told : self._told]
+
+    def _waiting(self, arrived: int) -> NDArray[np.int64]:
+        started_s = self._state.jobs["started_s"]
+        waiting = np.flatnonzero(started_s[self._first_waiting : arrived] == NEVER) + self._first_waiting
+        self._first_waiting = int(waiting[0]) if len(waiting) else arrived
+        return waiting

@@ -1,0 +1,284 @@
+"""The nodes of a simulated cluster: what they are, and what becomes of an action on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.actions import (
+    FillFirst,
+    KeepAwake,
+    NodeAction,
+    NodeOutcome,
+    NodeSetting,
+    PowerDown,
+    PowerUp,
+    Result,
+    RevertNodes,
+)
+from helios.errors import UsageError
+from helios.model import NodePower, PowerSettings
+from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
+from helios.simulate.core.stepping import keep_awake, put_to_sleep, rank_nodes, wake_up
+
+POWERS = {
+    AWAKE: NodePower.AWAKE,
+    WAKING: NodePower.WAKING,
+    ASLEEP: NodePower.ASLEEP,
+    FALLING: NodePower.FALLING_ASLEEP,
+}
+FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
+SITE_WEIGHT = 1
+"""What every node weighs as long as nobody says otherwise; Slurm's default."""
+Nodes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """How the nodes of a simulated cluster sleep.
+
+    Parameters
+    ----------
+    boot_s, shutdown_s : int
+        Time to wake, and to fall asleep, s; at least 1.
+    idle_timer_s : int, optional
+        Idle time after which the cluster itself puts a node to sleep, s, at least 1; None: never.
+    keep_awake : tuple of str
+        Nodes that the site itself keeps awake, whatever the idle timer says.
+    """
+
+    boot_s: int
+    shutdown_s: int
+    idle_timer_s: int | None = None
+    keep_awake: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.boot_s, self.shutdown_s, 1 if self.idle_timer_s is None else self.idle_timer_s) < 1:
+            raise UsageError("a time to wake, to fall asleep or to be idle is not positive", hint="Use whole seconds.")
+
+
+class NodeActions:
+    """Carries out actions on the nodes of a replay; control's own guards are not here, the door's refusals are.
+
+    Parameters
+    ----------
+    names : list of str
+        Nodes, as the state numbers them.
+    sleep : Sleep, optional
+        None: nodes do not sleep here.
+    """
+
+    def __init__(self, state: EngineState, names: list[str], sleep: Sleep | None) -> None:
+        self._state, self._names, self.sleep = state, names, sleep
+        self._number = {name: number for number, name in enumerate(names)}
+        self._size = np.repeat(state.partitions["gpus_per_node"], state.partitions["nodes"])
+        self._site_weight = np.full(len(names), SITE_WEIGHT, dtype=np.int64)
+        self._tier = np.zeros(len(names), dtype=np.int64)
+        self.excluded_reason: dict[int, str] = {}
+        self._site_keeps = self._keeps = _listed(sleep.keep_awake if sleep else ())
+        if sleep is not None:
+            self._begin(sleep)
+
+    def _begin(self, sleep: Sleep) -> None:
+        clock, nodes = self._state.clock, self._state.nodes
+        clock["boot_s"], clock["shutdown_s"] = sleep.boot_s, sleep.shutdown_s
+        clock["suspend_s"] = NEVER if sleep.idle_timer_s is None else sleep.idle_timer_s
+        nodes["idle_since_s"] = self._state.partitions["counted_s"][0]
+        kept = set(sleep.keep_awake)
+        for node, name in enumerate(self._names):
+            keep_awake(self._state, node, kept=name in kept)
+
+    @property
+    def settings(self) -> PowerSettings | None:
+        """What the cluster says of itself; None: nodes do not sleep here."""
+        if self.sleep is None:
+            return None
+        timer_s = self.sleep.idle_timer_s
+        return PowerSettings(
+            suspend_time_s=float("inf") if timer_s is None else float(timer_s),
+            suspend_timeout_s=float(self.sleep.shutdown_s),
+            resume_timeout_s=float(self.sleep.boot_s),
+            keep_awake=self._keeps,
+            can_keep_awake=True,
+        )
+
+    @property
+    def weight(self) -> NDArray[np.int64]:
+        """Weight of each node, the lowest filled first."""
+        return self._site_weight + self._tier
+
+    def number(self, name: str) -> int:
+        """Return the number of a node.
+
+        Raises
+        ------
+        Misuse
+            There is none of that name.
+        """
+        if name not in self._number:
+            raise UsageError(f"there is no node {name!r}", hint=f"The nodes are {self._names[0]} to {self._names[-1]}.")
+        return self._number[name]
+
+    def columns(self) -> Callable[[], dict[str, Any]]:
+        """Return what makes the columns of ``NODE_STATES`` that change, as of now."""
+        nodes, weight, excluded_reason = self._state.nodes.copy(), self.weight, dict(self.excluded_reason)
+
+        def made() -> dict[str, Any]:
+            idle_since_s = np.where((nodes["free"] == self._size) & (nodes["idle_since_s"] != NEVER), 1, 0)
+            times = pd.Series(pd.to_datetime(nodes["idle_since_s"].clip(max=2**40), unit="s", utc=True))
+            return {
+                "power": pd.Categorical([POWERS[power].value for power in nodes["power"].tolist()]),
+                "flags": pd.Categorical([FLAGS.get(power) for power in nodes["power"].tolist()]),
+                "excluded_reason": pd.Categorical([excluded_reason.get(node) for node in range(len(nodes))]),
+                "kept_awake": nodes["kept"].astype(np.int32),
+                "weight": weight.astype(np.float64),
+                "idle_since": times.where(idle_since_s == 1).astype("datetime64[us, UTC]"),
+            }
+
+        return made
+
+    def steer(self, actions: Sequence[NodeAction], *, now: int) -> list[NodeOutcome]:
+        """Act, and say what became of each node; see :meth:`helios.ports.NodeCluster.steer`."""
+        return [outcome for action in actions for outcome in self._carried_out(action, now)]
+
+    def _carried_out(self, action: NodeAction, now: int) -> Iterator[NodeOutcome]:
+        if isinstance(action, PowerDown):
+            yield self._put_to_sleep(action.node, action, now)
+        elif isinstance(action, PowerUp):
+            yield self._woken(action.node, action, now)
+        elif isinstance(action, KeepAwake):
+            own = self._site_keeps if action.own is None else action.own
+            yield self._kept(_listed((*_names(own), *action.nodes)), action)
+        elif isinstance(action, FillFirst):
+            yield from self._filled(action)
+        else:
+            yield from self._restored(action, now)
+
+    # Power.
+
+    def _put_to_sleep(self, name: str, action: PowerDown, now: int) -> NodeOutcome:
+        outcome = _Outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
+        if name not in self._number:
+            return outcome(Result.FAILED, remark="there is no such node")
+        node = self._number[name]
+        power, free = self._state.nodes["power"][node], self._state.nodes["free"][node]
+        if power in (ASLEEP, FALLING):
+            return outcome(Result.UNCHANGED, after=self._state_of(name))
+        if self.sleep is None:
+            return outcome(Result.REFUSED, remark="nodes do not sleep here")
+        if node in self.excluded_reason:
+            return outcome(Result.REFUSED, remark=self.excluded_reason[node])
+        if power == WAKING or free < self._size[node]:
+            return outcome(Result.REFUSED, remark="it is not idle")
+        put_to_sleep(self._state, np.array([node]), now=now)
+        return outcome(Result.DONE, after=self._state_of(name))
+
+    def _woken(self, name: str, action: PowerUp | RevertNodes, now: int) -> NodeOutcome:
+        outcome = _Outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
+        if name not in self._number:
+            return outcome(Result.FAILED, remark="there is no such node")
+        power = self._state.nodes["power"][self._number[name]]
+        if power == FALLING:
+            return outcome(Result.POSTPONED, remark="it is falling asleep and cannot be called back")
+        if power != ASLEEP:
+            return outcome(Result.UNCHANGED, after=self._state_of(name))
+        wake_up(self._state, np.array([self._number[name]]), now=now)
+        return outcome(Result.DONE, after=self._state_of(name))
+
+    def _state_of(self, name: str) -> str:
+        """Return the state and flags of a node, in Slurm's words; empty: there is none."""
+        if name not in self._number:
+            return ""
+        node = self._state.nodes[self._number[name]]
+        held = self._size[self._number[name]] - node["free"]
+        state = "IDLE" if held == 0 else "MIXED" if node["free"] else "ALLOCATED"
+        flag = FLAGS.get(int(node["power"]))
+        return f"{state}+{flag}" if flag else state
+
+    # The keep-awake list.
+
+    def _kept(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
+        outcome = _Outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
+        strangers = [name for name in _names(listed) if name not in self._number]
+        if strangers:
+            return outcome(Result.FAILED, remark=f"there is no node {strangers[0]}")
+        if self.sleep is None:
+            return outcome(Result.REFUSED, remark="nodes do not sleep here")
+        if listed == self._keeps:
+            return outcome(Result.UNCHANGED, after=self._keeps)
+        before, after = set(_names(self._keeps)), set(_names(listed))
+        for name in before ^ after:
+            keep_awake(self._state, self._number[name], kept=name in after)
+        self._keeps = listed
+        return outcome(Result.DONE, after=listed)
+
+    # Weights.
+
+    def _filled(self, fill: FillFirst) -> Iterator[NodeOutcome]:
+        wanted = {name: tier for tier, names in enumerate(fill.tiers) for name in names}
+        before = self.weight
+        for name, tier in wanted.items():
+            if name in self._number:
+                self._tier[self._number[name]] = tier
+        yield from self._weighed(list(wanted), before, fill)
+
+    def _restored(self, restore: RevertNodes, now: int) -> Iterator[NodeOutcome]:
+        if restore.setting is NodeSetting.POWER:
+            for name, _ in restore.own:
+                yield self._woken(name, restore, now)
+        elif restore.setting is NodeSetting.KEEP_AWAKE:
+            for _, listed in restore.own:
+                yield self._kept(_listed(_names(listed)), restore)
+        else:
+            before = self.weight
+            for name, weight in restore.own:
+                if name in self._number:
+                    self._tier[self._number[name]] = int(weight) - self._site_weight[self._number[name]]
+            yield from self._weighed([name for name, _ in restore.own], before, restore)
+
+    def _weighed(
+        self, names: list[str], before: NDArray[np.int64], action: FillFirst | RevertNodes
+    ) -> Iterator[NodeOutcome]:
+        after = self.weight
+        if (after != before).any():
+            rank_nodes(self._state, after)
+        for name in names:
+            if name not in self._number:
+                yield _Outcome(action, NodeSetting.WEIGHT, name)(Result.FAILED, remark="there is no such node")
+                continue
+            was, now_is = int(before[self._number[name]]), int(after[self._number[name]])
+            outcome = _Outcome(action, NodeSetting.WEIGHT, name, before=f"Weight {was}")
+            yield outcome(Result.UNCHANGED if was == now_is else Result.DONE, after=f"Weight {now_is}")
+
+
+class _Outcome:
+    """An outcome of which only the result is open."""
+
+    def __init__(self, action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> None:
+        self._action, self._setting, self._node, self._before = action, setting, node, before
+
+    def __call__(self, result: Result, *, after: str = "", remark: str = "") -> NodeOutcome:
+        return NodeOutcome(
+            action=type(self._action).__name__,
+            setting=self._setting,
+            node=self._node,
+            result=result,
+            reason=self._action.reason,
+            before=self._before,
+            after=after,
+            remark=remark,
+        )
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(name for name in listed.split(",") if name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the text of a list of nodes, the same whatever their order."""
+    return ",".join(sorted(set(names)))

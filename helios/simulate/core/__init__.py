@@ -1,0 +1,1 @@
+"""The event engine of the simulated cluster, compiled with numba."""

@@ -1,0 +1,145 @@
+"""The clock of a replay: what ends, what arrives, who starts, moment by moment."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import entry_point, kernel
+from helios.simulate.core.nodes import fell, get_up, next_change, time_out
+from helios.simulate.core.queue import push, remove
+from helios.simulate.core.running import end
+from helios.simulate.core.scheduling import schedule
+from helios.simulate.core.state import NEVER, NOBODY, EngineState
+from helios.simulate.core.wait_bound import promote_overdue
+
+
+@kernel
+def next_moment(state: EngineState) -> int:
+    """Return when the next job ends or arrives, or a node changes by itself, or NEVER."""
+    clock, moment = state.clock[0], NEVER
+    if clock.running > 0:
+        moment = state.jobs[state.ends[0]].ends_s
+    if clock.arrived < len(state.jobs):
+        moment = min(moment, state.jobs[clock.arrived].submitted_s)
+    return moment if len(state.versatile) == 0 else min(moment, next_change(state))
+
+
+@kernel
+def awaits(state: EngineState, now: int, scored: int) -> bool:
+    """Say whether a job that nobody has scored yet arrives ``now``."""
+    arrived = state.clock[0].arrived
+    return bool(scored <= arrived < len(state.jobs) and state.jobs[arrived].submitted_s == now)
+
+
+@kernel
+def end_due(state: EngineState, now: int) -> int:
+    """Let all end that end ``now``, and nodes be up or asleep that are so by now; return how many jobs ended."""
+    n_ended: int = state.clock[0].ended
+    state.clock[0].now_s = now
+    if len(state.versatile) > 0:
+        _arrive(state, now)
+    while state.clock[0].running > 0 and state.jobs[state.ends[0]].ends_s == now:
+        touch(state, state.jobs[state.ends[0]].partition)
+        end(state, state.ends[0])
+    return int(state.clock[0].ended) - n_ended
+
+
+@kernel
+def _arrive(state: EngineState, now: int) -> None:
+    get_up(state, now)
+    partition = fell(state, now)
+    while partition != NOBODY:
+        touch(state, partition)
+        partition = fell(state, now)
+
+
+@kernel
+def admit_due(state: EngineState, now: int) -> int:
+    """Let all queue that are submitted ``now``; return how many."""
+    clock = state.clock[0]
+    first = clock.arrived
+    while clock.arrived < len(state.jobs) and state.jobs[clock.arrived].submitted_s == now:
+        touch(state, state.jobs[clock.arrived].partition)
+        push(state, clock.arrived)
+        clock.arrived += 1
+    return int(clock.arrived - first)
+
+
+@kernel
+def touch(state: EngineState, partition: int) -> None:
+    """Note that ``partition`` needs a scheduling pass."""
+    clock, home = state.clock[0], state.partitions[partition]
+    if not home.touched:
+        home.touched = 1
+        state.partitions[clock.touched].due = partition
+        clock.touched += 1
+
+
+@kernel
+def schedule_touched(state: EngineState, now: int) -> None:
+    """Make the passes that are due ``now``; what is idle too long after them falls asleep."""
+    clock = state.clock[0]
+    for place in range(clock.touched):
+        partition = state.partitions[place].due
+        state.partitions[partition].touched = 0
+        if len(state.guard) > 0:
+            promote_overdue(state, partition, now)
+        schedule(state, partition, now)
+    clock.touched = 0
+    if len(state.versatile) > 0:
+        time_out(state, now)
+
+
+def run(state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+    """Carry the timeline on, in place, and stop before the moment when job number ``scored`` arrives.
+
+    Parameters
+    ----------
+    state : State
+        Keys and estimates of the first ``scored`` jobs must stand in ``state.pending``.
+    scored : int
+        Jobs whose keys are known; all those of one submit time together.
+    budget : int
+        Arrivals and ends after which to return anyway.
+    until_s : int
+        Stop also before the first moment from then on, s since the epoch.
+
+    Returns
+    -------
+    bool
+        Whether such a moment, or the end of everything, was reached; ``next_s`` of the clock says which, NEVER being
+        the end.
+    """
+    return _carry_on(state, scored, until_s, budget)
+
+
+@entry_point
+def _carry_on(state: EngineState, scored: int, until_s: int, budget: int) -> bool:
+    while budget > 0:
+        now = next_moment(state)
+        if now == NEVER or now >= until_s or awaits(state, now, scored):
+            state.clock[0].next_s = now
+            return True
+        budget -= end_due(state, now) + admit_due(state, now)
+        schedule_touched(state, now)
+    return False
+
+
+def put_anew(
+    state: EngineState, jobs: NDArray[np.int64], *, keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+) -> None:
+    """Give pending ``jobs`` other keys and estimates (same length); a pass of their partitions is then due."""
+    _put_anew(state, jobs, keys, estimates_s)
+
+
+@entry_point
+def _put_anew(
+    state: EngineState, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+) -> None:
+    for place in range(len(jobs)):
+        job = jobs[place]
+        remove(state, job)
+        state.pending[job].key, state.pending[job].estimate_s = keys[place], estimates_s[place]
+        push(state, job)
+        touch(state, state.jobs[job].partition)

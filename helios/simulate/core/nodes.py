@@ -1,0 +1,452 @@
+"""The nodes of a partition by what they do and how many GPUs are free on them.
+
+For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
+nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helios.jit import kernel
+from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, NOBODY, WAKING, WORD_BITS, EngineState
+
+# Idle nodes that the cluster's own idle timer may put to sleep, longest idle first: a list through the nodes.
+
+
+@kernel
+def enlist(state: EngineState, node: int) -> None:
+    """Put ``node``, idle and awake, into the list by how long it has been idle; one that is kept awake stays out."""
+    clock, nodes, its = state.clock[0], state.nodes, state.nodes[node]
+    if its.kept:
+        return
+    ahead = clock.idle_last
+    while ahead != NOBODY and nodes[ahead].idle_since_s > its.idle_since_s:
+        ahead = nodes[ahead].earlier
+    behind = clock.idle_first if ahead == NOBODY else nodes[ahead].later
+    its.earlier, its.later = ahead, behind
+    _join(state, ahead, node)
+    _join(state, node, behind)
+
+
+@kernel
+def strike(state: EngineState, node: int) -> None:
+    """Take ``node`` out of the list, if it is in it."""
+    clock, its = state.clock[0], state.nodes[node]
+    if its.earlier != NOBODY or clock.idle_first == node:
+        _join(state, its.earlier, its.later)
+        its.earlier = its.later = NOBODY
+
+
+@kernel
+def _join(state: EngineState, ahead: int, behind: int) -> None:
+    clock, nodes = state.clock[0], state.nodes
+    if ahead == NOBODY:
+        clock.idle_first = behind
+    else:
+        nodes[ahead].later = behind
+    if behind == NOBODY:
+        clock.idle_last = ahead
+    else:
+        nodes[behind].earlier = ahead
+
+
+# Counts of nodes by what they do, and node seconds: brought up to now whenever a count is about to change.
+
+
+@kernel
+def bring_up(state: EngineState, partition: int) -> None:
+    """Count the stretch that ends now at what the counts of ``partition`` were."""
+    tally, now = state.partitions[partition], state.clock[0].now_s
+    length = now - tally.counted_s
+    if length > 0:
+        tally.busy_node_s += length * tally.busy
+        tally.awake_node_s += length * tally.awake
+        tally.waking_node_s += length * tally.waking
+        tally.asleep_node_s += length * tally.asleep
+        tally.falling_node_s += length * tally.falling
+        tally.gpu_s += length * tally.gpus
+        tally.short_node_s += length * (tally.holding - tally.busy)
+        tally.counted_s = now
+
+
+@kernel
+def count_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    """Note that ``gpus`` more of ``node`` are held."""
+    if state.nodes[node].power == AWAKE:
+        bring_up(state, partition)
+        state.partitions[partition].gpus += gpus
+
+
+@kernel
+def count_holding(state: EngineState, partition: int, node: int, by: int) -> None:
+    """Note that ``node`` now holds a job (``by`` 1), or no longer does (-1)."""
+    bring_up(state, partition)
+    tally = state.partitions[partition]
+    tally.holding += by
+    if state.nodes[node].power == AWAKE:
+        tally.busy += by
+    _log(state, partition)
+
+
+@kernel
+def count_power(state: EngineState, partition: int, power: int, by: int) -> None:
+    """Note that one node more (``by`` 1) or less (-1) does what ``power`` says."""
+    bring_up(state, partition)
+    tally = state.partitions[partition]
+    if power == AWAKE:
+        tally.awake += by
+    elif power == WAKING:
+        tally.waking += by
+    elif power == ASLEEP:
+        tally.asleep += by
+    elif power == FALLING:
+        tally.falling += by
+
+
+@kernel
+def _log(state: EngineState, partition: int) -> None:
+    """Write down how many nodes hold a job; what lasted no time is written over."""
+    clock, tally, now = state.clock[0], state.partitions[partition], state.clock[0].now_s
+    if tally.row == NOBODY or state.holding[tally.row].at_s != now:
+        tally.row = clock.rows
+        clock.rows += 1
+    row = state.holding[tally.row]
+    row.at_s, row.partition, row.nodes = now, partition, tally.holding
+
+
+@kernel
+def count_sleep(state: EngineState) -> None:
+    """Note that one more node was put to sleep."""
+    clock = state.clock[0]
+    clock.sleeps += 1
+    if clock.sleep_moments == 0 or clock.last_sleep_s != clock.now_s:
+        clock.sleep_moments += 1
+    clock.last_sleep_s = clock.now_s
+
+
+@kernel
+def count_wake(state: EngineState) -> None:
+    """Note that one more node was woken."""
+    clock = state.clock[0]
+    clock.wakes += 1
+    if clock.wake_moments == 0 or clock.last_wake_s != clock.now_s:
+        clock.wake_moments += 1
+    clock.last_wake_s = clock.now_s
+
+
+@kernel
+def count_delay(state: EngineState) -> None:
+    """Note that one more start waits for a node to get up."""
+    clock = state.clock[0]
+    clock.delays += 1
+    if clock.delay_moments == 0 or clock.last_delay_s != clock.now_s:
+        clock.delay_moments += 1
+    clock.last_delay_s = clock.now_s
+
+
+# A de Bruijn sequence tells the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
+# "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
+for _bit in range(WORD_BITS):
+    _BIT_OF[((int(_DE_BRUIJN) << _bit) & (2**64 - 1)) >> 58] = _bit
+
+
+@kernel
+def room(state: EngineState, partition: int) -> int:
+    """Return the size of the largest job that can be placed now; every smaller one can be, too.
+
+    With c wholly free nodes of G GPUs and m free on the best other node, that is c G + m: a job of k G + r
+    GPUs (r < G) needs k free nodes and r on another. Nodes that are falling asleep do not count, sleeping ones do.
+    """
+    if len(state.versatile) == 0:
+        return room_awake(state, partition)
+    home = state.partitions[partition]
+    free, full = 0, home.gpus_per_node
+    for power in (AWAKE, WAKING, ASLEEP):
+        free += state.level_nodes[home.first_level + power * (full + 1) + full]
+    return int(free * full + max(_best_part(state, partition, AWAKE), _best_part(state, partition, WAKING)))
+
+
+@kernel
+def room_awake(state: EngineState, partition: int) -> int:
+    """Return the size of the largest job that nodes hold which are awake."""
+    home = state.partitions[partition]
+    full = home.gpus_per_node
+    return int(state.level_nodes[home.first_level + full] * full + _best_part(state, partition, AWAKE))
+
+
+@kernel
+def _best_part(state: EngineState, partition: int, power: int) -> int:
+    """Return the most GPUs that are free on a node which is not wholly free."""
+    home = state.partitions[partition]
+    level, first = home.gpus_per_node - 1, home.first_level + power * (home.gpus_per_node + 1)
+    while level > 0 and state.level_nodes[first + level] == 0:
+        level -= 1
+    return int(level)
+
+
+@kernel
+def shift(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    """Change the free GPUs of ``node`` by ``gpus``."""
+    home = state.partitions[partition]
+    if len(state.versatile) > 0:
+        _shift_and_count(state, partition, node, gpus)
+        return
+    place = node - home.first_node  # its rank, where all are alike
+    bit = np.uint64(1) << np.uint64(place % WORD_BITS)
+    before = state.nodes[node].free
+    after = before + gpus
+    state.bits[home.first_word + before * home.words + place // WORD_BITS] ^= bit
+    state.bits[home.first_word + after * home.words + place // WORD_BITS] ^= bit
+    state.level_nodes[home.first_level + before] -= 1
+    state.level_nodes[home.first_level + after] += 1
+    state.nodes[node].free = after
+    home.free_gpus += gpus
+
+
+@kernel
+def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    """Do the same where nodes sleep, or differ in weight, or are counted."""
+    home, its, clock = state.partitions[partition], state.nodes[node], state.clock[0]
+    before = state.nodes[node].free
+    after = before + gpus
+    _flip(state, partition, node, before, -1)
+    _flip(state, partition, node, after, 1)
+    state.nodes[node].free = after
+    home.free_gpus += gpus
+    count_gpus(state, partition, node, -gpus)
+    if before == home.gpus_per_node:
+        count_holding(state, partition, node, 1)
+        strike(state, node)
+    elif after == home.gpus_per_node:
+        count_holding(state, partition, node, -1)
+        its.idle_since_s = clock.now_s
+        if its.power == AWAKE:
+            enlist(state, node)
+
+
+@kernel
+def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    """Change the free GPUs of ``node`` by ``gpus`` in thought: nothing is counted, and it has to be undone."""
+    if len(state.versatile) == 0:
+        shift(state, partition, node, gpus)
+        return
+    its = state.nodes[node]
+    _flip(state, partition, node, its.free, -1)
+    its.free += gpus
+    _flip(state, partition, node, its.free, 1)
+    state.partitions[partition].free_gpus += gpus
+
+
+@kernel
+def imagine_power(state: EngineState, partition: int, node: int, power: int) -> None:
+    """Let ``node``, which is idle, be asleep instead of falling asleep, or the reverse, in thought."""
+    its = state.nodes[node]
+    _flip(state, partition, node, its.free, -1)
+    its.power = power
+    _flip(state, partition, node, its.free, 1)
+    state.partitions[partition].free_gpus += -its.free if power == FALLING else its.free
+
+
+@kernel
+def set_aside(state: EngineState, partition: int, by: int) -> None:
+    """Take the nodes that are reserved out of the sets (``by`` -1), for nobody to be placed there, or put them back."""
+    home = state.partitions[partition]
+    for place in range(home.reserved):
+        node = state.nodes[home.first_node + place].reserved
+        _flip(state, partition, node, state.nodes[node].free, by)
+
+
+@kernel
+def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -> int:
+    """Return what ``size``, the largest job that fits beside the nodes set aside, becomes with them.
+
+    Of those only the ones count that are up to ``deepest``: AWAKE, or ASLEEP.
+    """
+    home, nodes = state.partitions[partition], state.nodes
+    full = home.gpus_per_node
+    free, part = size // full, size % full
+    for place in range(home.reserved):
+        its = nodes[nodes[home.first_node + place].reserved]
+        if its.power <= deepest and its.free == full:
+            free += 1
+        elif its.power <= deepest:
+            part = max(part, its.free)
+    return int(free * full + part)
+
+
+@kernel
+def turn(state: EngineState, partition: int, node: int, power: int) -> None:
+    """Let ``node`` do what ``power`` says from now on."""
+    home, its = state.partitions[partition], state.nodes[node]
+    held = home.gpus_per_node - state.nodes[node].free
+    _flip(state, partition, node, state.nodes[node].free, -1)
+    count_power(state, partition, its.power, -1)
+    its.power = power
+    _flip(state, partition, node, state.nodes[node].free, 1)
+    count_power(state, partition, power, 1)
+    if held > 0 and power == AWAKE:
+        state.partitions[partition].busy += 1
+        state.partitions[partition].gpus += held
+
+
+@kernel
+def _flip(state: EngineState, partition: int, node: int, level: int, by: int) -> None:
+    """Put ``node`` into the set of its power and ``level`` (``by`` 1), or take it out (-1)."""
+    home, its = state.partitions[partition], state.nodes[node]
+    shelf = its.power * (home.gpus_per_node + 1) + level
+    bit = np.uint64(1) << np.uint64(its.rank % WORD_BITS)
+    state.bits[home.first_word + shelf * home.words + its.rank // WORD_BITS] ^= bit
+    state.level_nodes[home.first_level + shelf] += by
+
+
+@kernel
+def first_node(state: EngineState, partition: int, shelf: int) -> int:
+    """Return the first node of the set number ``shelf``; there must be one."""
+    home = state.partitions[partition]
+    word = home.first_word + shelf * home.words
+    start = word
+    while state.bits[word] == 0:
+        word += 1
+    lone = state.bits[word] & (~state.bits[word] + np.uint64(1))
+    bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
+    return int(state.nodes[home.first_node + (word - start) * WORD_BITS + bit].ranked)
+
+
+@kernel
+def n_below(state: EngineState, partition: int, shelf: int, rank: int) -> int:
+    """Count the nodes of the set number ``shelf`` that rank before ``rank``."""
+    home = state.partitions[partition]
+    if rank >= home.nodes:
+        return int(state.level_nodes[home.first_level + shelf])
+    n, first = 0, home.first_word + shelf * home.words
+    for word in range(rank // WORD_BITS):
+        n += _ones(state.bits[first + word])
+    if rank % WORD_BITS:
+        below = (np.uint64(1) << np.uint64(rank % WORD_BITS)) - np.uint64(1)
+        n += _ones(state.bits[first + rank // WORD_BITS] & below)
+    return n
+
+
+@kernel
+def nth_node(state: EngineState, partition: int, shelf: int, n: int) -> int:
+    """Return the node of the set number ``shelf`` before which ``n`` others rank."""
+    home = state.partitions[partition]
+    word = home.first_word + shelf * home.words
+    start = word
+    while _ones(state.bits[word]) <= n:
+        n -= _ones(state.bits[word])
+        word += 1
+    left = state.bits[word]
+    for _ in range(n):
+        left &= left - np.uint64(1)
+    lone = left & (~left + np.uint64(1))
+    bit = _BIT_OF[np.int64((lone * _DE_BRUIJN) >> np.uint64(58))]
+    return int(state.nodes[home.first_node + (word - start) * WORD_BITS + bit].ranked)
+
+
+@kernel
+def _ones(word: np.uint64) -> int:
+    """Count the bits of ``word`` that are set (Warren, "Hacker's Delight", 2nd edition, 5-1)."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return int((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+# Nodes that sleep and wake: on request, for a job, or by the cluster's own idle timer.
+#
+# Falling asleep and waking take as long for every node, so that those on the way arrive in the order in which they
+# left.
+
+
+@kernel
+def home_of(state: EngineState, node: int) -> int:
+    """Return the partition of ``node``."""
+    low, high = 0, len(state.partitions)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if state.partitions[middle].first_node <= node:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def wake(state: EngineState, partition: int, node: int) -> None:
+    """Let ``node``, which sleeps, get up."""
+    clock, its = state.clock[0], state.nodes[node]
+    turn(state, partition, node, WAKING)
+    its.until_s = clock.now_s + clock.boot_s
+    state.nodes[(clock.first_waking + clock.waking) % len(state.nodes)].waking = node
+    clock.waking += 1
+    count_wake(state)
+
+
+@kernel
+def fall(state: EngineState, partition: int, node: int) -> None:
+    """Let ``node``, which is awake and idle, fall asleep: until it has, nobody can use it."""
+    clock, its = state.clock[0], state.nodes[node]
+    strike(state, node)
+    turn(state, partition, node, FALLING)
+    state.partitions[partition].free_gpus -= state.nodes[node].free
+    its.until_s = clock.now_s + clock.shutdown_s
+    state.nodes[(clock.first_falling + clock.falling) % len(state.nodes)].falling = node
+    clock.falling += 1
+    count_sleep(state)
+
+
+@kernel
+def next_change(state: EngineState) -> int:
+    """Return when the next node is up or asleep, or is put to sleep by the idle timer, or NEVER."""
+    clock, moment = state.clock[0], NEVER
+    if clock.waking > 0:
+        moment = state.nodes[state.nodes[clock.first_waking].waking].until_s
+    if clock.falling > 0:
+        moment = min(moment, state.nodes[state.nodes[clock.first_falling].falling].until_s)
+    if clock.suspend_s != NEVER and clock.idle_first != NOBODY:
+        moment = min(moment, state.nodes[clock.idle_first].idle_since_s + clock.suspend_s)
+    return moment
+
+
+@kernel
+def get_up(state: EngineState, now: int) -> None:
+    """Let all be awake that are up ``now``."""
+    clock = state.clock[0]
+    while clock.waking > 0 and state.nodes[state.nodes[clock.first_waking].waking].until_s <= now:
+        node = state.nodes[clock.first_waking].waking
+        clock.first_waking = (clock.first_waking + 1) % len(state.nodes)
+        clock.waking -= 1
+        partition = home_of(state, node)
+        turn(state, partition, node, AWAKE)
+        state.nodes[node].idle_since_s = now
+        if state.nodes[node].free == state.partitions[partition].gpus_per_node:
+            enlist(state, node)
+
+
+@kernel
+def fell(state: EngineState, now: int) -> int:
+    """Let one node be asleep that has fallen asleep by ``now``, and return its partition, or NOBODY."""
+    clock = state.clock[0]
+    if clock.falling == 0 or state.nodes[state.nodes[clock.first_falling].falling].until_s > now:
+        return NOBODY
+    node = state.nodes[clock.first_falling].falling
+    clock.first_falling = (clock.first_falling + 1) % len(state.nodes)
+    clock.falling -= 1
+    partition = home_of(state, node)
+    turn(state, partition, node, ASLEEP)
+    state.partitions[partition].free_gpus += state.nodes[node].free
+    return partition
+
+
+@kernel
+def time_out(state: EngineState, now: int) -> None:
+    """Let fall asleep whatever the idle timer says should."""
+    clock = state.clock[0]
+    if clock.suspend_s == NEVER:
+        return
+    while clock.idle_first != NOBODY and state.nodes[clock.idle_first].idle_since_s + clock.suspend_s <= now:
+        fall(state, home_of(state, clock.idle_first), clock.idle_first)

@@ -1,0 +1,371 @@
+"""One scheduling pass over a partition: who starts now. Each strategy is one function; a new one goes beside them.
+
+Within a pass the free GPUs only shrink, and the jobs are taken in order; so a size that could not be placed
+stays so, and the first of each size says all there is to know about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from helios.errors import UsageError
+from helios.jit import kernel
+from helios.simulate.core.nodes import imagine, imagine_power, room, room_awake, set_aside, with_reserved
+from helios.simulate.core.placement import choice, lift
+from helios.simulate.core.queue import before, first_within, push, remove
+from helios.simulate.core.running import (
+    extend_overdue,
+    falling_node,
+    next_falling,
+    overdue_end_s,
+    overdue_job,
+    plan_holds,
+    planned_end_s,
+    reservation,
+    set_overdue_apart,
+    start,
+    stop,
+)
+from helios.simulate.core.state import ASLEEP, AWAKE, EASY, FALLING, NEVER, NO_BACKFILL, NOBODY, NODES, EngineState
+
+# A reservation that names nodes: when a blocked head will be placed, and where.
+#
+# Counting free GPUs, as EASY does, promises a head GPUs that may be scattered, while long jobs go on filling the
+# nodes that it needs. Here the expected ends of running jobs are gone through on the nodes, in thought, until the
+# head really has a place; these nodes are kept for it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What backfill ``nodes`` may do beside a reservation; see :mod:`helios.simulate`.
+
+    Parameters
+    ----------
+    closed : bool
+        Nodes that are reserved for a head which a guard has promoted are closed to all others, even to those that are
+        expected to end in time: such a head does not depend on estimates being right.
+    idle_gpus : int, optional
+        How many free GPUs in each partition may be kept from jobs that would not end in time; what a promoted head is
+        to get does not count. None: any number.
+
+    Raises
+    ------
+    Misuse
+        ``idle_gpus`` is negative.
+    """
+
+    closed: bool = False
+    idle_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.idle_gpus is not None and self.idle_gpus < 0:
+            raise UsageError(f"idle_gpus is {self.idle_gpus}", hint="Give 0 or more GPUs, or None for no bound.")
+
+
+@kernel
+def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
+    """List the nodes that ``head``, which does not fit now, is to get, and return when it is expected to get them.
+
+    All that ends in one second has ended before the head is placed, by the rule by which jobs are placed. A node that
+    is falling asleep sleeps from then on.
+    """
+    home, gpus = state.partitions[partition], state.jobs[head].gpus
+    planned, overdue, fallen, shadow = 0, 0, 0, now
+    while gpus > home.free_gpus or gpus > room(state, partition):
+        falls = next_falling(state, partition, fallen)
+        shadow = min(planned_end_s(state, partition, planned), overdue_end_s(state, partition, overdue, now))
+        shadow = min(shadow, _falls_s(state, falls))
+        while planned_end_s(state, partition, planned) == shadow:
+            _lift(state, state.expected[home.first_running + planned], 1)
+            planned += 1
+        while overdue_end_s(state, partition, overdue, now) == shadow:
+            _lift(state, overdue_job(state, partition, overdue), 1)
+            overdue += 1
+        while _falls_s(state, falls) == shadow:
+            imagine_power(state, partition, falling_node(state, falls), ASLEEP)
+            fallen = falls + 1
+            falls = next_falling(state, partition, fallen)
+    _choose(state, partition, head)
+    _undo(state, partition, planned, overdue, fallen)
+    return shadow
+
+
+@kernel
+def hold_back(state: EngineState, partition: int, idle_gpus: int) -> None:
+    """Keep of the nodes that are reserved only the first, which together have no more free GPUs than that."""
+    home, held = state.partitions[partition], 0
+    for place in range(home.reserved):
+        held += state.nodes[state.nodes[home.first_node + place].reserved].free
+        if held > idle_gpus:
+            home.reserved = place
+            return
+
+
+@kernel
+def _choose(state: EngineState, partition: int, head: int) -> None:
+    """List the nodes on which ``head`` is placed."""
+    home, nodes, gpus = state.partitions[partition], state.nodes, state.jobs[head].gpus
+    full = home.gpus_per_node
+    home.reserved = 0
+    for number in range(gpus // full):
+        _note(state, partition, choice(state, head, number, full), full)
+    if gpus % full > 0:
+        _note(state, partition, choice(state, head, full, gpus % full), gpus % full)
+    for place in range(home.reserved):
+        whole = place < gpus // full
+        imagine(state, partition, nodes[home.first_node + place].reserved, full if whole else gpus % full)
+
+
+@kernel
+def _note(state: EngineState, partition: int, node: int, gpus: int) -> None:
+    home = state.partitions[partition]
+    imagine(state, partition, node, -gpus)
+    state.nodes[home.first_node + home.reserved].reserved = node
+    home.reserved += 1
+
+
+@kernel
+def _undo(state: EngineState, partition: int, planned: int, overdue: int, fallen: int) -> None:
+    """Let all be as it is again: so many expected ends, and places in the list of those falling asleep, were passed."""
+    first = state.partitions[partition].first_running
+    for place in range(planned):
+        _lift(state, state.expected[first + place], -1)
+    for place in range(overdue):
+        _lift(state, overdue_job(state, partition, place), -1)
+    place = next_falling(state, partition, 0)
+    while place < fallen:
+        imagine_power(state, partition, falling_node(state, place), FALLING)
+        place = next_falling(state, partition, place + 1)
+
+
+@kernel
+def _lift(state: EngineState, job: int, sign: int) -> None:
+    """Free the GPUs of ``job`` in thought (``sign`` 1), or give them back to it (-1)."""
+    share = state.jobs[job].first_share
+    while share >= 0:
+        imagine(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
+        share = state.shares[share].next
+
+
+@kernel
+def _falls_s(state: EngineState, place: int) -> int:
+    """Return when the node at that place of those that fall asleep is asleep, or NEVER."""
+    if len(state.versatile) == 0 or place >= state.clock[0].falling:
+        return NEVER
+    return int(state.nodes[falling_node(state, place)].until_s)
+
+
+@kernel
+def schedule(state: EngineState, partition: int, now: int) -> None:
+    """Start what the replay's strategy lets start in ``partition`` at ``now``."""
+    clock = state.clock[0]
+    if clock.preemptive:
+        _shortest_remaining(state, partition, now)
+    elif clock.backfill == EASY:
+        _easy(state, partition, now)
+    elif clock.backfill == NODES:
+        _by_nodes(state, partition, now)
+    else:
+        _greedy(state, partition, now)
+
+
+@kernel
+def _greedy(state: EngineState, partition: int, now: int) -> None:
+    """Start in order until the head does not fit; with skip, go on with whatever fits."""
+    blocked = False
+    while True:
+        job = first_up_to(state, partition, room(state, partition) if blocked else -1)
+        if job < 0:
+            return
+        if blocked or state.jobs[job].gpus <= room(state, partition):
+            _start_pending(state, job, now, blocked)
+        elif state.clock[0].backfill == NO_BACKFILL:
+            return
+        else:
+            blocked = True
+
+
+@kernel
+def _easy(state: EngineState, partition: int, now: int) -> None:
+    """Start in order until the head does not fit; then whoever does not delay it, as far as counting tells.
+
+    Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
+    predictability, workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE
+    TPDS 12(6), 2001.
+    """
+    head = _start_in_order(state, partition, now)
+    if head < 0 or room(state, partition) == 0:
+        return
+    home = state.partitions[partition]
+    if not plan_holds(state, partition, head, now):
+        extend_overdue(state, partition, now)
+        home.shadow_s, home.extra = reservation(state, partition, state.jobs[head].gpus)
+        home.planned_for = head
+    shadow, extra = home.shadow_s, home.extra
+    while True:
+        job = _first_harmless(state, partition, shadow - now, extra)
+        if job < 0:
+            return
+        if state.pending[job].estimate_s > _window_s(state, partition, state.jobs[job].gpus, shadow - now):
+            extra -= state.jobs[job].gpus
+        _start_pending(state, job, now, True)
+
+
+@kernel
+def _by_nodes(state: EngineState, partition: int, now: int) -> None:
+    """Start in order until the head does not fit; then whoever leaves it the nodes that it is to get."""
+    head = _start_in_order(state, partition, now)
+    if head < 0 or room(state, partition) == 0:
+        return
+    clock, promoted = state.clock[0], state.pending[head].key == -np.inf
+    home = state.partitions[partition]
+    if home.overdue > 0 or clock.idle_gpus != NEVER or not plan_holds(state, partition, head, now):
+        set_overdue_apart(state, partition, now)
+        home.shadow_s = reserve(state, partition, head, now)
+        home.planned_for = head
+    window_s = home.shadow_s - now
+    if promoted and clock.closed:
+        window_s = -1
+    elif not promoted:
+        hold_back(state, partition, clock.idle_gpus)
+    set_aside(state, partition, -1)
+    job = _first_beside(state, partition, window_s)
+    while job >= 0:
+        in_time = state.pending[job].estimate_s <= _window_in_all_s(state, partition, state.jobs[job].gpus, window_s)
+        if in_time:
+            set_aside(state, partition, 1)
+        _start_pending(state, job, now, True)
+        if in_time:
+            set_aside(state, partition, -1)
+        job = _first_beside(state, partition, window_s)
+    set_aside(state, partition, 1)
+
+
+@kernel
+def _start_in_order(state: EngineState, partition: int, now: int) -> int:
+    """Start jobs in order, and return the first that does not fit, or NOBODY."""
+    head = first_up_to(state, partition, -1)
+    while head >= 0 and state.jobs[head].gpus <= room(state, partition):
+        _start_pending(state, head, now, False)
+        head = first_up_to(state, partition, -1)
+    return head
+
+
+@kernel
+def _shortest_remaining(state: EngineState, partition: int, now: int) -> None:
+    """Start in order of remaining run time, stopping running jobs that have strictly more of it."""
+    smallest_failed = -1
+    while True:
+        job = first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
+        if job < 0:
+            return
+        gpus = state.jobs[job].gpus
+        if gpus <= room(state, partition) or _make_room(state, job, now):
+            _start_pending(state, job, now, smallest_failed > 0)
+        elif state.clock[0].backfill == NO_BACKFILL or gpus == 1:
+            return
+        else:
+            smallest_failed = gpus
+
+
+@kernel
+def _start_pending(state: EngineState, job: int, now: int, passes_another: bool) -> None:
+    remove(state, job)
+    start(state, job, now)
+    if passes_another:
+        state.clock[0].backfilled += 1
+
+
+@kernel
+def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
+    """Return the first pending job of at most ``gpus`` GPUs (-1: of any size), or NOBODY."""
+    home, queues, best = state.partitions[partition], state.queues, NOBODY
+    for queue in range(home.first_queue, home.end_queue):
+        if queues[queue].gpus > gpus >= 0:
+            break
+        head = queues[queue].head
+        if head >= 0 and (best < 0 or before(state.pending, head, best)):
+            best = head
+    return best
+
+
+@kernel
+def _first_harmless(state: EngineState, partition: int, window_s: int, extra: int) -> int:
+    """Return the first pending job that fits and ends within the window or needs only extra GPUs, or NOBODY."""
+    home, queues, best = state.partitions[partition], state.queues, NOBODY
+    largest = room(state, partition)
+    for queue in range(home.first_queue, home.end_queue):
+        gpus, job = queues[queue].gpus, queues[queue].head
+        if gpus > largest:
+            break
+        if gpus > extra:
+            job = first_within(state.pending, queues[queue].root, _window_s(state, partition, gpus, window_s))
+        if job >= 0 and (best < 0 or before(state.pending, job, best)):
+            best = job
+    return best
+
+
+@kernel
+def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
+    """Return the first pending job that fits and ends within the window or fits beside what is set aside, or NOBODY."""
+    home, queues, best = state.partitions[partition], state.queues, NOBODY
+    beside = room(state, partition)
+    largest = with_reserved(state, partition, beside, ASLEEP)
+    for queue in range(home.first_queue, home.end_queue):
+        gpus, job = queues[queue].gpus, queues[queue].head
+        if gpus > largest:
+            break
+        if gpus > beside:
+            job = first_within(state.pending, queues[queue].root, _window_in_all_s(state, partition, gpus, window_s))
+        if job >= 0 and (best < 0 or before(state.pending, job, best)):
+            best = job
+    return best
+
+
+@kernel
+def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
+    """Return the same as ``_window_s`` with the nodes that are set aside."""
+    if len(state.versatile) == 0 or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
+        return window_s
+    return int(window_s - state.clock[0].boot_s)
+
+
+@kernel
+def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
+    """Return how much of a window is left to a job that may have to wait for nodes to boot, s."""
+    if len(state.versatile) == 0 or gpus <= room_awake(state, partition):
+        return window_s
+    return int(window_s - state.clock[0].boot_s)
+
+
+@kernel
+def _make_room(state: EngineState, job: int, now: int) -> bool:
+    """Stop as few running jobs as it takes to place ``job``, longest remaining first; or none, if that fails."""
+    home, jobs = state.partitions[state.jobs[job].partition], state.jobs
+    partition, n_stopped, fits = jobs[job].partition, 0, False
+    last = home.first_running + home.running - 1
+    while n_stopped < home.running and not fits:
+        victim = state.expected[last - n_stopped]
+        if jobs[victim].ends_s - now <= state.pending[job].key:
+            break
+        lift(state, victim, 1)
+        n_stopped += 1
+        fits = home.free_gpus >= jobs[job].gpus and jobs[job].gpus <= room(state, partition)
+    for place in range(last, last - n_stopped, -1):
+        victim = state.expected[place]
+        if fits:
+            _requeue(state, victim, now)
+        else:
+            lift(state, victim, -1)
+    return fits
+
+
+@kernel
+def _requeue(state: EngineState, job: int, now: int) -> None:
+    its = state.jobs[job]
+    stop(state, job)
+    its.remaining_s = its.ends_s - now
+    state.pending[job].key = its.remaining_s
+    push(state, job)

@@ -1,0 +1,337 @@
+"""The whole state of a replay, in plain arrays.
+
+Everything the compiled core reads or writes lies here, so that it can stop at any moment, let Python look and
+decide, and be entered again. Tables are arrays of records: the fields of one job that are read together share
+a cache line, and a compiled function takes a handful of tables, which keeps compilation short.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.simulate.workload import ClusterShape, Workload
+
+NOBODY = -1
+NEVER = np.iinfo(np.int64).max
+NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
+WORD_BITS = 64
+AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
+"""What a node does; the nodes of a partition are kept in as many sets."""
+N_SETS = 4
+PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
+"""Which of the nodes that fit is taken: the fullest, the emptiest, any, the first."""
+
+JOB = np.dtype(
+    [
+        ("submitted_s", np.int64),
+        ("started_s", np.int64),  # the first start; NEVER: not yet
+        ("ends_s", np.int64),  # end of the present run, in truth
+        ("remaining_s", np.int64),  # run time not yet done when last started or stopped
+        ("resumed_s", np.int64),  # start of the present run
+        ("granted_s", np.int64),  # estimate in force, which grows when it proves too small
+        ("expected_s", np.int64),  # end of the present run, as planned with
+        ("late_s", np.int64),  # how long its present run waited for nodes to get up
+        ("gpus", np.int32),
+        ("partition", np.int32),
+        ("queue", np.int32),
+        ("first_share", np.int32),  # of the shares of nodes that it holds
+        ("place", np.int32),  # in the heap of ends
+    ],
+    align=True,
+)
+PENDING = np.dtype(  # a job as a node of its queue's treap
+    [
+        ("key", np.float64),
+        ("estimate_s", np.int64),
+        ("least_s", np.int64),  # smallest estimate in the subtree
+        ("left", np.int64),
+        ("right", np.int64),
+        ("priority", np.int64),
+    ],
+    align=True,
+)
+QUEUE = np.dtype([("gpus", np.int64), ("root", np.int64), ("head", np.int64)], align=True)
+PARTITION = np.dtype(
+    [
+        ("free_gpus", np.int64),
+        ("first_word", np.int64),
+        ("words", np.int64),  # for each level
+        ("first_level", np.int64),
+        ("first_node", np.int64),
+        ("nodes", np.int64),
+        ("gpus_per_node", np.int64),
+        ("first_queue", np.int64),
+        ("end_queue", np.int64),
+        ("first_running", np.int64),
+        ("running", np.int64),
+        ("touched", np.int64),  # whether a pass is due
+        ("due", np.int64),  # not of this partition: a place in the list of those with a pass due
+        # How many nodes are in each state since counted_s, and node seconds until then.
+        ("counted_s", np.int64),
+        ("holding", np.int64),  # with a job, awake or not
+        ("busy", np.int64),  # with a job, awake
+        ("awake", np.int64),
+        ("waking", np.int64),
+        ("asleep", np.int64),
+        ("falling", np.int64),
+        ("gpus", np.int64),  # held on nodes that are awake
+        ("busy_node_s", np.int64),
+        ("awake_node_s", np.int64),
+        ("waking_node_s", np.int64),
+        ("asleep_node_s", np.int64),
+        ("falling_node_s", np.int64),
+        ("gpu_s", np.int64),
+        ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
+        ("row", np.int64),  # the last one in the log of holding nodes
+        ("next_turn", np.int64),  # in the list of its jobs, the first that nobody has found overdue
+        ("end_turn", np.int64),
+        ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
+        ("reserved", np.int64),  # nodes
+        # A reservation that still holds: for whom (NOBODY: none), from when on, and what is free beyond it then.
+        ("planned_for", np.int64),
+        ("shadow_s", np.int64),
+        ("extra", np.int64),
+    ],
+    align=True,
+)
+GUARD = np.dtype([("at_s", np.int64), ("patience_s", np.int64)], align=True)
+"""From when on a job may wait how long before it goes to the front."""
+SHARE = np.dtype([("node", np.int64), ("gpus", np.int64), ("next", np.int64)], align=True)
+NODE = np.dtype(
+    [
+        ("until_s", np.int64),  # when it will be awake, or asleep
+        ("idle_since_s", np.int64),  # when its last job left, or when it got up
+        ("free", np.int32),  # GPUs
+        ("power", np.int32),  # AWAKE, ...
+        ("rank", np.int32),  # its place in its partition's order of filling
+        ("tier_end", np.int32),  # the first rank of a higher weight
+        ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
+        ("later", np.int32),
+        ("kept", np.int32),  # awake, whatever the idle timer says
+        ("ranked", np.int32),  # not of this node: the node of its partition that ranks as this one is numbered
+        ("waking", np.int32),  # not of this node: a place in the ring of nodes by when they are awake
+        ("falling", np.int32),  # the same, of nodes by when they are asleep
+        ("reserved", np.int32),  # not of this node: a place in the list of those that its partition's head is to get
+    ],
+    align=True,
+)
+HOLDING = np.dtype([("at_s", np.int64), ("partition", np.int64), ("nodes", np.int64)], align=True)
+"""How many nodes of a partition hold a job from then on."""
+CLOCK = np.dtype(
+    [
+        ("now_s", np.int64),
+        ("backfill", np.int64),
+        ("preemptive", np.int64),
+        ("arrived", np.int64),
+        ("running", np.int64),
+        ("ended", np.int64),
+        ("backfilled", np.int64),
+        ("touched", np.int64),
+        ("next_s", np.int64),  # the moment before which the core stopped
+        ("bounds", np.int64),  # on waiting that have come into force
+        ("free_share", np.int64),
+        ("placement", np.int64),
+        ("seed", np.int64),
+        ("rows", np.int64),
+        ("boot_s", np.int64),
+        ("shutdown_s", np.int64),
+        ("suspend_s", np.int64),  # what the idle timer is set to; NEVER: off
+        ("first_waking", np.int64),
+        ("waking", np.int64),
+        ("first_falling", np.int64),
+        ("falling", np.int64),
+        ("idle_first", np.int64),
+        ("idle_last", np.int64),
+        ("sleeps", np.int64),  # nodes that were put to sleep, and at how many moments
+        ("sleep_moments", np.int64),
+        ("last_sleep_s", np.int64),
+        ("wakes", np.int64),
+        ("wake_moments", np.int64),
+        ("last_wake_s", np.int64),
+        ("delays", np.int64),  # starts that waited for a node to get up
+        ("delay_moments", np.int64),
+        ("last_delay_s", np.int64),
+        ("closed", np.int64),  # whether nobody may use what is reserved for a promoted head
+        ("idle_gpus", np.int64),  # that may be held back for a head that was not promoted; NEVER: any number
+    ],
+    align=True,
+)
+
+
+class EngineState(NamedTuple):
+    """Tables of a replay; see the record types of this module.
+
+    ``versatile`` is empty where no node sleeps, differs from another or is counted: by its type the core is compiled
+    for such replays without all that, which would take a tenth of their speed. ``holding`` is a log.
+    ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING, ... and each number of free GPUs
+    (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a heap of running jobs by true
+    end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end (for NODES
+    without those past their estimates, which stand before the next partition's, last started last);
+    ``ended`` lists the jobs that have ended, in order; ``path`` is scratch. ``guard`` bounds the waiting, empty: not at
+    all; ``cycles`` are then the jobs of each partition, first submitted first.
+    """
+
+    clock: NDArray[np.void]
+    jobs: NDArray[np.void]
+    pending: NDArray[np.void]
+    queues: NDArray[np.void]
+    partitions: NDArray[np.void]
+    shares: NDArray[np.void]
+    nodes: NDArray[np.void]
+    bits: NDArray[np.uint64]
+    level_nodes: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    ended: NDArray[np.int64]
+    path: NDArray[np.int64]
+    holding: NDArray[np.void]
+    guard: NDArray[np.void]
+    turns: NDArray[np.int64]
+    versatile: tuple[int, ...]
+
+
+def new_state(
+    workload: Workload,
+    shape: ClusterShape,
+    *,
+    backfill: int,
+    preemptive: bool,
+    placement: int = PACKED,
+    seed: int = 0,
+    versatile: bool = False,
+    guard: NDArray[np.void] | None = None,
+) -> EngineState:
+    """Return an empty cluster that nobody has submitted to yet, all awake.
+
+    One that is not ``versatile`` only fills the fullest node first; on the others nodes can sleep and are counted.
+    ``guard`` is of type ``GUARD``; None: nobody is promoted for waiting.
+    """
+    partitions, levels = _partitions(shape)
+    partitions["counted_s"] = workload.submitted_s[0] - 1 if len(workload) else 0
+    jobs = _jobs(workload)
+    queues, jobs["queue"] = _queues(workload, partitions, by_size=backfill != NO_BACKFILL)
+    bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
+    _fill_top_levels(bits, levels, partitions, shape)
+    total, n_jobs = shape.total_gpus, len(workload)
+    clock = _clock(backfill, preemptive)
+    clock["placement"], clock["seed"] = placement, seed
+    # A job is counted where it starts and where it ends; starts and ends of one moment share a row.
+    n_rows = 2 * n_jobs + len(partitions) if versatile else 0
+    return EngineState(
+        clock=clock,
+        jobs=jobs,
+        pending=_pending(n_jobs),
+        queues=queues,
+        partitions=partitions,
+        shares=_shares(total),
+        nodes=_nodes(shape),
+        bits=bits,
+        level_nodes=levels,
+        ends=np.empty(total, dtype=np.int64),
+        expected=np.empty(total, dtype=np.int64),
+        ended=np.empty(n_jobs, dtype=np.int64),
+        path=np.empty(n_jobs + 1, dtype=np.int64),
+        holding=np.empty(n_rows, dtype=HOLDING),
+        guard=np.empty(0, dtype=GUARD) if guard is None else guard,
+        turns=_turns(jobs, partitions, guarded=guard is not None),
+        versatile=(1,) if versatile else (),
+    )
+
+
+def _clock(backfill: int, preemptive: bool) -> NDArray[np.void]:
+    clock = np.zeros(1, dtype=CLOCK)
+    clock["backfill"], clock["preemptive"] = backfill, preemptive
+    clock["suspend_s"], clock["idle_first"], clock["idle_last"] = NEVER, NOBODY, NOBODY
+    clock["idle_gpus"] = NEVER
+    return clock
+
+
+def _nodes(shape: ClusterShape) -> NDArray[np.void]:
+    nodes = np.zeros(int(shape.nodes.sum()), dtype=NODE)
+    nodes["ranked"] = np.arange(len(nodes))
+    nodes["free"] = np.repeat(shape.gpus_per_node, shape.nodes)
+    nodes["rank"] = np.arange(len(nodes)) - np.repeat(_starts(shape.nodes), shape.nodes)
+    nodes["tier_end"] = np.repeat(shape.nodes, shape.nodes)
+    nodes["until_s"], nodes["idle_since_s"] = NEVER, NEVER
+    nodes["earlier"], nodes["later"] = NOBODY, NOBODY
+    return nodes
+
+
+def _jobs(workload: Workload) -> NDArray[np.void]:
+    jobs = np.zeros(len(workload), dtype=JOB)
+    jobs["submitted_s"], jobs["remaining_s"] = workload.submitted_s, workload.run_time_s
+    jobs["gpus"], jobs["partition"] = workload.gpus, workload.partition
+    jobs["started_s"], jobs["ends_s"], jobs["first_share"] = NEVER, NEVER, NOBODY
+    return jobs
+
+
+def _turns(jobs: NDArray[np.void], partitions: NDArray[np.void], *, guarded: bool) -> NDArray[np.int64]:
+    """Return the jobs of each partition in the order of submission, and let the partitions know where theirs are."""
+    if not guarded:
+        return np.empty(0, dtype=np.int64)
+    turns = np.argsort(jobs["partition"], kind="stable")
+    edges = np.searchsorted(jobs["partition"][turns], np.arange(len(partitions) + 1))
+    partitions["next_turn"], partitions["end_turn"] = edges[:-1], edges[1:]
+    return turns
+
+
+def _pending(n_jobs: int) -> NDArray[np.void]:
+    pending = np.zeros(n_jobs, dtype=PENDING)
+    # The seed shapes the treaps, never the outcome.
+    pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
+    return pending
+
+
+def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    partitions = np.zeros(len(shape.partitions), dtype=PARTITION)
+    levels = shape.gpus_per_node.astype(np.int64) + 1
+    words = -(-shape.nodes.astype(np.int64) // WORD_BITS)
+    partitions["free_gpus"], partitions["gpus_per_node"] = shape.capacity, shape.gpus_per_node
+    partitions["words"], partitions["first_word"] = words, _starts(words * levels * N_SETS)
+    partitions["first_level"], partitions["first_node"] = _starts(levels * N_SETS), _starts(shape.nodes)
+    partitions["first_running"], partitions["nodes"] = _starts(shape.capacity), shape.nodes
+    partitions["awake"], partitions["row"], partitions["planned_for"] = shape.nodes, NOBODY, NOBODY
+    return partitions, np.zeros(int(levels.sum()) * N_SETS, dtype=np.int64)
+
+
+def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    return np.cumsum(lengths, dtype=np.int64) - lengths
+
+
+def _fill_top_levels(
+    bits: NDArray[np.uint64], levels: NDArray[np.int64], partitions: NDArray[np.void], shape: ClusterShape
+) -> None:
+    for partition, nodes in zip(partitions, shape.nodes.tolist(), strict=True):
+        top, words = int(partition["gpus_per_node"]), int(partition["words"])
+        levels[partition["first_level"] + top] = nodes
+        first = int(partition["first_word"]) + top * words
+        bits[first : first + words] = ~np.uint64(0)
+        if nodes % WORD_BITS:
+            bits[first + words - 1] = np.uint64(2 ** (nodes % WORD_BITS) - 1)
+
+
+def _queues(
+    workload: Workload, partitions: NDArray[np.void], *, by_size: bool
+) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Return one queue for each partition, or one for each size of job in it, smallest first; and each job's.
+
+    Whether a job can be placed depends on nothing but its size, so a pass with backfill looks at heads of sizes
+    instead of at every job. A strict pass looks at one head only.
+    """
+    size = workload.gpus.astype(np.int64) if by_size else np.zeros(len(workload), dtype=np.int64)
+    stride = int(size.max(initial=0)) + 1
+    names, queue = np.unique(workload.partition * stride + size, return_inverse=True)
+    queues = np.zeros(len(names), dtype=QUEUE)
+    queues["gpus"], queues["root"], queues["head"] = names % stride, NOBODY, NOBODY
+    edges = np.searchsorted(names, np.arange(len(partitions) + 1, dtype=np.int64) * stride)
+    partitions["first_queue"], partitions["end_queue"] = edges[:-1], edges[1:]
+    return queues, queue
+
+
+def _shares(total_gpus: int) -> NDArray[np.void]:
+    shares = np.zeros(total_gpus, dtype=SHARE)
+    shares["next"] = np.arange(1, total_gpus + 1)
+    return shares

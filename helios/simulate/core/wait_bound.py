@@ -1,0 +1,101 @@
+"""A bound on waiting inside a replay: who has waited longer than it goes to the front, first come, first served.
+
+An order by predicted run time starves whom it believes long. A bound that looks at nothing but waiting holds whatever
+the predictor says; one that looked at a score would fail where the score is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.jit import kernel
+from helios.simulate.core.queue import push, remove
+from helios.simulate.core.state import NEVER, EngineState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WaitBound:
+    """How long a job may wait before it goes to the front of its queue: a step function of time.
+
+    Parameters
+    ----------
+    at_s : int64 array of shape (n_steps,)
+        When each bound comes into force, s since the epoch, ascending. Before the first nobody is promoted.
+    patience_s : int64 array of shape (n_steps,)
+        The bound from then on, s; not negative. A job is promoted once it has waited longer.
+
+    Raises
+    ------
+    Misuse
+        The arrays differ in length, times descend, or a bound is negative.
+    """
+
+    at_s: NDArray[np.int64]
+    patience_s: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        descends = (self.at_s[1:] < self.at_s[:-1]).any()
+        if self.at_s.shape != self.patience_s.shape or descends or (self.patience_s < 0).any():
+            raise UsageError(
+                "The bounds on waiting are not a step function of time.",
+                hint="Give as many bounds, none negative, as times, and the times in ascending order.",
+            )
+
+    @classmethod
+    def constant(cls, patience_s: int) -> WaitBound:
+        """Return the same bound at all times."""
+        return cls(at_s=np.array([-NEVER]), patience_s=np.array([patience_s]))
+
+    @classmethod
+    def beside(
+        cls, *, started_s: NDArray[np.int64], wait_s: NDArray[np.int64], least_s: int, share: float
+    ) -> WaitBound:
+        """Return max(``least_s``, ``share`` x the longest wait so far in a shadow replay of the same workload).
+
+        Parameters
+        ----------
+        started_s, wait_s : int64 arrays of shape (n_jobs,)
+            Of the shadow, usually first in, first out. A wait counts from the moment at which it is over.
+
+        Notes
+        -----
+        The shadow runs every job for its true run time, also one that still waits in the replay that is guarded: a
+        yardstick for replays. On a live cluster the longest wait has to come from its past.
+        """
+        order = np.argsort(started_s, kind="stable")
+        longest_s = np.maximum.accumulate(wait_s[order])
+        rises = np.flatnonzero(np.diff(longest_s, prepend=-1) > 0)
+        return cls(
+            at_s=np.concatenate(([-NEVER], started_s[order][rises])),
+            patience_s=np.concatenate(([least_s], np.maximum(least_s, share * longest_s[rises]).astype(np.int64))),
+        )
+
+
+@kernel
+def promote_overdue(state: EngineState, partition: int, now: int) -> None:
+    """Put the jobs of ``partition`` that have waited longer than the bound to the front of their queues.
+
+    Jobs are submitted in the order in which they become overdue, so each is looked at once.
+    """
+    home, patience_s = state.partitions[partition], _patience_s(state, now)
+    while home.next_turn < home.end_turn:
+        job = state.turns[home.next_turn]
+        if now - state.jobs[job].submitted_s <= patience_s:
+            return
+        if state.jobs[job].started_s == NEVER:
+            remove(state, job)
+            state.pending[job].key = -np.inf
+            push(state, job)
+        home.next_turn += 1
+
+
+@kernel
+def _patience_s(state: EngineState, now: int) -> int:
+    clock, guard = state.clock[0], state.guard
+    while clock.bounds < len(guard) and guard[clock.bounds].at_s <= now:
+        clock.bounds += 1
+    return int(guard[clock.bounds - 1].patience_s) if clock.bounds > 0 else NEVER

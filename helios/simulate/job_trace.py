@@ -1,0 +1,138 @@
+"""Watches one job of a replay while it waits: what every scheduling pass over its partition left it with.
+
+A replay that is watched is the same replay: the core makes the same moves, and notes are taken between them, at a cost
+that does not grow with the length of the queue.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import entry_point, kernel
+from helios.simulate.core.events import admit_due, awaits, end_due, next_moment, schedule_touched
+from helios.simulate.core.nodes import room
+from helios.simulate.core.queue import before
+from helios.simulate.core.running import reservation
+from helios.simulate.core.scheduling import first_up_to, reserve
+from helios.simulate.core.state import EASY, NEVER, NODES, EngineState
+
+NOTE = np.dtype(
+    [
+        ("at_s", np.int64),
+        ("head", np.int64),  # the first job in the order
+        ("incumbent", np.int64),  # the first that asks for no more GPUs than the watched job; often that job itself
+        ("free", np.int64),  # GPUs
+        ("room", np.int64),  # GPUs of the largest job that could be placed
+        (
+            "shadow_s",
+            np.int64,
+        ),  # when the head is expected to start and whoever fits has to have ended; NEVER: told by none
+        ("extra", np.int64),  # GPUs that EASY's head leaves over then
+    ],
+    align=True,
+)
+"""What a pass left, the watched job going on to wait."""
+ROWS = 4_096
+_OUT_OF_BUDGET, _REACHED, _FULL = 0, 1, 2
+JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
+"""What core and witness tell each other: who is watched, events left, notes taken, its place when it was first left."""
+
+
+@kernel
+def _note(state: EngineState, job: int, row: Any, now: int) -> None:
+    its, partition = state.jobs[job], state.jobs[job].partition
+    row.at_s, row.shadow_s, row.extra = now, NEVER, 0
+    row.free, row.room = state.partitions[partition].free_gpus, room(state, partition)
+    row.head = first_up_to(state, partition, -1)
+    row.incumbent = first_up_to(state, partition, its.gpus)
+    if row.head != job and its.gpus <= row.room:
+        _note_reservation(state, row, now)
+
+
+@kernel
+def _note_reservation(state: EngineState, row: Any, now: int) -> None:
+    """Note what backfill reserves for the head.
+
+    What the pass has started ends by then, or took nothing of what the head is to get: so it is as within the pass.
+    """
+    clock, partition, gpus = state.clock[0], state.jobs[row.head].partition, state.jobs[row.head].gpus
+    if clock.backfill == EASY:
+        row.shadow_s, row.extra = reservation(state, partition, gpus)
+    elif clock.backfill == NODES and not (clock.closed and state.pending[row.head].key == -np.inf):
+        row.shadow_s = reserve(state, partition, row.head, now)
+
+
+@kernel
+def _count_ahead(state: EngineState, job: int, told: NDArray[np.int64]) -> None:
+    told[AHEAD] = told[QUEUED] = 0
+    for other in range(state.clock[0].arrived):
+        its = state.jobs[other]
+        if its.partition == state.jobs[job].partition and its.started_s == NEVER:
+            told[QUEUED] += 1
+            told[AHEAD] += before(state.pending, other, job)
+
+
+@entry_point
+def _carry_noting(
+    state: EngineState, scored: int, until_s: int, told: NDArray[np.int64], notes: NDArray[np.void]
+) -> int:
+    job = told[JOB]
+    told[TAKEN] = 0
+    while told[BUDGET] > 0 and told[TAKEN] < len(notes):
+        now = next_moment(state)
+        if now == NEVER or now >= until_s or awaits(state, now, scored):
+            state.clock[0].next_s = now
+            return _REACHED
+        told[BUDGET] -= end_due(state, now) + admit_due(state, now)
+        due = state.partitions[state.jobs[job].partition].touched
+        schedule_touched(state, now)
+        if due and state.clock[0].arrived > job and state.jobs[job].started_s == NEVER:
+            if told[QUEUED] == 0:
+                _count_ahead(state, job, told)
+            _note(state, job, notes[told[TAKEN]], now)
+            told[TAKEN] += 1
+    return _FULL if told[BUDGET] > 0 else _OUT_OF_BUDGET
+
+
+class JobTrace:
+    """Takes notes of why a job waits, in a replay that it is handed to: ``replay(..., watch=witness)``.
+
+    Parameters
+    ----------
+    job : int
+        Position of the job in the workload.
+    """
+
+    def __init__(self, job: int) -> None:
+        self.job = job
+        self._buffer = np.empty(ROWS, dtype=NOTE)
+        self._taken: list[NDArray[np.void]] = []
+        self._told = np.array([job, 0, 0, 0, 0], dtype=np.int64)
+
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+        """Carry the timeline on as :func:`helios.simulate.core.events.run` does."""
+        told, reached = self._told, _FULL
+        told[BUDGET] = budget
+        while reached == _FULL:
+            reached = _carry_noting(state, scored, until_s, told, self._buffer)
+            if told[TAKEN]:
+                self._taken.append(self._buffer[: told[TAKEN]].copy())
+        return reached == _REACHED
+
+    @property
+    def notes(self) -> NDArray[np.void]:
+        """What was noted, of type ``NOTE``, in order of time; of several passes in one second the last."""
+        notes = np.concatenate(self._taken) if self._taken else np.empty(0, dtype=NOTE)
+        kept: NDArray[np.void] = notes[np.diff(notes["at_s"], append=NEVER) > 0]
+        return kept
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The job's place in its partition's queue after the first pass that left it, from 1, and the queue's length.
+
+        (0, 0): it did not wait.
+        """
+        return int(self._told[AHEAD]) + bool(self._told[QUEUED]), int(self._told[QUEUED])

@@ -1,0 +1,152 @@
+"""What a replay asks a predictor on its way, and what the order and EASY make of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.metrics.backlog import EXPECTED
+from helios.ports import Order, ReplayPredictor
+from helios.simulate.core.events import put_anew
+from helios.simulate.core.state import NEVER, EngineState
+from helios.simulate.workload import Workload
+
+LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class JobKeys:
+    """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state.
+
+    A key is what the order says x ``weight``, which is 1 until somebody has another opinion of the job. The order goes
+    by ``believed_s``, the median; ``expected_s`` is the mean of the same prediction, for sums of work.
+    """
+
+    workload: Workload
+    order: Order
+    weights: NDArray[np.float64]
+    keys: NDArray[np.float64]
+    plans: NDArray[np.int64]
+    believed_s: NDArray[np.float64]
+    expected_s: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    ranked: bool
+    planned: bool
+
+    def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
+        """Fill in what is not known yet of ``jobs``, neighbours submitted ``now``."""
+        quantiles = self._checked(predictor.submitted(jobs, now), jobs)
+        these = slice(int(jobs[0]), int(jobs[-1]) + 1)
+        if not self.planned:
+            self.plans[these] = self._planned(quantiles)
+        if not self.ranked:
+            self._believe(these, quantiles)
+            self.rank(these)
+
+    def queue_anew(
+        self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return keys and plans of ``jobs``, which still wait; who was promoted for waiting stays so."""
+        self._checked(quantiles, jobs)
+        keys, plans = self.keys[jobs], self.plans[jobs]
+        if not self.planned:
+            plans = self._planned(quantiles)
+        if not self.ranked:
+            self._believe(jobs, quantiles)
+            keys = np.where(np.isneginf(keys), keys, self._keys(jobs))
+        return keys, plans
+
+    def rank(self, these: slice) -> None:
+        """Ask the order for the keys of ``these`` jobs."""
+        self.keys[these] = self._keys(these)
+
+    def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
+        self.believed_s[jobs] = quantiles[:, 1]
+        self.expected_s[jobs] = quantiles @ np.array(EXPECTED)
+
+    def weigh(self, jobs: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Give ``jobs``, which wait, another weight, and return their keys; who was promoted stays so."""
+        self.weight[jobs] = weight
+        keys = self.keys[jobs]
+        return np.where(np.isneginf(keys), keys, self._keys(jobs))
+
+    def _keys(self, these: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        keys = self.order(
+            submitted_s=self.workload.submitted_s[these],
+            gpus=self.workload.gpus[these],
+            run_time_s=self.believed_s[these],
+        )
+        if np.isnan(keys).any():
+            raise UsageError(
+                "the queue order goes by run time, and some jobs have none",
+                hint="Give run_time_s for every job, or a predictor.",
+            )
+        return keys * self.weight[these]
+
+    def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.ceil(quantiles @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
+
+    def _checked(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
+        if quantiles.shape != (len(jobs), 3) or not np.isfinite(quantiles).all():
+            raise UsageError(
+                f"the predictor gave no finite p10, p50 and p90 for job {self.workload.job_id[jobs[0]]} "
+                "or one asked about with it"
+            )
+        return quantiles
+
+
+class PredictorQueries:
+    """Asks the predictor in the timeline, having told it first of all that has ended.
+
+    Attributes
+    ----------
+    due_s : int
+        When what waits is to be asked about again, s since the epoch; NEVER: not before a job was submitted, or never.
+    """
+
+    def __init__(
+        self, state: EngineState, scores: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
+    ) -> None:
+        self.due_s = NEVER
+        self._state, self._scores, self._predictor = state, scores, predictor
+        self._again_s = predict_again_s
+        self._told = self._first_waiting = 0
+
+    def ask(self, these: slice, now: int) -> None:
+        """Ask about jobs that are submitted ``now``, and where that is due about those that wait."""
+        self._tell()
+        if self._again_s is not None and now >= self.due_s:
+            self.ask_again(now)
+        elif self._again_s is not None and self.due_s == NEVER:
+            self.due_s = now + self._again_s
+        self._scores.predict(self._predictor, np.arange(these.start, these.stop), now)
+
+    def ask_again(self, now: int) -> None:
+        """Ask about all that waits ``now``, and put it into the queues anew."""
+        self.due_s = now + (self._again_s or NEVER)
+        self._tell()
+        if len(jobs := self._waiting()):
+            running = self._state.ends[: self._state.clock["running"][0]].astype(np.int64)
+            since_s = self._state.jobs["resumed_s"][running]
+            quantiles = self._predictor.waiting(jobs, now, running=running, since_s=since_s)
+            keys, plans = self._scores.queue_anew(quantiles, jobs)
+            put_anew(self._state, jobs, keys=keys, estimates_s=plans)
+
+    def _waiting(self) -> NDArray[np.int64]:
+        arrived, started_s = int(self._state.clock["arrived"][0]), self._state.jobs["started_s"]
+        waits = started_s[self._first_waiting : arrived] == NEVER
+        if not waits.any():
+            self._first_waiting = arrived
+            return np.empty(0, dtype=np.int64)
+        self._first_waiting += int(np.argmax(waits))
+        return np.flatnonzero(started_s[self._first_waiting : arrived] == NEVER) + self._first_waiting
+
+    def _tell(self) -> None:
+        ended = int(self._state.clock["ended"][0])
+        if ended > self._told:
+            fresh = self._state.ended[self._told : ended].astype(np.int64)
+            self._predictor.ended(fresh, self._state.jobs["ends_s"][fresh])
+            self._told = ended

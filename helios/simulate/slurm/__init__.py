@@ -1,0 +1,14 @@
+"""A cluster that Slurm schedules: its own rules, event by event, compiled."""
+
+from helios.simulate.slurm.replay import SlurmReplay, SlurmTimeline, replay_slurm, startable
+from helios.simulate.slurm.tables import SlurmLatency
+from helios.simulate.slurm.workload import SlurmWorkload
+
+__all__ = [
+    "SlurmLatency",
+    "SlurmReplay",
+    "SlurmTimeline",
+    "SlurmWorkload",
+    "replay_slurm",
+    "startable",
+]

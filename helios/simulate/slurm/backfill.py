@@ -1,0 +1,381 @@
+"""The backfill pass: plans a start for job after job, so that none is delayed by one of lower priority.
+
+After ``_attempt_backfill`` of Slurm's ``backfill.c`` and ``_will_run_test`` of its ``select/cons_tres`` (22.05). The
+future is a list of slots, each with the nodes that no planned job has reserved; a job is tried on the nodes that are
+free of reservations for all of its time limit, from now on, then from the end of the first slot that would give it
+other nodes, and so on. When running jobs free enough is found by thinking them away in the order of their expected
+ends, a group at a time: first those that end within 30 s of each other, then 60, 120, ... - a planned start can
+therefore be later than it had to be.
+"""
+
+from __future__ import annotations
+
+from helios.jit import kernel, plain
+from helios.simulate.slurm.placement import begin_plan, count_units, pick, think_away, units_wanted
+from helios.simulate.slurm.running import allowed, expect_anew, start
+from helios.simulate.slurm.state import ALL, BY_BACKFILL, MS, NEVER, NOBODY, NOW, PLAN, WORD, SlurmState
+
+# The future as backfill sees it: a list of slots of time, each with the nodes that no planned job has reserved.
+#
+# After the ``node_space`` map of Slurm's ``backfill.c``. ``state.words`` holds three sets of nodes: those that a job
+# may have, one for the main scheduler, and those picked.
+
+
+@kernel
+def begin_slots(state: SlurmState, now_s: int) -> None:
+    """Begin with one slot, the whole window, and nothing reserved."""
+    clock, slot = state.clock[0], state.slots[0]
+    slot.begin_s = now_s // clock.tolerance_s * clock.tolerance_s
+    slot.end_s = (now_s + clock.window_s) // clock.tolerance_s * clock.tolerance_s
+    slot.next = NOBODY
+    clock.slots = 1
+    for word in range(clock.words):
+        state.slot_nodes[0, word] = ALL
+
+
+@kernel
+def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> int:
+    """Put the partition's nodes that nobody has reserved in that time into the first set of ``state.words``.
+
+    Returns when to try next: the end of the first slot after which there are other nodes; 0: never.
+    """
+    clock, slot, later_s = state.clock[0], plain(0), 0
+    for word in range(clock.words):
+        state.words[word] = state.part_nodes[partition, word]
+    while slot != NOBODY:
+        its = state.slots[slot]
+        if its.end_s > from_s:
+            if its.next != NOBODY and later_s == 0 and _opens(state, partition, slot):
+                later_s = its.end_s
+            if its.begin_s > until_s:
+                return int(later_s)
+            for word in range(clock.words):
+                state.words[word] &= state.slot_nodes[slot, word]
+        slot = its.next
+    return int(later_s)
+
+
+@kernel
+def _opens(state: SlurmState, partition: int, slot: int) -> bool:
+    """Say whether the slot after this one has nodes of the partition that are not free of reservations up to this."""
+    following = state.slots[slot].next
+    for word in range(state.clock[0].words):
+        here = state.words[word] & state.slot_nodes[slot, word]
+        after = state.part_nodes[partition, word] & state.slot_nodes[following, word]
+        if after & ~here:
+            return True
+    return False
+
+
+@kernel
+def count_nodes(state: SlurmState) -> int:
+    """Count the nodes in the first set."""
+    count = 0
+    for word in range(state.clock[0].words):
+        bits = state.words[word]
+        while bits != 0:
+            bits &= bits - 1
+            count += 1
+    return count
+
+
+@kernel
+def mark_picked(state: SlurmState) -> None:
+    """Make the third set of ``state.words`` the nodes picked."""
+    clock = state.clock[0]
+    base = 2 * clock.words
+    for word in range(clock.words):
+        state.words[base + word] = 0
+    for place in range(clock.picked):
+        node = state.picked[place]
+        state.words[base + node // WORD] |= 1 << (node % WORD)
+
+
+@kernel
+def has_marked(state: SlurmState, slot: int) -> bool:
+    """Say whether nobody has reserved a node of the third set in ``slot``."""
+    clock, missing = state.clock[0], 0
+    for word in range(clock.words):
+        missing |= state.words[2 * clock.words + word] & ~state.slot_nodes[slot, word]
+    return bool(missing == 0)
+
+
+@kernel
+def is_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
+    """Say whether somebody has reserved a node of the third set in that time."""
+    slot = plain(0)
+    while slot != NOBODY:
+        its = state.slots[slot]
+        if its.end_s > from_s and its.begin_s < until_s and not has_marked(state, slot):
+            return True
+        slot = its.next
+    return False
+
+
+@kernel
+def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
+    """Take the marked nodes out of all slots of that time, which are cut where it begins and ends."""
+    clock = state.clock[0]
+    from_s = max(from_s, state.slots[0].begin_s)
+    until_s = max(until_s, from_s + clock.tolerance_s)
+    slot, before = plain(0), plain(NOBODY)
+    while slot != NOBODY and state.slots[slot].end_s <= from_s:
+        before, slot = slot, state.slots[slot].next
+    if slot == NOBODY:
+        return
+    if state.slots[slot].begin_s < from_s:
+        before = slot
+        slot = _cut(state, slot, from_s)
+    while slot != NOBODY and state.slots[slot].begin_s < until_s:
+        if state.slots[slot].end_s > until_s:
+            _cut(state, slot, until_s)
+        for word in range(clock.words):
+            state.slot_nodes[slot, word] &= ~state.words[2 * clock.words + word]
+        slot = state.slots[slot].next
+    _merge(state, 0 if before == NOBODY else before, until_s)
+
+
+@kernel
+def _cut(state: SlurmState, slot: int, at_s: int) -> int:
+    """Cut ``slot`` in two and return the later part."""
+    clock = state.clock[0]
+    part = clock.slots
+    clock.slots += 1
+    its, later = state.slots[slot], state.slots[part]
+    later.begin_s, later.end_s, later.next = at_s, its.end_s, its.next
+    its.end_s, its.next = at_s, part
+    for word in range(clock.words):
+        state.slot_nodes[part, word] = state.slot_nodes[slot, word]
+    return int(part)
+
+
+@kernel
+def _merge(state: SlurmState, slot: int, until_s: int) -> None:
+    """Join the first two neighbours from ``slot`` on that have the same nodes; Slurm joins no more than one pair."""
+    while slot != NOBODY and state.slots[slot].begin_s <= until_s:
+        following = state.slots[slot].next
+        if following == NOBODY:
+            return
+        alike = True
+        for word in range(state.clock[0].words):
+            if state.slot_nodes[slot, word] != state.slot_nodes[following, word]:
+                alike = False
+                break
+        if alike:
+            state.slots[slot].end_s = state.slots[following].end_s
+            state.slots[slot].next = state.slots[following].next
+            return
+        slot = following
+
+
+GROUP_S = 30
+"""Running jobs that end within this are thought away together, s; doubled from group to group (``time_window``)."""
+KILL_WAIT_S = 30
+"""How long after its limit a job may last (default of ``KillWait``), s."""
+LARGEST_GROUP = 200
+
+
+@kernel
+def backfill_pass(state: SlurmState) -> None:
+    """Plan the queue, and start what is planned for now."""
+    clock, position, started = state.clock[0], plain(0), 0
+    now_s, tested = clock.now_ms // MS, 0
+    clock.backfill_passes += 1
+    clock.changed = 1 if clock.soft and expect_anew(state) else 0
+    clock.pushed, clock.planned_idle = 0, 0
+    begin_slots(state, now_s)
+    for partition in range(len(state.partitions)):
+        state.partitions[partition].tested = 0
+    for user in range(len(state.user_tested)):
+        state.user_tested[user] = 0
+    plans = 0
+    while position < clock.queued and tested < clock.max_test and clock.slots + 2 <= len(state.slots):
+        choice = state.queue[position]
+        job = state.choices[choice].job
+        if not _may_test(state, choice):
+            position, plans = position + 1, 0
+            continue
+        begin_s = _plan(state, choice, now_s)
+        tested += 1 if begin_s != NOBODY else 0
+        if begin_s == now_s:
+            limit_min = _start_limit(state, choice, now_s)
+            position -= start(state, choice, position, limit_min, plain(BY_BACKFILL))
+            started += 1
+            plans = 0
+            if 0 < clock.max_start <= started:
+                break
+            continue
+        if begin_s > now_s and begin_s != NEVER:
+            _note_plan(state, job, begin_s)
+            _note_idle(state)
+            plans += 1
+            if state.jobs[job].next_task != NOBODY and plans < _tasks_left(state, job):
+                continue
+        position, plans = position + 1, 0
+    clock.backfill_tests += tested
+
+
+@kernel
+def _note_plan(state: SlurmState, job: int, begin_s: int) -> None:
+    its, number = state.jobs[job], state.clock[0].backfill_passes
+    if its.planned_in != number or begin_s < its.planned_s:
+        its.planned_in, its.planned_s = number, begin_s
+
+
+@kernel
+def _note_idle(state: SlurmState) -> None:
+    """Note whether a node that is planned with is idle: it is marked so, which is an update."""
+    for place in range(state.clock[0].picked):
+        if state.free[NOW, state.picked[place]].jobs == 0:
+            state.clock[0].planned_idle = 1
+
+
+@kernel
+def _tasks_left(state: SlurmState, job: int) -> int:
+    """Count the tasks of the array from ``job`` on that a pass may plan."""
+    count = 0
+    while job != NOBODY and count < state.clock[0].max_array:
+        count += 1
+        job = state.jobs[job].next_task
+    return count
+
+
+@kernel
+def _may_test(state: SlurmState, choice: int) -> bool:
+    clock, asked = state.clock[0], state.choices[choice]
+    its, home = state.jobs[asked.job], state.partitions[asked.partition]
+    its.held_by_limit = 0 if allowed(state, choice) else 1
+    if its.held_by_limit or its.is_held:
+        return False
+    if clock.max_part > 0 and home.tested >= clock.max_part:
+        return False
+    if clock.max_user > 0 and state.user_tested[its.user] >= clock.max_user:
+        return False
+    home.tested += 1
+    state.user_tested[its.user] += 1
+    return True
+
+
+@kernel
+def _planned_min(state: SlurmState, choice: int) -> int:
+    """Return the run time that is planned with, min: the limit, or TimeMin if that is asked for and less."""
+    least = state.jobs[state.choices[choice].job].time_min
+    limit: int = state.choices[choice].plan_min
+    return int(least if 0 < least < limit else limit)
+
+
+@kernel
+def _plan(state: SlurmState, choice: int, now_s: int) -> int:
+    """Find when ``choice`` can start and reserve its nodes for then; return the start.
+
+    ``now_s``: it can start now, on the nodes picked; NOBODY: it was never tried, for want of nodes; NEVER: not within
+    the window.
+    """
+    clock, asked = state.clock[0], state.choices[choice]
+    lasts_s, wanted = _planned_min(state, choice) * 60, units_wanted(state, asked.job)
+    nodes = max(state.jobs[asked.job].nodes, 1)
+    later_s, tried = now_s, False
+    while True:
+        from_s = later_s
+        later_s = free_nodes(state, asked.partition, from_s, max(from_s, now_s) + lasts_s)
+        begin_s = NEVER
+        if count_nodes(state) >= nodes:
+            tried = True
+            begin_s = _will_run(state, choice, wanted, now_s)
+        if begin_s == NEVER:
+            if later_s == 0:
+                return NEVER if tried else NOBODY
+            continue
+        if begin_s < from_s:
+            begin_s, clock.pushed = from_s, 1
+        if begin_s <= now_s:
+            return now_s
+        if later_s > 0 and begin_s > later_s:
+            continue
+        if begin_s > now_s + clock.window_s:
+            return NEVER
+        later_s = _book(state, begin_s, lasts_s)
+        if later_s == 0:
+            return begin_s
+
+
+@kernel
+def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
+    """Reserve the nodes picked from ``begin_s`` on; return 0, or where they are reserved already, when to try next."""
+    step_s = state.clock[0].tolerance_s
+    slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
+    mark_picked(state)
+    if is_reserved(state, slot_s, slot_end_s):
+        return int(begin_s)
+    reserve(state, slot_s, slot_end_s)
+    return 0
+
+
+@kernel
+def _will_run(  # noqa: PLR0912 - to be held against Slurm's, of which it has every cycle
+    state: SlurmState, choice: int, wanted: int, now_s: int
+) -> int:
+    """Find when running jobs leave enough of the nodes in the first set of ``state.words``; NEVER: not at all.
+
+    The nodes are then picked.
+    """
+    units = count_units(state, plain(NOW), choice, plain(0))
+    if units >= wanted:
+        pick(state, plain(NOW), choice, plain(0))
+        return now_s
+    begin_plan(state, plain(0))
+    clock, place = state.clock[0], 0
+    window_s, from_s, more = GROUP_S, 0, True
+    while more:
+        last, gone = NOBODY, 0
+        while True:
+            if place == clock.running:
+                more = False
+                break
+            job = state.expected[place]
+            place += 1
+            gained = think_away(state, job, choice, plain(0))
+            if gained < 0:
+                continue
+            units += gained
+            last = job
+            end_s = state.jobs[job].expected_s
+            if from_s == 0:
+                from_s = end_s + GROUP_S - end_s % GROUP_S
+            if place == clock.running:
+                more = False
+                break
+            if state.jobs[state.expected[place]].expected_s > from_s + window_s:
+                break
+            gone += 1
+            if gone > LARGEST_GROUP + 1:
+                break
+        if last == NOBODY:
+            return NEVER
+        if gone > LARGEST_GROUP + 1:
+            continue
+        window_s *= 2
+        while place < clock.running and state.jobs[state.expected[place]].expected_s > from_s + window_s:
+            window_s *= 2
+        if units >= wanted:
+            pick(state, plain(PLAN), choice, plain(0))
+            end_s = state.jobs[last].expected_s
+            return int(end_s if end_s > now_s else max(end_s + KILL_WAIT_S, now_s + 1))
+    return NEVER
+
+
+@kernel
+def _start_limit(state: SlurmState, choice: int, now_s: int) -> int:
+    """Return the time limit of a job that backfill starts, min: cut to what is free where it has a hard TimeMin."""
+    limit: int = state.choices[choice].limit_min
+    least = state.jobs[state.choices[choice].job].time_min
+    if least == 0 or least >= limit or state.clock[0].soft:
+        return limit
+    mark_picked(state)
+    slot = plain(0)
+    while slot != NOBODY:
+        begin_s = state.slots[slot].begin_s
+        if begin_s != now_s and begin_s < now_s + limit * 60 and not has_marked(state, slot):
+            limit = min(limit, (begin_s - now_s) // 60)
+        slot = state.slots[slot].next
+    return int(max(least, limit))

@@ -1,0 +1,301 @@
+"""When what happens: ends, submissions, and the rhythms of Slurm's controller.
+
+What is modelled of ``slurmctld`` 22.05 (its source, and what was seen on a live one): a background loop that looks each
+second makes a quick pass of the main scheduler when a submission or an end has asked for one and ``batch_sched_delay``
+has passed since its last pass, and a full one every ``sched_interval``. Where nodes have an epilog, its message makes a
+quick pass at once. A backfill pass begins ``bf_interval`` after the end of the last, if jobs or nodes were updated in
+its second or since, else its thread looks again every second; what waits is no reason by itself. Updates are starts,
+ends, submissions, new priorities of what waits, main passes in which a job meets a closed partition, and backfill
+passes that put a start off or plan with an idle node. Priorities are made anew every ``PriorityCalcPeriod``. A job that
+becomes eligible later than it was submitted asks for nothing. At one moment: ends, submissions, priorities, main
+scheduler, backfill.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import entry_point, kernel
+from helios.simulate.slurm.backfill import backfill_pass
+from helios.simulate.slurm.main_scheduler import main_pass as go_down_the_queue
+from helios.simulate.slurm.placement import keep_those_that_fit
+from helios.simulate.slurm.priority import (
+    change,
+    make_factors,
+    queue_up,
+    reweigh,
+    settle_usage,
+    take_out,
+    update,
+    weigh,
+)
+from helios.simulate.slurm.running import end
+from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
+
+
+@kernel
+def next_event(state: SlurmState) -> int:
+    """Return when nodes are freed or a job enters the queue, in ms, or NEVER."""
+    clock, moment = state.clock[0], NEVER
+    if clock.running > 0:
+        moment = state.jobs[state.ends[0]].freed_ms
+    if clock.entered < len(state.entering):
+        moment = min(moment, state.jobs[state.entering[clock.entered]].enters_ms)
+    return int(moment)
+
+
+@kernel
+def next_moment(state: SlurmState) -> int:
+    """Return when anything at all is due, in ms, or NEVER."""
+    moment = min(next_event(state), _next_main(state))
+    moment = min(moment, _next_backfill(state))
+    return int(min(moment, _next_priority(state)))
+
+
+@kernel
+def _later(moment: int, of_ms: int, step_ms: int) -> int:
+    """Return the first moment from ``moment`` on that is a multiple of ``step_ms`` after ``of_ms``."""
+    return int(of_ms + (moment - of_ms + step_ms - 1) // step_ms * step_ms)
+
+
+@kernel
+def _next_tick(state: SlurmState, from_ms: int) -> int:
+    """Return the background loop's first look from then on."""
+    return _later(from_ms, state.clock[0].tick_origin_ms, state.clock[0].tick_ms)
+
+
+@kernel
+def _full_after_last(state: SlurmState) -> int:
+    # time_t is whole seconds: what counts as an interval can be up to a second less.
+    clock = state.clock[0]
+    return _next_tick(state, (clock.last_full_ms // MS + clock.sched_interval_s) * MS)
+
+
+@kernel
+def _next_full(state: SlurmState) -> int:
+    """Return when the next full pass is due that could change anything."""
+    clock = state.clock[0]
+    # One that starts nothing is of interest only as an update.
+    if clock.sched_interval_s <= 0 or clock.queued == 0 or (clock.unseen == 0 and clock.closed == 0):
+        return NEVER
+    return int(max(_full_after_last(state), clock.now_ms))
+
+
+@kernel
+def _pass_over(state: SlurmState) -> None:
+    """Note the full passes before now that were not made here, as they could change nothing."""
+    clock = state.clock[0]
+    while clock.sched_interval_s > 0 and _full_after_last(state) < clock.now_ms:
+        clock.last_full_ms = _full_after_last(state)
+        clock.last_background_ms = clock.last_full_ms
+
+
+@kernel
+def _next_main(state: SlurmState) -> int:
+    clock = state.clock[0]
+    if clock.sched_interval_s < 0:
+        return NEVER
+    moment = NEVER
+    if clock.pass_due:
+        moment = max(clock.now_ms, clock.last_pass_ms + clock.min_interval_ms)
+    if clock.asked_ms != NEVER:
+        free_ms = (clock.last_background_ms // MS + clock.batch_delay_s) * MS
+        moment = min(moment, max(_next_tick(state, max(clock.asked_ms, free_ms)), clock.now_ms))
+    return int(min(moment, _next_full(state)))
+
+
+@kernel
+def _next_backfill(state: SlurmState) -> int:
+    clock = state.clock[0]
+    if clock.backfill_interval_ms <= 0 or clock.moved_ms == NEVER:
+        return NEVER
+    due = clock.last_backfill_ms + clock.backfill_interval_ms
+    return int(due if clock.moved_ms <= due else _later(clock.moved_ms, due, clock.poll_ms))
+
+
+@kernel
+def _next_priority(state: SlurmState) -> int:
+    clock = state.clock[0]
+    if clock.multifactor == 0 or clock.calc_period_ms <= 0:
+        return NEVER
+    # While nothing runs usage decays, but as it does so for all alike nobody's factor changes.
+    if clock.queued == 0 and (clock.fair_weight == 0 or clock.running + clock.charged == 0):
+        return NEVER
+    return _later(max(clock.now_ms, clock.last_priority_ms + 1), clock.last_priority_ms, clock.calc_period_ms)
+
+
+@kernel
+def happen(state: SlurmState, moment: int) -> None:
+    """Let jobs end and enter the queue that do so at ``moment``, and priorities be made anew if that is due."""
+    clock = state.clock[0]
+    priorities = _next_priority(state) <= moment
+    clock.now_ms = moment
+    _pass_over(state)
+    while clock.running > 0 and state.jobs[state.ends[0]].freed_ms <= moment:
+        end(state, state.ends[0])
+        if clock.ends_ask:
+            _ask(state, moment)
+        else:
+            clock.pass_due = 1
+    while clock.entered < len(state.entering) and state.jobs[state.entering[clock.entered]].enters_ms <= moment:
+        clock.entered += 1
+        _enter(state, state.entering[clock.entered - 1])
+    if priorities:
+        make_priorities(state)
+
+
+@kernel
+def _ask(state: SlurmState, moment: int) -> None:
+    if state.clock[0].asked_ms == NEVER:
+        state.clock[0].asked_ms = moment
+
+
+@kernel
+def _enter(state: SlurmState, job: int) -> None:
+    """Let ``job`` be pending; the tasks of an array but the first wait behind it."""
+    clock, its = state.clock[0], state.jobs[job]
+    if its.previous_task != NOBODY and state.jobs[its.previous_task].status in (FUTURE, PENDING):
+        return
+    weigh(state, job)
+    queue_up(state, job)
+    if its.asks:
+        change(state, clock.now_ms)
+        _ask(state, clock.now_ms)
+    else:
+        clock.changed, clock.unseen = 1, 1
+
+
+@kernel
+def make_priorities(state: SlurmState) -> None:
+    """Recalculate usage, fair shares and priorities, as each PriorityCalcPeriod."""
+    clock = state.clock[0]
+    if clock.fair_weight > 0:
+        settle_usage(state)
+    clock.last_priority_ms = clock.now_ms
+    if (clock.fair_weight > 0 or clock.age_weight > 0) and reweigh(state):
+        clock.changed, clock.unseen = 1, 1
+    if clock.queued > 0:
+        update(state, clock.now_ms)
+
+
+@kernel
+def schedule(state: SlurmState) -> None:
+    """Make the passes that are due now."""
+    clock = state.clock[0]
+    now = clock.now_ms
+    if _next_main(state) <= now:
+        full = _next_full(state) <= now
+        if full or clock.pass_due == 0:
+            clock.last_background_ms = now
+            clock.asked_ms = NEVER
+        if full:
+            clock.last_full_ms = now
+        if full and clock.unseen == 0:
+            update(state, now)
+        elif full or clock.queued > 0:
+            clock.unseen = 0 if full else clock.unseen
+            go_down_the_queue(state, full)
+        clock.pass_due = 0
+    if _next_backfill(state) <= now:
+        _backfill(state)
+
+
+@kernel
+def _backfill(state: SlurmState) -> None:
+    """Make a backfill pass; where nothing has changed it does what the last did, and where nothing waits, nothing."""
+    clock, records = state.clock[0], state.clock[0].queued
+    if clock.planned_idle:  # those nodes are no longer planned
+        update(state, clock.now_ms)
+    if records == 0:
+        clock.pushed, clock.planned_idle = 0, 0
+    elif clock.changed:
+        backfill_pass(state)
+    if clock.pushed:
+        update(state, clock.now_ms)
+    spent_us = clock.spent_us + clock.pass_us + clock.record_us * min(records, clock.max_test)
+    clock.last_backfill_ms, clock.spent_us = clock.now_ms + spent_us // 1000, spent_us % 1000
+    if clock.planned_idle:
+        update(state, clock.last_backfill_ms)
+    # time_t is whole seconds: what was updated in the second of its end counts as news to the next.
+    is_news = clock.updated_ms // MS >= clock.last_backfill_ms // MS
+    clock.moved_ms = clock.updated_ms if is_news else NEVER
+
+
+@kernel
+def _is_stuck(state: SlurmState) -> bool:
+    """Say whether nothing will happen any more: what waits now waits for ever."""
+    clock = state.clock[0]
+    asked = clock.sched_interval_s >= 0 and (clock.pass_due or clock.asked_ms != NEVER)
+    if next_event(state) != NEVER or asked:
+        return False
+    looked = clock.unseen == 0 or clock.sched_interval_s <= 0
+    return bool(looked and (clock.changed == 0 or clock.backfill_interval_ms <= 0))
+
+
+@entry_point
+def keep_choices(state: SlurmState) -> None:
+    """Take from all jobs, on an empty cluster, the partitions in which they could never start."""
+    keep_those_that_fit(state)
+
+
+@entry_point
+def begin(state: SlurmState) -> None:
+    """Work out the first fair shares."""
+    make_factors(state)
+
+
+def carry_on(state: SlurmState, *, until_ms: int = NEVER, leave_due: bool = False, first_event: bool = False) -> None:
+    """Make what is due now and go on up to ``until_ms``, included, or until nothing is left that can happen.
+
+    With ``leave_due`` the passes due at ``until_ms`` wait for the next call, so that somebody can act before them. With
+    ``first_event`` it stops so where nodes are freed or a job enters the queue, if that is earlier.
+    """
+    _carry_on(state, until_ms, leave_due, first_event)
+
+
+@entry_point
+def _carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> None:
+    schedule(state)
+    while not _is_stuck(state):
+        moment = next_moment(state)
+        if moment > until_ms or moment == NEVER:
+            break
+        events = state.clock[0].ended + state.clock[0].entered
+        happen(state, moment)
+        if moment == until_ms and leave_due:
+            return
+        if first_event and state.clock[0].ended + state.clock[0].entered > events:
+            return
+        schedule(state)
+    if until_ms != NEVER and until_ms > state.clock[0].now_ms:
+        state.clock[0].now_ms = until_ms
+
+
+@entry_point
+def is_over(state: SlurmState) -> bool:
+    """Say whether nothing will happen any more by itself: what waits now waits for ever."""
+    return _is_stuck(state)
+
+
+@entry_point
+def next_event_ms(state: SlurmState) -> int:
+    """Return when nodes are freed or a job enters the queue next, ms, or NEVER."""
+    return next_event(state)
+
+
+def rank_anew(state: SlurmState, jobs: NDArray[np.int64], *, now_ms: int) -> None:
+    """Give ``jobs``, which are queued, the priority that they have now."""
+    _rank_anew(state, jobs, now_ms)
+
+
+@entry_point
+def _rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> None:
+    for place in range(len(jobs)):
+        take_out(state, jobs[place], 0)
+    for place in range(len(jobs)):
+        weigh(state, jobs[place])
+        queue_up(state, jobs[place])
+    if len(jobs) > 0:
+        _pass_over(state)
+        change(state, now_ms)

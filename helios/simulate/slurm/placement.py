@@ -1,0 +1,353 @@
+"""Which nodes a job gets, and whether it gets any: Slurm's select plugins, without the cores inside a node.
+
+After ``_eval_nodes_consec`` and ``_eval_nodes_lln`` of Slurm's ``eval_nodes.c`` (22.05 to 23.02). What a job can use of
+a node is counted in units: nodes for a job of equal parts, which uses a node or does not, else GPUs, or CPUs where it
+asks for no GPU. A job fits where there are units enough, so that looking whether it fits costs no choice of nodes.
+"""
+
+from __future__ import annotations
+
+from helios.jit import kernel, plain
+from helios.simulate.slurm.state import NOBODY, NOW, PLAN, WORD, SlurmState
+
+
+@kernel
+def units_on(state: SlurmState, whose: int, choice: int, node: int) -> int:
+    """Return how many units of the job in ``choice`` a node could hold."""
+    asked = state.choices[choice]
+    its, free, types = state.jobs[asked.job], state.free[whose, node], state.clock[0].types
+    if free.jobs < 0:
+        return 0
+    whole = its.exclusive or state.partitions[asked.partition].exclusive
+    if whole and free.jobs > 0:
+        return 0
+    gpus = 0
+    if its.gpus > 0:
+        if its.gpu_type >= 0:
+            gpus = state.free_gpus[whose, node * types + its.gpu_type]
+        else:
+            for kind in range(types):
+                gpus += state.free_gpus[whose, node * types + kind]
+    if its.nodes > 0:
+        fits = free.cpus >= its.cpus and gpus >= its.gpus and _has_memory(state, whose, choice, node, plain(1))
+        return 1 if fits else 0
+    units = min(gpus, free.cpus * its.gpus // its.cpus) if its.gpus > 0 else free.cpus
+    while units > 0 and not _has_memory(state, whose, choice, node, units):
+        units = min(units - 1, free.memory // max(asked.memory, 1))
+    return int(max(units, 0))
+
+
+@kernel
+def _has_memory(state: SlurmState, whose: int, choice: int, node: int, units: int) -> bool:
+    if state.clock[0].holds_memory == 0:
+        return True
+    wanted = state.choices[choice].memory
+    if wanted < 0:
+        return bool(state.free[whose, node].memory == state.nodes[node].memory)
+    return bool(state.free[whose, node].memory >= wanted * units)
+
+
+@kernel
+def units_wanted(state: SlurmState, job: int) -> int:
+    """Return how many units ``job`` needs."""
+    its = state.jobs[job]
+    if its.nodes > 0:
+        return int(its.nodes)
+    return int(its.gpus) if its.gpus > 0 else int(its.cpus)
+
+
+@kernel
+def count_units(state: SlurmState, whose: int, choice: int, base: int) -> int:
+    """Count the units of ``choice`` on the nodes of the set at ``state.words[base:]``, and note them with the nodes."""
+    total = 0
+    for word in range(state.clock[0].words):
+        bits, node = state.words[base + word], word * WORD
+        while bits != 0:
+            if bits & 1:
+                units = units_on(state, whose, choice, node)
+                state.free[whose, node].units = units
+                total += units
+            bits >>= 1
+            node += 1
+    return total
+
+
+@kernel
+def pick(state: SlurmState, whose: int, choice: int, base: int) -> None:
+    """Choose the nodes of the set at ``base`` that ``choice``, which fits there, gets: ``state.picked``."""
+    state.clock[0].picked = 0
+    if state.clock[0].least_loaded:
+        _pick_least_loaded(state, whose, choice, base)
+    else:
+        _pick_runs(state, whose, choice, base)
+
+
+@kernel
+def _pick_runs(state: SlurmState, whose: int, choice: int, base: int) -> None:
+    clock, its = state.clock[0], state.jobs[state.choices[choice].job]
+    units = units_wanted(state, state.choices[choice].job)
+    nodes = its.nodes if its.nodes > 0 else 1
+    cpus = its.cpus * max(its.nodes, 1)
+    n_runs = _find_runs(state, whose, base, its.cpus)
+    while units > 0:
+        best = _best_run(state, n_runs, cpus, nodes, units)
+        run = state.runs[best]
+        single = _single_node(state, whose, base, best, cpus, units) if nodes <= 1 else NOBODY
+        if single != NOBODY:
+            state.picked[clock.picked] = single
+            clock.picked += 1
+            return
+        node = run.first
+        while node <= run.last and units > 0:
+            here = state.free[whose, node].units if _is_in(state, base, node) else 0
+            if here > 0:
+                used = min(here, units)
+                state.picked[clock.picked] = node
+                clock.picked += 1
+                units -= used
+                nodes -= 1
+                cpus -= cpus_for(state, state.choices[choice].job, used)
+            node += 1
+        run.nodes = 0
+
+
+@kernel
+def cpus_for(state: SlurmState, job: int, units: int) -> int:
+    """Return the CPUs that ``job`` takes with so many of its units on one node."""
+    its = state.jobs[job]
+    if its.nodes > 0:
+        return int(its.cpus)
+    if its.gpus > 0:
+        return int((units * its.cpus + its.gpus - 1) // its.gpus)
+    return units
+
+
+@kernel
+def _is_in(state: SlurmState, base: int, node: int) -> bool:
+    return bool((state.words[base + node // WORD] >> (node % WORD)) & 1)
+
+
+@kernel
+def _find_runs(state: SlurmState, whose: int, base: int, cpus: int) -> int:
+    """Note the stretches of neighbouring nodes of equal weight that can be used.
+
+    Of each node no more than ``cpus`` count, all that the job could use there.
+    """
+    n_runs, opened = 0, False
+    for node in range(len(state.nodes)):
+        useful = _is_in(state, base, node) and state.free[whose, node].units > 0
+        if opened and (not useful or state.runs[n_runs - 1].weight != state.nodes[node].weight):
+            opened = False
+        if useful:
+            if not opened:
+                run = state.runs[n_runs]
+                run.first, run.cpus, run.units, run.nodes = node, 0, 0, 0
+                run.weight = state.nodes[node].weight
+                n_runs += 1
+                opened = True
+            run = state.runs[n_runs - 1]
+            run.last = node
+            run.cpus += min(state.free[whose, node].cpus, cpus)
+            run.units += state.free[whose, node].units
+            run.nodes += 1
+    return n_runs
+
+
+@kernel
+def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int) -> int:
+    best, best_enough = NOBODY, False
+    for number in range(n_runs):
+        run = state.runs[number]
+        if run.nodes == 0:
+            continue
+        enough = run.cpus >= cpus and run.nodes >= nodes and run.units >= units
+        better = best == NOBODY or run.weight < state.runs[best].weight
+        if not better and run.weight == state.runs[best].weight:
+            # As it stands in Slurm: a larger run that is too small takes the place of one that is enough.
+            larger = run.cpus > state.runs[best].cpus
+            better = (not best_enough or run.cpus < state.runs[best].cpus) if enough else larger
+        if better:
+            best, best_enough = number, enough
+    return best
+
+
+@kernel
+def _single_node(  # noqa: PLR0917 - numba kernels are called by position
+    state: SlurmState, whose: int, base: int, number: int, cpus: int, units: int
+) -> int:
+    """Return the first node of a run that holds all that is left, or NOBODY.
+
+    Slurm looks for the node with the fewest CPUs for the job, but no node has more than the job asks for (22.05, seen).
+    """
+    for node in range(state.runs[number].first, state.runs[number].last + 1):
+        free = state.free[whose, node]
+        if _is_in(state, base, node) and free.units >= units and free.cpus >= cpus:
+            return node
+    return NOBODY
+
+
+@kernel
+def _pick_least_loaded(state: SlurmState, whose: int, choice: int, base: int) -> None:
+    clock, units = state.clock[0], units_wanted(state, state.choices[choice].job)
+    while units > 0:
+        best = NOBODY
+        for node in range(len(state.nodes)):
+            if not _is_in(state, base, node) or state.free[whose, node].units == 0:
+                continue
+            if best == NOBODY or state.nodes[node].weight < state.nodes[best].weight:
+                best = node
+            elif state.nodes[node].weight == state.nodes[best].weight:
+                mine = state.free[whose, node].cpus * state.nodes[best].cpus
+                if mine > state.free[whose, best].cpus * state.nodes[node].cpus:
+                    best = node
+        units -= state.free[whose, best].units
+        state.free[whose, best].units = 0
+        state.picked[clock.picked] = best
+        clock.picked += 1
+
+
+@kernel
+def hold(state: SlurmState, choice: int) -> None:
+    """Give the job in ``choice`` what it asks for, on the nodes picked."""
+    job = state.choices[choice].job
+    its, left = state.jobs[job], units_wanted(state, job)
+    whole = its.exclusive or state.partitions[state.choices[choice].partition].exclusive
+    its.first_share = NOBODY
+    for place in range(state.clock[0].picked):
+        node = state.picked[place]
+        units = min(left, units_on(state, plain(NOW), choice, node))
+        left -= units
+        free = state.free[NOW, node]
+        cpus = free.cpus if whole else cpus_for(state, job, units)
+        memory = state.choices[choice].memory
+        if memory < 0 or whole:
+            memory = free.memory
+        elif its.nodes == 0:
+            memory *= units
+        if state.clock[0].holds_memory == 0:
+            memory = 0
+        gpus = its.gpus if its.nodes > 0 else (units if its.gpus > 0 else 0)
+        _hold_on(state, job, node, cpus, memory)
+        _hold_gpus(state, job, node, gpus, whole)
+
+
+@kernel
+def _hold_on(state: SlurmState, job: int, node: int, cpus: int, memory: int) -> None:
+    free = state.free[NOW, node]
+    free.cpus -= cpus
+    free.memory -= memory
+    free.jobs += 1
+    share = _new_holding(state, job, node)
+    state.holdings[share].cpus, state.holdings[share].memory = cpus, memory
+    state.holdings[share].whole, state.holdings[share].gpus = 1, 0
+
+
+@kernel
+def _hold_gpus(state: SlurmState, job: int, node: int, gpus: int, whole: bool) -> None:
+    types, wanted = state.clock[0].types, state.jobs[job].gpu_type
+    for kind in range(types):
+        place = node * types + kind
+        if whole:
+            taken = state.free_gpus[NOW, place]
+        elif wanted >= 0:
+            taken = gpus if kind == wanted else 0
+        else:
+            taken = min(gpus, state.free_gpus[NOW, place])
+        if taken > 0:
+            state.free_gpus[NOW, place] -= taken
+            gpus -= taken
+            share = _new_holding(state, job, node)
+            state.holdings[share].gpus, state.holdings[share].gpu_type = taken, kind
+            state.holdings[share].cpus, state.holdings[share].memory, state.holdings[share].whole = 0, 0, 0
+
+
+@kernel
+def _new_holding(state: SlurmState, job: int, node: int) -> int:
+    share: int = state.clock[0].free_holding
+    state.clock[0].free_holding = state.holdings[share].next
+    state.holdings[share].node, state.holdings[share].next = node, state.jobs[job].first_share
+    state.jobs[job].first_share = share
+    return share
+
+
+@kernel
+def let_go(state: SlurmState, job: int, whose: int) -> None:
+    """Free what ``job`` holds; in a plan its holdings stay."""
+    share, types = state.jobs[job].first_share, state.clock[0].types
+    while share != NOBODY:
+        held = state.holdings[share]
+        free = state.free[whose, held.node]
+        free.cpus += held.cpus
+        free.memory += held.memory
+        free.jobs -= held.whole
+        if held.gpus > 0:
+            state.free_gpus[whose, held.node * types + held.gpu_type] += held.gpus
+        following = held.next
+        if whose == NOW:
+            held.next = state.clock[0].free_holding
+            state.clock[0].free_holding = share
+        share = following
+
+
+@kernel
+def begin_plan(state: SlurmState, base: int) -> None:
+    """Let the plan begin with what is free now on the nodes of the set at ``base``."""
+    types = state.clock[0].types
+    for word in range(state.clock[0].words):
+        bits, node = state.words[base + word], word * WORD
+        while bits != 0:
+            if bits & 1:
+                now, plan = state.free[NOW, node], state.free[PLAN, node]
+                plan.cpus, plan.memory, plan.jobs, plan.units = now.cpus, now.memory, now.jobs, now.units
+                for kind in range(types):
+                    state.free_gpus[PLAN, node * types + kind] = state.free_gpus[NOW, node * types + kind]
+            bits >>= 1
+            node += 1
+
+
+@kernel
+def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
+    """Free in the plan what ``job`` holds on the nodes of the set; return how many units ``choice`` has more, or -1.
+
+    -1: it holds nothing there.
+    """
+    share, types, gained, touched = state.jobs[job].first_share, state.clock[0].types, 0, False
+    while share != NOBODY:
+        held = state.holdings[share]
+        if _is_in(state, base, held.node):
+            free = state.free[PLAN, held.node]
+            free.cpus += held.cpus
+            free.memory += held.memory
+            free.jobs -= held.whole
+            if held.gpus > 0:
+                state.free_gpus[PLAN, held.node * types + held.gpu_type] += held.gpus
+            touched = True
+        share = held.next
+    if not touched:
+        return -1
+    share = state.jobs[job].first_share
+    while share != NOBODY:
+        held = state.holdings[share]
+        if _is_in(state, base, held.node):
+            units = units_on(state, plain(PLAN), choice, held.node)
+            gained += units - state.free[PLAN, held.node].units
+            state.free[PLAN, held.node].units = units
+        share = held.next
+    return gained
+
+
+@kernel
+def keep_those_that_fit(state: SlurmState) -> None:
+    """Move each job's choices that an empty cluster could start to the front of its own, and forget the others."""
+    clock = state.clock[0]
+    for job in range(len(state.jobs)):
+        its, kept = state.jobs[job], 0
+        for choice in range(its.first_choice, its.first_choice + its.choices):
+            asked = state.choices[choice]
+            for word in range(clock.words):
+                state.words[word] = state.part_nodes[asked.partition, word]
+            in_time = asked.limit_min <= asked.longest_min
+            if in_time and count_units(state, plain(NOW), choice, plain(0)) >= units_wanted(state, job):
+                state.choices[its.first_choice + kept] = state.choices[choice]
+                kept += 1
+        its.choices = kept

@@ -1,0 +1,470 @@
+"""The queue in the order that Slurm goes through it, and the priorities that make it.
+
+``sort_job_queue2`` of Slurm's ``job_scheduler.c``: PriorityTier of the partition, priority, submit time, job id. The
+priority is that of ``priority_multifactor.c``: a sum of doubles, cut off to a 32-bit number; what changes of it without
+anybody's doing, age and fair share, changes once in each ``PriorityCalcPeriod`` only, so that between two of those the
+queue stays sorted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import kernel
+from helios.model.slurm_site import Share, SlurmSite
+from helios.simulate.slurm.state import MS, NEVER, NOBODY, PENDING, SHARE, WORD, SlurmState
+from helios.simulate.slurm.workload import SlurmWorkload
+
+LARGEST = 2**32 - 1
+
+
+@kernel
+def before(state: SlurmState, choice: int, other: int) -> bool:
+    """Say whether ``choice`` comes before ``other`` in the queue."""
+    mine, theirs = state.choices[choice], state.choices[other]
+    if mine.tier != theirs.tier:
+        return bool(mine.tier > theirs.tier)
+    if mine.priority != theirs.priority:
+        return bool(mine.priority > theirs.priority)
+    submitted_s, later_s = state.jobs[mine.job].submitted_s, state.jobs[theirs.job].submitted_s
+    if submitted_s != later_s:
+        return bool(submitted_s < later_s)
+    return choice < other
+
+
+@kernel
+def queue_position(state: SlurmState, choice: int) -> int:
+    """Return where in the queue ``choice`` is, or would go."""
+    low, high = 0, state.clock[0].queued
+    while low < high:
+        middle = (low + high) // 2
+        if before(state, state.queue[middle], choice):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def queue_up(state: SlurmState, job: int) -> None:
+    """Put all choices of ``job``, whose priorities are known, into the queue."""
+    clock, its = state.clock[0], state.jobs[job]
+    for choice in range(its.first_choice, its.first_choice + its.choices):
+        place = queue_position(state, choice)
+        for later in range(clock.queued, place, -1):
+            state.queue[later] = state.queue[later - 1]
+        state.queue[place] = choice
+        clock.queued += 1
+    its.status = PENDING
+
+
+@kernel
+def take_out(state: SlurmState, job: int, position: int) -> int:
+    """Take all choices of ``job`` out of the queue, and return how many were before ``position``."""
+    clock, its, earlier = state.clock[0], state.jobs[job], 0
+    for choice in range(its.first_choice, its.first_choice + its.choices):
+        place = queue_position(state, choice)
+        if place < position - earlier:
+            earlier += 1
+        clock.queued -= 1
+        for later in range(place, clock.queued):
+            state.queue[later] = state.queue[later + 1]
+    return earlier
+
+
+@kernel
+def weigh(state: SlurmState, job: int) -> None:
+    """Give all choices of ``job`` the priority that they have now."""
+    clock, its = state.clock[0], state.jobs[job]
+    if clock.multifactor == 0:
+        for choice in range(its.first_choice, its.first_choice + its.choices):
+            state.choices[choice].priority = LARGEST - job
+        return
+    own = _age_factor(state, job) * clock.age_weight
+    if its.share != NOBODY:
+        own += state.shares[its.share].factor * clock.fair_weight
+    for choice in range(its.first_choice, its.first_choice + its.choices):
+        total = own + state.choices[choice].fixed + its.site - its.nice
+        state.choices[choice].priority = int(min(max(total, 1.0), float(LARGEST)))
+
+
+@kernel
+def _age_factor(state: SlurmState, job: int) -> float:
+    clock = state.clock[0]
+    age_s = clock.now_ms // MS - state.jobs[job].eligible_ms // MS
+    if age_s <= 0:
+        return 0.0
+    return float(age_s) / float(clock.max_age_s) if age_s < clock.max_age_s else 1.0
+
+
+@kernel
+def reweigh(state: SlurmState) -> bool:
+    """Recalculate the priority of all that is queued, and say whether that changed the order."""
+    clock, moved = state.clock[0], False
+    for place in range(clock.queued):
+        job = state.choices[state.queue[place]].job
+        if state.queue[place] == state.jobs[job].first_choice:
+            weigh(state, job)
+    for place in range(1, clock.queued):
+        choice, gap = state.queue[place], place
+        while gap > 0 and before(state, choice, state.queue[gap - 1]):
+            state.queue[gap] = state.queue[gap - 1]
+            gap -= 1
+            moved = True
+        state.queue[gap] = choice
+    return moved
+
+
+@kernel
+def change(state: SlurmState, now_ms: int) -> None:
+    """Note that something changed ``now_ms`` that may let another job start."""
+    clock = state.clock[0]
+    clock.changed, clock.unseen = 1, 1
+    update(state, now_ms)
+
+
+@kernel
+def update(state: SlurmState, now_ms: int) -> None:
+    """Note that jobs or nodes were updated ``now_ms``, which is what the backfill thread looks for."""
+    clock = state.clock[0]
+    # Whoever comes while a pass holds the locks waits for its end.
+    clock.updated_ms = max(now_ms, clock.last_backfill_ms)
+    if clock.moved_ms == NEVER:
+        clock.moved_ms = now_ms
+
+
+# Fair share: usage that decays, and what it makes of everybody's factor.
+#
+# After ``priority_multifactor.c`` and ``fair_tree.c``. Usage is billed TRES (CPUs, unless the partition bills
+# otherwise) x s x the QOS's factor, charged while jobs run, to a user's association and all above it. Each
+# ``PriorityCalcPeriod`` usage decays, running jobs are charged, and the factors are made anew; between two of those
+# they stand.
+
+
+@kernel
+def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
+    """Charge ``job`` for its run since the last calculation."""
+    clock, its = state.clock[0], state.jobs[job]
+    if its.share == NOBODY:
+        return
+    since_ms = max(its.started_ms, clock.last_priority_ms)
+    ran_s = max(until_ms - since_ms, 0) / MS
+    usage = ran_s * clock.decay**ran_s * its.billing
+    if its.qos >= 0:
+        usage *= state.qos[its.qos].usage_factor
+    clock.charged = 1
+    share = its.share
+    while share != NOBODY:
+        state.shares[share].usage += usage
+        share = state.shares[share].parent
+
+
+@kernel
+def settle_usage(state: SlurmState) -> None:
+    """Let usage decay, charge what runs, and make all factors anew."""
+    clock = state.clock[0]
+    passed_s = (clock.now_ms - clock.last_priority_ms) / MS
+    decay = clock.decay**passed_s
+    for share in range(len(state.shares)):
+        state.shares[share].usage *= decay
+    for place in range(clock.running):
+        job = state.ends[place]
+        if state.jobs[job].ended_ms > clock.last_priority_ms:
+            charge_usage(state, job, min(clock.now_ms, state.jobs[job].ended_ms))
+    clock.charged = 0
+    make_factors(state)
+
+
+@kernel
+def make_factors(state: SlurmState) -> None:
+    """Work out the factor of each user's association from the usage that stands."""
+    if len(state.shares) == 0:
+        return
+    if state.clock[0].fair_tree:
+        _fair_tree(state)
+    else:
+        _classic(state)
+
+
+@kernel
+def _classic(state: SlurmState) -> None:
+    """2^(-effective usage / shares), level by level; a parent is always before its children."""
+    root = state.shares[0]
+    for share in range(1, len(state.shares)):
+        its = state.shares[share]
+        used = min(its.usage / root.usage, 1.0) if root.usage > 0 else 0.0
+        if its.shares < 0:
+            its.effective = state.shares[its.parent].effective
+        elif its.fair_parent == 0:
+            its.effective = used
+        else:
+            above = state.shares[its.fair_parent].effective
+            its.effective = above
+            if its.level_shares > 0:
+                its.effective = used + (above - used) * its.shares / its.level_shares
+        its.factor = 2.0 ** -(its.effective / its.norm) if its.norm > 0 else 0.0
+
+
+@kernel
+def _fair_tree(state: SlurmState) -> None:
+    """Rank users depth first, best served last; the factor is rank / number of users.
+
+    As it stands in Slurm's ``_count_tied_accounts``, accounts that tie are not merged: the first user of the second is
+    tied with the last of the first.
+    """
+    rank = untied = state.clock[0].users
+    stack, depth = state.stack, 1
+    # Of each level: the account, the next child, and whether its first child is tied with what came before.
+    stack[0], stack[1], stack[2] = 0, 0, 0
+    _sort_children(state, 0)
+    while depth > 0:
+        base = 3 * (depth - 1)
+        parent, number = state.shares[stack[base]], stack[base + 1]
+        if number == parent.children:
+            depth -= 1
+            continue
+        stack[base + 1] += 1
+        child = state.children[parent.first_child + number]
+        tied = stack[base + 2] == 1
+        if number > 0:
+            earlier = state.shares[state.children[parent.first_child + number - 1]].level
+            tied = earlier == state.shares[child].level
+        if state.shares[child].is_user:
+            rank = rank if tied else untied
+            state.shares[child].factor = rank / state.clock[0].users
+            untied -= 1
+        else:
+            _sort_children(state, child)
+            stack[base + 3], stack[base + 4], stack[base + 5] = child, 0, 1 if tied else 0
+            depth += 1
+
+
+@kernel
+def _sort_children(state: SlurmState, account: int) -> None:
+    """Sort the children of ``account``: best served last, users before accounts."""
+    first, end = state.shares[account].first_child, state.shares[account].first_child + state.shares[account].children
+    for place in range(first, end):
+        child = state.children[place]
+        state.shares[child].level = _level(state, child)
+        gap = place
+        while gap > first and _goes_before(state, child, state.children[gap - 1]):
+            state.children[gap] = state.children[gap - 1]
+            gap -= 1
+        state.children[gap] = child
+
+
+@kernel
+def _level(state: SlurmState, share: int) -> float:
+    its = state.shares[share]
+    if its.shares < 0:
+        return float("inf") if its.is_user else 4294967294.0  # NO_VAL
+    shares = its.shares / its.level_shares if its.level_shares > 0 else 0.0
+    if shares == 0.0:
+        return 0.0
+    above = state.shares[its.fair_parent].usage
+    used = its.usage / above if above > 0 else 0.0
+    return shares / used if used > 0 else float("inf")
+
+
+@kernel
+def _goes_before(state: SlurmState, share: int, other: int) -> bool:
+    mine, theirs = state.shares[share], state.shares[other]
+    if mine.level != theirs.level:
+        return bool(mine.level > theirs.level)
+    return bool(mine.is_user > theirs.is_user)
+
+
+# The tree of accounts and users, as tables: a parent before its children.
+
+
+def share_tables(
+    workload: SlurmWorkload, site: SlurmSite
+) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the shares, the lists of their children, each job's association (NOBODY: none), and how many users.
+
+    A user who is not in the site's tree gets one share in the account that the job names, if that is there.
+    """
+    if not site.shares:
+        return np.zeros(0, SHARE), np.zeros(0, np.int64), np.full(len(workload), NOBODY, dtype=np.int64), 0
+    account, user = workload.column("account"), workload.column("user")
+    pairs, which = np.unique(np.stack([account, user]), axis=1, return_inverse=True)
+    asked = [(workload.accounts[one], workload.users[two]) for one, two in pairs.T.tolist()]
+    tree = _in_order(site.shares, asked)
+    place = {(share.account, share.user): number for number, share in enumerate(tree)}
+    leaf = np.array([place.get(pair, NOBODY) if pair[1] else NOBODY for pair in asked], dtype=np.int64)
+    shares = _tables(tree)
+    children = np.zeros(len(tree), dtype=np.int64)
+    _list_children(shares, children)
+    return shares, children, leaf[which.ravel()], int(shares["is_user"].sum())
+
+
+def _in_order(known: tuple[Share, ...], asked: list[tuple[str, str]]) -> list[Share]:
+    """Return the tree breadth first, with users that are missing, below one root."""
+    accounts = {share.account: share for share in known if not share.user}
+    roots = [share for share in accounts.values() if not share.parent or share.parent not in accounts]
+    root = roots[0] if len(roots) == 1 and not roots[0].parent else Share(account="root")
+    there = {(share.account, share.user) for share in known}
+    missing = [
+        Share(account=account, user=user)
+        for account, user in asked
+        if user and account in accounts and (account, user) not in there
+    ]
+    below: dict[str, list[Share]] = {}
+    for share in (*known, *missing):
+        if share is root:
+            continue
+        parent = share.account if share.user else share.parent
+        # What hangs on nothing hangs on the root.
+        home = parent if parent in accounts and parent != root.account else root.account
+        below.setdefault(home, []).append(share)
+    tree, place = [root], 0
+    while place < len(tree):
+        if not tree[place].user:
+            tree.extend(below.get(tree[place].account, ()))
+        place += 1
+    return tree
+
+
+def _tables(tree: list[Share]) -> NDArray[np.void]:
+    account = {share.account: number for number, share in enumerate(tree) if not share.user}
+    shares = np.zeros(len(tree), dtype=SHARE)
+    shares["parent"], shares["fair_parent"], shares["norm"], shares["effective"] = NOBODY, NOBODY, 1.0, 1.0
+    for number, share in enumerate(tree):
+        its = shares[number]
+        its["is_user"], its["usage"] = bool(share.user), share.usage_s
+        its["shares"] = -1 if share.shares is None else share.shares
+        if number > 0:
+            its["parent"] = account.get(share.account if share.user else share.parent, 0)
+            its["fair_parent"] = _fair_parent(shares, number)
+    _share_levels(shares)
+    for number in range(len(tree) - 1, -1, -1):
+        # An account has used what its users have; a dump that says more is believed.
+        below = shares["usage"][shares["parent"] == number].sum()
+        shares["usage"][number] = max(shares["usage"][number], below)
+    return shares
+
+
+def _fair_parent(shares: NDArray[np.void], number: int) -> int:
+    above = int(shares[number]["parent"])
+    while above > 0 and shares[above]["shares"] < 0:
+        above = int(shares[above]["parent"])
+    return above
+
+
+def _share_levels(shares: NDArray[np.void]) -> None:
+    """Sum the shares that compete with each other, and normalise them down the tree."""
+    competes = shares["shares"] >= 0
+    for number in range(1, len(shares)):
+        its = shares[number]
+        level = competes & (shares["fair_parent"] == its["fair_parent"])
+        level[0] = False
+        its["level_shares"] = shares["shares"][level].sum()
+        above = shares[its["fair_parent"]]["norm"]
+        own = its["shares"] / its["level_shares"] if its["level_shares"] > 0 else 0.0
+        its["norm"] = above if its["shares"] < 0 else above * own
+
+
+def _list_children(shares: NDArray[np.void], children: NDArray[np.int64]) -> None:
+    order = np.argsort(shares["parent"], kind="stable")
+    children[:] = order
+    edges = np.searchsorted(shares["parent"][order], np.arange(len(shares) + 1))
+    shares["first_child"], shares["children"] = edges[:-1], np.diff(edges)
+
+
+# What does not change of a job's priority: size, partition, QOS and TRES; and what its CPUs and GPUs are billed as.
+#
+# After ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
+
+Floats = NDArray[np.float64]
+
+
+def fixed_priority(
+    choices: NDArray[np.void],
+    jobs: NDArray[np.void],
+    site: SlurmSite,
+    *,
+    nodes: NDArray[np.void],
+    gpus: NDArray[np.int64],
+    types: tuple[str, ...],
+    part_nodes: NDArray[np.int64],
+) -> tuple[Floats, Floats]:
+    """Return the weighted sum of all factors but age and fair share, and the billed TRES, of each choice."""
+    its, partition = jobs[choices["job"]], choices["partition"]
+    parts = np.maximum(its["nodes"], 1).astype(np.float64)
+    cpus = its["cpus"] * parts
+    member = _members(part_nodes, len(nodes))
+    held = {"cpu": cpus, "node": parts, "mem": its["memory"].astype(np.float64), "gres/gpu": its["gpus"] * parts}
+    for place, kind in enumerate(types):
+        held[f"gres/gpu:{kind}"] = np.where(its["gpu_type"] == place, its["gpus"] * parts, 0.0)
+    own = _job_size(cpus, parts, choices["plan_min"], site, nodes) + _partition(site)[partition]
+    own += np.append(_qos(site), 0.0)[its["qos"]]
+    counts = _partition_tres(member, nodes, gpus, types)
+    by_count = "NO_NORMAL_TRES" in site.priority.flags
+    for name, weight in site.priority.tres.items():
+        tres = name.lower()
+        if tres in held:
+            has = counts[tres][partition]
+            own += weight * (held[tres] if by_count else np.divide(held[tres], has, where=has > 0, out=0.0 * has))
+    # All CPUs of whole nodes are billed, as far as is known which nodes those will be.
+    linear = site.select == "linear"
+    whole = (its["exclusive"] > 0) | np.array([rules.exclusive or linear for rules in site.partitions])[partition]
+    first_node = np.array([int(np.argmax(row)) for row in member])
+    held["cpu"] = np.where(whole & (its["nodes"] > 0), parts * nodes["cpus"][first_node][partition], cpus)
+    return own, _billing(held, partition, site)
+
+
+def _members(part_nodes: NDArray[np.int64], n_nodes: int) -> NDArray[np.bool_]:
+    node = np.arange(n_nodes)
+    member: NDArray[np.bool_] = (part_nodes[:, node // WORD] >> (node % WORD)) & 1 == 1
+    return member
+
+
+def _job_size(
+    cpus: Floats, parts: Floats, limit_min: NDArray[np.int64], site: SlurmSite, nodes: NDArray[np.void]
+) -> Floats:
+    rules, n_nodes, n_cpus = site.priority, float(len(nodes)), float(nodes["cpus"].sum())
+    if "SMALL_RELATIVE_TO_TIME" in rules.flags:
+        factor = np.maximum(parts * n_cpus / n_nodes, cpus) / limit_min / n_cpus
+        factor = 1.0 - factor if rules.favor_small else factor
+    elif rules.favor_small:
+        factor = ((n_nodes - parts) / n_nodes + (n_cpus - cpus) / n_cpus) / 2
+    else:
+        factor = (parts / n_nodes + cpus / n_cpus) / 2
+    return rules.job_size * factor.clip(0.0, 1.0)
+
+
+def _partition(site: SlurmSite) -> Floats:
+    factor = np.array([float(rules.priority_job_factor) for rules in site.partitions])
+    if "NO_NORMAL_PART" not in site.priority.flags:
+        factor = factor / max(factor.max(initial=1.0), 1.0)
+    return site.priority.partition * factor
+
+
+def _qos(site: SlurmSite) -> Floats:
+    factor = np.array([float(rules.priority) for rules in site.qos])
+    if "NO_NORMAL_QOS" not in site.priority.flags:
+        factor = factor / max(factor.max(initial=1.0), 1.0)
+    return site.priority.qos * factor
+
+
+def _partition_tres(
+    member: NDArray[np.bool_], nodes: NDArray[np.void], gpus: NDArray[np.int64], types: tuple[str, ...]
+) -> dict[str, Floats]:
+    """Return how much of each TRES every partition has."""
+    by_type = gpus.reshape(len(nodes), len(types)).astype(np.float64)
+    counts = {"cpu": nodes["cpus"], "mem": nodes["memory"], "node": np.ones(len(nodes)), "gres/gpu": by_type.sum(1)}
+    counts |= {f"gres/gpu:{kind}": by_type[:, place] for place, kind in enumerate(types)}
+    return {name: member @ count.astype(np.float64) for name, count in counts.items()}
+
+
+def _billing(held: dict[str, Floats], partition: NDArray[np.int64], site: SlurmSite) -> Floats:
+    billed = held["cpu"].copy()
+    for code, rules in enumerate(site.partitions):
+        if not rules.tres_billing:
+            continue
+        here = partition == code
+        parts = [weight * held[name.lower()][here] for name, weight in rules.tres_billing.items() if name in held]
+        if parts:
+            billed[here] = np.max(parts, axis=0) if "MAX_TRES" in site.priority.flags else np.sum(parts, axis=0)
+    return billed

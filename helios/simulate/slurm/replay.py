@@ -1,0 +1,225 @@
+"""A replay under Slurm's rules: all at once, or step by step, for those who act between the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.model.slurm_site import SlurmSite
+from helios.simulate.slurm.events import begin, carry_on, keep_choices, next_event_ms, rank_anew
+from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, PENDING, RUNNING, SlurmState
+from helios.simulate.slurm.tables import SlurmLatency, build, node_names, refuse_misfits
+from helios.simulate.slurm.workload import SlurmWorkload
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlurmReplay:
+    """What became of each job; arrays of shape (n_jobs,).
+
+    Attributes
+    ----------
+    started_s, ended_s : float64
+        s since the epoch; NaN where it has not started, or not ended, by the end of the replay.
+    priority : int64
+        At the start, or now where it waits; 0 where it has not been submitted.
+    partition : int64
+        Where it ran, as a position in the site's partitions; -1: nowhere.
+    node : int64
+        Its first node (of ``node_names``), of those that run at the end of the replay; -1: none.
+    planned_s : float64
+        Start that the last backfill pass which planned it gave it; NaN: never planned.
+    backfilled : bool
+        Whether a backfill pass started it.
+    node_names : tuple of str
+    main_passes, backfill_passes, backfill_tests : int
+        Passes made (those that could change nothing are left out), and jobs that backfill tried.
+    """
+
+    started_s: Floats
+    ended_s: Floats
+    priority: Ints
+    partition: Ints
+    node: Ints
+    planned_s: Floats
+    backfilled: NDArray[np.bool_]
+    node_names: tuple[str, ...]
+    main_passes: int
+    backfill_passes: int
+    backfill_tests: int
+
+
+def replay_slurm(
+    workload: SlurmWorkload,
+    site: SlurmSite,
+    *,
+    site_factor: Ints | None = None,
+    latency: SlurmLatency | None = None,
+    until_s: float | None = None,
+    turn: Callable[[SlurmTimeline], None] | None = None,
+    turn_every_s: float = 60.0,
+) -> SlurmReplay:
+    """Replay ``workload`` on ``site`` under Slurm's rules, to the end or to ``until_s``.
+
+    Parameters
+    ----------
+    site_factor : array of shape (n_jobs,), optional
+        Set as each job is submitted, as a job_submit hook does; else the workload's own.
+    latency : SlurmLatency, optional
+        How quickly the controller reacts.
+    turn : callable, optional
+        Called every ``turn_every_s`` with the timeline, to set site factors and TimeMin of what waits.
+
+    Raises
+    ------
+    PartitionUnknown, JobLargerThanPartition
+        A job could never start.
+    """
+    timeline = SlurmTimeline(workload, site, site_factor=site_factor, latency=latency)
+    if turn is None:
+        timeline.advance(until_s)
+        return timeline.result()
+    while timeline.is_going(until_s):
+        timeline.advance(timeline.now_s + turn_every_s, leave_due=True)
+        turn(timeline)
+    return timeline.result()
+
+
+def startable(workload: SlurmWorkload, site: SlurmSite) -> NDArray[np.bool_]:
+    """Say of each job (shape (n_jobs,)) whether it could start on an empty cluster, in time and size."""
+    state = build(workload, site, SlurmLatency())
+    keep_choices(state)
+    fits: NDArray[np.bool_] = state.jobs["choices"] > 0
+    return fits
+
+
+class SlurmTimeline:
+    """A replay that can be stopped, looked at, acted on and carried on.
+
+    Parameters
+    ----------
+    site_factor, latency
+        As for :func:`replay_slurm`.
+
+    Raises
+    ------
+    PartitionUnknown, JobLargerThanPartition
+        A job could never start.
+    """
+
+    def __init__(
+        self,
+        workload: SlurmWorkload,
+        site: SlurmSite,
+        *,
+        site_factor: Ints | None = None,
+        latency: SlurmLatency | None = None,
+    ) -> None:
+        self._state = build(workload, site, latency or SlurmLatency())
+        self._names = node_names(site)
+        if site_factor is not None:
+            self._state.jobs["site"] = site_factor
+        keep_choices(self._state)
+        refuse_misfits(workload, self._state.jobs["choices"] > 0)
+        begin(self._state)
+
+    @property
+    def state(self) -> SlurmState:
+        """The tables, for those who look closely."""
+        return self._state
+
+    @property
+    def now_s(self) -> float:
+        """The clock, s since the epoch."""
+        return int(self._state.clock["now_ms"][0]) / MS
+
+    def is_going(self, until_s: float | None = None) -> bool:
+        """Say whether jobs are left that run or wait or will be submitted, before ``until_s``."""
+        clock = self._state.clock[0]
+        if until_s is not None and self.now_s >= until_s:
+            return False
+        return bool(clock["ended"] < len(self._state.jobs)) and (
+            next_event_ms(self._state) != NEVER or bool(clock["changed"]) or bool(clock["unseen"])
+        )
+
+    def next_event_s(self) -> float | None:
+        """Return when nodes are freed or a job enters the queue next; None: never."""
+        moment_ms = next_event_ms(self._state)
+        return None if moment_ms == NEVER else moment_ms / MS
+
+    def advance(self, until_s: float | None = None, *, leave_due: bool = False) -> None:
+        """Let time pass up to ``until_s``, included; None: until nothing is left.
+
+        With ``leave_due`` the passes due at that very moment wait until time goes on.
+
+        Raises
+        ------
+        Misuse
+            ``until_s`` lies in the past.
+        """
+        until_ms = NEVER if until_s is None else round(until_s * MS)
+        if until_ms < self._state.clock["now_ms"][0]:
+            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+        carry_on(self._state, until_ms=until_ms, leave_due=leave_due)
+
+    def pending(self) -> Ints:
+        """Return the positions of pending jobs in the order of the queue; of an array, of its first pending task."""
+        clock = self._state.clock[0]
+        queue = self._state.queue[: clock["queued"]]
+        jobs = self._state.choices["job"][queue].astype(np.int64)
+        first: Ints = jobs[queue == self._state.jobs["first_choice"][jobs]]
+        return first
+
+    def running(self) -> Ints:
+        """Return the positions of running jobs, those first that end first."""
+        jobs = self._state.ends[: self._state.clock["running"][0]]
+        return jobs[np.argsort(self._state.jobs["freed_ms"][jobs], kind="stable")]
+
+    def set_site_factor(self, jobs: Ints, values: Ints) -> None:
+        """Set the site factor of ``jobs``; what waits moves at once."""
+        self._state.jobs["site"][jobs] = values
+        self._rank_anew(jobs)
+
+    def set_time_min(self, jobs: Ints, seconds: Floats) -> None:
+        """Set TimeMin of ``jobs``, s, rounded up to minutes; 0: none. No effect on what runs."""
+        waiting = np.asarray(jobs)[self._state.jobs["status"][jobs] <= PENDING]
+        values = np.ceil(np.broadcast_to(seconds, np.shape(jobs))[self._state.jobs["status"][jobs] <= PENDING] / 60)
+        self._state.jobs["time_min"][waiting] = values
+        self._rank_anew(waiting)
+
+    def set_held(self, jobs: Ints, *, held: bool) -> None:
+        """Hold pending ``jobs``, or release them."""
+        self._state.jobs["is_held"][jobs] = held
+        self._rank_anew(jobs)
+
+    def result(self) -> SlurmReplay:
+        """Return what has become of each job so far."""
+        jobs, clock = self._state.jobs, self._state.clock[0]
+        started = jobs["status"] >= RUNNING
+        ended = (jobs["status"] == ENDED) | (started & (jobs["ended_ms"] <= clock["now_ms"]))
+        waiting = self._state.choices["priority"][np.minimum(jobs["first_choice"], len(self._state.choices) - 1)]
+        share = jobs["first_share"]
+        return SlurmReplay(
+            started_s=np.where(started, jobs["started_ms"] / MS, np.nan),
+            ended_s=np.where(ended, jobs["ended_ms"] / MS, np.nan),
+            priority=np.where(started, jobs["priority"], waiting),
+            partition=np.where(started, jobs["partition"], NOBODY).astype(np.int64),
+            node=np.where(jobs["status"] == RUNNING, self._state.holdings["node"][share], NOBODY).astype(np.int64),
+            planned_s=np.where(jobs["planned_s"] != NEVER, jobs["planned_s"].astype(np.float64), np.nan),
+            backfilled=started & (jobs["by"] == 1),
+            node_names=self._names,
+            main_passes=int(clock["main_passes"]),
+            backfill_passes=int(clock["backfill_passes"]),
+            backfill_tests=int(clock["backfill_tests"]),
+        )
+
+    def _rank_anew(self, jobs: Ints) -> None:
+        heads = np.asarray(jobs, dtype=np.int64)
+        waiting = heads[self._state.jobs["status"][heads] == PENDING]
+        rank_anew(self._state, waiting, now_ms=int(self._state.clock["now_ms"][0]))

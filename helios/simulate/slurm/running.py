@@ -1,0 +1,200 @@
+"""Running jobs: by when their nodes will be free, for the clock; by expected end, for those who plan."""
+
+from __future__ import annotations
+
+from helios.jit import kernel, plain
+from helios.simulate.slurm.placement import hold, let_go
+from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, take_out
+from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
+
+# Limits that a QOS sets to what runs at once: the job's own, and that of its partition, which goes first.
+
+
+@kernel
+def allowed(state: SlurmState, choice: int) -> bool:
+    """Say whether no limit keeps the job in ``choice`` from running now (``acct_policy.c``)."""
+    asked = state.choices[choice]
+    its = state.jobs[asked.job]
+    first, second = state.partitions[asked.partition].qos, its.qos
+    if second == first:
+        second = NOBODY
+    gpus = its.gpus * max(its.nodes, 1)
+    return (
+        _jobs_left(state, its.user, first, second)
+        and _user_gpus_left(state, its.user, gpus, first, second)
+        and _gpus_left(state, gpus, first, second)
+    )
+
+
+@kernel
+def _jobs_left(state: SlurmState, user: int, first: int, second: int) -> bool:
+    for qos in (first, second):
+        if qos >= 0 and state.qos[qos].user_jobs >= 0:
+            return bool(state.user_jobs[user * len(state.qos) + qos] < state.qos[qos].user_jobs)
+    return True
+
+
+@kernel
+def _user_gpus_left(state: SlurmState, user: int, gpus: int, first: int, second: int) -> bool:
+    for qos in (first, second):
+        if qos >= 0 and state.qos[qos].user_gpus >= 0:
+            held = state.user_gpus[user * len(state.qos) + qos]
+            return bool(gpus == 0 or held + gpus <= state.qos[qos].user_gpus)
+    return True
+
+
+@kernel
+def _gpus_left(state: SlurmState, gpus: int, first: int, second: int) -> bool:
+    for qos in (first, second):
+        if qos >= 0 and state.qos[qos].gpus >= 0:
+            return bool(gpus == 0 or state.qos[qos].held_gpus + gpus <= state.qos[qos].gpus)
+    return True
+
+
+@kernel
+def charge(state: SlurmState, job: int, partition: int, sign: int) -> None:
+    """Count ``job`` as running, or no longer (``sign`` 1, -1), in its QOS and its partition's."""
+    its, first = state.jobs[job], state.partitions[partition].qos
+    gpus = sign * its.gpus * max(its.nodes, 1)
+    for number in range(2):
+        qos = first if number == 0 else its.qos
+        if qos >= 0 and (number == 0 or qos != first):
+            state.user_jobs[its.user * len(state.qos) + qos] += sign
+            state.user_gpus[its.user * len(state.qos) + qos] += gpus
+            state.qos[qos].held_gpus += gpus
+
+
+@kernel
+def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int) -> int:
+    """Start the job in ``choice`` on the nodes picked; return by how much what was at ``position`` of the queue moves.
+
+    Towards the front. The next task of an array takes the place of the one that starts.
+    """
+    clock, job = state.clock[0], state.choices[choice].job
+    its, now_s = state.jobs[job], clock.now_ms // MS
+    its.priority, its.partition, its.by = state.choices[choice].priority, state.choices[choice].partition, by
+    earlier = take_out(state, job, position)
+    hold(state, choice)
+    charge(state, job, its.partition, plain(1))
+    its.status, its.started_ms, its.billing = RUNNING, clock.now_ms, state.choices[choice].billing
+    run_ms = its.run_ms
+    if limit_min < YEAR_MIN:
+        run_ms = min(run_ms, limit_min * 60 * MS)
+    its.ended_ms = clock.now_ms + run_ms
+    its.freed_ms = its.ended_ms + clock.release_ms
+    its.limit_s = now_s + min(limit_min, YEAR_MIN) * 60
+    its.soft_s = now_s + its.time_min * 60 if clock.soft and its.time_min > 0 else NEVER
+    its.expected_s = min(its.limit_s, its.soft_s)
+    _rise(state, job, clock.running)
+    _expect(state, job, clock.running)
+    clock.running += 1
+    clock.starts += 1
+    change(state, clock.now_ms)
+    if its.next_task != NOBODY:
+        earlier -= _follow(state, job, position - earlier)
+    return earlier
+
+
+@kernel
+def _follow(state: SlurmState, job: int, position: int) -> int:
+    """Queue the next task of an array, with the priority of its record; return how many places before ``position``."""
+    its, ahead = state.jobs[job], 0
+    task = state.jobs[its.next_task]
+    task.site, task.nice, task.time_min, task.is_held = its.site, its.nice, its.time_min, its.is_held
+    for number in range(its.choices):
+        choice = task.first_choice + number
+        state.choices[choice].priority = state.choices[its.first_choice + number].priority
+        if queue_position(state, choice) < position:
+            ahead += 1
+    queue_up(state, its.next_task)
+    return ahead
+
+
+@kernel
+def end(state: SlurmState, job: int) -> None:
+    """Let ``job``, whose nodes are free now, be gone."""
+    clock, its = state.clock[0], state.jobs[job]
+    if its.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
+        charge_usage(state, job, its.ended_ms)
+    let_go(state, job, plain(NOW))
+    charge(state, job, its.partition, plain(-1))
+    its.status = ENDED
+    state.ended[clock.ended] = job
+    clock.ended += 1
+    clock.running -= 1
+    place, last = its.place, state.ends[clock.running]
+    if last != job:
+        _rise(state, last, place)
+        _sink(state, last, state.jobs[last].place)
+    place = 0
+    while state.expected[place] != job:
+        place += 1
+    for later in range(place, clock.running):
+        state.expected[later] = state.expected[later + 1]
+    change(state, clock.now_ms)
+
+
+@kernel
+def expect_anew(state: SlurmState) -> bool:
+    """Move the expected ends of what has outrun its soft limit, and say whether something has.
+
+    Half of the time that is left until the limit (``_bf_reserve_running`` in ``backfill.c``).
+    """
+    clock, outrun, now_s = state.clock[0], False, state.clock[0].now_ms // MS
+    for place in range(clock.running):
+        its = state.jobs[state.expected[place]]
+        if its.soft_s < now_s and its.soft_s < its.limit_s:
+            its.expected_s = now_s + max(its.limit_s - now_s, 0) // 2
+            outrun = True
+    if outrun:
+        for place in range(1, clock.running):
+            _expect(state, state.expected[place], place)
+    return outrun
+
+
+@kernel
+def _expect(state: SlurmState, job: int, place: int) -> None:
+    """Move ``job``, which goes no later than ``place``, to where it belongs by its expected end."""
+    while place > 0 and _ends_later(state, state.expected[place - 1], job):
+        state.expected[place] = state.expected[place - 1]
+        place -= 1
+    state.expected[place] = job
+
+
+@kernel
+def _ends_later(state: SlurmState, job: int, other: int) -> bool:
+    mine, theirs = state.jobs[job].expected_s, state.jobs[other].expected_s
+    return bool(mine > theirs or (mine == theirs and job > other))
+
+
+@kernel
+def _goes_first(state: SlurmState, job: int, other: int) -> bool:
+    mine, theirs = state.jobs[job].freed_ms, state.jobs[other].freed_ms
+    return bool(mine < theirs or (mine == theirs and job < other))
+
+
+@kernel
+def _rise(state: SlurmState, job: int, place: int) -> None:
+    while place > 0 and _goes_first(state, job, state.ends[(place - 1) // 2]):
+        above = (place - 1) // 2
+        state.ends[place] = state.ends[above]
+        state.jobs[state.ends[place]].place = place
+        place = above
+    state.ends[place] = job
+    state.jobs[job].place = place
+
+
+@kernel
+def _sink(state: SlurmState, job: int, place: int) -> None:
+    size = state.clock[0].running
+    while 2 * place + 1 < size:
+        below = 2 * place + 1
+        if below + 1 < size and _goes_first(state, state.ends[below + 1], state.ends[below]):
+            below += 1
+        if not _goes_first(state, state.ends[below], job):
+            break
+        state.ends[place] = state.ends[below]
+        state.jobs[state.ends[place]].place = place
+        place = below
+    state.ends[place] = job
+    state.jobs[job].place = place

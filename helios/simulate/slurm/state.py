@@ -1,0 +1,250 @@
+"""The whole state of a replay under Slurm's rules, in plain arrays, so that it can stop and go on at any moment.
+
+Times that events have are in ms; what Slurm itself counts in whole seconds or minutes is kept so (``*_s``, ``*_min``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOBODY = -1
+NEVER = np.iinfo(np.int64).max
+MS = 1000
+YEAR_MIN = 365 * 24 * 60
+"""What Slurm plans with for a job without a limit, min."""
+FUTURE, PENDING, RUNNING, ENDED = 0, 1, 2, 3
+WORD = 62
+"""Nodes in a word of a set: so many bits that no word is negative."""
+ALL = 2**WORD - 1
+NOW, PLAN = 0, 1
+"""Whose resources: those that are free, or those of a plan, as running jobs are thought away."""
+BY_MAIN, BY_BACKFILL = 0, 1
+"""Who started a job."""
+
+JOB = np.dtype(
+    [
+        ("enters_ms", np.int64),  # when it is submitted and eligible
+        ("submitted_s", np.int64),
+        ("eligible_ms", np.int64),
+        ("run_ms", np.int64),
+        ("started_ms", np.int64),
+        ("ended_ms", np.int64),
+        ("freed_ms", np.int64),  # its nodes
+        ("expected_s", np.int64),  # end that plans count with
+        ("limit_s", np.int64),  # end at the limit
+        ("soft_s", np.int64),  # TimeMin as a soft limit, end; NEVER: none
+        ("time_min", np.int64),  # min; 0: none
+        ("planned_s", np.int64),  # start in the last backfill pass that planned one
+        ("planned_in", np.int64),  # number of that pass
+        ("priority", np.int64),  # at the start
+        ("memory", np.int64),  # of each part; -1: all of the node's
+        ("nice", np.int64),
+        ("site", np.int64),
+        ("billing", np.float64),
+        ("nodes", np.int64),  # number of equal parts; 0: unequal parts
+        ("cpus", np.int64),  # of each part, or in all
+        ("gpus", np.int64),
+        ("gpu_type", np.int64),
+        ("exclusive", np.int64),
+        ("user", np.int64),
+        ("qos", np.int64),
+        ("share", np.int64),  # its association
+        ("next_task", np.int64),
+        ("previous_task", np.int64),
+        ("first_choice", np.int64),
+        ("choices", np.int64),
+        ("partition", np.int64),  # where it runs
+        ("first_share", np.int64),  # of the resources that it holds
+        ("place", np.int64),  # in the heap of ends
+        ("status", np.int64),
+        ("by", np.int64),
+        ("held_by_limit", np.int64),
+        ("is_held", np.int64),
+        ("asks", np.int64),  # whether it asks for a pass when it enters the queue
+    ],
+    align=True,
+)
+CHOICE = np.dtype(  # a job in one of its partitions: what the queue is made of
+    [
+        ("fixed", np.float64),  # what does not change of the priority: size, partition, QOS, TRES
+        ("priority", np.int64),
+        ("tier", np.int64),
+        ("plan_min", np.int64),  # time limit that is planned with
+        ("limit_min", np.int64),  # time limit that it gets
+        ("longest_min", np.int64),  # that the partition allows
+        ("job", np.int64),
+        ("partition", np.int64),
+        ("billing", np.float64),
+        ("memory", np.int64),
+    ],
+    align=True,
+)
+PARTITION = np.dtype(
+    [("qos", np.int64), ("exclusive", np.int64), ("failed", np.int64), ("tested", np.int64)], align=True
+)
+NODE = np.dtype([("cpus", np.int64), ("memory", np.int64), ("weight", np.int64)], align=True)
+FREE = np.dtype([("cpus", np.int64), ("memory", np.int64), ("jobs", np.int64), ("units", np.int64)], align=True)
+HOLDING = np.dtype(  # resources of one node that a job holds
+    [
+        ("memory", np.int64),
+        ("cpus", np.int64),
+        ("gpus", np.int64),
+        ("gpu_type", np.int64),
+        ("node", np.int64),
+        ("whole", np.int64),  # counts as a job on the node
+        ("next", np.int64),
+    ],
+    align=True,
+)
+QOS = np.dtype(
+    [
+        ("user_gpus", np.int64),  # limits; -1: none
+        ("gpus", np.int64),
+        ("user_jobs", np.int64),
+        ("held_gpus", np.int64),
+        ("usage_factor", np.float64),
+    ],
+    align=True,
+)
+SHARE = np.dtype(
+    [
+        ("usage", np.float64),
+        ("norm", np.float64),  # of its shares
+        ("effective", np.float64),
+        ("level", np.float64),
+        ("factor", np.float64),
+        ("shares", np.int64),  # -1: competes in its parent's place
+        ("level_shares", np.int64),
+        ("parent", np.int64),
+        ("fair_parent", np.int64),  # that its shares count in
+        ("is_user", np.int64),
+        ("first_child", np.int64),
+        ("children", np.int64),
+    ],
+    align=True,
+)
+SLOT = np.dtype([("begin_s", np.int64), ("end_s", np.int64), ("next", np.int64)], align=True)
+RUN = np.dtype(  # of neighbouring nodes of equal weight, among those that a job could use
+    [
+        ("first", np.int64),
+        ("last", np.int64),
+        ("cpus", np.int64),
+        ("units", np.int64),
+        ("nodes", np.int64),
+        ("weight", np.int64),
+    ],
+    align=True,
+)
+CLOCK = np.dtype(
+    [
+        ("now_ms", np.int64),
+        ("entered", np.int64),
+        ("queued", np.int64),  # choices in the queue
+        ("running", np.int64),
+        ("ended", np.int64),
+        ("free_holding", np.int64),
+        ("words", np.int64),
+        ("types", np.int64),
+        ("slots", np.int64),
+        ("picked", np.int64),
+        # When things are due.
+        ("pass_due", np.int64),  # a quick pass of the main scheduler, now
+        ("asked_ms", np.int64),  # oldest submission that the background loop has not looked at; NEVER: none
+        ("last_background_ms", np.int64),
+        ("last_full_ms", np.int64),
+        ("last_pass_ms", np.int64),
+        ("last_backfill_ms", np.int64),
+        ("moved_ms", np.int64),  # first update since the last backfill pass; NEVER: none
+        ("updated_ms", np.int64),  # last update of jobs or nodes
+        ("pushed", np.int64),  # whether the last backfill pass put a planned start off
+        ("planned_idle", np.int64),  # whether its plans have idle nodes
+        ("closed", np.int64),  # whether the last full pass met a closed partition
+        ("spent_us", np.int64),  # by backfill passes, what is less than a millisecond
+        ("changed", np.int64),  # whether a backfill pass could find something new
+        ("unseen", np.int64),  # whether a full pass could
+        ("last_priority_ms", np.int64),
+        ("charged", np.int64),  # whether usage was charged since
+        # The rules.
+        ("quick_depth", np.int64),
+        ("most_starts", np.int64),  # of a pass; 0: no limit
+        ("partition_depth", np.int64),
+        ("sched_interval_s", np.int64),
+        ("min_interval_ms", np.int64),
+        ("batch_delay_s", np.int64),
+        ("tick_ms", np.int64),
+        ("tick_origin_ms", np.int64),
+        ("release_ms", np.int64),
+        ("ends_ask", np.int64),  # whether an end waits for the background loop
+        ("backfill_interval_ms", np.int64),  # -1: none
+        ("pass_us", np.int64),  # that a backfill pass takes
+        ("record_us", np.int64),  # that it takes for each record in the queue
+        ("poll_ms", np.int64),
+        ("window_s", np.int64),
+        ("tolerance_s", np.int64),
+        ("max_test", np.int64),
+        ("max_array", np.int64),
+        ("max_part", np.int64),
+        ("max_user", np.int64),
+        ("max_start", np.int64),
+        ("busy_nodes", np.int64),
+        ("soft", np.int64),
+        ("least_loaded", np.int64),
+        ("holds_memory", np.int64),
+        ("multifactor", np.int64),
+        ("fair_tree", np.int64),
+        ("calc_period_ms", np.int64),
+        ("max_age_s", np.int64),
+        ("age_weight", np.float64),
+        ("fair_weight", np.float64),
+        ("decay", np.float64),  # of usage, per second
+        ("users", np.int64),  # in the tree of shares
+        # What was done.
+        ("main_passes", np.int64),
+        ("backfill_passes", np.int64),
+        ("backfill_tests", np.int64),
+        ("starts", np.int64),
+    ],
+    align=True,
+)
+
+
+class SlurmState(NamedTuple):
+    """Tables of a replay; see the record types of this module.
+
+    ``queue`` holds the choices of pending jobs, first in order first; ``ends`` is a heap of running jobs by when their
+    nodes are free; ``expected`` lists them by the end that plans count with. ``free`` has a row for NOW and one for
+    PLAN, ``free_gpus`` the same with a column for each type of each node. ``part_nodes`` and ``slot_nodes`` are sets
+    of nodes as words of bits; ``words`` are sets for scratch, ``picked`` nodes. ``user_gpus`` and ``user_jobs`` are of
+    shape (users x QOS,). ``children`` lists the tree of shares.
+    """
+
+    clock: NDArray[np.void]
+    jobs: NDArray[np.void]
+    choices: NDArray[np.void]
+    partitions: NDArray[np.void]
+    nodes: NDArray[np.void]
+    free: NDArray[np.void]
+    gpus: NDArray[np.int64]
+    free_gpus: NDArray[np.int64]
+    holdings: NDArray[np.void]
+    queue: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    ended: NDArray[np.int64]
+    entering: NDArray[np.int64]
+    part_nodes: NDArray[np.int64]
+    slots: NDArray[np.void]
+    slot_nodes: NDArray[np.int64]
+    words: NDArray[np.int64]
+    runs: NDArray[np.void]
+    picked: NDArray[np.int64]
+    qos: NDArray[np.void]
+    user_gpus: NDArray[np.int64]
+    user_jobs: NDArray[np.int64]
+    user_tested: NDArray[np.int64]
+    shares: NDArray[np.void]
+    children: NDArray[np.int64]
+    stack: NDArray[np.int64]

@@ -1,0 +1,394 @@
+"""From a site's setup and a workload to the tables of a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.model.slurm_site import PartitionRules, SlurmSite
+from helios.simulate.slurm.priority import fixed_priority, share_tables
+from helios.simulate.slurm.state import (
+    ALL,
+    CHOICE,
+    CLOCK,
+    FREE,
+    HOLDING,
+    JOB,
+    MS,
+    NEVER,
+    NOBODY,
+    NODE,
+    PARTITION,
+    QOS,
+    RUN,
+    SLOT,
+    WORD,
+    YEAR_MIN,
+    SlurmState,
+)
+from helios.simulate.slurm.workload import SlurmWorkload
+
+LONG_UP_S = 3600
+"""How long before the first submission the controller started, s, where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmLatency:
+    """How quickly Slurm's controller reacts; none of this is in a configuration file.
+
+    The defaults were measured on 22.05.8.
+
+    Attributes
+    ----------
+    release_s : float
+        From a job's end until its nodes are free and, where nodes have an epilog, the main scheduler looks at the
+        queue.
+    tick_s : float
+        Period of the background loop.
+    poll_s : float
+        Period at which the backfill thread looks whether anything changed.
+    backfill_s, backfill_job_s : float
+        What a backfill pass takes, and what more for each record in the queue: the next begins ``bf_interval`` after
+        its end.
+    loop_phase_s : float
+        How long after the controller's start its background loop, and the clock of priorities, begin to count.
+    controller_started_s : float, optional
+        When the controller started, s since the epoch, from which all periods count; None: long before.
+    """
+
+    release_s: float = 0.04
+    tick_s: float = 1.003
+    poll_s: float = 1.0
+    backfill_s: float = 0.0003
+    backfill_job_s: float = 0.00035
+    loop_phase_s: float = 0.27
+    controller_started_s: float | None = None
+
+
+def node_names(site: SlurmSite) -> tuple[str, ...]:
+    """Return the names of a site's nodes, as the tables number them."""
+    return tuple(name for group in site.nodes for name in group.names)
+
+
+def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> SlurmState:
+    """Return the tables of a cluster that nobody has submitted to yet; choices are not checked for fit."""
+    types = _gpu_types(workload, site)
+    nodes, gpus = _nodes(site, types)
+    names = node_names(site)
+    part_nodes = _part_nodes(site, names)
+    jobs = _jobs(workload, site, types)
+    choices = _choices(workload, site, jobs, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes)
+    shares, children, jobs["share"], n_users = share_tables(workload, site)
+    clock = _clock(workload, site, latency)
+    clock["words"], clock["types"], clock["users"] = part_nodes.shape[1], len(types), n_users
+    n_nodes, n_choices, n_jobs = len(nodes), len(choices), len(jobs)
+    free = np.zeros((2, n_nodes), dtype=FREE)
+    free["cpus"], free["memory"] = nodes["cpus"], nodes["memory"]
+    free["jobs"] = np.where((part_nodes_any(part_nodes, n_nodes)), 0, -1)
+    n_holdings = int(nodes["cpus"].sum() + gpus.sum()) + 2 * n_nodes + 2
+    enters = np.argsort(jobs["enters_ms"], kind="stable").astype(np.int64)
+    words = part_nodes.shape[1]
+    n_slots = (site.scheduling.bf_node_space_size or site.scheduling.bf_max_job_test) + 2
+    return SlurmState(
+        clock=clock,
+        jobs=jobs,
+        choices=choices,
+        partitions=_partitions(site),
+        nodes=nodes,
+        free=free,
+        gpus=gpus,
+        free_gpus=np.stack([gpus, gpus]),
+        holdings=_holdings(n_holdings),
+        queue=np.zeros(n_choices + 1, dtype=np.int64),
+        ends=np.zeros(n_holdings, dtype=np.int64),
+        expected=np.zeros(n_holdings + 1, dtype=np.int64),
+        ended=np.zeros(n_jobs, dtype=np.int64),
+        entering=enters,
+        part_nodes=part_nodes,
+        slots=np.zeros(n_slots, dtype=SLOT),
+        slot_nodes=np.full((n_slots, words), ALL, dtype=np.int64),
+        words=np.zeros(3 * words, dtype=np.int64),
+        runs=np.zeros(n_nodes + 1, dtype=RUN),
+        picked=np.zeros(n_nodes + 1, dtype=np.int64),
+        qos=_qos(site),
+        user_gpus=np.zeros(len(workload.users) * max(len(site.qos), 1), dtype=np.int64),
+        user_jobs=np.zeros(len(workload.users) * max(len(site.qos), 1), dtype=np.int64),
+        user_tested=np.zeros(len(workload.users), dtype=np.int64),
+        shares=shares,
+        children=children,
+        stack=np.zeros(3 * len(shares) + 6, dtype=np.int64),
+    )
+
+
+def part_nodes_any(part_nodes: NDArray[np.int64], n_nodes: int) -> NDArray[np.bool_]:
+    """Say of each node whether it is in any partition."""
+    united = np.bitwise_or.reduce(part_nodes, axis=0)
+    node = np.arange(n_nodes)
+    member: NDArray[np.bool_] = (united[node // WORD] >> (node % WORD)) & 1 == 1
+    return member
+
+
+def _gpu_types(workload: SlurmWorkload, site: SlurmSite) -> tuple[str, ...]:
+    known = {kind: None for group in site.nodes for kind in group.gpus}
+    return tuple(known | dict.fromkeys(workload.gpu_types))
+
+
+def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    if not site.nodes:
+        raise UsageError("the site has no nodes", hint="Give NodeName lines, or a dump of sinfo.")
+    sizes = [len(group.names) for group in site.nodes]
+    nodes = np.zeros(sum(sizes), dtype=NODE)
+    for column, values in (
+        ("cpus", [group.cpus for group in site.nodes]),
+        ("memory", [group.memory_mib for group in site.nodes]),
+        ("weight", [group.weight for group in site.nodes]),
+    ):
+        nodes[column] = np.repeat(values, sizes)
+    gpus = [[int(group.gpus.get(kind, 0)) for kind in types] for group in site.nodes]
+    return nodes, np.repeat(np.array(gpus, dtype=np.int64).reshape(len(sizes), len(types)), sizes, axis=0).ravel()
+
+
+def _part_nodes(site: SlurmSite, names: tuple[str, ...]) -> NDArray[np.int64]:
+    number = {name: node for node, name in enumerate(names)}
+    sets = np.zeros((max(len(site.partitions), 1), (len(names) + WORD - 1) // WORD), dtype=np.int64)
+    for partition, rules in enumerate(site.partitions):
+        for name in rules.nodes if rules.is_up else ():
+            if name not in number:
+                raise UsageError(f"partition {rules.name!r} has a node {name!r}, which the site does not have")
+            sets[partition, number[name] // WORD] |= 1 << (number[name] % WORD)
+    return sets
+
+
+def _partitions(site: SlurmSite) -> NDArray[np.void]:
+    partitions = np.zeros(len(site.partitions), dtype=PARTITION)
+    number = {rules.name: qos for qos, rules in enumerate(site.qos)}
+    partitions["qos"] = [number.get(rules.qos, NOBODY) for rules in site.partitions]
+    partitions["exclusive"] = [rules.exclusive or site.select == "linear" for rules in site.partitions]
+    return partitions
+
+
+def _qos(site: SlurmSite) -> NDArray[np.void]:
+    qos = np.zeros(len(site.qos), dtype=QOS)
+    for number, rules in enumerate(site.qos):
+        qos[number]["user_gpus"] = NOBODY if rules.max_gpus_per_user is None else rules.max_gpus_per_user
+        qos[number]["gpus"] = NOBODY if rules.max_gpus is None else rules.max_gpus
+        qos[number]["user_jobs"] = NOBODY if rules.max_jobs_per_user is None else rules.max_jobs_per_user
+        qos[number]["usage_factor"] = rules.usage_factor
+    return qos
+
+
+def _holdings(count: int) -> NDArray[np.void]:
+    holdings = np.zeros(count, dtype=HOLDING)
+    holdings["next"] = np.arange(1, count + 1)
+    return holdings
+
+
+def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> NDArray[np.void]:
+    column, jobs = workload.column, np.zeros(len(workload), dtype=JOB)
+    submitted_ms, eligible_ms = _in_ms(workload.submitted_s), _in_ms(column("eligible_s"))
+    jobs["submitted_s"], jobs["eligible_ms"] = submitted_ms // MS, np.maximum(eligible_ms, submitted_ms)
+    jobs["enters_ms"], jobs["asks"] = jobs["eligible_ms"], eligible_ms <= submitted_ms
+    if "ACCRUE_ALWAYS" in site.priority.flags:
+        jobs["eligible_ms"] = submitted_ms
+    jobs["run_ms"] = _in_ms(workload.run_time_s)
+    for name in ("started_ms", "ended_ms", "freed_ms", "planned_s", "expected_s", "soft_s"):
+        jobs[name] = NEVER
+    jobs["time_min"] = _in_minutes(column("time_min_s"))
+    nodes = column("nodes")
+    parts = np.maximum(nodes, 1)
+    jobs["nodes"], jobs["cpus"], jobs["gpus"] = nodes, -(-column("cpus") // parts), -(-column("gpus") // parts)
+    place = np.array([types.index(kind) for kind in workload.gpu_types] + [NOBODY])
+    jobs["gpu_type"] = place[column("gpu_type")]
+    jobs["memory"] = column("memory_mib")
+    for name in ("exclusive", "user", "nice"):
+        jobs[name] = column(name)
+    jobs["site"] = column("site_factor")
+    known = {rules.name: qos for qos, rules in enumerate(site.qos)}
+    jobs["qos"] = np.array([known.get(name, NOBODY) for name in workload.qos_names] + [NOBODY])[column("qos")]
+    jobs["first_share"] = NOBODY
+    jobs["next_task"], jobs["previous_task"] = _array_links(workload)
+    return jobs
+
+
+def _in_ms(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.rint(seconds * MS).astype(np.int64)
+
+
+def _in_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.ceil(seconds / 60 - 1e-9).astype(np.int64)
+
+
+def _array_links(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the next and the previous task of each job's array, of those that ask for the same."""
+    asked = [
+        workload.column(name)
+        for name in (
+            *("submitted_s", "eligible_s", "time_limit_s", "time_min_s", "partition", "nodes", "cpus", "gpus"),
+            *("gpu_type", "memory_mib", "exclusive", "user", "account", "qos", "nice", "site_factor"),
+        )
+    ]
+    following = np.full(len(workload), NOBODY, dtype=np.int64)
+    earlier = np.full(len(workload), NOBODY, dtype=np.int64)
+    array = workload.column("array")
+    tasks = np.flatnonzero(array >= 0)
+    tasks = tasks[np.lexsort((tasks, array[tasks]))]
+    first, second = tasks[:-1], tasks[1:]
+    linked = array[first] == array[second]
+    for column in asked:
+        linked &= column[first] == column[second]
+    if workload.more_partitions:
+        more = workload.more_partitions
+        alike = [more.get(int(one)) == more.get(int(two)) for one, two in zip(first, second, strict=True)]
+        linked &= np.array(alike, dtype=np.bool_)
+    following[first[linked]], earlier[second[linked]] = second[linked], first[linked]
+    return following, earlier
+
+
+def _choices(
+    workload: SlurmWorkload,
+    site: SlurmSite,
+    jobs: NDArray[np.void],
+    *,
+    nodes: NDArray[np.void],
+    gpus: NDArray[np.int64],
+    types: tuple[str, ...],
+    part_nodes: NDArray[np.int64],
+) -> NDArray[np.void]:
+    """Return a row for each partition of each job that may run there, and tell the jobs where theirs are."""
+    number = {rules.name: place for place, rules in enumerate(site.partitions)}
+    unknown = sorted({workload.partitions[code] for code in np.unique(workload.partition)} - set(number))
+    if unknown:
+        raise PartitionUnknown(
+            f"jobs name partitions that the site does not have: {', '.join(unknown)}",
+            hint=f"It has {', '.join(number)}.",
+        )
+    place = np.array([number.get(name, NOBODY) for name in workload.partitions])
+    job, partition = np.arange(len(workload)), place[workload.partition]
+    more = [(at, place[code]) for at, codes in sorted((workload.more_partitions or {}).items()) for code in codes]
+    if more:
+        extra = np.array(more, dtype=np.int64)
+        job, partition = np.concatenate([job, extra[:, 0]]), np.concatenate([partition, extra[:, 1]])
+        job, partition = job[partition >= 0], partition[partition >= 0]
+        order = np.argsort(job, kind="stable")
+        job, partition = job[order], partition[order]
+    choices = np.zeros(len(job), dtype=CHOICE)
+    choices["job"], choices["partition"] = job, partition
+    limit_s = workload.column("time_limit_s")[job]
+    for code, rules in enumerate(site.partitions):
+        here = partition == code
+        _set_limits(choices, here, limit_s, rules)
+        choices["tier"][here] = rules.priority_tier
+    choices["memory"] = _memory(choices, jobs, site)
+    choices["fixed"], choices["billing"] = fixed_priority(
+        choices, jobs, site, nodes=nodes, gpus=gpus, types=types, part_nodes=part_nodes
+    )
+    edges = np.searchsorted(job, np.arange(len(workload) + 1))
+    jobs["first_choice"], jobs["choices"] = edges[:-1], np.diff(edges)
+    return choices
+
+
+def _set_limits(
+    choices: NDArray[np.void], here: NDArray[np.bool_], limit_s: NDArray[np.float64], rules: PartitionRules
+) -> None:
+    most = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
+    usual = most if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), most)
+    asked = _in_minutes(limit_s[here])
+    # Backfill plans what has no limit with the partition's longest; it gets the default when it starts.
+    choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, most), most)
+    choices["limit_min"][here] = np.where(asked > 0, asked, usual)
+    choices["longest_min"][here] = NEVER if rules.max_time_s is None else most
+
+
+def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) -> NDArray[np.int64]:
+    """Return the memory of a part, or of a unit, of each choice, MiB; -1: all of the node's."""
+    its = jobs[choices["job"]]
+    units = np.maximum(np.where(its["nodes"] > 0, its["nodes"], np.where(its["gpus"] > 0, its["gpus"], its["cpus"])), 1)
+    asked = -(-its["memory"] // units)
+    default = np.full(len(choices), -1, dtype=np.int64)
+    for code, rules in enumerate(site.partitions):
+        here = choices["partition"] == code
+        spread = np.where(its["nodes"] > 0, 1, units)
+        if rules.def_mem_per_node_mib > 0:
+            default[here] = -(-rules.def_mem_per_node_mib // spread[here])
+        if rules.def_mem_per_cpu_mib > 0:
+            default[here] = -(-rules.def_mem_per_cpu_mib * its["cpus"][here] // spread[here])
+        if rules.def_mem_per_gpu_mib > 0:
+            by_gpu = -(-rules.def_mem_per_gpu_mib * its["gpus"][here] // spread[here])
+            default[here] = np.where(its["gpus"][here] > 0, by_gpu, default[here])
+    chosen: NDArray[np.int64] = np.where(asked > 0, asked, default)
+    return chosen
+
+
+def _clock(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> NDArray[np.void]:
+    rules, priority, clock = site.scheduling, site.priority, np.zeros(1, dtype=CLOCK)
+    begin_ms = int(workload.submitted_s[0] // 1) * MS if len(workload) else 0
+    boot_ms = begin_ms - LONG_UP_S * MS
+    if latency.controller_started_s is not None:
+        boot_ms = round(latency.controller_started_s * MS)
+    loop_ms = boot_ms + round(latency.loop_phase_s * MS)
+    clock["now_ms"] = min(begin_ms, boot_ms) - 1
+    clock["tick_origin_ms"] = clock["last_full_ms"] = clock["last_priority_ms"] = loop_ms
+    clock["last_background_ms"] = clock["last_pass_ms"] = loop_ms
+    clock["last_backfill_ms"] = clock["updated_ms"] = clock["moved_ms"] = boot_ms
+    clock["asked_ms"] = NEVER
+    half_life_s = _whole_minutes(priority.decay_half_life_s)
+    backfill = rules.backfill and rules.bf_interval_s > 0
+    for name, value in {
+        "quick_depth": rules.default_queue_depth,
+        "most_starts": rules.sched_max_job_start,
+        "partition_depth": rules.partition_job_depth,
+        "sched_interval_s": rules.sched_interval_s,
+        "min_interval_ms": round(rules.sched_min_interval_s * MS),
+        "batch_delay_s": rules.batch_sched_delay_s,
+        "tick_ms": max(round(latency.tick_s * MS), 1),
+        "release_ms": round(latency.release_s * MS),
+        "ends_ask": rules.defer or not rules.epilog,
+        "backfill_interval_ms": rules.bf_interval_s * MS if backfill else -1,
+        "pass_us": round(latency.backfill_s * 1e6),
+        "record_us": round(latency.backfill_job_s * 1e6),
+        "poll_ms": max(round(latency.poll_s * MS), 1),
+        "window_s": rules.bf_window_s,
+        "tolerance_s": max(rules.bf_resolution_s, 1),
+        "max_test": rules.bf_max_job_test,
+        "max_array": rules.bf_max_job_array_resv,
+        "max_part": rules.bf_max_job_part,
+        "max_user": rules.bf_max_job_user,
+        "max_start": rules.bf_max_job_start,
+        "soft": rules.time_min_is_soft,
+        "least_loaded": site.least_loaded,
+        "holds_memory": site.holds_memory,
+        "multifactor": priority.multifactor,
+        "fair_tree": priority.fair_tree,
+        "calc_period_ms": _whole_minutes(priority.calc_period_s) * MS,
+        "max_age_s": max(_whole_minutes(priority.max_age_s), 1),
+        "age_weight": priority.age,
+        "fair_weight": priority.fairshare if site.shares else 0,
+        # Slurm's own approximation of 2^(-1/half-life).
+        "decay": 1 - 0.693 / half_life_s if half_life_s > 0 else 1.0,
+    }.items():
+        clock[name] = value
+    return clock
+
+
+def _whole_minutes(seconds: int) -> int:
+    """Round up to whole minutes, as Slurm keeps its priority settings."""
+    return -(-seconds // 60) * 60
+
+
+def refuse_misfits(workload: SlurmWorkload, fits: NDArray[np.bool_]) -> None:
+    """Raise unless every job could start in some partition of an empty cluster (``fits``, shape (n_jobs,)).
+
+    Raises
+    ------
+    JobLargerThanPartition
+        A job asks for more than its partitions have, or for more time than they give.
+    """
+    if not fits.all():
+        raise JobLargerThanPartition(
+            f"{int((~fits).sum()):,} jobs could never start, as job {workload.job_id[np.argmin(fits)]}: they ask for "
+            "more than their partitions have, or for a longer time than those allow",
+            hint="Leave them out: workload.kept(startable(workload, site)).",
+        )

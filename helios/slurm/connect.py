@@ -1,0 +1,162 @@
+"""Choose the way into Slurm, and open the cluster, or its nodes, through it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from helios.config import SlurmSettings
+from helios.errors import HeliosError
+from helios.slurm.accounting import Accounting
+from helios.slurm.backend import Backend
+from helios.slurm.commands import CommandsBackend, Sprio
+from helios.slurm.jobs import SlurmCluster, now
+from helios.slurm.jobs_undo import JobsUndo
+from helios.slurm.nodes import SlurmNodes
+from helios.slurm.power import PowerConfigReader, feature_racks
+from helios.slurm.shell import Shell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A way into Slurm, and why it was taken.
+
+    Attributes
+    ----------
+    backend : Backend
+        The way in.
+    shell : Shell
+        Slurm's commands: what the accounting, the site factors and the doctor need either way.
+    notes : tuple of str
+        Why this way was taken, for a person.
+    """
+
+    backend: Backend
+    shell: Shell
+    notes: tuple[str, ...]
+
+
+def open_cluster(
+    settings: SlurmSettings,
+    *,
+    undo: JobsUndo | None = None,
+    environment: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = now,
+) -> SlurmCluster:
+    """Return the cluster that ``slurm.conf`` names, seen through the way in that ``settings`` choose.
+
+    Parameters
+    ----------
+    undo : JobsUndo, optional
+        The record of what Helios writes; None: one in memory.
+    environment : mapping, optional
+        The process environment; None: that of this process.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm is not installed here, or the controller does not answer.
+    """
+    way = connect(settings, environment=environment)
+    return SlurmCluster(
+        way.backend,
+        name=Accounting(shell=way.shell).cluster_name(),
+        site_factor_most=settings.site_factor_most,
+        writes_per_cycle=settings.writes_per_cycle,
+        sprio=Sprio(shell=way.shell),
+        undo=undo,
+        clock=clock,
+        notes=way.notes,
+    )
+
+
+def open_nodes(
+    settings: SlurmSettings,
+    *,
+    racks: str = "",
+    environment: Mapping[str, str] | None = None,
+    clock: Callable[[], datetime] = now,
+) -> SlurmNodes:
+    """Return the nodes of the cluster that ``slurm.conf`` names; it takes an administrator to act on them.
+
+    Parameters
+    ----------
+    racks : str
+        ``[power] racks``: those that Slurm's topology does not tell.
+    environment : mapping, optional
+        The process environment; None: that of this process.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm is not installed here, or the controller does not answer.
+    ConfigurationInvalid
+        ``racks`` makes no sense.
+    """
+    operations_racks = feature_racks(racks)
+    way = connect(settings, environment=environment)
+    return SlurmNodes(
+        way.backend,
+        PowerConfigReader(shell=way.shell, racks=operations_racks),
+        name=Accounting(shell=way.shell).cluster_name(),
+        site_factor_most=settings.site_factor_most,
+        writes_per_cycle=settings.writes_per_cycle,
+        clock=clock,
+        notes=way.notes,
+    )
+
+
+def connect(settings: SlurmSettings, *, environment: Mapping[str, str] | None = None) -> Connection:
+    """Return the way into Slurm that ``settings`` choose; ``auto`` prefers pyslurm where it fits the controller.
+
+    Raises
+    ------
+    ClusterUnavailable
+        ``backend`` is ``pyslurm``, and its worker cannot be started or does not reach the controller.
+    """
+    commands = CommandsBackend(commands_folder=settings.commands, timeout_s=settings.timeout_s, environment=environment)
+    if settings.backend == "commands":
+        return Connection(backend=commands, shell=commands.shell, notes=("through Slurm's commands, as configured",))
+    try:
+        return _through_pyslurm(settings, commands.shell, environment)
+    except HeliosError as reason:
+        if settings.backend == "pyslurm":
+            raise
+        note = f"through Slurm's commands, because pyslurm cannot be used: {reason.message}"
+        return Connection(backend=commands, shell=commands.shell, notes=(note,))
+
+
+def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping[str, str] | None) -> Connection:
+    # Only here: where commands are chosen, no worker is ever thought of.
+    from helios.slurm.pyslurm_backend import PyslurmBackend  # noqa: PLC0415 - see above
+
+    backend = PyslurmBackend(python=settings.python, timeout_s=settings.timeout_s, environment=environment)
+    try:
+        versions = backend.versions()
+        if settings.backend == "auto" and not versions.agree:
+            raise HeliosError(f"the releases differ: {versions}")
+    except HeliosError:
+        backend.close()
+        raise
+    return Connection(backend=backend, shell=shell, notes=(f"through {versions}",))
+
+
+# The partitions of a running cluster, by name.
+
+_NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
+
+
+def partition_names(shell: Shell) -> tuple[str, ...]:
+    """Return the names of all partitions, hidden ones too, in the order of the configuration.
+
+    Raises
+    ------
+    ClusterUnavailable
+        Slurm's commands are not installed here, or the controller does not answer.
+    ClusterRefused, AnswerNotUnderstood
+        It says something else.
+    """
+    shown = shell.run("scontrol", "--all", "--oneliner", "show", "partition")
+    return tuple(_NAME.findall(shown.decode("utf-8", "replace")))

@@ -1,0 +1,491 @@
+"""The way in through pyslurm, which lives in a worker process because its library ends, hangs and crashes processes.
+
+The worker is ``pyslurm_worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so
+that it need not be visible where that Python runs (a chroot, a container). A request is one line of JSON, bounded in
+time; a worker that misses its time is killed, one that ended is started again, later and later. A change is one
+request: a worker killed at any moment leaves one change of which nobody knows, and its answer says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, HeliosError
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, batches
+from helios.slurm.parse import release
+
+# A conversation with the pyslurm worker: its process, its pipes, and the lines of JSON that pass through them.
+#
+# What the lines mean is ``binding.py``'s; here is only who is listening, for how long, and how it ended.
+
+PROTOCOL = 1
+HINT = 'Set [slurm] python to a Python that has pyslurm, or [slurm] backend = "commands" to do without it.'
+
+_LONGEST_ANSWER = 1 << 30
+"""Bytes of one answer; 50,000 jobs are 40 MB. More is not an answer."""
+_LONGEST_TAIL = 500
+"""Bytes of the worker's standard error that an error repeats."""
+_GOODBYE_S = 2.0
+"""How long a worker may take to end by itself."""
+
+
+class WorkerLost(ClusterUnavailable):
+    """The worker ended, or was killed because it did not answer in time.
+
+    Parameters
+    ----------
+    died : bool
+        It ended by itself or by somebody else's hand; False: it was too slow, and so will be the next.
+    """
+
+    def __init__(self, message: str, *, died: bool) -> None:
+        super().__init__(message, hint=HINT)
+        self.died = died
+
+
+class Worker:
+    """A started worker and the pipes to it."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str] | None, source: bytes) -> None:
+        self.python = ""
+        self._source = source
+        self._rest = b""
+        self._complaint = b""
+        bootstrap = f"import sys; exec(compile(sys.stdin.buffer.read({len(source)}), 'helios-worker', 'exec'))"
+        try:
+            self._process = subprocess.Popen(
+                [*argv, "-c", bootstrap],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=None if environment is None else dict(environment),
+                cwd="/",  # python -c imports from the current folder first
+                start_new_session=True,
+            )
+        except OSError as reason:
+            raise ClusterUnavailable(
+                f"The Python {argv[0]!r} for pyslurm cannot be started: {reason}", hint=HINT
+            ) from reason
+        self._selector = selectors.DefaultSelector()
+        for pipe in (self._process.stdout, self._process.stderr):
+            self._selector.register(cast(IO[bytes], pipe), selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The process id; of the prefix, where there is one that stays."""
+        return self._process.pid
+
+    def greet(self, *, within_s: float) -> None:
+        """Hand in the source, and hear who answers."""
+        self._send(self._source)
+        greeting = self.hear(within_s=within_s)
+        if greeting.get("protocol") != PROTOCOL:
+            raise ClusterRefused(
+                f"The pyslurm worker speaks protocol {greeting.get('protocol')!r}, Helios speaks {PROTOCOL}.",
+                hint=HINT,
+            )
+        self.python = str(greeting.get("python"))
+        try:
+            error = self.hear(within_s=within_s).get("error")
+        except WorkerLost as reason:
+            raise _lost_in_import(reason) from reason
+        if error:
+            raise ClusterRefused(f"Python {self.python} has no usable pyslurm: {error.get('message')}", hint=HINT)
+
+    def say(self, request: Mapping[str, Any]) -> None:
+        """Send one request."""
+        self._send(json.dumps(request).encode("ascii") + b"\n")
+
+    def hear(self, *, within_s: float) -> dict[str, Any]:
+        """Return the next line.
+
+        Raises
+        ------
+        WorkerLost
+            None came within ``within_s``, or the worker ended.
+        AnswerNotUnderstood
+            It is not a JSON object.
+        """
+        line = self._line(time.monotonic() + within_s, within_s)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError) as reason:
+            raise AnswerNotUnderstood(f"The pyslurm worker said what is not JSON: {line[:80]!r}") from reason
+        if not isinstance(answer, dict):
+            raise AnswerNotUnderstood(f"The pyslurm worker said what is no answer: {line[:80]!r}")
+        return answer
+
+    def ended(self) -> str:
+        """Say how the worker ended; empty: it runs."""
+        status = self._process.poll()
+        if status is None:
+            return ""
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"The pyslurm worker {how}{self._said()}."
+
+    def end(self) -> None:
+        """Let the worker end by itself, or else kill it."""
+        with contextlib.suppress(OSError):
+            cast(IO[bytes], self._process.stdin).close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the worker and what it started, and let go of its pipes."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                cast(IO[bytes], pipe).close()
+
+    def _send(self, text: bytes) -> None:
+        try:
+            cast(IO[bytes], self._process.stdin).write(text)  # far less than a pipe holds: it cannot block
+        except OSError:
+            raise self._lost() from None
+
+    def _line(self, until: float, within_s: float) -> bytes:
+        chunks, size = [self._rest], len(self._rest)
+        while b"\n" not in chunks[-1]:
+            chunks.append(self._more(until, within_s))
+            size += len(chunks[-1])
+            if size > _LONGEST_ANSWER:
+                raise AnswerNotUnderstood(f"The pyslurm worker's answer is longer than {_LONGEST_ANSWER} bytes.")
+        line, _, self._rest = b"".join(chunks).partition(b"\n")
+        return line
+
+    def _more(self, until: float, within_s: float) -> bytes:
+        """Return more of standard output; keep the end of standard error."""
+        while True:
+            ready = self._selector.select(max(until - time.monotonic(), 0))
+            if not ready:
+                raise WorkerLost(f"The pyslurm worker did not answer within {within_s:g} s{self._said()}.", died=False)
+            for key, _ in ready:
+                text = os.read(key.fd, 1 << 20)
+                if key.fileobj is self._process.stdout:
+                    if not text:
+                        raise self._lost()
+                    return text
+                if not text:
+                    self._selector.unregister(key.fileobj)
+                self._complaint = (self._complaint + text)[-_LONGEST_TAIL:]
+
+    def _lost(self) -> WorkerLost:
+        """Say how a worker ended whose pipes are closed."""
+        with contextlib.suppress(OSError):
+            os.set_blocking(cast(IO[bytes], self._process.stderr).fileno(), False)
+            self._complaint = (self._complaint + (cast(IO[bytes], self._process.stderr).read() or b""))[-_LONGEST_TAIL:]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_S)
+        return WorkerLost(self.ended() or "The pyslurm worker closed its standard output.", died=True)
+
+    def _said(self) -> str:
+        text = " ".join(self._complaint.decode("utf-8", "replace").split())
+        return f"; it said: {text}" if text else ""
+
+
+def _lost_in_import(reason: WorkerLost) -> WorkerLost:
+    return WorkerLost(
+        f"{reason.message} It was importing pyslurm, which waits a minute and then ends its process where slurm.conf"
+        " cannot be read or reached.",
+        died=reason.died,
+    )
+
+
+WORKER = Path(__file__).with_name("pyslurm_worker.py")
+NOT_KNOWN = "not known whether it was changed"
+NOT_SENT = "not sent"
+
+_WRITES = ("change", "change_nodes")
+_LONGEST_PAUSE_S = 60.0
+_DEATHS_PER_CALL = 3
+"""After so many deaths in one call of ``change`` the fault is not one job's: the rest is not sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """Who talks to whom.
+
+    Attributes
+    ----------
+    python, pyslurm : str
+        Of the worker.
+    library : str or None
+        Release of Slurm's library in the worker, ``25.11``; None: it does not say.
+    controller : str or None
+        Version of the controller, ``25.11.2``; None: it did not answer.
+    """
+
+    python: str
+    pyslurm: str
+    library: str | None
+    controller: str | None
+
+    @property
+    def agree(self) -> bool:
+        """Whether pyslurm, its library and the controller are of one release X.Y."""
+        releases = {release(version) for version in (self.pyslurm, self.library, self.controller) if version}
+        return self.controller is not None and len(releases) == 1
+
+    def __str__(self) -> str:
+        controller = f"a controller of Slurm {self.controller}" if self.controller else "a controller that is silent"
+        return f"pyslurm {self.pyslurm} (Python {self.python}, library {self.library or 'unknown'}) with {controller}"
+
+
+class PyslurmBackend(Backend):
+    """A :class:`~helios.slurm.backend.Backend` over pyslurm. The worker starts with the first call.
+
+    Calls from several threads wait for each other.
+
+    Parameters
+    ----------
+    python : str
+        The Python that has pyslurm, with what must stand before it, as ``chroot /srv/slurm /usr/bin/python3``; empty:
+        the one that runs Helios.
+    timeout_s : float
+        Longest wait for one answer, and for all answers of one :meth:`change`, s.
+    environment : mapping, optional
+        The worker's environment; None: that of this process.
+    clock : callable
+        Seconds that only grow, for the pauses between restarts.
+    worker : str
+        Source of the worker; empty: the one that Helios brings.
+    """
+
+    name = "pyslurm"
+
+    def __init__(
+        self,
+        *,
+        python: str = "",
+        timeout_s: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        worker: str = "",
+    ) -> None:
+        self.argv = shlex.split(python) or [sys.executable]
+        self.timeout_s = timeout_s
+        self._environment = environment
+        self._source = (worker or WORKER.read_text(encoding="utf-8")).encode()
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._worker: Worker | None = None
+        self._requests = 0
+        self._failures = 0
+        self._not_before = 0.0
+        self._why = ""
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The running worker's process id; None: there is none now."""
+        return self._worker.pid if self._worker else None
+
+    def versions(self) -> Versions:
+        """Return the versions that must agree, the controller's as it is now.
+
+        Raises
+        ------
+        ClusterUnavailable
+            The worker cannot be started, ends, or does not answer in time.
+        ClusterRefused
+            The Python has no usable pyslurm, or the worker speaks another protocol.
+        """
+        answer = self._read("versions")
+        python = self._worker.python if self._worker else ""
+        try:
+            return Versions(python=python, **answer)
+        except TypeError as reason:
+            raise AnswerNotUnderstood(f"The pyslurm worker's versions make no sense: {answer!r:.200}") from reason
+
+    def queue(self) -> list[RawJob]:
+        """Return the records of jobs that wait or hold resources."""
+        return cast(list[RawJob], _records(self._read("queue"), RawJob))
+
+    def nodes(self) -> list[RawNode]:
+        """Return all nodes."""
+        return cast(list[RawNode], _records(self._read("nodes"), RawNode))
+
+    def configuration(self) -> dict[str, str]:
+        """Return those settings of ``scontrol show config`` that pyslurm knows and Helios may ask for."""
+        return cast(dict[str, str], self._read("configuration"))
+
+    def change(self, changes: Sequence[JobUpdate]) -> list[str]:
+        """Write the changes one after the other; a worker that dies of one of them does not stop the rest."""
+        return self._each("change", [_of_job(change) for change in changes])
+
+    def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
+        """Write the changes, nodes that are written the same in one request; a death does not stop the rest."""
+        calls = batches(changes)
+        said = self._each(
+            "change_nodes", [{"nodes": call.nodes, "state": call.state, "weight": call.weight} for call in calls]
+        )
+        by_place = {place: answer for call, answer in zip(calls, said, strict=True) for place in call.places}
+        return [by_place[place] for place in range(len(changes))]
+
+    def _each(self, call: str, requests: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the answers to requests that change something, one after the other."""
+        until = time.monotonic() + self.timeout_s
+        answers: list[str] = []
+        deaths = 0
+        with self._lock:
+            for arguments in requests:
+                try:
+                    answers.append(self._write(call, arguments, until))
+                except WorkerLost as reason:
+                    answers.append(f"{NOT_KNOWN}: {reason.message}")
+                    deaths += 1 if reason.died else _DEATHS_PER_CALL
+                except ClusterUnavailable as reason:  # nothing was sent
+                    if not answers:
+                        raise
+                    return answers + [f"{NOT_SENT}: {reason.message}"] * (len(requests) - len(answers))
+                if deaths >= _DEATHS_PER_CALL:
+                    break
+        return answers + [f"{NOT_SENT}: the pyslurm worker was lost"] * (len(requests) - len(answers))
+
+    def close(self) -> None:
+        """End the worker; harmless when repeated. The next call starts another."""
+        with self._lock:
+            if self._worker:
+                self._worker.end()
+                self._worker = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, call: str, arguments: Mapping[str, Any], until: float) -> str:
+        """Return the answer to one request that changes something.
+
+        Raises
+        ------
+        WorkerLost
+            It was sent, and its answer is lost.
+        ClusterUnavailable
+            It was not sent.
+        """
+        try:
+            self._running()
+        except WorkerLost as reason:
+            raise ClusterUnavailable(reason.message, hint=reason.hint) from reason
+        if (remaining := until - time.monotonic()) <= 0:
+            raise ClusterUnavailable(f"The changes took longer than {self.timeout_s:g} s.")
+        answer = self._ask(call, arguments, within_s=remaining)
+        if answer["ok"]:
+            return str(answer["result"])
+        error = answer["error"]
+        if error.get("kind") != "unavailable":
+            return str(error.get("message"))
+        if error.get("sent", True):
+            raise WorkerLost(f"the controller did not answer: {error.get('message')}", died=False)
+        raise _explained(error)
+
+    def _read(self, call: str) -> Any:
+        """Ask for what may be asked twice: a worker that died once is no failure."""
+        with self._lock:
+            try:
+                answer = self._ask(call, {}, within_s=self.timeout_s)
+            except WorkerLost as reason:
+                if not reason.died:
+                    raise
+                answer = self._ask(call, {}, within_s=self.timeout_s)
+            if not answer["ok"]:
+                raise _explained(answer["error"])
+            return answer["result"]
+
+    def _ask(self, call: str, arguments: Mapping[str, Any], *, within_s: float) -> dict[str, Any]:
+        worker = self._running()
+        self._requests += 1
+        try:
+            worker.say({"id": self._requests, "call": call, "args": dict(arguments)})
+            answer = worker.hear(within_s=within_s)
+            _check(answer, self._requests)
+        except AnswerNotUnderstood as reason:
+            self._failed(reason)
+            if call in _WRITES:
+                raise WorkerLost(reason.message, died=True) from reason
+            raise
+        except HeliosError as reason:
+            self._failed(reason)
+            raise
+        self._failures = 0
+        return answer
+
+    def _running(self) -> Worker:
+        """Return the worker, started if there is none or it has ended meanwhile."""
+        if self._worker and (ended := self._worker.ended()):
+            self._failed(WorkerLost(ended, died=True))
+        if self._worker:
+            return self._worker
+        if (pause := self._not_before - self._clock()) > 0:
+            raise ClusterUnavailable(
+                f"The pyslurm worker failed {self._failures} times, last: {self._why} Next try in {pause:.0f} s.",
+                hint=HINT,
+            )
+        self._worker = Worker(self.argv, self._environment, self._source)
+        try:
+            self._worker.greet(within_s=self.timeout_s)
+        except HeliosError as reason:
+            self._failed(reason)
+            raise
+        return self._worker
+
+    def _failed(self, reason: HeliosError) -> None:
+        """End the worker for good; the next starts at once after a first failure, then after 1, 2, 4, ... s."""
+        if self._worker:
+            self._worker.kill()
+            self._worker = None
+        self._failures += 1
+        self._why = reason.message
+        pause = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), _LONGEST_PAUSE_S)
+        self._not_before = self._clock() + pause
+
+
+def _of_job(change: JobUpdate) -> dict[str, Any]:
+    return {"job_id": change.job_id, "site_factor": change.site_factor, "time_min": change.time_min}
+
+
+def _check(answer: Mapping[str, Any], expected: int) -> None:
+    complete = "result" in answer if answer.get("ok") else isinstance(answer.get("error"), dict)
+    if answer.get("id") != expected or not complete:
+        raise AnswerNotUnderstood(
+            f"The pyslurm worker's answer to request {expected} makes no sense: {dict(answer)!r:.200}"
+        )
+
+
+def _records(answer: Any, kind: type[Any]) -> list[dict[str, Any]]:
+    """Return ``answer`` if it is a list of records with just the keys of ``kind``."""
+    keys = kind.__annotations__.keys()
+    if not isinstance(answer, list) or any(not isinstance(row, dict) or row.keys() != keys for row in answer):
+        raise AnswerNotUnderstood(f"The pyslurm worker's records are not those of {kind.__name__}: {answer!r:.200}")
+    return answer
+
+
+def _explained(error: Mapping[str, Any]) -> HeliosError:
+    message = error.get("message")
+    if error.get("kind") == "unavailable":
+        return ClusterUnavailable(f"Slurm's controller cannot be reached: {message}", hint="Look with: scontrol ping")
+    if error.get("kind") == "refused":
+        return ClusterRefused(f"Slurm refused: {message}", hint="Helios needs AdminLevel Operator: sacctmgr show user")
+    return AnswerNotUnderstood(f"pyslurm failed: {message}", hint=HINT)

@@ -1,0 +1,432 @@
+"""pyslurm in a process of its own: reads requests, asks Slurm's library, writes answers, a line of JSON each.
+
+``import pyslurm`` ends the process where there is no Slurm configuration, and its library can leak, hang and crash; so
+it lives here and nowhere else. This one file is all that the Python which has pyslurm needs - any from 3.9 on, the
+system's own as a rule: standard library and pyslurm only, nothing of Helios. ``binding.py`` starts it and talks to it;
+what the records mean is said in ``backend.py``.
+
+What pyslurm (read in 25.11.2) makes necessary: zero cannot be written as a number, only as the text ``"0"``; an
+unlimited time limit and none both read as None; task 0 of an array reads as no task; text that is not UTF-8 raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import grp
+import json
+import os
+import platform
+import pwd
+import re
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+PROTOCOL = 1
+
+_STANDBY = 2027
+"""ESLURM_IN_STANDBY_MODE: a backup controller that does not rule yet."""
+_UNREACHABLE = frozenset([*range(1000, 1100), *range(1800, 1900), *range(5000, 5100), 110, 111, _STANDBY])
+"""Slurm's error numbers for a controller that cannot be talked to (slurm_errno.h); 110 and 111 are the system's own."""
+_NOT_SENT = (111, 1001, 1800)
+"""Those of them that say that no connection was made."""
+_NOT_ALLOWED = (2002, 2010)
+"""ESLURM_ACCESS_DENIED, ESLURM_USER_ID_MISSING."""
+_LIBRARY = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
+"""Slurm's releases by the number of their library, libslurm.so.NN."""
+
+_OVER = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "RECONFIG_FAIL",
+        "REVOKED",
+        "TIMEOUT",
+    ]
+)
+"""States of jobs that hold nothing any more and wait for nothing."""
+_BASE_STATE = {
+    "CONFIGURING": "RUNNING",
+    "POWER_UP_NODE": "RUNNING",
+    "RESIZING": "RUNNING",
+    "SIGNALING": "RUNNING",
+    "STOPPED": "RUNNING",
+    "STAGE_OUT": "COMPLETING",
+    "REQUEUED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "RESV_DEL_HOLD": "PENDING",
+    "SPECIAL_EXIT": "PENDING",
+}
+"""Flags that Slurm names in place of the base state (slurm.h ``JOB_STATE_FLAGS``)."""
+
+_GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<kind>.+))?")
+
+
+class AccountNames:
+    """User and group names, each looked up once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, str] = {}
+
+    def user(self, number: int | None) -> str | None:
+        """Return the user's name; the number as text where the system has none."""
+        return self._name(number, "user", lambda uid: pwd.getpwuid(uid).pw_name)
+
+    def group(self, number: int | None) -> str | None:
+        """Return the group's name; the number as text where the system has none."""
+        return self._name(number, "group", lambda gid: grp.getgrgid(gid).gr_name)
+
+    def _name(self, number: int | None, kind: str, look_up: Callable[[int], str]) -> str | None:
+        if number is None:
+            return None
+        if (kind, number) not in self._known:
+            try:
+                self._known[kind, number] = look_up(number)
+            except KeyError:
+                self._known[kind, number] = str(number)
+        return self._known[kind, number]
+
+
+class PyslurmApi:
+    """What may be asked of one Slurm, by the names of the protocol's calls.
+
+    Parameters
+    ----------
+    pyslurm : module
+        The imported package.
+    """
+
+    def __init__(self, pyslurm: Any) -> None:
+        self.pyslurm = pyslurm
+
+    def versions(self) -> dict[str, Any]:
+        """Return the versions that must agree; the controller's is None where it does not answer."""
+        try:
+            controller = self.pyslurm.slurmctld.Config.load().version
+        except self.pyslurm.RPCError:
+            controller = None
+        return {"pyslurm": self.pyslurm.__version__, "library": _library(), "controller": controller}
+
+    def queue(self) -> list[dict[str, Any]]:
+        """Return the records of jobs that wait or hold resources."""
+        names = AccountNames()
+        jobs = self.pyslurm.Jobs.load(preload_passwd_info=False).values()
+        return [raw_job(job, names) for job in jobs if job.state not in _OVER]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return all nodes."""
+        return [raw_node(node) for node in self.pyslurm.Nodes.load().values()]
+
+    def configuration(self) -> dict[str, str]:
+        """Return the settings that Helios may ask for, written as ``scontrol show config`` writes them."""
+        loaded = self.pyslurm.slurmctld.Config.load()
+        return {key: write(read(loaded, attribute)) for key, (attribute, write) in SETTINGS.items()}
+
+    def change(self, job_id: str, site_factor: int | None, time_min: int | None) -> str:
+        """Change one job; return nothing where Slurm accepted it, else its message."""
+        wanted: dict[str, Any] = {}
+        if site_factor is not None:
+            wanted["site_factor"] = str(site_factor)  # the number 0 would be dropped, without a word
+        if time_min is not None:
+            wanted["time_limit_min"] = time_min  # the text "0" would raise
+        job = self.pyslurm.Job(int(job_id))
+        return self._answer(lambda: job.modify(self.pyslurm.JobSubmitDescription(**wanted)))
+
+    def change_nodes(self, nodes: str, state: str, weight: int | None) -> str:
+        """Change the power or the weight of ``nodes``, as ``n[1-4,7]``; return as :meth:`change` does."""
+        wanted: dict[str, Any] = {"state": state} if state else {"weight": str(weight)}
+        return self._answer(lambda: self.pyslurm.Node(nodes).modify(self.pyslurm.Node(**wanted)))
+
+    def _answer(self, write: Callable[[], None]) -> str:
+        try:
+            write()
+        except self.pyslurm.RPCError as refusal:
+            if _kind(refusal) == "unavailable":
+                raise
+            return str(refusal) or f"Slurm's error {refusal.errno}"
+        return ""
+
+
+def raw_job(job: Any, names: AccountNames) -> dict[str, Any]:
+    """Return a job as ``backend.RawJob``."""
+    state = _BASE_STATE.get(job.state, job.state)
+    pending = state == "PENDING"
+    array_tasks = _array_tasks(job)
+    tres = job.tres  # parsed anew by each access, like the others of this kind
+    gpus = _job_gpus(job, tres)
+    return {
+        "job_id": str(job.id),
+        "restart": job.requeue_count or 0,
+        "array_job_id": str(job.array_id) if job.array_id else None,
+        "array_tasks": array_tasks,
+        "tasks": count_tasks(array_tasks) if array_tasks and pending else 1,
+        "het_job_id": str(job.heterogeneous_id) if job.heterogeneous_id else None,
+        "het_job_offset": (job.heterogeneous_offset or 0) if job.heterogeneous_id else None,
+        "name": read(job, "name"),
+        "user": names.user(job.user_id),
+        "group": names.group(job.group_id),
+        "account": read(job, "account"),
+        "qos": read(job, "qos"),
+        "partition": read(job, "partition"),
+        "state": state,
+        "reason": _reason(job),
+        "submitted": job.submit_time or 0,
+        "eligible": job.eligible_time,
+        "started": None if pending else job.start_time,
+        "planned_start": job.start_time if pending else None,
+        "time_limit_s": 60 * job.time_limit if job.time_limit else "UNLIMITED",
+        "time_min_s": 60 * job.time_limit_min if job.time_limit_min else None,
+        "nodes": _number(job.num_nodes),
+        "cpus": _number(job.cpus),
+        "gpus": gpus["count"],
+        "gpu_type": gpus["kind"],
+        "memory_mib": _memory_mib(job, tres),
+        "node_list": None if pending else read(job, "allocated_nodes"),
+        "priority": _number(job.priority),
+        "reservation": read(job, "reservation"),
+        "cron": bool(job.is_cronjob),
+        "nice": job.nice or 0,
+    }
+
+
+def raw_node(node: Any) -> dict[str, Any]:
+    """Return a node as ``backend.RawNode``."""
+    state, *flags = node.state.replace("*", "+NOT_RESPONDING").split("+")
+    has, held = count_gpus(node.configured_gres), count_gpus(node.allocated_gres)
+    return {
+        "name": node.name,
+        "partitions": ",".join(node.partitions),
+        "state": state,
+        "flags": "+".join(dict.fromkeys(flags)) or None,
+        "cpus": node.total_cpus,
+        "cpus_held": node.allocated_cpus,
+        "gpus": has["count"],
+        "gpus_held": held["count"],
+        "gpu_type": has["kind"],
+        "memory_mib": node.real_memory,
+        "weight": node.weight or 0,  # pyslurm reads a weight of 0 as None
+        "features": ",".join(node.active_features) or None,
+        "idle_since": node.last_busy_time if state == "IDLE" else None,
+        "reason": read(node, "reason"),
+    }
+
+
+def read(record: Any, attribute: str) -> Any:
+    """Return an attribute of pyslurm's; text that is not UTF-8 with surrogate escapes."""
+    try:
+        return getattr(record, attribute)
+    except UnicodeDecodeError as reason:
+        return reason.object.decode("utf-8", "surrogateescape")
+
+
+def count_gpus(counts: Any) -> dict[str, Any]:
+    """Return number and kind of the GPUs among GRES or TRES; what is said with and without a kind counts once."""
+    plain, kinds = 0, {}
+    for name, count in (counts or {}).items():
+        found = _GPU.fullmatch(name)
+        if found and found["kind"]:
+            kinds[found["kind"]] = int(getattr(count, "count", count))
+        elif found:
+            plain = int(getattr(count, "count", count))
+    return {"count": max(plain, sum(kinds.values())), "kind": next(iter(kinds)) if len(kinds) == 1 else None}
+
+
+def count_tasks(tasks: str) -> int:
+    """Return how many tasks ``0,3,6,20-29%2`` names, steps as in ``0-9:3`` included."""
+    count = 0
+    for part in tasks.partition("%")[0].split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        if first.isdigit():
+            count += (int(last or first) - int(first)) // int(step or 1) + 1
+    return max(count, 1)
+
+
+def _job_gpus(job: Any, tres: Any) -> dict[str, Any]:
+    """Return a job's GPUs: as TRES count them, else, where the site does not account for GPUs, as asked for."""
+    per_task = job.tres_per_task
+    counted = count_gpus(tres.gres if tres else None)
+    by_node = count_gpus(job.gres_per_node)
+    by_task = count_gpus(per_task.gres if per_task else None)
+    asked = max(by_node["count"] * (_number(job.num_nodes) or 1), by_task["count"] * (_number(job.ntasks) or 1))
+    kinds = {gpus["kind"] for gpus in (counted, by_node, by_task)} - {None}
+    return {"count": counted["count"] or asked, "kind": kinds.pop() if len(kinds) == 1 else None}
+
+
+def _memory_mib(job: Any, tres: Any) -> float | None:
+    memory = tres.mem if tres else None
+    return float(memory.count) if memory else _number(job.memory)
+
+
+def _array_tasks(job: Any) -> str | None:
+    if not job.array_id:
+        return None
+    if not job.array_tasks_waiting:
+        return str(job.array_task_id or 0)
+    at_once = _number(job.array_tasks_parallel)
+    return f"{job.array_tasks_waiting}%{at_once}" if at_once else str(job.array_tasks_waiting)
+
+
+def _reason(job: Any) -> str | None:
+    reason = read(job, "state_reason")
+    return None if reason in (None, "None") else str(reason).replace(" ", "_")  # as squeue writes it
+
+
+def _number(value: Any) -> int | None:
+    """Return a count; None where pyslurm says UNLIMITED or nothing."""
+    return value if isinstance(value, int) else None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(key if given is True else f"{key}={given}" for key, given in value.items()) or "(null)"
+    if isinstance(value, (list, tuple)):
+        return ",".join(value) or "(null)"
+    return "(null)" if value is None else str(value)
+
+
+def _as_flags(value: Any) -> str:
+    return ",".join(value or ())
+
+
+def _as_lower(value: Any) -> str:
+    return ",".join(value or ()).lower() or "none"
+
+
+def _as_count(value: Any) -> str:
+    return "INFINITE" if value == "UNLIMITED" else str(value or 0)
+
+
+def _as_seconds(value: Any) -> str:
+    return "INFINITE" if value == "UNLIMITED" else f"{value or 0} sec"
+
+
+SETTINGS = {
+    "AccountingStorageEnforce": ("accounting_storage_enforce", _as_lower),
+    "AccountingStorageHost": ("accounting_storage_host", _as_text),
+    "AccountingStoragePort": ("accounting_storage_port", _as_count),
+    "AccountingStorageTRES": ("accounting_storage_tres", _as_text),
+    "AccountingStorageType": ("accounting_storage_type", _as_text),
+    "AuthType": ("auth_type", _as_text),
+    "BOOT_TIME": ("slurmctld_boot_time", _as_count),
+    "ClusterName": ("cluster_name", _as_text),
+    "GresTypes": ("gres_types", _as_text),
+    "JobSubmitPlugins": ("job_submit_plugins", _as_text),
+    "MaxArraySize": ("max_array_size", _as_count),
+    "MaxJobCount": ("max_job_count", _as_count),
+    "MessageTimeout": ("message_timeout", _as_seconds),
+    "MinJobAge": ("min_job_age", _as_seconds),
+    "NEXT_JOB_ID": ("next_job_id", _as_count),
+    "PreemptMode": ("preempt_mode", _as_text),
+    "PreemptType": ("preempt_type", _as_text),
+    "PriorityFlags": ("priority_flags", _as_flags),
+    "PrioritySiteFactorPlugin": ("priority_site_factor_plugin", _as_text),
+    "PriorityType": ("priority_type", _as_text),
+    "PriorityWeightAge": ("priority_weight_age", _as_count),
+    "PriorityWeightAssoc": ("priority_weight_assoc", _as_count),
+    "PriorityWeightFairShare": ("priority_weight_fair_share", _as_count),
+    "PriorityWeightJobSize": ("priority_weight_job_size", _as_count),
+    "PriorityWeightPartition": ("priority_weight_partition", _as_count),
+    "PriorityWeightQOS": ("priority_weight_qos", _as_count),
+    "PriorityWeightTRES": ("priority_weight_tres", _as_text),
+    "PrivateData": ("private_data", _as_lower),
+    "ReconfigFlags": ("reconfig_flags", _as_text),
+    "ResumeProgram": ("resume_program", _as_text),
+    "ResumeTimeout": ("resume_timeout", _as_seconds),
+    "SLURM_CONF": ("slurm_conf_path", _as_text),
+    "SLURM_VERSION": ("version", _as_text),
+    "SchedulerParameters": ("scheduler_parameters", _as_text),
+    "SchedulerType": ("scheduler_type", _as_text),
+    "ScronParameters": ("scron_parameters", _as_text),
+    "SelectType": ("select_type", _as_text),
+    "SelectTypeParameters": ("select_type_parameters", _as_text),
+    "SlurmctldParameters": ("slurmctld_parameters", _as_text),
+    "SlurmctldPort": ("slurmctld_port", _as_count),
+    "SlurmctldTimeout": ("slurmctld_timeout", _as_seconds),
+    "SlurmdTimeout": ("slurmd_timeout", _as_seconds),
+    "StateSaveLocation": ("state_save_location", _as_text),
+    "SuspendExcNodes": ("suspend_exclude_nodes", _as_text),
+    "SuspendExcParts": ("suspend_exclude_partitions", _as_text),
+    "SuspendExcStates": ("suspend_exclude_states", _as_text),
+    "SuspendProgram": ("suspend_program", _as_text),
+    "SuspendTime": ("suspend_time", _as_seconds),
+    "SuspendTimeout": ("suspend_timeout", _as_seconds),
+}
+"""Keys of ``scontrol show config``: pyslurm's attribute, and how scontrol writes it; times in s since the epoch."""
+
+
+def main() -> None:
+    """Answer requests until standard input closes."""
+    answers = _take_standard_output()
+    _say(answers, {"protocol": PROTOCOL, "python": platform.python_version()})
+    try:
+        import pyslurm  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415 - may end the process: after the greeting
+    except Exception as reason:
+        _say(answers, {"error": {"kind": "missing", "message": f"{type(reason).__name__}: {reason}"}})
+        return
+    slurm = PyslurmApi(pyslurm)
+    _say(answers, slurm.versions())
+    for line in sys.stdin.buffer:
+        _say(answers, answer(slurm, json.loads(line)))
+
+
+def answer(slurm: PyslurmApi, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to one request, whatever goes wrong."""
+    try:
+        result = getattr(slurm, _known(request["call"]))(**request.get("args", {}))
+    except Exception as reason:
+        sent = getattr(reason, "errno", None) not in _NOT_SENT
+        error = {"kind": _kind(reason), "message": f"{type(reason).__name__}: {reason}", "sent": sent}
+        return {"id": request.get("id"), "ok": False, "error": error}
+    return {"id": request["id"], "ok": True, "result": result}
+
+
+def _known(call: str) -> str:
+    if call not in ("versions", "queue", "nodes", "configuration", "change", "change_nodes"):
+        raise ValueError(f"there is no call {call!r}")
+    return call
+
+
+def _kind(reason: Exception) -> str:
+    number = getattr(reason, "errno", None)
+    if number in _NOT_ALLOWED:
+        return "refused"
+    return "unavailable" if number in _UNREACHABLE else "failed"
+
+
+def _library() -> str | None:
+    try:
+        number = int(ctypes.CDLL(None).slurm_api_version()) >> 16
+    except (AttributeError, OSError):
+        return None
+    return _LIBRARY.get(number, f"libslurm {number}")
+
+
+def _take_standard_output() -> IO[bytes]:
+    """Return the way to standard output, and lead there-bound prints of C libraries to standard error instead."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: IO[bytes], line: dict[str, Any]) -> None:
+    answers.write(json.dumps(line).encode("ascii") + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    os.environ["SLURM_BITSTR_LEN"] = "0"  # array tasks written out in full, not "0,3,6,..."
+    os.environ["TZ"] = "UTC"
+    with contextlib.suppress(BrokenPipeError):
+        main()
+    sys.stderr.flush()
+    os._exit(0)  # no Slurm library code at the end: it may hang or crash

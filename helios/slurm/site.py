@@ -1,0 +1,165 @@
+"""A site's Slurm read from texts that its admin can print: what it decides, and what of it is not simulated.
+
+Nothing here asks a cluster: the texts may come from another machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from helios.errors import ConfigurationInvalid
+from helios.model.slurm_site import PartitionRules, SlurmSite
+from helios.slurm.site_accounts import read_qos, read_shares
+from helios.slurm.site_conf import lines, records
+from helios.slurm.site_nodes import MachineCounts, parse_node_records, parse_sinfo
+from helios.slurm.site_rules import SchedulingSettings, priority_rules, say_the_rest, scheduling_rules, selection
+
+_ABOUT_MACHINES = frozenset({"nodename", "partitionname", "nodeset"})
+_NOT_FOLLOWED = frozenset({"downnodes", "frontendname", "switchname"})
+_FOR_ALL_PARTITIONS = ("defmempercpu", "defmempergpu", "defmempernode")
+
+
+def read_site(
+    slurm_conf: str,
+    *,
+    sacctmgr_qos: str | None = None,
+    sacctmgr_assoc: str | None = None,
+    sinfo: str | None = None,
+) -> SlurmSite:
+    """Return what a site's files say of who starts when.
+
+    Parameters
+    ----------
+    slurm_conf : str
+        Text of ``slurm.conf``, or what ``scontrol show config`` prints.
+    sacctmgr_qos : str, optional
+        What ``sacctmgr show qos -P`` prints.
+    sacctmgr_assoc : str, optional
+        What ``sacctmgr show assoc tree -P`` prints, or ``sshare -a -l -P``, which also knows past usage.
+    sinfo : str, optional
+        What ``sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'`` prints, or ``scontrol show node`` and ``scontrol show partition``,
+        one after the other; nodes and partitions found here take the place of those of ``slurm_conf``.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A text is not what it should be; the line is named.
+    """
+    with _in_file("slurm.conf"):
+        settings, machines = _read_configuration(slurm_conf)
+        select, least_loaded, holds_memory = selection(settings)
+        priority, scheduling = priority_rules(settings), scheduling_rules(settings)
+    notes, name = settings.notes, settings.text("clustername", "slurm")
+    with _in_file("sinfo"):
+        told = read_machines(sinfo) if sinfo is not None else MachineCounts()
+    with _in_file("qos"):
+        qos = read_qos(sacctmgr_qos, notes) if sacctmgr_qos is not None else ()
+    with _in_file("associations"):
+        shares = read_shares(sacctmgr_assoc, notes, cluster=name) if sacctmgr_assoc is not None else ()
+    say_the_rest(settings)
+    site = SlurmSite(
+        name=name,
+        nodes=told.groups() if told.nodes else machines.groups(),
+        partitions=tuple(_partitions(machines, told)),
+        priority=priority,
+        scheduling=scheduling,
+        qos=qos,
+        shares=shares,
+        select=select,
+        least_loaded=least_loaded,
+        holds_memory=holds_memory,
+    )
+    _refuse_emptiness(site)
+    return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *told.notes, *_what_is_missing(site)])))
+
+
+def read_machines(text: str) -> MachineCounts:
+    """Read nodes and partitions from what ``sinfo -N`` or ``scontrol show node`` and ``show partition`` print.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        It is neither, or a value is not understood.
+    """
+    if re.search(r"^\s*(NodeName|PartitionName)=", text, re.MULTILINE | re.IGNORECASE):
+        return parse_node_records(records(text, "nodename"), records(text, "partitionname"))
+    rows, numbers = _sinfo_rows(text)
+    return parse_sinfo(rows, numbers)
+
+
+@contextmanager
+def _in_file(name: str) -> Iterator[None]:
+    """Name the file in what goes wrong with it."""
+    try:
+        yield
+    except ConfigurationInvalid as reason:
+        raise ConfigurationInvalid(f"{name}, {reason.message}", hint=reason.hint) from reason
+
+
+def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
+    settings, machines = SchedulingSettings(), MachineCounts()
+    for line in lines(text):
+        if line.title in _ABOUT_MACHINES:
+            machines.take(line)
+        elif line.title in _NOT_FOLLOWED:
+            settings.notes.append(f"Line {line.number}: {line.title} is not followed.")
+        elif line.title == "include":
+            settings.notes.append(
+                f"Line {line.number} includes {line.words['include']}, which was not read: give the files as one text."
+            )
+        else:
+            settings.take(line)
+    machines.finish(settings.plain(*_FOR_ALL_PARTITIONS))
+    return settings, machines
+
+
+def _partitions(machines: MachineCounts, told: MachineCounts) -> Iterator[PartitionRules]:
+    """Yield the partitions: what ``told`` says of them, where it says more than which nodes they have."""
+    if not told.partitions:
+        yield from machines.partitions.values()
+    for name, partition in told.partitions.items():
+        known = machines.partitions.get(name)
+        if told.with_rules or known is None:
+            yield partition
+        else:
+            yield replace(known, nodes=partition.nodes)
+        if not told.with_rules and known is None:
+            told.notes.append(
+                f"Of partition {name} only the nodes are known, not limits and priority: "
+                "add what scontrol show partition prints."
+            )
+
+
+def _refuse_emptiness(site: SlurmSite) -> None:
+    if not site.nodes or not any(partition.nodes for partition in site.partitions):
+        raise ConfigurationInvalid(
+            "no partition with nodes is described",
+            hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
+            "node and scontrol show partition print.",
+        )
+
+
+def _what_is_missing(site: SlurmSite) -> Iterator[str]:
+    if site.priority.multifactor and site.priority.fairshare and not site.shares:
+        yield "Fair share has a weight, but no associations were given (--assoc): all users have the same shares."
+    if site.priority.multifactor and site.priority.qos and not site.qos:
+        yield "QOS has a weight, but no QOS were given (--qos): they all count alike."
+    named = {partition.qos for partition in site.partitions if partition.qos}
+    if unknown := sorted(named - {qos.name for qos in site.qos}):
+        yield f"The limits of the partitions' QOS are not known (--qos): {', '.join(unknown)}."
+
+
+def _sinfo_rows(text: str) -> tuple[list[dict[str, str]], list[int]]:
+    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    heads = re.split(r"\||\s+", printed[0][1].strip()) if printed else []
+    if not {"NODELIST", "CPUS"} <= set(heads):
+        raise ConfigurationInvalid(
+            "line 1: there are no columns NODELIST and CPUS",
+            hint="Make it with: sinfo -N -o '%N|%P|%c|%m|%G|%w|%f', or: scontrol show node; scontrol show partition",
+        )
+    separated = "|" in printed[0][1]
+    rows = [line.split("|") if separated else line.split() for _, line in printed[1:]]
+    return [dict(zip(heads, row, strict=False)) for row in rows], [number for number, _ in printed[1:]]

@@ -1,0 +1,207 @@
+"""Slurm's way to write configuration: ``slurm.conf``, and what ``scontrol show`` prints; text in, words out.
+
+Source: slurm.conf(5) and ``parse_config.c``: keys in any case, ``#`` begins a comment, a backslash at the end goes on
+with the next line, values may be quoted, a line of nodes or of a partition is many ``Key=Value``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from helios.errors import ConfigurationInvalid
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+_KEY = r"[A-Za-z][\w/.]*(?:\[\d+\])?"
+_PAIR = re.compile(rf"({_KEY})\s*[+-]?=\s*(?:\"([^\"]*)\"|(\S*))")
+_PRINTED_PAIR = re.compile(rf"(?<!\S)({_KEY})=(\S*)")
+_WHOLE_LINE = re.compile(rf"\s*({_KEY})\s*=\s*(.*)")
+_INCLUDE = re.compile(r"\s*include\s+(\S.*)", re.IGNORECASE)
+_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_NO_LIMIT = frozenset({"unlimited", "infinite", "-1"})
+_NOTHING = frozenset({"", "(null)", "none", "n/a"})
+_TITLES = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname"})
+"""Keys that begin a line of many ``Key=Value``; any other line is one setting, whose value may hold blanks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfLine:
+    """One statement: what it is about, and its words with their keys in lower case.
+
+    Attributes
+    ----------
+    number : int
+        In the text, from 1; the first, where a statement goes over several.
+    title : str
+        Its first key, in lower case; ``include`` for a file that is to be read too.
+    spelled : str
+        The first key as it is written.
+    """
+
+    number: int
+    title: str
+    words: Mapping[str, str]
+    spelled: str = ""
+
+    def text(self, key: str, otherwise: str = "") -> str:
+        """Return what is given for ``key``, or ``otherwise``; what Slurm prints for nothing is nothing."""
+        value = self.words.get(key, otherwise)
+        return otherwise if value.lower() in _NOTHING else value
+
+    def whole(self, key: str, otherwise: int) -> int:
+        """Return a whole number; raises :class:`ConfigurationInvalid`."""
+        value = self.text(key)
+        if not value:
+            return otherwise
+        if not re.fullmatch(r"-?\d+", value):
+            raise self.wrong(key, "is not a whole number", "Write it in digits alone.")
+        return int(value)
+
+    def length_s(self, key: str, otherwise: int | None) -> int | None:
+        """Return a length of time; None: no limit. Raises :class:`ConfigurationInvalid`."""
+        value = self.text(key)
+        if not value:
+            return otherwise
+        try:
+            return length_s(value)
+        except ValueError:
+            raise self.wrong(
+                key, "is not a length of time", "Write minutes, HH:MM:SS, D-HH:MM:SS or UNLIMITED."
+            ) from None
+
+    def weights(self, key: str) -> dict[str, float]:
+        """Return weights of TRES as ``CPU=1.0,Mem=0.25G,GRES/gpu=2.0``; raises :class:`ConfigurationInvalid`.
+
+        The unit behind the weight of memory is what it is the weight of (Mem=0.25G: of a GiB); here memory is in MiB.
+        """
+        found: dict[str, float] = {}
+        for word in filter(None, self.text(key).split(",")):
+            name, _, value = word.partition("=")
+            weight = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([KMGTP]?)", value.strip(), re.IGNORECASE)
+            if weight is None:
+                raise self.wrong(key, "is not a list of weights", "Write CPU=1.0,Mem=0.25G,GRES/gpu=3.0.")
+            found[name.strip().lower()] = float(weight[1]) / _MIB.get(weight[2].upper(), 1.0)
+        return found
+
+    def wrong(self, key: str, what: str, hint: str) -> ConfigurationInvalid:
+        """Return the error that this line's ``key`` is wrong."""
+        return ConfigurationInvalid(f"line {self.number}: {key}={self.words.get(key, '')} {what}", hint=hint)
+
+
+def lines(text: str) -> Iterator[ConfLine]:
+    """Read the statements of a text, in order.
+
+    Raises
+    ------
+    ConfigurationInvalid
+        A line is neither a comment nor a setting.
+    """
+    for number, statement in _statements(text):
+        if found := _INCLUDE.fullmatch(statement):
+            yield ConfLine(number=number, title="include", words={"include": found[1].strip()})
+            continue
+        whole = _WHOLE_LINE.fullmatch(statement)
+        if whole is None:
+            if _is_a_heading(statement):
+                continue
+            raise ConfigurationInvalid(
+                f"line {number}: {statement.strip()[:80]!r} is not Key=Value",
+                hint="Give the text of slurm.conf, or what scontrol show config prints.",
+            )
+        title = whole[1].lower()
+        words = _pairs(statement) if title in _TITLES else {title: whole[2].strip().strip('"')}
+        yield ConfLine(number=number, title=title, words=words, spelled=whole[1])
+
+
+def records(text: str, title: str) -> Iterator[ConfLine]:
+    """Read what ``scontrol show node`` or ``show partition`` prints, on one line a record or several.
+
+    Parameters
+    ----------
+    title : str
+        Key that begins a record, in lower case.
+    """
+    for number, block in _blocks(text, title):
+        words = {found[1].lower(): found[2] for found in _PRINTED_PAIR.finditer(block)}
+        yield ConfLine(number=number, title=title, words=words)
+
+
+def length_s(text: str) -> int | None:
+    """Return a length as Slurm's configuration writes it, s: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+
+    Returns
+    -------
+    int or None
+        None: ``UNLIMITED`` or ``INFINITE``.
+
+    Raises
+    ------
+    ValueError
+        It is not one.
+    """
+    word = text.strip().lower()
+    if word in _NO_LIMIT:
+        return None
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", word)
+    if found is None:
+        raise ValueError(text)
+    parts = [int(part) for part in found[2].split(":")]
+    units = [HOUR_S, MINUTE_S, 1]
+    if found[1] is None and len(parts) < 3:
+        units = units[1:]
+    return int(found[1] or 0) * DAY_S + sum(unit * part for unit, part in zip(units, parts, strict=False))
+
+
+def amount(text: str) -> int:
+    """Return a count as ``8``, ``2K`` or ``-1``; raises ValueError."""
+    found = re.fullmatch(r"(-?\d+)([kKmMgG]?)", text.strip())
+    if found is None:
+        raise ValueError(text)
+    return int(found[1]) * {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}[found[2].upper()]
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    began, pending = 0, ""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _without_comment(raw)
+        began = began or number
+        if line.rstrip().endswith("\\"):
+            pending += line.rstrip()[:-1] + " "
+            continue
+        statement, at = pending + line, began
+        began, pending = 0, ""
+        if statement.strip():
+            yield at, statement
+    if pending.strip():
+        yield began, pending
+
+
+def _without_comment(line: str) -> str:
+    return re.sub(r"(?<!\\)#.*", "", line).replace("\\#", "#")
+
+
+def _is_a_heading(statement: str) -> bool:
+    """Whether it is one of the lines that ``scontrol show config`` prints between the settings."""
+    words = statement.strip()
+    return words.startswith("Configuration data as of") or words.endswith(":") or words.startswith("Slurmctld(")
+
+
+def _pairs(statement: str) -> dict[str, str]:
+    return {found[1].lower(): found[2] if found[2] is not None else found[3] for found in _PAIR.finditer(statement)}
+
+
+def _blocks(text: str, title: str) -> Iterator[tuple[int, str]]:
+    began, block = 0, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip().lower().startswith(f"{title}="):
+            if block:
+                yield began, block
+            began, block = number, line
+        elif block and line.startswith((" ", "\t")) and line.strip():
+            block += " " + line
+        elif block:
+            yield began, block
+            block = ""
+    if block:
+        yield began, block

@@ -1,0 +1,189 @@
+"""Is it a cluster? The part of the cluster contract that any implementation can be held to from outside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import pandas as pd
+
+from helios.actions import JobAction, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
+from helios.model import Snapshot
+from helios.ports import Cluster
+
+COARSEST = 0.02
+"""Largest difference between an urgency asked for and one read back."""
+PREDICTED = ("p10_s", "p50_s", "p90_s", "source")
+
+Make = Callable[[], Cluster]
+
+
+def check_cluster(make: Make) -> None:
+    """Check that a cluster keeps what :class:`helios.ports.Cluster` promises.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the cluster, fresh each time or restored, with at least three pending jobs in one partition that may
+        be changed (eligible, not ``excluded_reason``, no soft limit, a finite time limit over half an hour). It is
+        left as it was found.
+
+    Raises
+    ------
+    AssertionError
+        It does not; the message says which promise, and what was seen.
+    """
+    for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _takes_back, _takes_back_by_name):
+        cluster = make()
+        try:
+            promise(cluster)
+        finally:
+            cluster.apply([Revert(reason="the check is over")])
+
+
+def _looks(cluster: Cluster) -> None:
+    snapshot = cluster.snapshot()  # its frames are checked as it is made
+    ids = [*snapshot.pending["job_id"], *snapshot.running["job_id"]]
+    _must(len(set(ids)) == len(ids), "a snapshot names each job once", ids)
+    for name in PREDICTED:
+        _must(
+            bool(snapshot.pending[name].isna().all()), "a snapshot carries no predictions; they are added later", name
+        )
+    _must(set(snapshot.pending["state"]) <= {"PENDING"}, "pending jobs are PENDING", set(snapshot.pending["state"]))
+    _must(cluster.apply([]) == [], "no actions, no outcomes", cluster)
+
+
+def _reorders(cluster: Cluster) -> None:
+    before = cluster.snapshot()
+    first, second, _ = _jobs_to_try(before)
+    order = _an_order(before, **{first: -0.5, second: 0.8})
+    outcomes = cluster.apply([order])
+    _must([o.job_id for o in outcomes] == [second, first], "one outcome for each place, in its order", outcomes)
+    for outcome in outcomes:
+        _must(outcome.result is Result.DONE, "what may be reordered is", outcome)
+        _must(
+            bool(outcome.before and outcome.after and outcome.reason), "what was done says before, after, why", outcome
+        )
+    after = cluster.snapshot()
+    for place in order.order:
+        seen = _of(after, place.job_id, "urgency")
+        _must(abs(seen - place.urgency) <= COARSEST, f"an urgency of {place.urgency} reads back", seen)
+    _priorities_part(before, after, up=second, down=first)
+
+
+def _is_idempotent(cluster: Cluster) -> None:
+    snapshot = cluster.snapshot()
+    first, second, third = _jobs_to_try(snapshot)
+    order = _an_order(snapshot, **{first: 0.31, second: -0.77, third: 0.0})
+    cluster.apply([order])
+    again = cluster.apply([order])
+    _must(_results(again) == {Result.UNCHANGED}, "what already is so is UNCHANGED", again)
+
+
+def _leaves_alone(cluster: Cluster) -> None:
+    snapshot = cluster.snapshot()
+    (first, *_), nobody = _jobs_to_try(snapshot), "999999999"
+    outcomes = cluster.apply([_an_order(snapshot, **{nobody: 0.9, first: 0.5})])
+    by_job = {outcome.job_id: outcome for outcome in outcomes}
+    _must(by_job[nobody].result is Result.GONE, "a job that there is not is GONE", by_job[nobody])
+    _must(by_job[first].result is Result.DONE, "what fails for one job does not stop the others", by_job[first])
+    for job_id in snapshot.running["job_id"].head(3):
+        (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
+        _must(outcome.result is Result.GONE, "a running job is GONE", outcome)
+    untouchable = snapshot.pending.loc[snapshot.pending["excluded_reason"].notna(), "job_id"]
+    for job_id in untouchable.head(3):
+        (outcome,) = cluster.apply([_an_order(snapshot, **{job_id: 0.5})])
+        _must(outcome.result is Result.REFUSED and bool(outcome.remark), "a hands-off job is REFUSED, and why", outcome)
+
+
+def _softens(cluster: Cluster) -> None:
+    job_id, *_ = _jobs_to_try(cluster.snapshot())
+    limit = SoftLimit(job_id=job_id, run_time=timedelta(minutes=11), reason="contract")
+    (outcome,) = cluster.apply([limit])
+    if outcome.result is Result.REFUSED:
+        _must(bool(outcome.remark), "a refused soft limit says why", outcome)
+        _must(math.isnan(_of(cluster.snapshot(), job_id, "soft_limit_s")), "what is REFUSED is not written", job_id)
+        return
+    _must(outcome.result is Result.DONE, "a soft limit is DONE or REFUSED", outcome)
+    seen_s = _of(cluster.snapshot(), job_id, "soft_limit_s")
+    _must(660 <= seen_s <= 1_260, "a soft limit reads back, at most ten minutes longer", seen_s)
+    again = cluster.apply([limit])
+    _must(_results(again) == {Result.UNCHANGED}, "a soft limit that already is so is UNCHANGED", again)
+
+
+def _takes_back(cluster: Cluster) -> None:
+    snapshot = cluster.snapshot()
+    cluster.apply(_some_of_everything(snapshot))
+    done = cluster.apply([Revert(reason="contract")])
+    _must(Result.DONE in _results(done), "a restore reverts what was set, and says so", done)
+    after = cluster.snapshot().pending
+    _must(bool((after["urgency"] == 0).all()), "after a restore every urgency is 0", after["urgency"].tolist())
+    _must(
+        bool(after["soft_limit_s"].isna().all()), "after a restore no soft limit stands", after["soft_limit_s"].tolist()
+    )
+    again = cluster.apply([Revert(reason="contract")])
+    # What bears the mark and is in no record is refused, and named, each time.
+    _must(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
+
+
+def _takes_back_by_name(cluster: Cluster) -> None:
+    snapshot = cluster.snapshot()
+    first, second, _ = _jobs_to_try(snapshot)
+    cluster.apply(_some_of_everything(snapshot))
+    cluster.apply([Revert(setting=JobSetting.ORDER, job_ids=(first,), reason="contract")])
+    after = cluster.snapshot()
+    _must(_of(after, first, "urgency") == 0, "a restore of one job's order takes it back", _of(after, first, "urgency"))
+    _must(_of(after, second, "urgency") != 0, "a restore leaves jobs alone that it does not name", second)
+
+
+def _some_of_everything(snapshot: Snapshot) -> list[JobAction]:
+    first, second, third = _jobs_to_try(snapshot)
+    soft = SoftLimit(job_id=third, run_time=timedelta(minutes=11), reason="contract")
+    return [_an_order(snapshot, **{first: 0.6, second: -0.6}), soft]
+
+
+def _jobs_to_try(snapshot: Snapshot) -> tuple[str, str, str]:
+    pending = snapshot.pending
+    free = pending.loc[
+        pending["excluded_reason"].isna()
+        & (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))
+        & (pending["urgency"] == 0)
+        & pending["soft_limit_s"].isna()
+        & pending["user_soft_limit_s"].isna()
+        & pending["time_limit_s"].between(1_800, 1e9, inclusive="neither")
+    ]
+    for _, jobs in free.groupby("partition", observed=True):
+        if len(jobs) >= 3:
+            first, second, third = jobs["job_id"].iloc[:3]
+            return first, second, third
+    raise AssertionError("the cluster to check needs three pending jobs in one partition that may be changed")
+
+
+def _an_order(snapshot: Snapshot, **urgencies: float) -> Reorder:
+    first, *_ = _jobs_to_try(snapshot)
+    places = (
+        Place(job_id=job_id, urgency=urgency, reason="contract")
+        for job_id, urgency in sorted(urgencies.items(), key=lambda item: -item[1])
+    )
+    partition = snapshot.pending.set_index("job_id")["partition"][first]
+    return Reorder(partition=partition, order=tuple(places), reason="contract")
+
+
+def _priorities_part(before: Snapshot, after: Snapshot, *, up: str, down: str) -> None:
+    rose, fell = (_of(after, job, "priority") - _of(before, job, "priority") for job in (up, down))
+    if not math.isnan(rose - fell):
+        _must(rose > fell, "a more urgent job gains priority over a less urgent one", (rose, fell))
+
+
+def _of(snapshot: Snapshot, job_id: str, column: str) -> float:
+    return float(snapshot.pending.set_index("job_id")[column][job_id])
+
+
+def _results(outcomes: Sequence[Outcome]) -> set[Result]:
+    return {outcome.result for outcome in outcomes}
+
+
+def _must(holds: bool, promise: str, seen: object) -> None:
+    if not holds:
+        raise AssertionError(f"A cluster promises: {promise}. Seen: {seen!r}")

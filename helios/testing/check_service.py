@@ -1,0 +1,533 @@
+"""Is it a service? A conformance suite that a service's author runs on the own class, as scikit-learn's does."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import inspect
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.actions import (
+    Action,
+    FillFirst,
+    JobAction,
+    KeepAwake,
+    NodeAction,
+    PowerDown,
+    PowerUp,
+    Reorder,
+    Revert,
+    RevertNodes,
+    SoftLimit,
+)
+from helios.model import NODE_STATES, QUEUE, STEP_S, NodePower, Snapshot
+from helios.ports import Domain, Service
+from helios.services.registry import find_flaws, make_service
+from helios.testing.builders import (
+    NOON,
+    Row,
+    a_demand,
+    a_node,
+    a_pending_job,
+    a_running_job,
+    a_snapshot,
+    power_settings,
+)
+
+# What a service that acts on nodes is asked about, and what is held against its answers.
+
+MANY_NODES = 2_000
+"""Nodes of the largest cluster that is asked about."""
+WEEK = 7 * 86_400 // STEP_S
+KINDS = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
+
+
+def node_situations() -> Iterator[tuple[str, Snapshot]]:
+    """Yield the snapshots that a service that acts on nodes is asked about beside those of jobs, each with a title."""
+    yield "nodes in every state", _snapshot(_in_every_state())
+    yield "nodes at night", _snapshot(_in_every_state(at=NOON + timedelta(hours=14)), at=NOON + timedelta(hours=14))
+    yield "all nodes idle", _snapshot(_idle(16), busy=[0.0] * WEEK)
+    yield "all nodes asleep", _snapshot([row | {"power": "asleep"} for row in _idle(16)], busy=[0.0] * WEEK)
+    yield "jobs that wait for nodes", _snapshot(_in_every_state(), pending=_waiting())
+    yield "no forecast", a_snapshot(nodes=_in_every_state(), power=power_settings())
+    yield "nobody asked how nodes are powered", a_snapshot(nodes=_in_every_state(), demand=a_demand())
+    yield "nodes that cannot sleep", _snapshot(_idle(8), can_sleep=False, why_not="SuspendProgram is not set")
+    yield "a forecast of which everything is missing", _with_no_forecast_made(_snapshot(_idle(8)))
+    yield "a history of an hour", _snapshot(_idle(8), busy=[2.0] * 6)
+    yield "a demand that jumps", _snapshot(_idle(16), busy=[float(16 * (step % 5 == 0)) for step in range(WEEK)])
+    yield "a forecast of other pools", _snapshot([a_node(partitions="cpu")])
+    yield "nodes of which all is missing that can be", _snapshot([{"name": "n1", "partitions": "gpu", "state": "IDLE"}])
+    yield (
+        "names that nobody expects",
+        _snapshot([a_node(name=name, features="ä,b") for name in ("n-1.x", "ü", "x" * 99)]),
+    )
+    yield f"{MANY_NODES:,} nodes", _many_nodes(MANY_NODES)
+
+
+def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
+    """Yield what is wrong with the answer of a service that acts on nodes."""
+    actions = [action for action in proposed if isinstance(action, KINDS)]
+    strangers = [action for action in proposed if not isinstance(action, KINDS)]
+    if strangers:
+        yield (
+            f"{strangers[0]!r} is not an action on nodes; return PowerDown, PowerUp, KeepAwake or FillFirst of "
+            "helios.actions, or act on jobs: without domain = Domain.NODES"
+        )
+        return
+    yield from _of_the_node_names(actions, snapshot)
+    unexplained = {type(action).__name__ for action in actions if not action.reason.strip()}
+    yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in sorted(unexplained))
+    yield from _of_the_sleeps([action for action in actions if isinstance(action, PowerDown)], snapshot)
+
+
+def demand_contents(snapshot: Snapshot) -> list[np.ndarray[Any, Any]]:
+    """Return copies of the arrays of a snapshot's demand."""
+    demand = snapshot.demand
+    if demand is None:
+        return []
+    return [array.copy() for array in (demand.busy, demand.total, demand.point, demand.mean, demand.most)]
+
+
+def _of_the_node_names(actions: list[NodeAction], snapshot: Snapshot) -> Iterator[str]:
+    known = set(snapshot.nodes["name"])
+    for node in dict.fromkeys(node for action in actions for node in _named_nodes(action)):
+        if node not in known:
+            yield f"it names node {node!r}, which is not in the snapshot; take names from snapshot.nodes['name']"
+    powered = Counter(action.node for action in actions if isinstance(action, PowerDown | PowerUp))
+    filled = Counter(node for action in actions if isinstance(action, FillFirst) for node in _named_nodes(action))
+    for counts in (powered, filled):
+        for node, times in counts.most_common(1):
+            if times > 1:
+                yield f"it names node {node} {times} times; decide once for each node"
+    for kind in (KeepAwake, FillFirst):
+        if sum(isinstance(action, kind) for action in actions) > 1:
+            yield f"it returned several {kind.__name__}; each names all that it is about, so return one"
+
+
+def _of_the_sleeps(sleeps: list[PowerDown], snapshot: Snapshot) -> Iterator[str]:
+    nodes = snapshot.nodes.drop_duplicates("name").set_index("name")
+    for sleep in sleeps:
+        if sleep.node not in nodes.index:
+            continue
+        node = nodes.loc[sleep.node]
+        if isinstance(node["excluded_reason"], str):
+            yield f"it puts node {sleep.node} to sleep, which must be left alone: {node['excluded_reason']}"
+        elif node["state"] != "IDLE" or node["power"] != NodePower.AWAKE:
+            yield f"it puts node {sleep.node} to sleep, which is not idle and awake: see state and power"
+
+
+def _named_nodes(action: NodeAction) -> Iterable[str]:
+    if isinstance(action, PowerDown | PowerUp):
+        return [action.node]
+    if isinstance(action, KeepAwake):
+        return action.nodes
+    if isinstance(action, FillFirst):
+        return [node for tier in action.tiers for node in tier]
+    return [node for node, _ in action.own if node]
+
+
+def _snapshot(
+    nodes: Iterable[Row], *, at: Any = NOON, busy: list[float] | None = None, pending: Iterable[Row] = (), **power: Any
+) -> Snapshot:
+    rows = list(nodes)
+    return a_snapshot(
+        nodes=rows,
+        pending=list(pending),
+        running=[a_running_job(job_id="900001", node_list="busy1", gpus=8)],
+        taken_at=at,
+        power=power_settings(**power),
+        demand=a_demand(None if busy is None else {"gpu": busy}, total=float(len(rows)), at=at),
+    )
+
+
+def _idle(number: int, *, at: Any = NOON) -> list[Row]:
+    return [
+        a_node(
+            name=f"n{place:02}", idle_since=at - timedelta(hours=place), rack=f"r{place % 3}", weight=1.0 + place % 2
+        )
+        for place in range(1, number + 1)
+    ]
+
+
+def _in_every_state(*, at: Any = NOON) -> list[Row]:
+    busy = {"state": "ALLOCATED", "gpus_held": 8, "cpus_held": 64.0}
+    return [
+        *_idle(8, at=at),
+        *(a_node(name=f"busy{place}", **busy) for place in range(1, 5)),
+        a_node(name="mixed", state="MIXED", gpus_held=1, cpus_held=4.0),
+        a_node(name="drained", flags="DRAIN", excluded_reason="it is drained", idle_since=at - timedelta(days=3)),
+        a_node(name="down", state="DOWN", power=None, excluded_reason="it is down"),
+        a_node(name="kept", kept_awake=1, idle_since=at - timedelta(days=3)),
+        a_node(name="asleep1", power="asleep", flags="POWERED_DOWN"),
+        a_node(name="asleep2", power="asleep", flags="POWERED_DOWN", rack="r1"),
+        a_node(name="falling", power="falling asleep", flags="POWERING_DOWN"),
+        a_node(name="waking", power="waking", flags="POWERING_UP"),
+        a_node(name="only", features="nvme", gpu_type="h100", idle_since=at - timedelta(days=9)),
+    ]
+
+
+def _waiting() -> list[Row]:
+    return [
+        a_pending_job(job_id="1", reason="Resources", nodes=6.0, gpus=48),
+        a_pending_job(job_id="2", reason="Priority", nodes=1.0),
+        a_pending_job(job_id="3", reason="QOSMaxJobsPerUserLimit", nodes=500.0, gpus=4_000),
+        a_pending_job(job_id="4", reason="Dependency", eligible_at=None),
+        a_pending_job(job_id="5", reason="Resources", partition="gpu,nowhere", nodes=None),
+    ]
+
+
+def _with_no_forecast_made(snapshot: Snapshot) -> Snapshot:
+    demand = snapshot.demand
+    assert demand is not None
+    missing = {name: np.full_like(getattr(demand, name), np.nan) for name in ("point", "mean", "most")}
+    return dataclasses.replace(snapshot, demand=dataclasses.replace(demand, **missing))
+
+
+def _many_nodes(number: int) -> Snapshot:
+    place = np.arange(number)
+    row = a_snapshot(nodes=[a_node(idle_since=NOON)]).nodes
+    nodes = row.loc[row.index.repeat(number)].reset_index(drop=True)
+    nodes = nodes.assign(
+        name=pd.Series(place).map("n{:04}".format),
+        state=pd.Series(np.where(place % 3 == 0, "ALLOCATED", "IDLE")),
+        gpus_held=np.where(place % 3 == 0, 8, 0).astype(np.int32),
+        cpus_held=np.where(place % 3 == 0, 64.0, 0.0),
+        rack=pd.Series(place // 20).map("r{}".format),
+        idle_since=row["idle_since"].iloc[0] - pd.to_timedelta(place * 7919 % 86_400, unit="s"),
+    )
+    nodes["idle_since"] = nodes["idle_since"].mask(nodes["state"] == "ALLOCATED")
+    demand = a_demand({"gpu": [number / 3.0] * WEEK}, total=float(number))
+    snapshot = a_snapshot(power=power_settings(), demand=demand)
+    return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
+
+
+# What a piece of code asks of the world outside its arguments: the clock, chance, files, the network.
+
+CLOCKS = frozenset({"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime"})
+CLOCK_METHODS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
+CLOCK_NAMES = frozenset({"now", "utcnow", "today"})
+OUTSIDE = {
+    "io": "the disk",
+    "_io": "the disk",
+    "posix": "the operating system",
+    "nt": "the operating system",
+    "_socket": "the network",
+    "_posixsubprocess": "another program",
+}
+HARMLESS = frozenset({"fspath", "text_encoding"})
+
+
+@contextmanager
+def watch_calls() -> Iterator[list[str]]:
+    """Collect what the code inside asks of the outside, a sentence each, with where it was asked.
+
+    It sees calls that Python makes; what compiled code reads by itself (``pd.Timestamp.now``) it cannot see, for that
+    there is :func:`find_clocks`.
+    """
+    seen: list[str] = []
+    before, chance = sys.getprofile(), _global_chance()
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        asked = _asked(called) if event == "c_call" else ""
+        if asked:
+            seen.append(f"{asked}, at {frame.f_code.co_filename}:{frame.f_lineno}")
+
+    with _undisturbed():
+        sys.setprofile(watch)
+        try:
+            yield seen
+        finally:
+            sys.setprofile(before)
+    if _global_chance() != chance:
+        seen.append("numpy.random asks chance")
+
+
+def find_clocks(service_class: type[Any]) -> list[str]:
+    """Return the functions of a class, and of its module, that name ``now``, ``utcnow`` or ``today``."""
+    module = inspect.getmodule(service_class)
+    own = [function for _, function in inspect.getmembers(module, inspect.isfunction)]
+    functions = [
+        *inspect.getmembers(service_class, inspect.isfunction),
+        *((function.__name__, function) for function in own if function.__module__ == service_class.__module__),
+    ]
+    return sorted({name for name, function in functions if _names_a_clock(function)})
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the garbage collector still: whoever listens to it (a test framework that times it) runs in between."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _asked(called: Any) -> str:
+    module, name = getattr(called, "__module__", None), getattr(called, "__qualname__", "")
+    if (module == "time" and name in CLOCKS) or name in CLOCK_METHODS:
+        return f"{name} asks the clock"
+    if getattr(called, "__self__", None) is _MODULE_CHANCE or name == "urandom":
+        return f"{name} asks chance"
+    outside = OUTSIDE.get(module or "", "")
+    return f"{name} asks {outside}" if outside and name not in HARMLESS else ""
+
+
+def _global_chance() -> tuple[int, ...]:
+    state: Any = np.random.get_state(legacy=False)
+    return (int(state["state"]["pos"]), *map(int, state["state"]["key"][:4]))
+
+
+def _names_a_clock(function: Callable[..., Any]) -> bool:
+    return any(CLOCK_NAMES & set(code.co_names) for code in _codes(inspect.unwrap(function).__code__))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+_MODULE_CHANCE: Any = getattr(random.random, "__self__", None)
+"""The generator behind ``random.random`` and its like; a seeded one of a service's own is allowed."""
+
+
+MOST_SHOWN = 12
+MANY = 5_000
+"""Jobs of the largest queue, which is tried only on a service that was sound on the small ones."""
+
+Make = Callable[[], Service]
+
+
+def check_service(service: type[Any] | Service) -> None:
+    """Check that a service keeps what :class:`helios.ports.Service` asks, on queues of every awkward kind.
+
+    It is asked about an empty cluster, an ordinary queue, one without predictions, one where all that can be missing
+    is missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was asked
+    before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and ask
+    neither clock, chance, disk nor network. One that acts on nodes (``domain = Domain.NODES``) is asked about nodes in
+    every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot, and put to
+    sleep only those that are idle, awake and not ``excluded_reason``.
+
+    Parameters
+    ----------
+    service : class or Service
+        A class is made with the defaults of its ``Options``; pass an object to check other options.
+
+    Raises
+    ------
+    AssertionError
+        It does not; everything found is listed, each with what to do about it.
+    """
+    complaints = list(islice(_complaints(service), MOST_SHOWN))
+    if complaints:
+        raise AssertionError("This is not yet a service of Helios:\n- " + "\n- ".join(complaints))
+
+
+def _complaints(service: type[Any] | Service) -> Iterator[str]:
+    service_class = service if isinstance(service, type) else type(service)
+    flaws = find_flaws(service_class)
+    yield from flaws
+    if flaws:
+        return
+    yield from _clock_complaints(service_class)
+    on_nodes = getattr(service_class, "domain", Domain.JOBS) is Domain.NODES
+    make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
+    sound = True
+    for title, snapshot in asked_about:
+        if len(snapshot.pending) < MANY or sound:
+            complaints = _complaints_about(make, title, snapshot, on_nodes=on_nodes)
+            sound = sound and not complaints
+            yield from complaints
+    if sound:
+        yield from _memory_complaints(make, [snapshot for _, snapshot in asked_about])
+
+
+def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: bool) -> list[str]:
+    try:
+        return [f"{title}: {complaint}" for complaint in _judged(make, snapshot, on_nodes=on_nodes)]
+    except Exception as raised:  # because a service is anybody's code
+        what = f"{type(raised).__name__}: {raised}"
+        return [f"{title}: it raised {what}; return no action for what cannot be judged"]
+
+
+def situations() -> Iterator[tuple[str, Snapshot]]:
+    """Yield the snapshots that :func:`check_service` asks about, each with a title."""
+    yield "a cluster without jobs or nodes", a_snapshot(nodes=[])
+    yield "an ordinary queue", _ordinary()
+    yield "a queue at night", _ordinary(at=NOON + timedelta(hours=14))
+    yield "a queue without predictions", _queue(a_pending_job(job_id=str(n), gpus=n) for n in range(1, 9))
+    yield "jobs of which all is missing that can be", _queue(_with_nothing(str(n)) for n in range(1, 4))
+    yield "texts that nobody expects", _queue(_with_odd_texts())
+    yield "numbers that nobody expects", _queue(_with_odd_numbers())
+    yield f"{MANY:,} jobs", _many(MANY)
+
+
+def _maker(service: type[Any] | Service) -> Make:
+    if isinstance(service, type):
+        return lambda: make_service(service, service.Options(), name=service.__name__)
+    return lambda: copy.deepcopy(service)
+
+
+def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
+    for name in find_clocks(service_class):
+        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
+
+
+def _judged(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
+    before, demand = _contents(snapshot), demand_contents(snapshot)
+    first = list(make().decide(snapshot))
+    service = make()
+    with watch_calls() as asked:
+        second = list(service.decide(snapshot))
+    yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
+    if first != second or second != list(service.decide(snapshot)):
+        yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
+    same_demand = all(
+        np.array_equal(old, new, equal_nan=True) for old, new in zip(demand, demand_contents(snapshot), strict=True)
+    )
+    if not _same(before, _contents(snapshot)) or not same_demand:
+        yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
+    yield from check_node_changes(first, snapshot) if on_nodes else _of_the_actions(first, snapshot)
+
+
+def _of_the_actions(proposed: list[Action], snapshot: Snapshot) -> Iterator[str]:
+    actions = [action for action in proposed if isinstance(action, Reorder | SoftLimit | Revert)]
+    strangers = [action for action in proposed if not isinstance(action, Reorder | SoftLimit | Revert)]
+    if strangers:
+        on_nodes = "; to act on nodes, say domain = Domain.NODES" if isinstance(strangers[0], KINDS) else ""
+        yield f"{strangers[0]!r} is not an action; return Reorder, SoftLimit or Revert of helios.actions{on_nodes}"
+        return
+    yield from _of_the_names(actions, snapshot)
+    yield from _of_the_reasons(actions)
+    partitions = set(snapshot.pending["partition"].dropna().unique())
+    for action in actions:
+        if isinstance(action, Reorder) and action.partition not in partitions:
+            yield f"no pending job is in partition {action.partition!r}; write it as the column partition does"
+
+
+def _of_the_names(actions: list[JobAction], snapshot: Snapshot) -> Iterator[str]:
+    pending, running = set(snapshot.pending["job_id"]), set(snapshot.running["job_id"])
+    for job_id in dict.fromkeys(job_id for action in actions for job_id in _named(action)):
+        if job_id in running:
+            yield f"it names job {job_id}, which runs already; only pending jobs can be changed"
+        elif job_id not in pending:
+            yield f"it names job {job_id!r}, which is not in the snapshot; take ids from snapshot.pending['job_id']"
+    for kind in (Reorder, SoftLimit):
+        named = Counter(job_id for action in actions if isinstance(action, kind) for job_id in _named(action))
+        for job_id, times in named.most_common(1):
+            if times > 1:
+                yield f"{kind.__name__} names job {job_id} {times} times; decide once for each job"
+
+
+def _of_the_reasons(actions: list[JobAction]) -> Iterator[str]:
+    reasons = {type(action).__name__: action.reason for action in actions if not action.reason.strip()}
+    yield from (f"a {kind} has no reason; say why, for the person who asks" for kind in reasons)
+    places = [place for action in actions if isinstance(action, Reorder) for place in action.order]
+    unexplained = [place.job_id for place in places if not place.reason.strip()]
+    if unexplained:
+        yield f"the place of job {unexplained[0]} has no reason; say why, for the user who asks"
+
+
+def _memory_complaints(make: Make, snapshots: list[Snapshot]) -> Iterator[str]:
+    service = make()
+    try:
+        answers = [list(service.decide(snapshot)) for snapshot in reversed(snapshots)]
+    except Exception as raised:  # because a service is anybody's code
+        yield f"asked several times it raised {type(raised).__name__}: {raised}; keep nothing between calls"
+        return
+    fresh = [list(make().decide(snapshot)) for snapshot in reversed(snapshots)]
+    if answers != fresh:
+        yield "its answer depends on what it was asked before; keep nothing between calls but the options"
+
+
+def _named(action: JobAction) -> Iterable[str]:
+    if isinstance(action, Reorder):
+        return [place.job_id for place in action.order]
+    return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()
+
+
+def _contents(snapshot: Snapshot) -> list[pd.DataFrame]:
+    return [frame.copy(deep=True) for frame in (snapshot.pending, snapshot.running, snapshot.nodes)]
+
+
+def _same(before: list[pd.DataFrame], after: list[pd.DataFrame]) -> bool:
+    return all(
+        old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes)
+        for old, new in zip(before, after, strict=True)
+    )
+
+
+def _queue(rows: Iterable[Row], *, at: Any = NOON) -> Snapshot:
+    return a_snapshot(pending=list(rows), running=[a_running_job(job_id="900001", gpus=4)], taken_at=at)
+
+
+def _ordinary(*, at: Any = NOON) -> Snapshot:
+    partitions = ("gpu", "long", "gpu,long")
+    rows = (
+        a_pending_job(job_id=str(n), user=f"user{n % 5}", gpus=2 ** (n % 5), p50_s=60.0 * 3**n, time_limit_s=1e6)
+        | {"partition": partitions[n % 3], "submitted_at": pd.Timestamp(at) - pd.Timedelta(minutes=37 * n)}
+        for n in range(1, 13)
+    )
+    nodes = [a_node(name=f"node{n}", gpus_held=n) for n in range(3)]
+    return a_snapshot(pending=list(rows), running=[a_running_job(job_id="900001")], nodes=nodes, taken_at=at)
+
+
+def _with_nothing(job_id: str) -> Row:
+    return {
+        "job_id": job_id,
+        "partition": "gpu",
+        "state": "PENDING",
+        "submitted_at": pd.Timestamp(NOON),
+        "urgency": 0.0,
+    }
+
+
+def _with_odd_texts() -> Iterator[Row]:
+    odd = ("Ünïcødé 训练 🚀", "two\nlines", "a,b|c;d", "'quoted\" $(x)", " ", "%s {0}", "x" * 5_000)
+    for number, text in enumerate(odd, start=1):
+        yield a_pending_job(job_id=f"{number}_[0-9%2]", name=text, user=text, account=text, qos=text, p50_s=600.0)
+    yield a_pending_job(job_id="77", partition="gpu-ä", p50_s=60.0)
+
+
+def _with_odd_numbers() -> Iterator[Row]:
+    long_ago = pd.Timestamp("2001-01-01T00:00:00Z")
+    ahead = pd.Timestamp(NOON) + pd.Timedelta(days=1)
+    yield a_pending_job(job_id="1", gpus=0, p50_s=0.0)
+    yield a_pending_job(job_id="2", gpus=100_000, nodes=12_500.0, p50_s=1e9, time_limit_s=math.inf)
+    yield a_pending_job(job_id="3", submitted_at=long_ago, p50_s=1e-3, time_limit_s=0.0)
+    yield a_pending_job(job_id="4", submitted_at=ahead, eligible_at=ahead)
+    yield a_pending_job(job_id="5", eligible_at=None, p50_s=math.inf)
+    yield a_pending_job(job_id="6", priority=0.0, excluded_reason="held", urgency=1.0, p50_s=5.0)
+    yield a_pending_job(job_id="7", tasks=1_000_000, urgency=-1.0, soft_limit_s=420.0, p50_s=60.0)
+
+
+def _many(jobs: int) -> Snapshot:
+    number = np.arange(jobs)
+    row = a_snapshot(pending=[a_pending_job(p50_s=1.0)]).pending
+    pending = row.loc[row.index.repeat(jobs)].reset_index(drop=True)
+    pending = pending.assign(
+        job_id=pd.Series(number + 1).astype(str),
+        user=pd.Series(number % 97).map("user{}".format).astype("category"),
+        gpus=(1 + number % 8).astype(np.int32),
+        p50_s=10.0 + 37 * number,
+        p90_s=30.0 + 111 * number,
+        submitted_at=row["submitted_at"].iloc[0] - pd.to_timedelta(number * 7919 % 86_400, unit="s"),
+    )
+    return dataclasses.replace(a_snapshot(), pending=QUEUE.conform(pending))

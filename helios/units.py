@@ -1,0 +1,129 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from helios.errors import UsageError
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+
+
+def best_unit(resource: str) -> str:
+    """Write one of what jobs hold: ``GPU`` for ``gpus``, ``CPU`` for ``cpus``."""
+    return resource.removesuffix("s").upper()
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time with two units at most: ``42s``, ``12m05s``, ``3h05m``, ``5d03h``; None is a dash."""
+    if seconds is None:
+        return "-"
+    whole = round(seconds)
+    for unit_s, name, below_s, below_name in (
+        (DAY_S, "d", HOUR_S, "h"),
+        (HOUR_S, "h", MINUTE_S, "m"),
+        (MINUTE_S, "m", 1, "s"),
+    ):
+        if whole >= unit_s:
+            return f"{whole // unit_s}{name}{whole % unit_s // below_s:02d}{below_name}"
+    return f"{whole}s"
+
+
+def duration_in_words(seconds: float) -> str:
+    """Write a length of time as in a sentence: ``42 s``, ``1 min 29 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``."""
+    whole = round(seconds)
+    if whole < MINUTE_S:
+        return f"{whole} s"
+    if whole < 10 * MINUTE_S:
+        minutes, left_s = divmod(whole, MINUTE_S)
+        return f"{minutes} min {left_s} s" if left_s else f"{minutes} min"
+    if whole < 2 * DAY_S:
+        hours, minutes = divmod(round(whole / MINUTE_S), 60)
+        if not hours:
+            return f"{minutes} min"
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(whole / HOUR_S), 24)
+    return f"{days} days {hours} h" if hours else f"{days} days"
+
+
+def change(value: float | None, base: float | None) -> str:
+    """Write how ``value`` differs from ``base``: ``-56 %``, from twice on ``x 3.2``; else a dash."""
+    if value is None or not base:
+        return "-"
+    ratio = value / base
+    return f"x {ratio:.1f}" if ratio >= 2 else f"{round(100 * (ratio - 1)):+d} %"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """Write a share of 1 in per cent; None is a dash."""
+    # Added zero: what rounds to nothing has no sign.
+    return "-" if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
+
+
+def bar(share: float, *, width: int = 20) -> str:
+    """Draw a share of 1 as a bar of block characters."""
+    eighths = round(8 * width * share)
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Draw values as a line of block characters, the largest highest."""
+    listed = list(values)
+    top = max(listed, default=0) or 1
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in listed)
+
+
+# Lengths of time as a person writes them.
+
+UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
+
+
+def length(text: Any, *, or_none: bool = False) -> timedelta:
+    """Read a length of time, as ``7d``, ``12h`` or ``90min``; with ``or_none`` also one of 0.
+
+    Raises
+    ------
+    Misuse
+        It is none.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text) if isinstance(text, str) else None
+    if parts is None or not (or_none or float(parts[1])):
+        raise UsageError(f"{text!r} is not a length of time.", hint="Write 7d, 12h or 90min")
+    return float(parts[1]) * UNITS[parts[2]]
+
+
+# Lengths of time and amounts of GPU time as a person says them, for reasons.
+
+
+def rounded_duration(seconds: float) -> str:
+    """Return a length of time to two digits: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    if seconds < 1.5 * MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 1.5 * HOUR_S:
+        return f"{seconds / MINUTE_S:.0f} min"
+    if seconds < 2 * DAY_S:
+        return f"{_short(seconds / HOUR_S)} h"
+    return f"{_short(seconds / DAY_S)} days"
+
+
+def gpu_time(seconds: float) -> str:
+    """Return GPU time: ``50 GPU-seconds``, ``24 GPU-minutes``, ``6.5 GPU-hours``, ``12 GPU-days``."""
+    if seconds < 1.5 * MINUTE_S:
+        return f"{seconds:.0f} GPU-seconds"
+    if seconds < 1.5 * HOUR_S:
+        return f"{seconds / MINUTE_S:.0f} GPU-minutes"
+    if seconds < 2 * DAY_S:
+        return f"{_short(seconds / HOUR_S)} GPU-hours"
+    return f"{_short(seconds / DAY_S)} GPU-days"
+
+
+def count_in_words(number: int, noun: str) -> str:
+    """Return ``1 GPU``, ``2 GPUs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"

@@ -1,0 +1,373 @@
+"""One trace file into the warehouse, all of it or nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pandas.api.types import pandas_dtype
+from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select, update
+
+from helios.errors import FrameInvalid
+from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJECTS, TIME, Batch, FrameKind
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk, arrow_schema
+from helios.warehouse.columns import stored_column, stored_jobs, stored_time
+from helios.warehouse.keys import StringTable, cluster_id_for_loading
+from helios.warehouse.models import incumbent_id
+from helios.warehouse.revising import Revisions, revise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFile:
+    """What a load is recorded under.
+
+    Attributes
+    ----------
+    cluster : str
+        Name of the cluster; made if it is new.
+    path, format : str
+        Where the file was, and how it was read.
+    sha256 : str
+        Hash of its content: the same content is not loaded twice into one cluster.
+    timezone : str or None
+        The zone assumed for times without one; None: unknown, or every time had its own.
+    live : bool
+        Whether it is what a live accounting said, which no file outranks.
+    """
+
+    cluster: str
+    path: str
+    sha256: str
+    format: str
+    timezone: str | None
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a load found and did.
+
+    Attributes
+    ----------
+    load_id : int
+        Names the load in ``loads`` and ``rejects``.
+    cluster : str
+        Loaded into.
+    rows_read : int
+        Jobs and rejects; new + updated + unchanged jobs + rejects is this number.
+    jobs_new, jobs_updated, jobs_unchanged : int
+        Not known before; known, and replaced by what this load says; nothing new about them.
+    rejects : dict of str to int
+        Rows that make no sense, counted by reason.
+    already_loaded : bool
+        True: this content was loaded before, nothing was done now, and the figures are those of that load.
+    notes : tuple of str
+        Things a person should be told, in the order they arose.
+    """
+
+    load_id: int
+    cluster: str
+    rows_read: int
+    jobs_new: int
+    jobs_updated: int
+    jobs_unchanged: int
+    rejects: dict[str, int]
+    already_loaded: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Tally:
+    new: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    rejects: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, None] = field(default_factory=dict)
+    watermark: pd.Timestamp | None = None
+    revisions: Revisions = field(default_factory=Revisions)
+
+    def see(self, batch: Batch, *, new: int, updated: int) -> None:
+        """Count a batch of which ``new`` jobs were added and ``updated`` replaced."""
+        self.new += new
+        self.updated += updated
+        self.unchanged += len(batch.jobs) - new - updated
+        self.rejects.update(batch.rejects["reason"].astype("str"))
+        self.notes.update(dict.fromkeys(batch.notes))
+        if len(batch.jobs):
+            last = batch.jobs["submitted_at"].max()
+            self.watermark = last if self.watermark is None else max(last, self.watermark)
+
+    def as_columns(self) -> dict[str, object]:
+        """Return the figures as columns of ``loads``."""
+        return {
+            "rows_read": self.new + self.updated + self.unchanged + self.rejects.total(),
+            "jobs_new": self.new,
+            "jobs_updated": self.updated,
+            "jobs_unchanged": self.unchanged,
+            "rejected": self.rejects.total(),
+            "watermark": None if self.watermark is None else stored_time(self.watermark),
+            "notes": json.dumps([*self.notes, *self.revisions.notes()]),
+        }
+
+
+def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile) -> LoadReport:
+    """Store ``batches`` as part of the caller's transaction.
+
+    ``batches`` is not touched if the same content is loaded already.
+
+    Raises
+    ------
+    FrameInvalid
+        A batch lacks a declared column, or a job its id or submit time.
+    """
+    cluster_id = cluster_id_for_loading(connection, name=trace.cluster, timezone=trace.timezone)
+    if (before := _load_of(connection, cluster_id, trace.sha256)) is not None:
+        return _report(connection, before, cluster=trace.cluster, already_loaded=True)
+    tally, book = _Tally(), StringTable(connection, bulk)
+    load_id = _begin(connection, cluster_id, trace)
+    for batch in batches:
+        rows = stored_jobs(batch.jobs, cluster_id=cluster_id, book=book)
+        new = bulk.insert(connection, schema.jobs, rows)
+        updated = 0
+        if new < len(rows):
+            known = _best_known(rows, live=trace.live)
+            updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
+        _keep_rejects(connection, bulk, load_id, batch.rejects)
+        tally.see(batch, new=new, updated=updated)
+    connection.execute(update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
+    after = _load_of(connection, cluster_id, trace.sha256)
+    assert after is not None
+    return _report(connection, after, cluster=trace.cluster, already_loaded=False)
+
+
+def reject_counts(connection: Connection, *, load_id: int) -> dict[str, int]:
+    """Return the rejects of a load counted by reason, most frequent first."""
+    rows = func.count().label("rows")
+    reason = schema.rejects.c.reason
+    query = (
+        select(reason, rows).where(schema.rejects.c.load_id == load_id).group_by(reason).order_by(rows.desc(), reason)
+    )
+    return {str(found): int(number) for found, number in connection.execute(query)}
+
+
+def _begin(connection: Connection, cluster_id: int, trace: LoadedFile) -> int:
+    row = {
+        "cluster_id": cluster_id,
+        "path": trace.path,
+        "sha256": trace.sha256,
+        "format": trace.format,
+        "timezone": trace.timezone,
+        "loaded_at": stored_time(datetime.now(UTC)),
+    }
+    made = connection.execute(insert(schema.loads).values(row | _Tally().as_columns()))
+    assert made.inserted_primary_key is not None
+    return int(made.inserted_primary_key[0])
+
+
+def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
+    """Return one row for each job, the one that knows most of its run.
+
+    What that row does not know comes from the job's other rows, as it would have if they had been loaded before; not
+    from a ``live`` accounting, where it is not so.
+    """
+    key = list(schema.JOB_KEY)
+    keys = rows.select(key).to_pandas()
+    ended = rows["ended_at"].is_valid().to_numpy() | rows["run_time_s"].is_valid().to_numpy()
+    keys["knows"] = 2 * ended.astype("int8") + rows["started_at"].is_valid().to_numpy()
+    ranked = keys.sort_values("knows", ascending=False, kind="stable")
+    best = ranked.drop_duplicates(key).index.sort_values().to_numpy()
+    if live or len(best) == len(keys):
+        return rows.take(best)
+    several = ranked.duplicated(key, keep=False)
+    single = ranked.index[~several].sort_values().to_numpy()
+    # Arrow's types hold whole microseconds exactly, also in a column with missing values.
+    repeated = rows.take(ranked.index[several].to_numpy()).to_pandas(types_mapper=pd.ArrowDtype)
+    merged = repeated.groupby(key, sort=False).first().reset_index()
+    return pa.concat_tables([rows.take(single), pa.Table.from_pandas(merged, schema=rows.schema, preserve_index=False)])
+
+
+def _keep_rejects(connection: Connection, bulk: Bulk, load_id: int, rejects: pd.DataFrame) -> None:
+    columns = {column.name: stored_column(rejects[column.name], column.dtype) for column in REJECTS.columns}
+    bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(rejects)} | columns))
+
+
+def _load_of(connection: Connection, cluster_id: int, sha256: str) -> Row[tuple[object, ...]] | None:
+    same = (schema.loads.c.cluster_id == cluster_id) & (schema.loads.c.sha256 == sha256)
+    return connection.execute(select(schema.loads).where(same)).one_or_none()
+
+
+def _report(connection: Connection, row: Row[tuple[object, ...]], *, cluster: str, already_loaded: bool) -> LoadReport:
+    return LoadReport(
+        load_id=row.load_id,
+        cluster=cluster,
+        rows_read=row.rows_read,
+        jobs_new=row.jobs_new,
+        jobs_updated=row.jobs_updated,
+        jobs_unchanged=row.jobs_unchanged,
+        rejects=reject_counts(connection, load_id=row.load_id),
+        already_loaded=already_loaded,
+        notes=tuple(json.loads(row.notes)),
+    )
+
+
+# What else is remembered of a cluster: loads, rejects, nodes, predictions, decisions.
+
+NODE_TYPES = {column.name: column.dtype for column in NODES.columns}
+NODE_EVENT_TYPES = {column.name: column.dtype for column in NODE_EVENTS.columns}
+LOADS = {
+    "load_id": "int64",
+    "path": "str",
+    "sha256": "str",
+    "format": "str",
+    "timezone": "object",
+    "loaded_at": TIME,
+    "rows_read": "int64",
+    "jobs_new": "int64",
+    "jobs_updated": "int64",
+    "jobs_unchanged": "int64",
+    "rejected": "int64",
+    "watermark": TIME,
+}
+REJECTS_OF_A_CLUSTER = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
+REJECT_COUNTS = {"reason": "str", "rows": "int64"}
+JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
+PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | {c.name: c.dtype for c in PREDICTIONS.columns}
+DECISION_TYPES = {column.name: column.dtype for column in DECISIONS.columns}
+_NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
+
+
+def jobs_in_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[Any]:
+    """Return the query of some columns of all rows of a cluster."""
+    return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
+
+
+def last_jobs(query: Select[Any], cluster_id: int, number: int) -> Select[Any]:
+    """Narrow a query of jobs to the ``number`` submitted last, and those submitted together with their first."""
+    submitted_at = schema.jobs.c.submitted_at
+    of_cluster_ = select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+    first = of_cluster_.order_by(submitted_at.desc()).offset(max(number - 1, 0)).limit(1).scalar_subquery()
+    return query.where(submitted_at >= func.coalesce(first, 0))
+
+
+def edition(connection: Connection, cluster_id: int) -> tuple[int, str]:
+    """Return the number of a cluster's last load (0: none) and the id of the model in charge (empty: none)."""
+    loads = schema.loads
+    load = connection.execute(select(func.max(loads.c.load_id)).where(loads.c.cluster_id == cluster_id)).scalar()
+    return int(load or 0), incumbent_id(connection, cluster_id)
+
+
+def read_rejects(cluster_id: int, *, limit: int | None) -> Select[Any]:
+    """Return the query of a cluster's rejects: loads in their order, lines in theirs."""
+    rejects, loads = schema.rejects, schema.loads
+    return (
+        select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path)
+        .join_from(rejects, loads, rejects.c.load_id == loads.c.load_id)
+        .where(loads.c.cluster_id == cluster_id)
+        .order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id)
+        .limit(limit)
+    )
+
+
+def read_reject_counts(cluster_id: int) -> Select[Any]:
+    """Return the query of a cluster's rejects counted by reason over all loads, most frequent first."""
+    rejects, rows = schema.rejects, func.count().label("rows")
+    loads = select(schema.loads.c.load_id).where(schema.loads.c.cluster_id == cluster_id)
+    chosen = select(rejects.c.reason, rows).where(rejects.c.load_id.in_(loads))
+    return chosen.group_by(rejects.c.reason).order_by(rows.desc(), rejects.c.reason)
+
+
+def add_nodes(connection: Connection, cluster_id: int, nodes: pd.DataFrame) -> None:
+    """Store nodes; one that is known by name and partition is replaced."""
+    rows = _stored(NODES, nodes, never_missing=("name",))
+    _replace(connection, schema.nodes, cluster_id, rows, key=("name", "partition"))
+
+
+def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFrame) -> None:
+    """Store node events; one that is known by node, start and state takes the newer end and reason."""
+    rows = _stored(NODE_EVENTS, events, never_missing=("node", "started_at"))
+    _replace(connection, schema.node_events, cluster_id, rows, key=("node", "started_at", "state"))
+
+
+def add_predictions(
+    connection: Connection, bulk: Bulk, cluster_id: int, frame: pd.DataFrame, *, made_at: datetime
+) -> int:
+    """Store predictions; one for the same job and ``made_at`` stays as it is. Return how many were new."""
+    for name, dtype in (JOB_OF_A_PREDICTION | {c.name: c.dtype for c in PREDICTIONS.columns}).items():
+        if name not in frame:
+            raise FrameInvalid(f"a predictions frame lacks its column {name!r}, of type {dtype}")
+    declared = {name: dtype for name, dtype in PREDICTION_TYPES.items() if name != "made_at"}
+    columns = {name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype) for name, dtype in declared.items()}
+    same = {"cluster_id": [cluster_id] * len(frame), "made_at": [stored_time(made_at)] * len(frame)}
+    return bulk.insert(connection, schema.predictions, pa.table(same | columns))
+
+
+def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFrame) -> None:
+    """Append decisions; nothing written is ever changed.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is not declared in ``DECISIONS``, or lacks values that are never missing.
+    """
+    if unknown := sorted(set(decisions.columns) - set(DECISION_TYPES)):
+        raise FrameInvalid(f"a decisions frame has no column {', '.join(unknown)}")
+    _refuse_missing("decisions", decisions, _NEVER_MISSING_IN_DECISIONS)
+    rows = _rows(decisions, {name: dtype for name, dtype in DECISION_TYPES.items() if name in decisions})
+    if rows:
+        connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
+
+
+def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
+    """Return the decisions about one job or node, oldest first: columns of ``DECISIONS`` as they are stored."""
+    query = decision_columns(cluster_id, target, since=since)
+    rows = connection.execute(query).all()
+    columns = zip(*rows, strict=True) if rows else [()] * len(DECISION_TYPES)
+    types = arrow_schema(query).types
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.table(arrays, names=list(DECISION_TYPES))
+
+
+def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
+    """Return the query of the decisions about one job or node."""
+    table = schema.decisions
+    query = jobs_in_cluster(table, cluster_id, list(DECISION_TYPES)).where(table.c.target == target)
+    if since is not None:
+        query = query.where(table.c.decided_at >= stored_time(since))
+    return query.order_by(table.c.decided_at, table.c.decision_id)
+
+
+def _stored(kind: FrameKind, frame: pd.DataFrame, *, never_missing: Sequence[str]) -> list[dict[str, Any]]:
+    _refuse_missing(kind.name, kind.check(frame), never_missing)
+    return _rows(frame, {column.name: column.dtype for column in kind.columns})
+
+
+def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in frame or frame[name].isna().any():
+            raise FrameInvalid(f"a {what} frame has rows without {name}, which is never missing")
+
+
+def _rows(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> list[dict[str, Any]]:
+    columns = {
+        name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype).to_pylist()
+        for name, dtype in dtypes.items()
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _replace(
+    connection: Connection, table: Table, cluster_id: int, rows: list[dict[str, Any]], *, key: Sequence[str]
+) -> None:
+    """Update the row of each key, or insert it; of several rows with one key the last counts."""
+    for row in rows:
+        named = {name: "" if row[name] is None else row[name] for name in key}
+        chosen = [table.c.cluster_id == cluster_id, *(table.c[name] == value for name, value in named.items())]
+        connection.execute(delete(table).where(*chosen))
+        connection.execute(insert(table).values({"cluster_id": cluster_id} | row | named))

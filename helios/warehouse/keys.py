@@ -1,0 +1,145 @@
+"""Few-valued text, kept once and referred to by number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+from sqlalchemy import BigInteger, Connection, Select, case, cast, func, insert, select, update
+
+from helios.errors import NoSuchCluster
+from helios.model import TIME
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.schema import clusters, jobs, names
+
+T = TypeVar("T")
+
+# Texts named in one statement: a few MB of parameters.
+CHUNK = 20_000
+
+
+class StringTable:
+    """Numbers for texts and texts for numbers, within one transaction.
+
+    Parameters
+    ----------
+    connection : Connection
+        The transaction; a number that it gave to a new text is gone if it is undone.
+    bulk : Bulk
+        Transport to the same database.
+    """
+
+    def __init__(self, connection: Connection, bulk: Bulk) -> None:
+        self._connection = connection
+        self._bulk = bulk
+        self._numbers: dict[str, int] = {}
+
+    def numbers(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of each text, giving one to a text that has none."""
+        unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
+        for chunk in _chunks(unknown):
+            self._learn(dict(zip(map(_digest, chunk), chunk, strict=True)))
+        return [self._numbers[text] for text in texts]
+
+    def texts(self, numbers: Sequence[int]) -> dict[int, str]:
+        """Return the text of each number."""
+        found: dict[int, str] = {}
+        for chunk in _chunks(list(numbers)):
+            wanted = cast(self._bulk.elements(json.dumps(chunk)), BigInteger)
+            rows = self._connection.execute(
+                select(names.c.name_id, names.c.text).where(names.c.name_id.in_(select(wanted)))
+            )
+            found.update((int(number), str(text)) for number, text in rows)
+        return found
+
+    def _learn(self, by_digest: dict[str, str]) -> None:
+        digests = list(by_digest)
+        self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
+        wanted = self._bulk.elements(json.dumps(digests))
+        query = select(names.c.digest, names.c.name_id).where(names.c.digest.in_(select(wanted)))
+        self._numbers.update((by_digest[digest], number) for digest, number in self._connection.execute(query))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _chunks(values: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
+
+
+# Clusters: found or made by name.
+
+CLUSTERS = {
+    "name": "str",
+    "timezone": "object",
+    "jobs": "int64",
+    "gpu_jobs": "int64",
+    "first_submitted_at": TIME,
+    "last_submitted_at": TIME,
+}
+
+
+def find_cluster_id(connection: Connection, name: str) -> int:
+    """Return the number of a known cluster.
+
+    Raises
+    ------
+    NoSuchCluster
+        There is none of that name; those there are, are named.
+    """
+    found = connection.execute(select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
+    if found is None:
+        known = connection.execute(select(clusters.c.name).order_by(clusters.c.name)).scalars().all()
+        hint = f"Loaded are: {', '.join(known)}" if known else "Load some history first: helios trace load FILE"
+        raise NoSuchCluster(f"No cluster {name!r} is in the warehouse.", hint=hint)
+    return int(found)
+
+
+def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str | None) -> int:
+    """Return the number of a cluster, making it if it is new; a zone is kept where none was known."""
+    found = connection.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
+    if found is None:
+        made = connection.execute(insert(clusters).values(name=name, timezone=timezone))
+        assert made.inserted_primary_key is not None
+        return int(made.inserted_primary_key[0])
+    if found.timezone is None and timezone is not None:
+        connection.execute(update(clusters).where(clusters.c.name == name).values(timezone=timezone))
+    return int(found.cluster_id)
+
+
+def cluster_timezone(connection: Connection, name: str) -> str | None:
+    """Return the time zone of a cluster; None: neither it nor its zone is known."""
+    return connection.execute(select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
+
+
+def known_clusters() -> Select[tuple[object, ...]]:
+    """Return the query of all clusters and the size of their history, columns as in ``CLUSTERS``."""
+    of_gpus = func.sum(case((jobs.c.gpus > 0, 1), else_=0))
+    sizes = (
+        select(
+            jobs.c.cluster_id,
+            func.count().label("jobs"),
+            of_gpus.label("gpu_jobs"),
+            func.min(jobs.c.submitted_at).label("first_submitted_at"),
+            func.max(jobs.c.submitted_at).label("last_submitted_at"),
+        )
+        .group_by(jobs.c.cluster_id)
+        .subquery()
+    )
+    return (
+        select(
+            clusters.c.name,
+            clusters.c.timezone,
+            func.coalesce(sizes.c.jobs, 0).label("jobs"),
+            func.coalesce(sizes.c.gpu_jobs, 0).label("gpu_jobs"),
+            sizes.c.first_submitted_at,
+            sizes.c.last_submitted_at,
+        )
+        .select_from(clusters.outerjoin(sizes, sizes.c.cluster_id == clusters.c.cluster_id))
+        .order_by(clusters.c.name)
+    )

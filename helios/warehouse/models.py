@@ -1,0 +1,267 @@
+"""The models of a cluster, and who put which of them in charge: what the warehouse remembers of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pandas as pd
+from sqlalchemy import Connection, Engine, Row, Select, delete, insert, select
+
+from helios.errors import NotEnoughHistory
+from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
+from helios.warehouse import schema
+from helios.warehouse.bulk import Bulk
+from helios.warehouse.columns import frame_of, stored_time
+from helios.warehouse.engine import reading, writing
+from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
+
+MODELS = {
+    "model_id": "str",
+    "trained_at": TIME,
+    "trained_until": TIME,
+    "jobs": "int64",
+    "scores": "object",
+    "manifest": "object",
+}
+PROMOTION_TYPES = {column.name: column.dtype for column in PROMOTIONS.columns}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class ModelStore:
+    """The methods of :class:`~helios.warehouse.Warehouse` that are about models.
+
+    In charge of a cluster is the model promoted last; where nothing was ever decided, the one trained last.
+    """
+
+    _engine: Engine
+    _bulk: Bulk
+
+    def add_model(self, record: ModelRecord) -> None:
+        """Store a trained model under its cluster; one of the same id is replaced. It is not promoted by that."""
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=record.cluster, timezone=None)
+            _add(connection, cluster_id, record)
+
+    def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
+        """Return a cluster's model of that id; None means the one in charge.
+
+        Raises
+        ------
+        NotEnoughHistory
+            There is no such model, or none is in charge: shrinkage predicts.
+        """
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            promoted, confirmed_at = _promoted(connection, cluster_id)
+            wanted = promoted if model_id is None else model_id
+            row = connection.execute(_one(cluster_id, wanted)).one_or_none() if wanted else None
+            if row is None:
+                raise _no_such_model(cluster, model_id, decided=confirmed_at is not None)
+            return _record(row, cluster=cluster, confirmed_at=confirmed_at if wanted == promoted else None)
+
+    def models(self, cluster: str) -> pd.DataFrame:
+        """Return a cluster's models without themselves, newest first.
+
+        Columns: ``model_id``, ``trained_at``, ``trained_until``, ``jobs``, ``scores`` and ``manifest`` (dicts, empty
+        where none was written), ``promoted``.
+        """
+        table = schema.models
+        with reading(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
+            found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
+            promoted, _ = _promoted(connection, cluster_id)
+        texts: dict[str, Any] = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
+        is_promoted = (found["model_id"] == (promoted or "")).to_numpy(dtype=bool)
+        return found.assign(scores=texts["scores"], manifest=texts["manifest"], promoted=is_promoted)
+
+    def forget_models(self, cluster: str, *, keep: int) -> int:
+        """Delete all but the ``keep`` models trained last, the one in charge and the one before it.
+
+        Returns
+        -------
+        int
+            How many went.
+        """
+        models = schema.models
+        with writing(self._engine) as connection:
+            cluster_id = find_cluster_id(connection, cluster)
+            of_cluster = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+            stacked = previous_model(self._promotions(connection, cluster_id))
+            needed = {_promoted(connection, cluster_id)[0], *stacked[:1]}
+            kept = {*connection.execute(_newest_first(of_cluster).limit(keep)).scalars(), *filter(None, needed)}
+            chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
+            return connection.execute(delete(models).where(chosen)).rowcount
+
+    def decide(
+        self,
+        cluster: str,
+        *,
+        step: AuditStep,
+        model_id: str | None,
+        by: str,
+        why: str,
+        at: datetime,
+        candidate: str | None = None,
+    ) -> None:
+        """Append a decision about the model in charge; nothing written is ever changed.
+
+        Parameters
+        ----------
+        model_id : str, optional
+            In charge from now on; None: shrinkage.
+        candidate : str, optional
+            The model that was judged; it need not be kept. It was not in charge before, newest or not.
+
+        Raises
+        ------
+        NotEnoughHistory
+            There is no such model.
+        """
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
+            if model_id is not None and connection.execute(_one(cluster_id, model_id)).first() is None:
+                raise _no_such_model(cluster, model_id, decided=False)
+            row = {
+                "cluster_id": cluster_id,
+                "promoted_at": stored_time(at),
+                "step": step.value,
+                "model_id": model_id,
+                "previous": _promoted(connection, cluster_id, besides=candidate)[0],
+                "candidate": candidate,
+                "promoted_by": by,
+                "why": why,
+            }
+            connection.execute(insert(schema.promotions).values(row))
+
+    def promotions(self, cluster: str) -> pd.DataFrame:
+        """Return every decision about the model in charge, oldest first, a ``PROMOTIONS`` frame."""
+        with reading(self._engine) as connection:
+            return self._promotions(connection, find_cluster_id(connection, cluster))
+
+    def _promotions(self, connection: Connection, cluster_id: int) -> pd.DataFrame:
+        table = schema.promotions
+        query = select(*(table.c[name] for name in PROMOTION_TYPES)).where(table.c.cluster_id == cluster_id)
+        return frame_of(self._bulk.select(connection, query.order_by(table.c.promotion_id)), PROMOTION_TYPES)
+
+
+def incumbent_id(connection: Connection, cluster_id: int) -> str:
+    """Return the id of the model in charge; empty: none is."""
+    return _promoted(connection, cluster_id)[0] or ""
+
+
+def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
+    """Return what was in charge before the present model, the latest first, as rolling back goes through it.
+
+    A model that was rolled back from is not among them; None is shrinkage.
+
+    Parameters
+    ----------
+    promotions : DataFrame
+        A ``PROMOTIONS`` frame, oldest first.
+    """
+    stack: list[str | None] = []
+    for row in promotions.itertuples():
+        previous, chosen = _or_none(row.previous), _or_none(row.model_id)
+        if not stack or stack[-1] != previous:
+            stack.append(previous)
+        if str(row.step) == AuditStep.ROLLED_BACK and chosen in stack:
+            while stack[-1] != chosen:
+                stack.pop()
+        elif chosen != stack[-1]:
+            stack.append(chosen)
+    return stack[-2::-1] if stack else []
+
+
+def _or_none(text: Any) -> str | None:
+    return text if isinstance(text, str) else None
+
+
+def _promoted(
+    connection: Connection, cluster_id: int, *, besides: str | None = None
+) -> tuple[str | None, datetime | None]:
+    """Return the model in charge (None: shrinkage) and when that was last decided (None: never).
+
+    Where nothing was ever decided, the newest but ``besides`` is.
+    """
+    decisions, models = schema.promotions, schema.models
+    decided = select(decisions.c.model_id, decisions.c.promoted_at).where(decisions.c.cluster_id == cluster_id)
+    row = connection.execute(decided.order_by(decisions.c.promotion_id.desc()).limit(1)).one_or_none()
+    if row is not None:
+        return row.model_id, _EPOCH + timedelta(microseconds=row.promoted_at)
+    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+    if besides is not None:
+        newest = newest.where(models.c.model_id != besides)
+    return connection.execute(_newest_first(newest).limit(1)).scalar_one_or_none(), None
+
+
+def _newest_first(query: Select[Any]) -> Select[Any]:
+    return query.order_by(schema.models.c.trained_at.desc(), schema.models.c.model_id.desc())
+
+
+def _one(cluster_id: int, model_id: str) -> Select[Any]:
+    models = schema.models
+    return select(models).where((models.c.cluster_id == cluster_id) & (models.c.model_id == model_id))
+
+
+def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotEnoughHistory:
+    if model_id is None and decided:
+        message = f"No model is in charge of cluster {cluster!r}: shrinkage predicts, as was decided."
+        return NotEnoughHistory(message, hint=f"See why, and what there is: helios model list --cluster {cluster}")
+    wanted = "no model" if model_id is None else f"no model {model_id!r}"
+    hint = f"See what there is: helios model list --cluster {cluster}. Train one: helios model train"
+    return NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", hint=hint)
+
+
+def _add(connection: Connection, cluster_id: int, record: ModelRecord) -> None:
+    models = schema.models
+    connection.execute(
+        delete(models).where((models.c.cluster_id == cluster_id) & (models.c.model_id == record.model_id))
+    )
+    row = {
+        "cluster_id": cluster_id,
+        "model_id": record.model_id,
+        "trained_at": stored_time(record.trained_at),
+        "trained_until": stored_time(record.trained_until),
+        "jobs": record.jobs,
+        "features": json.dumps(record.features),
+        "scores": json.dumps(record.scores),
+        "manifest": json.dumps(record.manifest),
+        "artifact": record.artifact,
+    }
+    connection.execute(insert(models).values(row))
+
+
+def _record(row: Row[Any], *, cluster: str, confirmed_at: datetime | None) -> ModelRecord:
+    return ModelRecord(
+        model_id=row.model_id,
+        cluster=cluster,
+        trained_at=_EPOCH + timedelta(microseconds=row.trained_at),
+        trained_until=_EPOCH + timedelta(microseconds=row.trained_until),
+        jobs=row.jobs,
+        features=tuple(_words(row.features)),
+        scores=_mapping(row.scores),
+        manifest=_mapping(row.manifest),
+        artifact=row.artifact,
+        confirmed_at=confirmed_at,
+    )
+
+
+def _mapping(text: str | None) -> dict[str, Any]:
+    """Return what a JSON text holds; empty where it is none: a model is what its artifact says, this is a copy."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _words(text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [str(word) for word in found] if isinstance(found, list) else []
