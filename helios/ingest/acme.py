@@ -43,7 +43,7 @@ def fits(start: bytes) -> bool:
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield an AcmeTrace job trace as drafts.
+    """Yield an AcmeTrace job log as translated rows.
 
     Raises
     ------

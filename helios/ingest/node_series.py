@@ -41,7 +41,8 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     total : float, optional
         Nodes in service. It replaces a total in the file, and is required where the file has none.
     gpus_per_node : int
-        GPUs of a node, for files that count GPUs. Their counts are divided by it and rounded up, as if jobs were packed.
+        GPUs of a node, for files that count GPUs. Their counts are divided by it and rounded up, as if jobs were
+        packed.
 
     Raises
     ------

@@ -52,7 +52,6 @@ LAYOUTS: dict[TraceFormat, Layout] = {
 }
 
 
-
 _TAR_MAGIC_AT = 257
 
 
