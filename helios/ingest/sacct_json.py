@@ -168,9 +168,9 @@ def _job_id(job: Mapping[str, Any]) -> str | None:
 
 
 def _number_of_job(job: Mapping[str, Any]) -> str | None:
-    # An id with a fraction would be read as a step and skipped silently. The text is meant to make the row a reject.
+    # An id with a fraction would be read as a step and skipped silently. This text makes the row a reject.
     number = _count(job, "job_id")
-    return f"{number} is no whole number" if number and "." in number else number
+    return f"no whole number: {number}" if number and "." in number else number
 
 
 def _tasks(tasks: str, job: Mapping[str, Any]) -> str:
