@@ -224,7 +224,7 @@ class SnapshotBuilder:
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload.
     resource : str
-        ``gpus`` or ``cpus``: what the column ``gpus`` of the workload counts.
+        ``gpus`` or ``cpus``: what the field ``gpus`` of the workload counts.
     """
 
     def __init__(
@@ -463,7 +463,7 @@ class LazySnapshot(Snapshot):
         return seen
 
     def with_demand(self, demand: Demand | None) -> LazySnapshot:
-        """Return a copy with this forecast of the demand for nodes.
+        """Return a copy with this demand for nodes.
 
         No frame is made for it.
         """
