@@ -114,7 +114,7 @@ class NodeActions:
 
     @property
     def weight(self) -> NDArray[np.int64]:
-        """Weight of each node; lower weights are filled first."""
+        """Weight of each node, of which the lowest is filled first."""
         return self._site_weight + self._tier
 
     def number(self, name: str) -> int:

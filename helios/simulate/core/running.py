@@ -297,7 +297,7 @@ def _forget_overdue(state: EngineState, job: int) -> None:
 
 @kernel
 def _move_up(slots: NDArray[np.int64], first: int, end: int) -> None:
-    """Move ``slots[first:end]`` by one to the right."""
+    """Move the slots from ``first`` to before ``end`` one to the right."""
     # Unsigned: else numba checks each index for a negative value, and it takes eight times as long.
     slot, last, one = np.uint64(end), np.uint64(first), np.uint64(1)
     while slot > last:
@@ -307,7 +307,7 @@ def _move_up(slots: NDArray[np.int64], first: int, end: int) -> None:
 
 @kernel
 def _move_down(slots: NDArray[np.int64], first: int, end: int) -> None:
-    """Move ``slots[first:end]`` by one to the left."""
+    """Move the slots from ``first`` to before ``end`` one to the left."""
     slot, last, one = np.uint64(first), np.uint64(end), np.uint64(1)
     while slot < last:
         slots[slot - one] = slots[slot]

@@ -97,9 +97,9 @@ def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
 
 @kernel
 def hold_back(state: EngineState, partition: int, idle_gpus: int) -> None:
-    """Release all reserved nodes but the first.
+    """Keep only the first of the reserved nodes.
 
-    Those that stay reserved have no more than ``idle_gpus`` free GPUs together.
+    Together they have no more than ``idle_gpus`` free GPUs.
     """
     home, held = state.partitions[partition], 0
     for place in range(home.reserved):

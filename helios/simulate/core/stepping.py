@@ -1,7 +1,7 @@
-"""Run of a replay from one decision of a service to the next, and changes in between.
+"""Steps of a replay from one decision of a service to the next.
 
-Where it stops, jobs have ended and arrived, but the scheduling pass is left for the next call. So a service can read
-and decide between the two, as a policy inside the scheduler would. Services decide tens of thousands of times in a
+Where a step stops, jobs have ended and arrived, but the scheduling pass is left for the next step. So a service can
+read and decide between the two, as a policy inside the scheduler would. Services decide tens of thousands of times in a
 replay: all that happens from one decision to the next is one compiled call.
 """
 
@@ -54,8 +54,8 @@ class Stops(NamedTuple):
     asks_from : int
         Stop where something may start, from then on.
     alarm, alarm_from : int
-        Check for a choice at ``alarm`` too, if no event comes before it. After each moment that is passed, ``alarm_from``
-        takes its place if a job might have started there, and else there is no alarm.
+        Check for a choice at ``alarm`` too, if no event comes before it. After each moment that is passed,
+        ``alarm_from`` takes its place if a job might have started there, and else there is no alarm.
     """
 
     until: int = NEVER
