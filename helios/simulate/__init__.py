@@ -23,7 +23,7 @@ Nodes that sleep
     takes ``boot_s``, and the job starts when the last is up. In one moment nodes are up or asleep before jobs end and
     arrive, and the idle timer comes after the passes; a pass is also due where a node has fallen asleep. For EASY a
     node that is falling asleep is an expected end, and a job that the awake nodes alone cannot hold needs ``boot_s``
-    more when it has to end by the shadow time. Every node that wakes gets up.
+    more when it has to end by the shadow time. Waking never fails.
 Backfill ``none``
     Strict: jobs start in order until the head does not fit.
 Backfill ``skip``

@@ -399,7 +399,7 @@ class SimCluster:
         return None if moment_s == NEVER else int(moment_s)
 
     def advance(self, until_s: int) -> None:
-        """Let time pass up to ``until_s``.
+        """Advance the clock to ``until_s``.
 
         The ends and arrivals of that second happen; what they make possible starts when time goes on.
 

@@ -136,7 +136,7 @@ class JobTrace:
     def place(self) -> tuple[int, int]:
         """Position of the job in its partition's queue, and the queue's length.
 
-        Both are as after the first pass in which the job was queued and not started. The position counts from 1. (0,
-        0): the job did not wait.
+        Both are as after the first pass in which the job was queued and not started. The position counts from 1. Both
+        are 0 where the job did not wait.
         """
         return int(self._told[AHEAD]) + bool(self._told[QUEUED]), int(self._told[QUEUED])

@@ -94,7 +94,7 @@ class NodeTally:
         By partition. GPUs or CPUs held on awake nodes count as busy, also those of a job that still waits for another
         of its nodes.
     sleeps, wakes : int
-        Nodes put to sleep, and woken, whoever did it.
+        Nodes put to sleep, and woken, by control or by the cluster itself.
     sleep_moments, wake_moments : int
         At how many moments; several nodes of one second count once.
     delays, delay_moments : int

@@ -102,7 +102,7 @@ class Replay:
     holding : NodeHolding or None
         How many nodes held a job, over time; None: they were not counted.
     bound_s : int or None
-        The wait bound in force at the end, s; None: there was none.
+        The last value of the wait bound, s; None: there was none.
     """
 
     started_s: NDArray[np.int64]

@@ -37,7 +37,7 @@ class StopPoint(NamedTuple):
 class SteppableReplay(Protocol):
     """Replay that stops wherever a service may have to decide.
 
-    :class:`helios.simulate.SimCluster` says more about each member.
+    :class:`helios.simulate.SimCluster` describes each member in full.
     """
 
     @property

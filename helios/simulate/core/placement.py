@@ -74,7 +74,7 @@ def _take(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
 def choice(state: EngineState, job: int, number: int, least: int) -> int:
     """Return the node that ``job`` gets for ``least`` GPUs.
 
-    ``number`` tells the choices of one job apart.
+    ``number`` distinguishes the choices of one job, for random placement.
     """
     partition = state.jobs[job].partition
     home = state.partitions[partition]

@@ -209,7 +209,7 @@ def _greedy(state: EngineState, partition: int, now: int) -> None:
 def _easy(state: EngineState, partition: int, now: int) -> None:
     """Start jobs in order, then those that do not delay the head.
 
-    They do not as far as the count of GPUs tells.
+    Whether they do is decided by the count of free GPUs alone.
 
     Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization, predictability,
     workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE TPDS 12(6), 2001.

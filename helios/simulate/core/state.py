@@ -90,7 +90,7 @@ PARTITION = np.dtype(
         ("end_turn", np.int64),
         ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
         ("reserved", np.int64),  # nodes
-        # A reservation that still holds: for whom (NOBODY: none), from when on, and what is free beyond it then.
+        # A reservation that is still right: its job (NOBODY: none), its begin, and what is free beyond it then.
         ("planned_for", np.int64),
         ("shadow_s", np.int64),
         ("extra", np.int64),
@@ -110,7 +110,7 @@ NODE = np.dtype(
         ("tier_end", np.int32),  # the first rank of a higher weight
         ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
         ("later", np.int32),
-        ("kept", np.int32),  # awake, whatever the idle timer says
+        ("kept", np.int32),  # excluded from the idle timer
         ("ranked", np.int32),  # not of this node: the node of its partition that ranks as this one is numbered
         ("waking", np.int32),  # not of this node: a place in the ring of nodes by when they are awake
         ("falling", np.int32),  # the same, of nodes by when they are asleep
@@ -154,7 +154,7 @@ CLOCK = np.dtype(
         ("delays", np.int64),  # starts that waited for a node to get up
         ("delay_moments", np.int64),
         ("last_delay_s", np.int64),
-        ("closed", np.int64),  # whether nobody may use what is reserved for a promoted head
+        ("closed", np.int64),  # whether no other job may use what is reserved for a promoted head
         ("idle_gpus", np.int64),  # that may be held back for a head that was not promoted; NEVER: any number
     ],
     align=True,

@@ -1,8 +1,8 @@
 """Wait bound inside a replay.
 
 Jobs that have waited longer than the bound go to the front, first come, first served. An order by predicted run time
-starves jobs that it believes to be long. A bound that depends on nothing but waiting holds whatever the predictor says;
-one by a score would fail where the score is wrong.
+starves jobs that are predicted to be long. A bound that depends on nothing but waiting holds whatever is predicted; one
+by a score would fail where the score is wrong.
 """
 
 from __future__ import annotations

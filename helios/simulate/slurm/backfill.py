@@ -35,7 +35,7 @@ def begin_slots(state: SlurmState, now_s: int) -> None:
 
 @kernel
 def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> int:
-    """Collect the nodes of a partition that are not reserved in some time.
+    """Collect the nodes of a partition that are not reserved in a period.
 
     They are put into the first set of ``state.words``. Returns when to try next: the end of the first slot after which
     there are other nodes; 0: never.

@@ -114,7 +114,7 @@ class SimulatedSlurm:
         return self._timeline.next_event_s()
 
     def advance(self, until_s: int) -> None:
-        """Let time pass up to ``until_s``.
+        """Advance the clock to ``until_s``.
 
         The ends and submissions of that moment happen; passes due then wait until time goes on.
 

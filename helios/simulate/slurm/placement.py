@@ -322,7 +322,7 @@ def begin_plan(state: SlurmState, base: int) -> None:
 def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
     """Free in the plan what ``job`` holds on the nodes of the set.
 
-    Returns how many more units ``choice`` has there; -1: the job holds nothing there.
+    Returns how many more units ``choice`` has there. -1: the job holds nothing there.
     """
     share, types, gained, touched = state.jobs[job].first_share, state.clock[0].types, 0, False
     while share != NOBODY:

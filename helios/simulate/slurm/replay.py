@@ -37,7 +37,7 @@ class SlurmReplay:
     partition : int64
         Where it ran, as a position in the site's partitions; -1: nowhere.
     node : int64
-        First node, as a position in ``node_names``, of a job that runs at the end of the replay; -1: none.
+        Last node picked for a job that runs at the end of the replay, as a position in ``node_names``; -1: none.
     planned_s : float64
         Planned start by the last backfill pass that planned the job, s since the epoch; NaN: never planned.
     backfilled : bool
@@ -80,7 +80,8 @@ def replay_slurm(
     latency : SlurmLatency, optional
         How quickly the controller reacts.
     until_s : float, optional
-        Where the replay ends, s since the epoch; None: when no job is left.
+        When the replay ends, s since the epoch; None: when no job is left. With ``turn`` it goes on to the first call
+        at or after that.
     turn : callable, optional
         Called with the timeline every ``turn_every_s``, to set site factors and TimeMin of pending jobs.
 
@@ -171,9 +172,10 @@ class SlurmTimeline:
         return None if moment_ms == NEVER else moment_ms / MS
 
     def advance(self, until_s: float | None = None, *, leave_due: bool = False) -> None:
-        """Let time pass up to and with ``until_s``.
+        """Advance the clock to ``until_s``, included.
 
-        None: until nothing is left. With ``leave_due`` the passes due at that very moment wait until time goes on.
+        None: until nothing is left to happen. With ``leave_due`` the passes due at that very moment wait until time
+        goes on.
 
         Raises
         ------

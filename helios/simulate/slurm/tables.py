@@ -393,7 +393,7 @@ def _whole_minutes(seconds: int) -> int:
 def refuse_misfits(workload: SlurmWorkload, fits: NDArray[np.bool_]) -> None:
     """Raise unless every job could start on an empty cluster.
 
-    ``fits``, of shape (n_jobs,), says for each whether it could in some partition.
+    ``fits``, of shape (n_jobs,), is whether each could start in one of its partitions.
 
     Raises
     ------
