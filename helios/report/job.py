@@ -1,4 +1,7 @@
-"""Why a job waits: what is predicted of it, where it stands, what Helios did, and where it would stand without."""
+"""Explanation of why a job waits.
+
+What is predicted of it, its place in the queue, what Helios did, and the place it would have without Helios.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ UNDONE = "reverted what Helios had set, if anything"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
-    """Everything Helios can say about one job.
+    """Everything that Helios knows about one job.
 
     Attributes
     ----------
@@ -79,14 +82,14 @@ class JobExplanation:
     rank, rank_without, queued : int
         Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
         there are. 0: it is not pending.
-    hands_off : str
+    excluded_reason : str
         Why Helios leaves it alone; empty: it may act.
     stands : tuple of str
         What Helios has set on it, in the mechanism's words.
     would_stand : tuple of str
         What its shadows would have set.
     decisions : DataFrame
-        Audit lines of this job, oldest first, columns of ``DECISIONS``.
+        Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
         Of the whole cluster: paused, a service's mode, history too old.
     """
@@ -118,7 +121,10 @@ class JobExplanation:
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as plain values; unknown numbers are null."""
+        """Return plain values.
+
+        Unknown and unlimited numbers are null.
+        """
         plain = {name: value for name, value in asdict(self).items() if name != "decisions"}
         plain = {name: None if _unknown(value) else value for name, value in plain.items()}
         return plain | {
@@ -126,7 +132,7 @@ class JobExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Return the answer as sentences."""
+        """Return the explanation as sentences."""
         told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._activity()]
         return [line for line in (*told, *self.remarks) if line]
 
@@ -181,7 +187,9 @@ class JobExplanation:
 def places(
     snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
 ) -> tuple[int, int, int]:
-    """Return a pending job's place in its partition, its place if Helios had set nothing, and the number of jobs there.
+    """Return a pending job's place, its place without Helios, and the queue's length.
+
+    Among the pending jobs of its partition; of a job that names several partitions, among those of all of them.
 
     Parameters
     ----------
@@ -203,7 +211,10 @@ def places(
 
 
 def _decided(line: dict[Hashable, Any]) -> str:
-    """Tell one line of the audit: when, who, what came of it, and why."""
+    """Describe an audit entry in one sentence.
+
+    When, who, what came of it, and why.
+    """
     result = str(line["outcome"]).partition(":")[0]
     deed = UNDONE if line["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
     told = deed.format(result=result, after=line["after"] or "its place").strip()

@@ -16,7 +16,10 @@ TICKS_S = (1, 5, 15, 60, 300, 900, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_4
 
 
 def waits_by_day(digest: Digest, *, narrow: bool = False) -> str | None:
-    """Draw mean and p95 wait of the jobs that started on each day; None where no start is known."""
+    """Draw mean and p95 wait of the jobs started on each day.
+
+    None where no start is known.
+    """
     daily = digest.daily
     if daily["mean_wait_s"].isna().all():
         return None
@@ -35,7 +38,10 @@ def waits_by_day(digest: Digest, *, narrow: bool = False) -> str | None:
 
 
 def queue_by_hour(digest: Digest, *, narrow: bool = False) -> str | None:
-    """Draw waiting and running jobs of the day, means of each hour; None where there were none."""
+    """Draw the hourly means of waiting and running jobs of the day.
+
+    GPUs in place of jobs where any are used or waited for. None where nothing waited or ran.
+    """
     hourly = digest.hourly
     if not (hourly["waiting"].any() or hourly["running"].any()):
         return None
