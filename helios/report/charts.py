@@ -28,7 +28,7 @@ from helios.report.tables import CONTROL_NAMES
 from helios.report.whatif import Run, WhatIf
 from helios.units import duration
 
-# Okabe and Ito's palette, told apart by the colour-blind (jfly.uni-koeln.de/color, 2002).
+# Okabe and Ito's palette, distinguishable for the colour-blind (jfly.uni-koeln.de/color, 2002).
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 INK, SOFT, GREY, PALE = "#202124", "#5f6368", "#8a8f98", "#d5d8dd"
 STYLE: Any = {
@@ -71,7 +71,7 @@ THEMED = {
     "#0072b2": "blue",
 }
 WIDE_IN, NARROW_IN = 9.4, 3.6
-"""Widths of a figure: of a desk's screen or a sheet of paper, and of a phone; inch."""
+"""Widths of a figure: for a computer's screen or a sheet of paper, and for a phone; inch."""
 TIME_TICKS_S = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400)
 COARSE_TIME_TICKS_S = (1, 60, 3_600, 86_400, 30 * 86_400)
 RATIOS = {0.2: "1/5", 0.5: "half", 2: "twice", 5: "5 x"}
@@ -111,7 +111,7 @@ def canvas(
     height : float
         Inch; of each column where ``narrow`` puts the columns below each other.
     """
-    # Names within an SVG are made of this salt, and a page holds many of them.
+    # Ids within an SVG are derived from this salt, and a page holds many figures.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{description}, {'narrow' if narrow else 'wide'}"}):
         if narrow:
             rows, columns, height = rows * columns, 1, height * columns
@@ -212,7 +212,7 @@ def _themed(found: re.Match[str]) -> str:
 
 # Figures as SVG text: deterministic, without a display, readable in grey and by the colour-blind.
 #
-# Each is drawn for a desk's screen and paper, or ``narrow`` for a phone.
+# Each is drawn for a computer's screen and paper, or ``narrow`` for a phone.
 
 LINES = (GREY, BLUE, ORANGE, GREEN)
 LINE_ORDER = ("balanced", "qssf", "fewest_gpus", "fifo", "sjf")

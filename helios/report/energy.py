@@ -82,7 +82,7 @@ class EnergyLedger:
         What nodes without a job would have drawn, at the most, where it is not known whether they were awake.
     levels : DataFrame
         For figures: ``time``, ``ended_at``, and mean nodes ``busy``, ``idle``, ``asleep``, ``moving``, ``out``,
-        ``unknown``; ``wanted``: nodes that Helios wanted awake, NaN where it did not say.
+        ``unknown``; ``wanted``: nodes that Helios wanted awake, NaN where unknown.
     daily : DataFrame
         For figures: ``time``, and kWh saved against each policy, ``always_on``, ``idle_timer_30min``, ...
     band : float

@@ -22,7 +22,7 @@ ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "i
 MIDDLE, WIDE = 100, 150
 """Terminal columns from which less important figures are shown too, and from which all are."""
 FAR_RIGHT = 10.0
-"""Wake-ups a day from which a name stands to the left of its dot."""
+"""Wake-ups a day above which a name is written to the left of its dot."""
 POLICY_COLUMNS = ("Asleep", "In use", "Wake-ups a day", "Nodes each", "Short, node h", "kWh", "Saved kWh")
 """Of a page."""
 

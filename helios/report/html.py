@@ -60,7 +60,7 @@ def render_whatif(
     evaluation : mapping, optional
         An evaluation's JSON: how good the predictions behind it are.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: as far as the one replay tells.
+        How sure the differences are, over repeats; None: from the one replay alone.
     next_steps : sequence of str
         Commands for the reader to type next.
     """

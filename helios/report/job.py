@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from helios.model import Mode, Snapshot
 from helios.units import duration_in_words
 
-# Slurm's words for why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
+# Slurm's reasons why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
 REASONS = {
     "None": "Slurm has not looked at it yet",
     "Priority": "other jobs come before it",
@@ -74,18 +74,18 @@ class JobExplanation:
     remaining_s : tuple of float, optional
         p10, p50 and p90 of what remains of its run; None: it does not run, or nothing is predicted.
     reason : str
-        Why the cluster has not started it, in Slurm's word.
+        Why the cluster has not started it, as Slurm calls it.
     planned_start_at : datetime, optional
-        Start that the cluster itself foresees.
+        Start that the cluster itself plans.
     rests_on : str
-        Sentence of the past jobs that the prediction rests on; empty: it does not wait, or nothing is known.
+        Sentence about the past jobs behind the prediction; empty: it does not wait, or nothing is known.
     rank, rank_without, queued : int
         Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
         there are. 0: it is not pending.
     excluded_reason : str
         Why Helios leaves it alone; empty: it may act.
     stands : tuple of str
-        What Helios has set on it, in the mechanism's words.
+        What Helios has set on it, as the cluster writes it.
     would_stand : tuple of str
         What its shadows would have set.
     decisions : DataFrame
@@ -161,7 +161,7 @@ class JobExplanation:
     def _place(self) -> list[str]:
         if not self.rank:
             return []
-        # Slurm adds to some words after a comma: "ReqNodeNotAvail, May be reserved for other job".
+        # Slurm adds to some reasons after a comma: "ReqNodeNotAvail, May be reserved for other job".
         known = REASONS.get(self.reason.partition(",")[0], f"Slurm says {self.reason}")
         why = known if self.reason else "Slurm gives no reason"
         lines = [f"It is number {self.rank} of {self.queued} in its partition: {why}."]

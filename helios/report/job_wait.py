@@ -76,7 +76,7 @@ class WaitInterval:
         For how long of it enough GPUs were free for whom they were meant - the blocker, or the job itself - but in
         pieces, s.
     reserved_at : datetime, optional
-        With RESERVED, when the blocker was expected to start, as last said; None: unknown.
+        With RESERVED, when the blocker was last expected to start; None: unknown.
     """
 
     began_at: datetime
@@ -184,15 +184,15 @@ class WaitExplanation:
     run_time_s : int
         How long it ran, s.
     believed_s, planned_s : float, optional
-        Run time that the order believed and that backfill planned with, s; None: it asked for none.
+        Run times that the order and backfill used, s; None: it used none.
     planned_by : str
-        Where the latter comes from: limit, predicted, true, or a number of seconds; empty: nobody planned.
+        Where the latter comes from: limit, predicted, true, or a number of seconds; empty: no backfill.
     rank, queued : int
         Place in its partition's queue when it was submitted, and the queue's length; 0: it did not wait.
     intervals : tuple of WaitInterval
         They follow each other from submission to start.
     holders : tuple of Holder
-        Who held most while it was next in line, or where that is less than half of its wait, while it waited.
+        Jobs that held most while it was next in line, or where that is less than half of its wait, while it waited.
     overtaken : Overtaken
     shorter : ShorterLimit, optional
         What the user could have done.

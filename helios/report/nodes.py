@@ -20,7 +20,7 @@ from helios.model.hostlist import fold
 MOST_SHOWN = 40
 LAST_LINES = 12
 WIDE = 120
-"""Terminal columns from which six columns and a reason have room."""
+"""Terminal columns from which six columns and a reason fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class NodeStatus:
     cannot : str
         Why this cluster cannot put nodes to sleep at all; empty: it can.
     paused : str
-        Who paused Helios; empty: nobody.
+        Who paused Helios; empty: it is not paused.
     """
 
     taken_at: datetime

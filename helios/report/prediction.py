@@ -50,7 +50,7 @@ class _Phrase:
         Features whose values ``known`` takes.
     known : callable
     otherwise : str
-        What is said where any of ``needs`` is unknown.
+        The clause where any of ``needs`` is unknown.
     """
 
     features: str
@@ -250,7 +250,7 @@ class PastJob:
     cpus, time_limit_s, run_time_s : float
         NaN: unknown; inf: unlimited.
     differs : tuple of str
-        In what it is not the same, in the words of these attributes; "size" for GPUs or CPUs.
+        Names of the attributes in which it differs; "size" for GPUs or CPUs.
     distance : float
         0: the same request, and nothing has ended since; see ``docs/predictions.md``.
     """

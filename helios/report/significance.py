@@ -1,7 +1,7 @@
 """How sure the differences between the replays of a what-if are.
 
-Jobs wait behind each other, so that the number of jobs says little of the number of observations. What is resampled is
-whole stretches of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
+Jobs wait behind each other, so there are far fewer independent observations than jobs. What is resampled is whole
+blocks of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
 1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays see the same draw, so that
 differences are paired. The intervals of skewed figures cover them less often: benchmarks/sweep.py prints how often.
 """
@@ -24,7 +24,7 @@ from helios.units import duration
 RESAMPLES = 1_000
 WEEK_S = 7 * DAY_S
 FEWEST_WEEKS = 4
-"""Weeks below which their spread says too little; then days are drawn."""
+"""Weeks below which their spread means too little; then days are drawn."""
 NOTICED_S = 1.0
 """Difference below which nobody would notice, s."""
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
@@ -261,7 +261,7 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     Parameters
     ----------
     counted : array of shape (n_jobs,), optional
-        Which jobs; None: all. Without any the answer is None.
+        Which jobs; None: all. Without any the result is None.
     """
     kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():

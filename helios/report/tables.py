@@ -54,7 +54,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     width : int
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: as far as the one replay tells.
+        How sure the differences are, over repeats; None: from the one replay alone.
     """
     baseline, feasible, oracles = result.baseline, result.feasible, result.oracles
     against = "vs today" if baseline.is_today else "vs 1st"

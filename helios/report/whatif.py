@@ -35,13 +35,13 @@ class Run:
     policy, backfill : str
         As typed: fifo, easy.
     run_times : str, optional
-        What the order believes: predicted or true; None where it uses no run times.
+        Run times that the order uses: predicted or true; None: it uses none.
     estimates : str, optional
-        What backfill plans with; where it does not plan what the order believes.
+        Run times that backfill plans with; without backfill those of the order.
     options : mapping
         Other options of the policy; lengths in s, None: never.
     bound_s : int, optional
-        Who had waited longer went first, at the end of the replay, s; None: nobody did.
+        Wait beyond which a job went first, at the end of the replay, s; None: there was no bound.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.

@@ -85,7 +85,7 @@ def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]
     Parameters
     ----------
     differences : Differences, optional
-        How sure the differences are, over repeats; None: as far as the one replay tells.
+        How sure the differences are, over repeats; None: from the one replay alone.
     """
     today, chosen = result.baseline, propose_scenario(result)
     if nobody_waits(result):
@@ -145,6 +145,8 @@ def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
 
 def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> list[str]:
     """State that the mean wait does not differ.
+
+    Where the two figures are far apart all the same, that chance explains it.
 
     Where the two figures look different all the same, that chance explains it.
     """

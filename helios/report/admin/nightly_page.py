@@ -1,4 +1,4 @@
-"""The nightly page, one self-contained HTML file in the look of the other reports."""
+"""The nightly page, one self-contained HTML file in the style of the other reports."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from helios.report.admin.usage import (
 Times = NDArray[np.int64]
 STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
 MOST_STEPS = 48
-"""Lines that a person still reads; the finest step with at most as many is taken."""
+"""Rows that a person is willing to read; the finest step with at most as many is taken."""
 STALE = timedelta(hours=6)
 """Age of the last submission from which a note says that the history is old."""
 

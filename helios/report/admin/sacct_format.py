@@ -93,9 +93,9 @@ class ReportTable:
     total : mapping, optional
         A last row over all others; None: none makes sense.
     empty : str
-        What to say where there is no row.
+        Text in place of the table where there is no row.
     notes : tuple of str
-        What a person should know before believing it.
+        What a person should know before relying on it.
     timezone : str
         Zone in which moments are written.
     """
