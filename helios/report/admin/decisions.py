@@ -190,7 +190,7 @@ def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
 
 def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
     before = table.groupby("service")["mode"].transform(lambda modes: modes.ffill().shift())
-    # Control itself has no mode: its entries have suspended or paused there.
+    # Control itself has no mode: its entries have off, active or paused there.
     changed = before.notna() & table["mode"].notna() & (before != table["mode"]) & (table["service"] != CONTROL)
     day = pd.to_datetime(table["at"], utc=True).dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
     return table.assign(day=day, mode_changed=changed)
@@ -201,7 +201,7 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     counted = {"mode_changes": "mode_changed", "proposed": "proposed", "suspended": "is_suspended"}
     counted |= {name: f"is_{name}" for name in RESULTS}
     rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
-    # Control itself has no mode: its entries have suspended or paused there, which ends when Helios goes on.
+    # Control itself has no mode: its entries have off, active or paused there.
     rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
     rows["cycles"] = groups["at"].nunique()
     rows["suspended_reason"] = groups["suspended_reason"].agg(_commonest)
