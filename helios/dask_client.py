@@ -85,7 +85,7 @@ def _closing_client() -> type[Client]:
 def refuse_other_releases(
     client: Client, address: str, names: Sequence[str], *, hint: str, answer_s: float = ANSWER_S
 ) -> None:
-    """Raise an error unless all workers run the same releases as this machine.
+    """Raise an error unless all workers run the releases of this machine.
 
     Of the packages ``names``, or ``python``.
 

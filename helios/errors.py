@@ -35,7 +35,7 @@ class UsageError(HeliosError):
 
 
 class ConfigurationInvalid(UsageError):
-    """A key of the configuration is unknown or has a value of the wrong type."""
+    """A configuration key is unknown or has a value of the wrong type."""
 
 
 class FrameInvalid(HeliosError):
@@ -47,7 +47,10 @@ class HostlistInvalid(UsageError):
 
 
 class FormatUnknown(UsageError):
-    """A file's format could not be recognised, or its name is not one Helios reads."""
+    """A file's format is not one that Helios reads.
+
+    It could not be recognised, or its name is unknown.
+    """
 
 
 class NothingUnderstood(HeliosError):

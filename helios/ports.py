@@ -82,7 +82,9 @@ class Order(Protocol):
 
 
 class Cluster(Protocol):
-    """A real, shadowed or simulated cluster whose jobs Helios observes and changes.
+    """Cluster whose jobs Helios observes and changes.
+
+    Real, shadowed or simulated.
 
     One contract suite, ``tests/contract/test_cluster.py``, checks every implementation in Helios; authors of services
     check their own clusters with :func:`helios.testing.check_cluster`.
@@ -116,7 +118,9 @@ class Cluster(Protocol):
 
 
 class NodeCluster(Protocol):
-    """A real, shadowed or simulated cluster whose nodes Helios puts to sleep and wakes.
+    """Cluster whose nodes Helios puts to sleep and wakes.
+
+    Real, shadowed or simulated.
 
     It is separate from :class:`Cluster` because Slurm requires an administrator for changes of nodes, and only an
     operator for changes of jobs. One contract suite, ``tests/contract/test_nodes.py``, checks every implementation.
@@ -234,7 +238,7 @@ LONGEST_LEASE = timedelta(minutes=10)
 
 
 class Ledger(Protocol):
-    """Storage of the lease, the applied changes and the audit log of one cluster."""
+    """Storage of a cluster's lease, applied changes and audit log."""
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the lease of the only writer.

@@ -1,4 +1,4 @@
-"""Files and folders that other accounts of the machine can neither read nor lock.
+"""Files and folders that other accounts can neither read nor lock.
 
 What Helios stores names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop
 control cycles. So modes are set here, whatever the umask. Where root runs a command in a folder of the service's
@@ -23,7 +23,7 @@ WIDE = 0o027
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and the parents that are missing, closed to other accounts.
+    """Make a folder and its missing parents, closed to other accounts.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
     Raises
     ------
     OSError
-        It could not be written; what was there stands.
+        It could not be written; the old content stays.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
@@ -113,7 +113,7 @@ def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
     Raises
     ------
     OSError
-        It could not be written; what was there stands.
+        It could not be written; the old content stays.
     """
     make_folder(path.parent)
     allowed = mode & (0o600 | path.parent.stat().st_mode & 0o044)
@@ -130,7 +130,7 @@ def fsync_directory(folder: Path) -> None:
 
 
 def hand_over(handle: int, path: Path) -> None:
-    """Give a file that root has just created to the owner of its folder."""
+    """Give a file created by root to the owner of its folder."""
     if (owner := _owner_for_root(path)) is not None:
         os.fchown(handle, *owner)
 

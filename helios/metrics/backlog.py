@@ -1,4 +1,4 @@
-"""Backlog of a queue, the wait of its last job if first come, first served.
+"""Backlog of a queue, as the wait of its last job in first-come order.
 
 It is the work before that job over the GPUs that do it. How much work was queued a week ago is known much better today,
 since most of it has ended, so past values are computed anew at every observation. A prediction counts only for jobs
@@ -266,7 +266,9 @@ def expected_run_s(
     ended: tuple[NDArray[np.float64], NDArray[np.float64]],
     waiting: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """Return how long each waiting job is expected to run, s, of shape (n_waiting,).
+    """Return the expected run time of each waiting job, s.
+
+    Shape (n_waiting,).
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
 def most_at_once(
     intervals: BusyIntervals, *, group: NDArray[np.int64], n_groups: int, first_s: int, step_s: int, n_steps: int
 ) -> NDArray[np.float64]:
-    """Return the most intervals that lasted at one moment, in each step and group.
+    """Return the most simultaneous intervals, in each step and group.
 
     Parameters
     ----------

@@ -96,7 +96,10 @@ def summarize_queue(
 
 
 def wait(*, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds) -> Seconds:
-    """Return the time between submission and end in which a job did not run, s."""
+    """Return the time that each job waited, s.
+
+    That is all the time between submission and end in which it did not run.
+    """
     return ended_s - submitted_s - run_time_s
 
 

@@ -1,8 +1,8 @@
 """Data types of Helios, and the one place where columns are declared.
 
-Bulk data travels as pandas frames with these columns; whoever receives a frame checks it with :meth:`FrameKind.check`.
-A change of a column is a change here, in a migration, and nowhere else; ``tests/unit/test_model.py`` checks that schema
-and frames agree.
+Bulk data travels as pandas frames with these columns; every package checks the frames that it receives with
+:meth:`FrameKind.check`. A change of a column is a change here, in a migration, and nowhere else;
+``tests/unit/test_model.py`` checks that schema and frames agree.
 """
 
 from helios.model.audit import (

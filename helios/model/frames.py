@@ -87,7 +87,9 @@ class FrameKind:
             raise FrameInvalid(f"a {self.name} frame has a column of the wrong type: {reason}") from reason
 
     def check(self, frame: pd.DataFrame, *, columns: Iterable[str] | None = None) -> pd.DataFrame:
-        """Return ``frame`` unchanged if it has the declared ``columns`` (default all) with their types.
+        """Return ``frame`` unchanged if it has the declared columns and types.
+
+        ``columns`` limits the check to some of them.
 
         Raises
         ------

@@ -23,7 +23,9 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 @lru_cache(maxsize=65_536)
 def expand(text: str) -> tuple[str, ...]:
-    """Return the nodes of a hostlist, each once, sorted by name with numbers as numbers.
+    """Return the nodes of a hostlist, sorted by name.
+
+    Each node once; numbers within names are sorted as numbers.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ PREDICTIONS = FrameKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A part of a trace file, with the jobs understood and the rows refused.
+    """A part of a trace file, as understood jobs and refused rows.
 
     Attributes
     ----------

@@ -167,7 +167,7 @@ class SchedulingRules:
     bf_busy_nodes : bool
         Prefer nodes in use for planned starts.
     time_min_is_soft : bool
-        ``time_min_as_soft_limit``: backfill plans with TimeMin, and the time limit stands.
+        ``time_min_as_soft_limit``: backfill plans with TimeMin, and the time limit stays in force.
     """
 
     backfill: bool = True

@@ -99,10 +99,10 @@ class Snapshot:
             raise FrameInvalid("a snapshot's taken_at has no time zone")
 
     def pending_values(self, name: str) -> NDArray[Any]:
-        """Return a column of ``pending`` as a plain array, not to be written to.
+        """Return a column of ``pending`` as a plain array.
 
-        Its values are those of the frame. A simulated cluster returns it without building the frame, which would take
-        most of the time of a service in a replay.
+        Callers must not write to it. Its values are those of the frame. A simulated cluster returns it without building
+        the frame, which would take most of the time of a service in a replay.
 
         Parameters
         ----------

@@ -194,7 +194,10 @@ def _short(seconds: float) -> str:
 
 
 def _svg(figure: Figure, description: str) -> str:
-    """Return the figure as an SVG element, without what only an editor of drawings needs."""
+    """Return the figure as a compact SVG element.
+
+    Without metadata, comments and unused ids, and with the colours of the page.
+    """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     text = buffer.getvalue()
@@ -494,7 +497,10 @@ def queue_and_use(
 
 
 def _ratios(run: Run, today: Run) -> dict[str, float]:
-    """Return the mean wait of each size against today's, where that size waits in either."""
+    """Return the ratio of mean waits to the baseline's, by size.
+
+    Only of sizes that wait in either.
+    """
     new, old = run.summary.mean_wait_s_by_size, today.summary.mean_wait_s_by_size
     pairs = {name: (new[name], old[name]) for name in SIZE_CLASSES}
     return {

@@ -99,7 +99,10 @@ def render_description(description: Description) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCells:
-    """A table as text, with its heads and whether each column is of text."""
+    """A table as text.
+
+    Each column has a head and whether it is of text.
+    """
 
     header: Sequence[tuple[str, bool]]
     rows: Sequence[Sequence[str]]
@@ -129,7 +132,10 @@ def render_sections(
 
 
 def to_cells(answer: ReportTable) -> TableCells:
-    """Return the table as a page shows it, without columns that have no value."""
+    """Return the cells of a table for a page.
+
+    Columns without any value are left out.
+    """
     fields = [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
     columns = [
         [

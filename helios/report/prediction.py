@@ -331,7 +331,10 @@ class Explanation:
 
 
 def explanation_screen(told: Explanation) -> RenderableType:
-    """Return the answer, the contributions to it and similar jobs, readable at 80 columns."""
+    """Return an explained prediction for a terminal of 80 columns.
+
+    The answer, the contributions to it, and similar jobs.
+    """
     parts: list[RenderableType] = [escape(line) for line in answer_lines(told)]
     parts += ["", _contributions(told.explained), ""]
     parts.append(_similar_jobs(told.alike) if told.alike else "No past job had its user, account, size or name.")

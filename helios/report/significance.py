@@ -42,7 +42,10 @@ class ResampledUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A figure less the baseline's, s, with its ``CONFIDENCE`` interval where one is known."""
+    """A figure less the baseline's, s.
+
+    ``low`` and ``high`` are its ``CONFIDENCE`` interval, None where unknown.
+    """
 
     value: float
     low: float | None = None

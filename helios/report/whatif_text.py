@@ -29,12 +29,10 @@ WHO = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitComparison:
-    """A wait in a replay and in the baseline, and how sure their difference is.
+    """A wait in a replay and in the baseline, with their difference.
 
-    In s.
-
-    They differ if the table of differences says so. Where the window is too short for an interval, they differ if a
-    person would notice.
+    All in s. They differ if the table of differences says so. Where the window is too short for an interval, they
+    differ if a person would notice.
     """
 
     new_s: float
@@ -48,7 +46,7 @@ class WaitComparison:
 
     @property
     def is_noticed(self) -> bool:
-        """Whether a person would take the two figures for different, by chance or not."""
+        """Whether a person would notice the difference, by chance or not."""
         return abs(self.new_s - self.old_s) > noticed_s(self.old_s)
 
     @property

@@ -1,4 +1,4 @@
-"""The nightly report of a day, as a page and as a plain mail."""
+"""The nightly report of a day, as a page and as a mail."""
 
 from __future__ import annotations
 
@@ -230,7 +230,10 @@ def nightly_digest(night: Night) -> Digest:
 
 
 def as_text(digest: Digest) -> str:
-    """Return the digest as plain text of at most ``WIDTH`` columns, the most important first."""
+    """Return the digest as plain text of at most ``WIDTH`` columns.
+
+    The most important comes first.
+    """
     return "\n".join(line.rstrip() for line in _lines(digest)) + "\n"
 
 
@@ -442,7 +445,10 @@ def _waits(daily: pd.DataFrame) -> Iterator[str]:
 
 
 def _before_it(daily: pd.DataFrame) -> str:
-    """Name the days compared with, of which a young history does not know all."""
+    """Name the days before that the history knows.
+
+    A young history does not know all of them.
+    """
     known = int((daily["started"].iloc[:-1] > 0).sum())
     return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
 

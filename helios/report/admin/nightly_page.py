@@ -1,4 +1,4 @@
-"""The nightly page, one self-contained HTML file in the style of the other reports."""
+"""The nightly report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def queue_by_hour(digest: Digest, *, narrow: bool = False) -> str | None:
 
 
 def _tick_s(top_s: float) -> float:
-    """Return the round length of time of which at most four fit below ``top_s``."""
+    """Return a round tick distance for an axis from 0 to ``top_s``.
+
+    In s; the shortest with at most four ticks.
+    """
     return next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)
 
 
