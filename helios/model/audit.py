@@ -1,4 +1,7 @@
-"""What Helios writes down about itself: modes, cycles, decisions, what stands changed, what was read."""
+"""Frames of what Helios records about itself.
+
+Modes, cycles, decisions, applied changes, the models in charge, and what was read.
+"""
 
 from __future__ import annotations
 
