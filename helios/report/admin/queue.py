@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from helios.metrics.queue import mean_level_over_time
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.usage import (
-    SUSPENDED_RUNNING,
-    SUSPENDED_WAITING,
+    STILL_RUNNING,
+    STILL_WAITING,
     UNKNOWN,
     able_since,
     is_in,
@@ -217,7 +217,7 @@ def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times
     """
     begin = _seconds(able_since(jobs) if waiting else jobs["started_at"])
     end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
-    lasts = (end < 0) & is_in(jobs, SUSPENDED_WAITING if waiting else SUSPENDED_RUNNING)
+    lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)
     known = (begin >= 0) & (end > begin)
     return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]

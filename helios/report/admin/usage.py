@@ -22,8 +22,8 @@ JOB_KEY = ["submitted_at", "job_id", "restart"]
 UNKNOWN = "(unknown)"
 FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL})
 """Ends that nobody wanted; a time limit reached and a cancellation may be a choice."""
-SUSPENDED_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
-SUSPENDED_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
+STILL_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
+STILL_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -72,7 +72,7 @@ def waiting_at(jobs: pd.DataFrame, at: datetime) -> Flags:
     later = (jobs["started_at"] > moment).to_numpy()
     # Cancelled before it started: it waited until then.
     given_up = without & (jobs["ended_at"] > moment).to_numpy()
-    pending = without & jobs["ended_at"].isna().to_numpy() & is_in(jobs, SUSPENDED_WAITING)
+    pending = without & jobs["ended_at"].isna().to_numpy() & is_in(jobs, STILL_WAITING)
     return begun & (later | given_up | pending)
 
 
@@ -83,7 +83,7 @@ def running_at(jobs: pd.DataFrame, at: datetime) -> Flags:
     """
     moment = pd.Timestamp(at)
     begun = (jobs["started_at"] <= moment).to_numpy()
-    unended = jobs["ended_at"].isna().to_numpy() & is_in(jobs, SUSPENDED_RUNNING)
+    unended = jobs["ended_at"].isna().to_numpy() & is_in(jobs, STILL_RUNNING)
     return begun & ((jobs["ended_at"] > moment).to_numpy() | unended)
 
 
