@@ -204,7 +204,8 @@ def process_identity(folder: Path) -> str:
     """Return an identifier for this state folder, machine and boot.
 
     Host names and paths are the same on copies of a machine. A random number kept in the folder distinguishes machines
-    that share a name. The boot id distinguishes copies of the folder, and machines that share it on a network file system.
+    that share a name. The boot id distinguishes copies of the folder, and machines that share it on a network file
+    system.
     """
     try:
         number = _number_kept_in(folder)
@@ -298,8 +299,8 @@ class ControllerStateStore(Generic[Memory]):
     ) -> tuple[Memory, Warehouse | HeliosError]:
         """Return the stored state and the warehouse.
 
-        Where the state cannot be read, return a fresh state, and the error in place of the warehouse. Without a warehouse
-        there is no lease, so that the cycle changes nothing.
+        Where the state cannot be read, return a fresh state, and the error in place of the warehouse. Without a
+        warehouse there is no lease, so that the cycle changes nothing.
 
         Raises
         ------

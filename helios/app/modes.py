@@ -161,8 +161,8 @@ def not_paused(problems: Iterable[str]) -> HeliosError:
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
     """Undo :func:`pause`.
 
-    Does nothing where Helios is not paused. What was reverted during the pause does not count as a person's decision, so
-    that services may set it again.
+    Does nothing where Helios is not paused. What was reverted during the pause does not count as a person's decision,
+    so that services may set it again.
 
     Raises
     ------

@@ -103,8 +103,8 @@ def split_by_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: flo
 def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of a sum over days.
 
-    It is widened by ``band``, the relative error of the energy model. With fewer than ``FEWEST_DAYS`` days only the band
-    counts, because so few do not show how days differ.
+    It is widened by ``band``, the relative error of the energy model. With fewer than ``FEWEST_DAYS`` days only the
+    band counts, because so few do not show how days differ.
     """
     total = float(saved_by_day.sum())
     low, high = total, total

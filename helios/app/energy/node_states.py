@@ -224,8 +224,8 @@ def node_times(
 ) -> NodeTimes:
     """Return the state of each node at each moment of [begin_s, end_s).
 
-    A node that holds a job is awake, whatever an event says. Events outside of the time for which events were read do not
-    count. Where neither jobs nor events say anything, a node is idle if both were read.
+    A node that holds a job is awake, whatever an event says. Events outside of the time for which events were read do
+    not count. Where neither jobs nor events say anything, a node is idle if both were read.
     """
     layers = [busy, unread_events, power.asleep, power.falling, power.waking, power.out, unread_jobs, by_helios]
     node, at_s, counts = _swept([layer.within(begin_s, end_s) for layer in layers], n_nodes, begin_s, end_s)
