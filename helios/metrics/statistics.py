@@ -1,4 +1,4 @@
-"""Intervals and correlations for what few observations can tell."""
+"""Confidence intervals and correlations for small samples."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ _UPPER = (1 + CONFIDENCE) / 2
 def confidence_interval(
     draws: NDArray[np.float64], *, value: float, independent: int | None
 ) -> tuple[float | None, float | None]:
-    """Return the ``CONFIDENCE`` interval around a value from its resampled values.
+    """Return the ``CONFIDENCE`` interval of a value from resampled values.
 
     With few blocks the spread of such draws is too small by (k - 1) / k and far from normal, hence Student's t
-    (Hesterberg, The American Statistician 69(4), 2015, sections 3 and 5).
+    (Hesterberg, The American Statistician 69(4), 2015, sections 3 and 5). Both ends are None for fewer than two draws
+    or blocks.
 
     Parameters
     ----------
     draws : array of shape (n_draws,)
+    value : float
+        Centre of the interval.
     independent : int, optional
-        Blocks resampled, whose number bounds what draws can know; None: each draw is an observation.
+        Number of resampled blocks, which bounds what draws can tell. None where each draw is an observation of its own.
     """
     n = len(draws)
     if n < 2 or (independent is not None and independent < 2):
         return None, None
-    # Both the draws and the blocks are few: the doubts about the spread add up.
+    # Draws and blocks are both few, so the uncertainties of the spread add up.
     degrees = n - 1.0 if independent is None else 1 / (1 / (n - 1) + 1 / (independent - 1))
     wider = 1.0 if independent is None else independent / (independent - 1)
     half = float(stdtrit(degrees, _UPPER)) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
@@ -44,7 +47,7 @@ def poisson_interval(events: int, days: float) -> tuple[float, float]:
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Return Spearman's rank correlation; NaN where either is constant."""
+    """Return Spearman's rank correlation, NaN where either input is constant."""
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
     return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
