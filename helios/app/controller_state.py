@@ -82,7 +82,7 @@ class ReadOnlyLedger:
 class UnavailableLedger:
     """Ledger that cannot be reached.
 
-    Every method raises. A release still runs with it, since applied changes are read from the cluster.
+    Every method raises. A release works without a ledger, since it finds Helios' changes on the cluster.
     """
 
     def __init__(self, problem: HeliosError) -> None:

@@ -89,7 +89,7 @@ SITS_OUT = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Number of failures of a service in a row, with time and error of the last."""
+    """Failures of a service in a row, with time and error of the last."""
 
     in_row: int
     last_at: datetime
