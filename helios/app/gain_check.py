@@ -1,4 +1,7 @@
-"""Check that a service shows a gain on the site's history before it acts."""
+"""Gate for services that must show a gain before they act.
+
+The gain is that of a what-if replay on the site's own history.
+"""
 
 from __future__ import annotations
 
