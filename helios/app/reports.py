@@ -175,8 +175,6 @@ class ReportContext:
 
         Where ``nodes`` is None, the nodes known to the warehouse are used.
         """
-        pass
-
         nodes, per_node = known_nodes(self.warehouse, self.cluster) if nodes is None else (nodes, None)
         return shadow_day(
             self.jobs(begin - WARM_UP, end),
