@@ -31,6 +31,7 @@ from helios.app.sync import read_until
 from helios.config import Settings
 from helios.control import (
     ActiveService,
+    AppliedChanges,
     NodeControllerState,
     NodeCycleReport,
     Preconditions,
@@ -38,14 +39,13 @@ from helios.control import (
     ShadowNodes,
     Undo,
     clear_service,
-    read_applied_nodes,
     release_nodes,
     run_node_cycle,
 )
 from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
-from helios.model import NodePower, Snapshot
+from helios.model import APPLIED_NODE_CHANGES, NodePower, Snapshot
 from helios.ports import Domain, Ledger, NodeCluster
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
@@ -188,7 +188,9 @@ class NodeController:
             applied_changes, memory = self._ledger(warehouse).applied_changes(), self._keeping.read(warehouse)
         return run_node_cycle(
             active_services=self._active_services(modes),
-            cluster=ShadowNodes(look=self.nodes.snapshot, stands=read_applied_nodes(applied_changes).real),
+            cluster=ShadowNodes(
+                look=self.nodes.snapshot, stands=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
+            ),
             expectation=self._expect,
             ledger=ReadOnlyLedger(applied_changes),
             conditions=lambda _: self._conditions(),

@@ -1,4 +1,4 @@
-"""The minutes of a cycle: every line that goes to the audit, and the sums a person looks at first.
+"""The audit log of a cycle, and the counts a person looks at first.
 
 What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a
 failure is written when it is new, not every cycle: jobs that fail on and on would else fill the audit with one line.
@@ -16,8 +16,7 @@ import pandas as pd
 
 from helios.actions import NodeOutcome, Outcome, Result
 from helios.control.modes import OUTSIDE
-from helios.control.observed import PendingJob
-from helios.control.state import jobs_digest, state_digest
+from helios.control.state import outcome_target, state_digest
 from helios.model import DECISIONS
 
 HELIOS = "helios"
@@ -50,6 +49,8 @@ class AuditLog:
         Stands in every line.
     said : mapping
         Digests of the refusals and failures already written, by service.
+    sources : mapping
+        What predicted, by job.
 
     Attributes
     ----------
@@ -64,15 +65,22 @@ class AuditLog:
         How many changes wait, by what for.
     """
 
-    def __init__(self, *, decided_at: datetime, said: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self,
+        *,
+        decided_at: datetime,
+        said: Mapping[str, frozenset[str]] | None = None,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
         self.decided_at = decided_at
+        self.sources = sources or {}
         self.lines: list[AuditEntry] = []
         self._counts: defaultdict[str, Counter[Result]] = defaultdict(Counter)
         self.changed: set[str] = set()
         self.bad = False
         self.notes: list[str] = []
         self.waiting: Counter[str] = Counter()
-        self._said_before = said
+        self._said_before = said or {}
         self._said: dict[str, set[str]] = {}
 
     @property
@@ -101,25 +109,19 @@ class AuditLog:
         if number:
             self._counts[service][result] += number
 
-    def outcomes(
-        self,
-        service: str,
-        mode: str,
-        outcomes: Iterable[Outcome | NodeOutcome],
-        jobs: Mapping[str, PendingJob] | None = None,
-    ) -> None:
+    def outcomes(self, service: str, mode: str, outcomes: Iterable[Outcome | NodeOutcome]) -> None:
         """Take down what became of a service's actions."""
         for outcome in outcomes:
             self.count(service, outcome.result)
             self.bad |= outcome.result in _OUT_OF_PLACE
             if outcome.result is Result.DONE:
-                self.changed.add(jobs_digest(outcome))
+                self.changed.add(outcome_target(outcome))
             if outcome.remark == OUTSIDE:
                 continue  # that is what a canary is for: nothing to say of it, turn by turn
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
-                self.say(_line(service, mode, outcome, (jobs or {}).get(jobs_digest(outcome))))
+                self.say(self._entry(service, mode, outcome))
 
     def frame(self, lines: Iterable[AuditEntry] | None = None) -> pd.DataFrame:
         """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
@@ -149,16 +151,16 @@ class AuditLog:
         self._said.setdefault(service, set()).add(digest)
         return digest not in self._said_before.get(service, frozenset())
 
-
-def _line(service: str, mode: str, outcome: Outcome | NodeOutcome, job: PendingJob | None) -> AuditEntry:
-    return AuditEntry(
-        service=service,
-        mode=mode,
-        action=outcome.action,
-        target=jobs_digest(outcome),
-        reason=outcome.reason,
-        outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
-        before=outcome.before or None,
-        after=outcome.after or None,
-        model_id=(job.source or None) if job is not None else None,
-    )
+    def _entry(self, service: str, mode: str, outcome: Outcome | NodeOutcome) -> AuditEntry:
+        target = outcome_target(outcome)
+        return AuditEntry(
+            service=service,
+            mode=mode,
+            action=outcome.action,
+            target=target,
+            reason=outcome.reason,
+            outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
+            before=outcome.before or None,
+            after=outcome.after or None,
+            model_id=self.sources.get(target) or None,
+        )

@@ -104,14 +104,14 @@ class ControllerState:
             ) from reason
 
 
-def jobs_digest(outcome: Outcome | NodeOutcome) -> str:
+def outcome_target(outcome: Outcome | NodeOutcome) -> str:
     """Return what an outcome is about: a job's id, or a node's name."""
     return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
 
 
 def state_digest(outcome: Outcome | NodeOutcome) -> str:
     """Return a short name of a refusal or failure: the same while nothing about it changes."""
-    text = "\0".join((outcome.setting, jobs_digest(outcome), outcome.result, outcome.remark))
+    text = "\0".join((outcome.setting, outcome_target(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
