@@ -280,7 +280,7 @@ def test_whoever_queues_the_cap_holds_and_touches_nobody_who_passes_nobody(
         if value > 0 and any(its < value and older < age and other != user for other, older, its in waiting)
     }
     kept = cap_changes(changes, jobs=jobs, share=share)
-    assert all(after == before for after, before in zip(kept, changes, strict=True) if before.job_id not in passes)
+    assert all(after == before for after, before in zip(kept, changes, strict=True) if before.target not in passes)
     left = Counter(jobs[item.target].user for item in kept if item.value > 0 and item.target in passes)
     assert all(number <= max(1, share * left.total() + 1e-6) for number in left.values())
     assert set(left) == {jobs[job].user for job in passes}
