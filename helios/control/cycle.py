@@ -249,6 +249,25 @@ class Cycle:
             self._suspend(suspended.reasons)
         return self.domain.summarise(self)
 
+    def report(self, *, stays: str) -> dict[str, Any]:
+        """Return the fields of a report that every domain has.
+
+        Parameters
+        ----------
+        stays : str
+            What of Helios stands and stays where nothing was done; empty: nothing, or it has been said.
+        """
+        return {
+            "suspended": (*self.suspended, stays) if self.suspended and stays else self.suspended,
+            "counts": self.audit.sums(),
+            "decisions": self.audit.frame(),
+            "seen": self.snapshot is not None or self.token is None,
+            "recorded": self.recorded,
+            "leads": self.token is not None,
+            "remaining": () if self.released is None else self.released.remaining,
+            "notes": self.audit.told(),
+        }
+
     def read_applied(self) -> AppliedChanges | None:
         """Return what the ledger has; None: it cannot be read, which is a fault."""
         try:

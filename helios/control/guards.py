@@ -10,11 +10,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from heapq import nsmallest
 from itertools import groupby
 from operator import itemgetter
 from typing import Generic, TypeVar
 
+from helios import ownership
 from helios.actions import JobSetting, NodeOutcome, Outcome, Result
 from helios.changes import Change, Desired, Key
 from helios.control.modes import OUTSIDE, ServiceMode
@@ -180,9 +182,14 @@ def _unsound(change: Change[float], job: PendingJob) -> str:
         return f"a soft limit of {change.value} s"
     if not math.isnan(job.user_soft_limit_s):
         return "the user set a --time-min"
-    if not change.value < job.time_limit_s:
+    # As it is written, rounded up to a marked minute: what the cluster refuses would else be tried in every cycle.
+    if not change.value < job.time_limit_s or not _written_s(change.value) < job.time_limit_s:
         return "not below its time limit"
     return "" if change.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
+
+
+def _written_s(soft_limit_s: float) -> float:
+    return 60.0 * ownership.time_min(timedelta(seconds=soft_limit_s))
 
 
 def _result(reason: str) -> Result:

@@ -20,7 +20,7 @@ from helios.control.guards import GuardResult, apply_guards, keep_one_owner
 from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
 from helios.control.observed import PendingJob, carried_values, pending_jobs
 from helios.control.preconditions import Preconditions, suspension_reasons
-from helios.control.release import ReleaseResult, record_release, release_entries, revert_in_rounds
+from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
 from helios.control.report import CycleReport, cycle_counts
 from helios.control.state import ControllerState
 from helios.errors import HeliosError
@@ -243,19 +243,11 @@ class JobDomain:
 
     def summarise(self, cycle: Cycle) -> CycleReport:
         """Return the report of the cycle."""
-        stays = self._what_stays(cycle)
         return CycleReport(
             taken_at=cycle.now if cycle.snapshot is None else cycle.snapshot.taken_at,
             acted=len(cycle.audit.changed),
-            suspended=(*cycle.suspended, stays) if cycle.suspended and stays else cycle.suspended,
-            counts=cycle.audit.sums(),
-            decisions=cycle.audit.frame(),
-            seen=cycle.snapshot is not None or cycle.token is None,
-            recorded=cycle.recorded,
-            leads=cycle.token is not None,
-            remaining=() if cycle.released is None else cycle.released.remaining,
-            notes=cycle.audit.told(),
             memory=cycle.memory,
+            **cycle.report(stays=self._what_stays(cycle) if cycle.suspended else ""),
             **cycle_counts(cycle.snapshot),
         )
 
@@ -490,7 +482,9 @@ def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> Relea
     """
     outcomes: dict[Key, Outcome] = {}
     try:
-        revert_in_rounds(lambda: cluster.apply([Revert(reason=reason, hidden=hidden)]), outcomes)
+        for _ in range(ROUNDS):
+            if not add_round(outcomes, cluster.apply([Revert(reason=reason, hidden=hidden)])):
+                break
         snapshot = cluster.snapshot()
     except HeliosError as error:
         failure = f"taking everything back was broken off: {error.message}"

@@ -45,7 +45,7 @@ from helios.control.node_guards import (
 from helios.control.node_watch import NodeObservation, shadow_entries, update_nodes
 from helios.control.observed import ObservedNode, observed_nodes, partitions_wanted
 from helios.control.preconditions import Preconditions, cluster_suspension_reasons, is_cut_short
-from helios.control.release import ReleaseResult, record_release, release_entries, revert_in_rounds
+from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
 from helios.control.report import NodeCycleReport, node_cycle_counts, wanted_awake
 from helios.control.state import NodeControllerState, WakeUp
 from helios.errors import HeliosError
@@ -300,18 +300,9 @@ class NodeDomain:
         wanted = wanted_awake(cycle.requested, self.context.nodes) if cycle.requested else {}
         return NodeCycleReport(
             **self.activity.lists(),
-            suspended=(*cycle.suspended, stays)
-            if cycle.suspended and applied and cycle.released is None
-            else cycle.suspended,
-            counts=cycle.audit.sums(),
-            decisions=cycle.audit.frame(),
-            seen=cycle.snapshot is not None or cycle.token is None,
-            recorded=cycle.recorded,
-            leads=cycle.token is not None,
-            remaining=() if cycle.released is None else cycle.released.remaining,
-            notes=cycle.audit.told(),
             protected=memory.protected,
             memory=memory,
+            **cycle.report(stays=stays if applied and cycle.released is None else ""),
             **node_cycle_counts(cycle.snapshot, cycle.known, at=cycle.now, wanted=wanted),
         )
 
@@ -626,16 +617,14 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
     real, outcomes = applied.real, dict[Key, NodeOutcome]()
     try:
         snapshot = cluster.snapshot()
-
-        def step() -> list[NodeOutcome]:
-            nonlocal snapshot
+        for _ in range(ROUNDS):
             standing = applied_on(snapshot, real)
             backs = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in standing]
             answer = cluster.steer(_reverts(backs)) if backs else []
+            may_do_more = add_round(outcomes, answer)  # before the next look, which may fail
             snapshot = cluster.snapshot() if answer else snapshot
-            return answer
-
-        revert_in_rounds(step, outcomes)
+            if not may_do_more:
+                break
     except HeliosError as error:
         failure = f"waking the nodes was broken off: {error.message}"
         told = f"{Result.FAILED}: {failure}"

@@ -76,19 +76,16 @@ class ReleaseResult:
         }
 
 
-def revert_in_rounds(step: Callable[[], list[SomeOutcome]], outcomes: dict[Key, SomeOutcome]) -> None:
-    """Revert until nothing is postponed any more, or nothing comes of it; the last outcomes are added.
+def add_round(outcomes: dict[Key, SomeOutcome], answer: Sequence[SomeOutcome]) -> bool:
+    """Add the outcomes of one round of reverting, and return whether another round may do more.
 
     A later round finds unchanged what an earlier one has done.
     """
-    for _ in range(ROUNDS):
-        answer = step()
-        for outcome in answer:
-            key: Key = (outcome.setting, outcome_target(outcome))
-            if outcome.result is not Result.UNCHANGED or key not in outcomes:
-                outcomes[key] = outcome
-        if not {Result.DONE, Result.POSTPONED} <= {outcome.result for outcome in answer}:
-            return
+    for outcome in answer:
+        key: Key = (outcome.setting, outcome_target(outcome))
+        if outcome.result is not Result.UNCHANGED or key not in outcomes:
+            outcomes[key] = outcome
+    return {Result.DONE, Result.POSTPONED} <= {outcome.result for outcome in answer}
 
 
 def release_entries(result: ReleaseResult, *, now: datetime, reason: str) -> AuditLog:

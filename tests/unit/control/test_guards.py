@@ -109,6 +109,12 @@ def test_a_soft_limit_that_is_not_below_the_time_limit_is_refused(time_limit_s: 
     assert refusal(limit(20), job={"time_limit_s": time_limit_s}).remark == "not below its time limit"
 
 
+@pytest.mark.parametrize(("time_limit_s", "passes"), [(1620.0, False), (1680.0, True), (math.inf, True)])
+def test_a_soft_limit_is_compared_as_it_is_written(time_limit_s: float, passes: bool) -> None:
+    kept = result(limit(20), job={"time_limit_s": time_limit_s}).allowed  # 27 min, the next that bears the mark
+    assert bool(kept) is passes
+
+
 def test_a_soft_limit_of_an_unlimited_job_passes() -> None:
     assert result(limit(20), job={"time_limit_s": math.inf}).refused == ()
 
