@@ -1,7 +1,8 @@
-"""What actions ask of jobs: one value on one setting of one job each, and what becomes of it.
+"""Changes that actions ask for, one value for one setting of one target each.
 
-A live Slurm, a simulated one and the fake take actions apart, judge them and tell of them by this; the simulator whose
-urgencies are no SiteFactors judges by its own rules.
+``Change`` is what services ask for and what everything in control reads. ``SettingChange`` is the same in the values
+that a cluster holds: a live Slurm, a simulated one and the fake judge by it; the simulator whose urgencies are no
+SiteFactors judges by its own rules.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class ValueMapping(Generic[Value]):
 def slurm_value_mapping(
     *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
 ) -> ValueMapping[int]:
-    """Return Slurm's own: the SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0: none."""
+    """Return the mapping to Slurm's own values.
+
+    The SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0 stands for none.
+    """
     return ValueMapping(
         of_urgency=site_factor,
         of_run_time=time_min,
@@ -119,7 +123,10 @@ class SettingChange(Generic[Value]):
     def outcome(
         self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
     ) -> Outcome:
-        """Return ``result`` as the outcome of this change; None stands for not read."""
+        """Return ``result`` as the outcome of this change.
+
+        None stands for not read.
+        """
         return Outcome(
             action=self.action,
             setting=self.setting,
@@ -203,7 +210,7 @@ def _to_restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeContext:
-    """What a wish for a pending job of Slurm is judged on.
+    """What a change of a pending job of Slurm is judged by.
 
     Attributes
     ----------
@@ -211,7 +218,7 @@ class ChangeContext:
         What stands on the setting; None: it cannot be read.
     is_set : bool
         Whether it is proved that Helios has set that.
-    hands_off : str
+    excluded_reason : str
         Why the job must be left alone; empty: it need not.
     soft_limits : bool
         Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
@@ -233,7 +240,10 @@ class ChangeContext:
 
 
 def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that must not, cannot or need not be written.
+
+    None: it is to be written.
+    """
     if change.takes_back:
         return _of_a_restore(change, ground)
     if why := ground.excluded_reason or _why_no_soft_limit(change, ground):
@@ -407,7 +417,9 @@ def _covers(revert: Revert, change: Change[float]) -> bool:
 
 
 def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:
-    """Return the actions that ask for ``changes``: an order for each partition, then the soft limits.
+    """Return the actions that ask for ``changes``.
+
+    An order for each partition comes first, then the soft limits.
 
     Changes of equal urgency stay as they are given.
     """
@@ -474,7 +486,9 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
 
 
 def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -> list[NodeAction]:
-    """Return the actions that ask for ``changes``: wakes, the keep-awake list, sleeps and the order of filling.
+    """Return the actions that ask for ``changes``.
+
+    Wakes come first, then the keep-awake list, sleeps and the order of filling.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Prudence: one cycle - look, ask, check, act, write down - and everything that keeps it from doing harm.
+"""The control cycle and everything that keeps it from doing harm.
 
-Services propose, this room disposes. It knows clusters and ledgers by their sockets only, has no clock of its own, and
-passes no service's wish that a guard refuses.
+One cycle for every domain (``cycle``), the domains (``jobs``, ``nodes``), and what a cycle is made of. Clusters and
+ledgers are known by their interfaces only; time is given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What stands changed: Helios' own book, held against what is seen, so that nobody else's hand is written over.
+"""The changes of Helios that are applied on a cluster, as the ledger has them.
 
-A change is entered before it is made and confirmed when it was read back: whatever happens in between, the book names
-at least every job that was touched.
+A change is entered before it is made and confirmed when it was read back: whatever happens in between, the record names
+at least every target that was touched. Compared with what is observed, it shows what somebody else has changed since.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """What would have to be reverted, in plain words that outlive the database: what a kill switch reads.
+    """What would have to be reverted, in plain words that outlive the database.
+
+    A kill switch reads it.
 
     Attributes
     ----------
@@ -168,7 +170,7 @@ class Undo:
 
     @classmethod
     def of(cls, applied: AppliedChanges) -> Undo:
-        """Return what undoes all that stands in the book."""
+        """Return what undoes all that stands."""
         kept = applied.real.get(LIST)
         weights = {row.target: row.own for row in applied.ours(NodeSetting.WEIGHT)}
         return cls(
@@ -178,7 +180,7 @@ class Undo:
         )
 
     def rows(self, *, at: datetime, service: str) -> AppliedByKey:
-        """Return it as entries of a book that are nobody's, to be reverted."""
+        """Return it as applied changes that are nobody's, to be reverted."""
         pairs = [
             *((NodeSetting.POWER, node, "asleep", "") for node in self.asleep),
             *((NodeSetting.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
@@ -201,7 +203,10 @@ class Undo:
 
 
 def weight_in(words: str) -> float | None:
-    """Return the weight that is said in the mechanism's words (``Weight 20``); None: none is."""
+    """Return the weight that is said in the mechanism's words (``Weight 20``).
+
+    None: none is.
+    """
     numbers = re.findall(r"\d+", words)
     return float(numbers[-1]) if numbers else None
 
@@ -254,7 +259,10 @@ class Tolerance:
         return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
 
     def same(self, setting: Setting, *, asked: float, read: float) -> bool:
-        """Return whether ``read`` (NaN: no soft limit) is what the cluster makes of ``asked``."""
+        """Return whether ``read`` is what the cluster makes of ``asked``.
+
+        NaN is no soft limit.
+        """
         if setting is JobSetting.ORDER:
             return abs(asked - read) <= self.urgency
         return -ROUNDING <= read - asked < self.soft_limit_s

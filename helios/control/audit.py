@@ -1,6 +1,6 @@
 """The audit log of a cycle, and the counts a person looks at first.
 
-What already was so, waits for a later turn or lies outside of a canary is counted and not written; a refusal or a
+What already was so, waits for a later cycle or lies outside of a canary is counted and not written; a refusal or a
 failure is written when it is new, not every cycle: jobs that fail on and on would else fill the audit with one line.
 """
 
@@ -27,7 +27,10 @@ _OUT_OF_PLACE = {Result.FAILED, Result.MISMATCH}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One line of the audit; columns of ``DECISIONS`` but for the time. None: not applicable."""
+    """One line of the audit.
+
+    Columns of ``DECISIONS`` but for the time. None: not applicable.
+    """
 
     service: str
     mode: str
@@ -54,7 +57,7 @@ class AuditLog:
 
     Attributes
     ----------
-    lines : list of Line
+    lines : list of AuditEntry
     changed : set of str
         Jobs, or nodes, that were written.
     bad : bool
@@ -85,19 +88,25 @@ class AuditLog:
 
     @property
     def said(self) -> dict[str, frozenset[str]]:
-        """Digests of the refusals and failures now known; of a service that was not asked, those known before."""
+        """Digests of the refusals and failures now known.
+
+        Of a service that was not asked, those known before.
+        """
         return {**self._said_before, **{service: frozenset(digests) for service, digests in self._said.items()}}
 
     def sums(self) -> dict[str, dict[Result, int]]:
         """Return the number of outcomes by service and result."""
         return {service: dict(results) for service, results in self._counts.items()}
 
-    def told(self) -> tuple[str, ...]:
+    def all_notes(self) -> tuple[str, ...]:
         """Return the notes, and what waits."""
         return (*self.notes, *(f"{number} changes wait: {why}" for why, number in self.waiting.items()))
 
     def asks(self, service: str) -> None:
-        """Take note that ``service`` was asked: what it is refused from now on is all that it is refused."""
+        """Take note that ``service`` was asked.
+
+        What it is refused from now on is all that it is refused.
+        """
         self._said[service] = set()
 
     def say(self, line: AuditEntry) -> None:
@@ -117,7 +126,7 @@ class AuditLog:
             if outcome.result is Result.DONE:
                 self.changed.add(outcome_target(outcome))
             if outcome.remark == OUTSIDE:
-                continue  # that is what a canary is for: nothing to say of it, turn by turn
+                continue  # that is what a canary is for: nothing to say of it in each cycle
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
@@ -133,7 +142,10 @@ class AuditLog:
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
     def is_news(self, service: str, message: str) -> bool:
-        """Return whether ``message`` was not said of ``service`` at the last cycle that acted; empty: no."""
+        """Return whether ``message`` was not said of ``service`` at the last cycle that acted.
+
+        Empty: no.
+        """
         before = self._said_before.get(service, frozenset())
         if not message and not before:
             return False

@@ -1,6 +1,7 @@
-"""A breaker: after several bad cycles in a row Helios keeps still for a while, then tries one cycle.
+"""Circuit breaker and suspension of failing services.
 
-Pure: time is given. It is kept with the memory of the last cycle, so that a restart does not shorten the wait.
+After several bad cycles in a row nothing is written for a while, then one cycle is tried. Pure: time is given. Both are
+kept with the state of the last cycle, so that a restart does not shorten the wait.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ class CircuitBreaker:
         return cls(bad_in_row=int(plain["bad_in_row"]), opened_at=datetime.fromisoformat(at) if at else None)
 
 
-# The bench: a service that keeps failing sits out until told, or until a day has passed.
+# A service that keeps failing is suspended until a person says otherwise, or until a day has passed.
 
 SITS_OUT = timedelta(days=1)
-"""How long a service sits out unless told: long enough to be seen, short enough to outlive a passing fault."""
+"""How long a service is suspended: long enough to be seen, and short enough if the fault has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,27 +95,29 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSuspension:
-    """Who failed in the last cycle that asked it; a service without a fault is not named."""
+    """The services that failed in the last cycle that asked them."""
 
     faults: Mapping[str, Fault] = field(default_factory=dict)
 
     def after_a_failure(self, service: str, *, what: str, now: datetime) -> ServiceSuspension:
-        """Return the bench after ``service`` failed with ``what``."""
+        """Return the suspensions after ``service`` failed with ``what``."""
         before = self.faults.get(service)
         in_row = 1 if before is None else before.in_row + 1
         return ServiceSuspension(faults={**self.faults, service: Fault(in_row=in_row, last_at=now, what=what)})
 
     def without(self, service: str) -> ServiceSuspension:
-        """Return the bench after ``service`` answered, or after a person said that it may play again."""
+        """Return the suspensions after ``service`` answered, or after a person ended its suspension."""
         return ServiceSuspension(faults={name: fault for name, fault in self.faults.items() if name != service})
 
     def why_not(self, service: str, *, now: datetime, failures: int) -> str:
-        """Return why ``service`` sits out, for a person; empty: it plays.
+        """Return why ``service`` is suspended, for a person.
+
+        Empty where it is not.
 
         Parameters
         ----------
         failures : int
-            In a row, that bench a service. After its day it has one try, not as many again.
+            In a row, that suspend a service. After its day it has one try, not as many again.
         """
         fault = self.faults.get(service)
         if fault is None or fault.in_row < failures or now - fault.last_at >= SITS_OUT:

@@ -71,9 +71,9 @@ class ReconcilePlan:
     ----------
     send, same, refused : mapping
         By service: what differs from what stands, what already is so, and what may not be or must wait.
-    take_back : tuple of Reversion
+    reversions : tuple of Reversion
         On the cluster.
-    shadows_end : tuple of Reversion
+    shadow_reversions : tuple of Reversion
         What would be reverted, if the shadows could act.
     intent : AppliedChanges
         What stands if all goes well: every change is entered before it is made.
@@ -84,14 +84,16 @@ class ReconcilePlan:
     send: Mapping[str, Sequence[Change[Any]]]
     same: Mapping[str, Sequence[Change[Any]]]
     refused: Mapping[str, Sequence[Outcome | NodeOutcome]]
-    take_back: tuple[Reversion, ...]
-    shadows_end: tuple[Reversion, ...]
+    reversions: tuple[Reversion, ...]
+    shadow_reversions: tuple[Reversion, ...]
     intent: AppliedChanges = field(default_factory=AppliedChanges)
     notes: tuple[str, ...] = ()
 
 
 class ControlDomain(Protocol):
-    """What a cycle acts on: jobs, or nodes. An object serves one cycle.
+    """The kind of target that a cycle acts on, as jobs or nodes.
+
+    An object serves one cycle.
 
     Attributes
     ----------
@@ -138,7 +140,9 @@ class ControlDomain(Protocol):
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[Any]], services: Sequence[ActiveService]
     ) -> ReconcilePlan:
-        """Return what is sent and reverted: one owner for each setting, within the budgets.
+        """Return what is sent and reverted.
+
+        One owner for each setting, within the budgets.
 
         Parameters
         ----------
@@ -152,7 +156,9 @@ class ControlDomain(Protocol):
     def apply(
         self, cycle: Cycle, plan: ReconcilePlan, active: ActiveService | None
     ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
-        """Act for one service, or None: revert what no service asks for.
+        """Act for one service.
+
+        Without one, revert what no service asks for.
 
         Returns
         -------
@@ -162,7 +168,10 @@ class ControlDomain(Protocol):
         ...
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
-        """Revert everything on the cluster that Helios set; None: nothing of it stands."""
+        """Revert everything on the cluster that Helios set.
+
+        None: nothing of it stands.
+        """
         ...
 
     def summarise(self, cycle: Cycle) -> Any:
@@ -265,11 +274,14 @@ class Cycle:
             "recorded": self.recorded,
             "leads": self.token is not None,
             "remaining": () if self.released is None else self.released.remaining,
-            "notes": self.audit.told(),
+            "notes": self.audit.all_notes(),
         }
 
     def read_applied(self) -> AppliedChanges | None:
-        """Return what the ledger has; None: it cannot be read, which is a fault."""
+        """Return what the ledger has.
+
+        None: it cannot be read, which is a fault.
+        """
         try:
             applied = AppliedChanges.read(self.ledger.applied_changes(), self.domain.table)
         except HeliosError as error:
@@ -347,21 +359,21 @@ class Cycle:
         self.requested, memory = self._ask(services, snapshot)
         if self.held_back is not None and self.audit.is_news(HELIOS, self.held_back):
             self._say(self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep")
-        playing = self._playing(services, memory)
+        active_services = self._active(services, memory)
         results = {
             active.name: domain.apply_guards(self, self.requested[active.name], active.mode)
-            for active in playing
+            for active in active_services
             if active.name in self.requested
         }
-        plan = domain.allocate(self, results, playing)
-        for active in playing:
+        plan = domain.allocate(self, results, active_services)
+        for active in active_services:
             self.audit.outcomes(active.name, active.mode.mode, plan.refused.get(active.name, ()))
             self.audit.count(active.name, Result.UNCHANGED, len(plan.same.get(active.name, ())))
         self.audit.notes.extend(plan.notes)
-        writers = [active for active in playing if active.mode.writes and plan.send.get(active.name)]
-        if writers or plan.take_back:
+        writers = [active for active in active_services if active.mode.writes and plan.send.get(active.name)]
+        if writers or plan.reversions:
             self._record_intent(plan, writers)
-        settled = self._execute(plan, playing)
+        settled = self._execute(plan, active_services)
         if settled != self.known or self.known != self.stored or self.audit.lines[self.written :]:
             self._write(settled)
             self._write_undo(settled)
@@ -376,7 +388,10 @@ class Cycle:
     def _ask(
         self, services: Sequence[ActiveService], snapshot: Snapshot
     ) -> tuple[dict[str, RequestedChanges[Any]], ControllerState]:
-        """Ask each service that is due, all about the same snapshot; one that fails is written down and skipped."""
+        """Ask each service that is due, all about the same snapshot.
+
+        One that fails is written down and skipped.
+        """
         requested: dict[str, RequestedChanges[Any]] = {}
         suspension, asked_at = self.memory.suspension, dict(self.memory.asked_at)
         failures = self.settings.control.failures_to_suspend
@@ -405,9 +420,9 @@ class Cycle:
                 self.audit.count(active.name, Result.FAILED)
         return requested, replace(self.memory, suspension=suspension, asked_at=asked_at)
 
-    def _playing(self, services: Sequence[ActiveService], memory: ControllerState) -> list[ActiveService]:
+    def _active(self, services: Sequence[ActiveService], memory: ControllerState) -> list[ActiveService]:
         """Return the services that are neither off nor suspended, asked or not."""
-        playing = []
+        active_services = []
         for active in services:
             why = memory.suspension.why_not(
                 active.name, now=self.now, failures=self.settings.control.failures_to_suspend
@@ -415,16 +430,16 @@ class Cycle:
             if why:
                 self.audit.notes.append(why)
             elif active.mode.mode is not Mode.OFF:
-                playing.append(active)
-        return playing
+                active_services.append(active)
+        return active_services
 
     def _record_intent(self, plan: ReconcilePlan, writers: Sequence[ActiveService]) -> None:
         kept = len(self.audit.lines) if self.domain.sticky else self.written
         for active in writers:
             reason = f"will change {len(plan.send[active.name])} {self.domain.name}"
             self._say(active.mode.mode, service=active.name, reason=reason, outcome="meant")
-        if plan.take_back:
-            self._say(Mode.ACTIVE, reason=f"will revert {len(plan.take_back)} changes", outcome="meant")
+        if plan.reversions:
+            self._say(Mode.ACTIVE, reason=f"will revert {len(plan.reversions)} changes", outcome="meant")
         try:
             self.undo(Undo.of(plan.intent))
         except HeliosError as error:
@@ -454,15 +469,15 @@ class Cycle:
     def _execute_for(self, active: ActiveService | None, plan: ReconcilePlan, settled: AppliedChanges) -> None:
         name, mode = (HELIOS, Mode.ACTIVE) if active is None else (active.name, active.mode.mode)
         asked = set() if active is None else {change.key for change in plan.send.get(name, ())}
-        book, before = settled.of(mode), self.applied.of(mode)
+        rows, before = settled.of(mode), self.applied.of(mode)
         pairs = self.domain.apply(self, plan, active)
         self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
         for outcome, stands in pairs:
             key: Key = (outcome.setting, outcome_target(outcome))
             if key in asked:
-                _settle(book, key, outcome.result, stands=stands, before=before.get(key))
+                _settle(rows, key, outcome.result, stands=stands, before=before.get(key))
             elif outcome.result in NOTHING_STANDS and (active is None or active.is_shadow):
-                book.pop(key, None)
+                rows.pop(key, None)
 
     def _suspend(self, reasons: tuple[str, ...]) -> None:
         self.suspended = reasons
@@ -485,7 +500,10 @@ class Cycle:
             self.memory = replace(self.memory, suspended=reasons)
 
     def _agree_undo(self, applied: AppliedChanges) -> None:
-        """Have the undo file say what stands: whoever takes a lease over has another file than who had it."""
+        """Have the undo file say what stands.
+
+        Whoever takes a lease over has another file than who had it.
+        """
         if self.undo_file != Undo.of(applied):
             self._write_undo(applied)
 
@@ -520,15 +538,18 @@ class Cycle:
 
 
 def _settle(
-    book: AppliedByKey, key: Key, result: Result, *, stands: AppliedChange | None, before: AppliedChange | None
+    rows: AppliedByKey, key: Key, result: Result, *, stands: AppliedChange | None, before: AppliedChange | None
 ) -> None:
-    """Enter what became of a change; what failed or was misread stays as it was intended."""
+    """Enter what became of a change.
+
+    What failed or was misread stays as it was intended.
+    """
     if result in READ_BACK and stands is not None:
-        book[key] = stands
+        rows[key] = stands
     elif result in NOT_WRITTEN and before is not None:
-        book[key] = before
+        rows[key] = before
     elif result in NOT_WRITTEN | NOTHING_STANDS:
-        book.pop(key, None)
+        rows.pop(key, None)
 
 
 def shadow_intent(

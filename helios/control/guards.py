@@ -1,4 +1,4 @@
-"""What nobody can switch off: no service, no mode, no option.
+"""Guards over changes of jobs, which no service, mode or option switches off.
 
 A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on
 one user's share does not refuse: it makes neutral.
@@ -68,7 +68,9 @@ def apply_guards(
 def keep_one_owner(
     changes: Mapping[str, Sequence[Change[Desired]]], *, held: Mapping[Key, str], kind: str = "job"
 ) -> tuple[dict[str, tuple[Change[Desired], ...]], dict[str, tuple[Outcome | NodeOutcome, ...]]]:
-    """Let each setting of each target have one service: the first configured wins.
+    """Let each setting of each target have one service.
+
+    The first configured wins.
 
     Parameters
     ----------
@@ -98,7 +100,9 @@ def keep_one_owner(
 
 
 def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
-    """Return which service has each key: the first configured of those that ask, and of those that hold it.
+    """Return which service has each key.
+
+    The first configured of those that ask, and of those that hold it.
 
     Parameters
     ----------
@@ -135,14 +139,14 @@ def cap_changes(
     return [_neutral(change, jobs[change.target].user, share) if change.key in excess else change for change in changes]
 
 
-def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) -> Iterator[PendingJob]:
-    """Yield the jobs of which more than nothing is wished, and less of another user's that was eligible before."""
+def _ahead_of_others(jobs: Iterable[PendingJob], requested: Mapping[str, float]) -> Iterator[PendingJob]:
+    """Yield the jobs of a positive urgency above that of another user's older job."""
     movable = (job for job in jobs if job.eligible and not job.excluded_reason)
     oldest_first = sorted(movable, key=lambda job: (job.partition, job.eligible_us))
     for _, queue in groupby(oldest_first, key=lambda job: job.partition):
         least: dict[str, float] = {}  # of the older jobs, by user: of the two users with the least
         for _, same_age in groupby(queue, key=lambda job: job.eligible_us):
-            here = [(job, wished.get(job.job_id, 0.0)) for job in same_age]
+            here = [(job, requested.get(job.job_id, 0.0)) for job in same_age]
             for job, value in here:
                 others = (its for user, its in least.items() if user != job.user)
                 if value > 0 and min(others, default=math.inf) < value:

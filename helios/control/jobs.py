@@ -1,7 +1,7 @@
-"""The domain of pending jobs: desired state.
+"""The domain of pending jobs.
 
-What stands and is no longer asked for by a service that may write is reverted, and exactly that. What Helios set is
-known by its mark on the job together with a record of it.
+Their changes are desired state: what stands and is no longer asked for by a service that may write is reverted, and
+exactly that. What Helios set is known by its mark on the job together with a record of it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ class JobDomain:
         )
 
     def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
-        """Return why nothing may be written; else mark what somebody changed twice after Helios as theirs."""
+        """Return why nothing may be written.
+
+        If something may, mark what somebody changed twice after Helios as theirs.
+        """
         assert cycle.snapshot is not None
         reasons = suspension_reasons(
             conditions,
@@ -171,17 +174,17 @@ class JobDomain:
         refused = {name: list(result.refused) for name, result in results.items()}
         wanted: dict[Mode, set[Key]] = {}
         for mode, group in ((Mode.ACTIVE, writers), (Mode.SHADOW, shadows)):
-            book = cycle.applied.of(mode)
+            rows = cycle.applied.of(mode)
             silent = {active.name for active in group} - set(results)
             allowed, not_owned = keep_one_owner(
                 {active.name: results[active.name].allowed if active.name in results else () for active in group},
-                held={key: row.service for key, row in book.items() if row.service in silent},
+                held={key: row.service for key, row in rows.items() if row.service in silent},
             )
             wanted[mode] = {change.key for changes in allowed.values() for change in changes} | waiting
             for name, changes in allowed.items():
                 send[name], same[name] = [], []
                 for change in changes:
-                    read = self._stands(change, book, is_shadow=mode is Mode.SHADOW)
+                    read = self._stands(change, rows, is_shadow=mode is Mode.SHADOW)
                     agrees = self.tolerance.same(change.setting, asked=change.value, read=read)
                     (same if agrees else send)[name].append(change)
                 if name in results:
@@ -190,15 +193,15 @@ class JobDomain:
         # What cannot be read is neither written blindly nor forgotten: a later cycle that can read it reverts it.
         forget = {back.key for back in unwanted if not self._may_stand(back.key)}
         most = self.settings.slurm.writes_per_cycle
-        take_back = [back for back in unwanted if self.jobs[back.key[1]].carries(_setting(back.key))]
-        self._cut(send, refused, [active.name for active in writers], left=most - len(take_back))
+        reversions = [back for back in unwanted if self.jobs[back.key[1]].carries(_setting(back.key))]
+        self._cut(send, refused, [active.name for active in writers], left=most - len(reversions))
         untracked = self._untracked(cycle, writers)
         plan = ReconcilePlan(
             send=send,
             same=same,
             refused=refused,
-            take_back=tuple(take_back[:most]),
-            shadows_end=tuple(self._shadows_end(cycle, shadows, keep=wanted[Mode.SHADOW])),
+            reversions=tuple(reversions[:most]),
+            shadow_reversions=tuple(self._shadow_reversions(cycle, shadows, keep=wanted[Mode.SHADOW])),
             notes=(
                 f"{untracked} changes bear Helios' mark, and no service may write to those jobs now; to take them "
                 "back: helios pause, then helios resume",
@@ -212,20 +215,20 @@ class JobDomain:
         self, cycle: Cycle, plan: ReconcilePlan, active: ActiveService | None
     ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
         """Have the cluster change jobs for one service, or revert what no service asks for."""
-        door: Cluster | None = self.cluster
+        cluster: Cluster | None = self.cluster
         changes: dict[Key, Change[float]] = {}
-        backs: Iterable[Reversion] = plan.take_back
+        backs: Iterable[Reversion] = plan.reversions
         if active is not None:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
-            backs = [back for back in plan.shadows_end if active.is_shadow and back.service == active.name]
-            door = self._door(cycle, active)
+            backs = [back for back in plan.shadow_reversions if active.is_shadow and back.service == active.name]
+            cluster = self._cluster(cycle, active)
         actions = [*to_job_actions(map(self._explain, changes.values())), *_reverts(backs)]
-        if not actions or door is None:
+        if not actions or cluster is None:
             return []
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for outcome in door.apply(actions):
+        for outcome in cluster.apply(actions):
             change, stands = changes.get((outcome.setting, outcome.job_id)), None
             if active is not None and change and not self.tolerance.is_nothing(change.setting, change.value):
                 after = outcome.after or describe_mode(change.setting, change.value)
@@ -234,7 +237,10 @@ class JobDomain:
         return applied
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
-        """Revert everything that Helios set; None: nothing of it stands."""
+        """Revert everything that Helios set.
+
+        None: nothing of it stands.
+        """
         stands = any(not row.overridden for row in cycle.known.real.values())
         if not stands and not carried_values(list(self.jobs.values())):
             return None
@@ -257,7 +263,10 @@ class JobDomain:
         return job is not None and job.submitted_us == row.submitted_us
 
     def _find_overridden(self, cycle: Cycle, *, released: bool) -> None:
-        """Find what was read back as Helios had asked, and now reads otherwise: once it is set again, never twice."""
+        """Find what was read back as Helios had asked, and now reads otherwise.
+
+        Once it is set again, never twice.
+        """
         real = dict(cycle.known.real)
         if released:  # what a kill switch reverted is nobody's will about that job, and no reason to keep off it
             real = {key: row for key, row in real.items() if row.overridden or self._may_stand_after_release(row)}
@@ -301,10 +310,10 @@ class JobDomain:
     def _value(self, key: Key) -> float:
         return self.jobs[key[1]].value(_setting(key))
 
-    def _stands(self, change: Change[float], book: AppliedByKey, *, is_shadow: bool) -> float:
+    def _stands(self, change: Change[float], rows: AppliedByKey, *, is_shadow: bool) -> float:
         if not is_shadow:
             return self._value(change.key)
-        return float(book[change.key].value) if change.key in book else NOTHING[_setting(change.key)]
+        return float(rows[change.key].value) if change.key in rows else NOTHING[_setting(change.key)]
 
     def _unwanted(self, cycle: Cycle, writers: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
         modes = {active.name: active.mode for active in writers}
@@ -337,11 +346,16 @@ class JobDomain:
         ]
 
     def _untracked(self, cycle: Cycle, writers: Sequence[ActiveService]) -> int:
-        """Count what the hook or a lost database left: a shadow alone on a cluster must not write."""
+        """Count what the hook or a lost database left.
+
+        A shadow alone on a cluster must not write.
+        """
         jobs = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
         return sum(not any(active.mode.covers(job) for active in writers) for job in jobs)
 
-    def _shadows_end(self, cycle: Cycle, shadows: Sequence[ActiveService], *, keep: set[Key]) -> Iterable[Reversion]:
+    def _shadow_reversions(
+        self, cycle: Cycle, shadows: Sequence[ActiveService], *, keep: set[Key]
+    ) -> Iterable[Reversion]:
         names = {active.name for active in shadows}
         for key, row in cycle.applied.shadow.items():
             if key in keep or self.jobs[row.target].excluded_reason:
@@ -359,7 +373,10 @@ class JobDomain:
         *,
         left: int,
     ) -> None:
-        """Postpone what the writes of a cycle do not pay for; orders of the largest change are sent first."""
+        """Postpone what the writes of a cycle do not pay for.
+
+        Orders of the largest change are sent first.
+        """
         if sum(len(send[name]) for name in writers) <= left:
             return
         for name in writers:
@@ -384,7 +401,7 @@ class JobDomain:
                 real[change.key] = self._row(cycle, change, active, after=self._again(cycle, change.key))
             for change in plan.same.get(active.name, ()):
                 self._adopt(cycle, real, change, active)
-        return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadows_end, services))
+        return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
 
     def _adopt(self, cycle: Cycle, real: AppliedByKey, change: Change[float], active: ActiveService) -> None:
         if self.tolerance.is_nothing(change.setting, change.value):
@@ -418,7 +435,7 @@ class JobDomain:
         found = f"{describe_mode(change.setting, self._value(change.key))} was found instead of what Helios had set"
         return replace(change, reason=f"{change.reason}; set again, once: {found}")
 
-    def _door(self, cycle: Cycle, active: ActiveService) -> Cluster | None:
+    def _cluster(self, cycle: Cycle, active: ActiveService) -> Cluster | None:
         snapshot = cycle.snapshot
         assert snapshot is not None
         return cluster_for_mode(
@@ -430,7 +447,10 @@ class JobDomain:
         )
 
     def _what_stays(self, cycle: Cycle) -> str:
-        """Say what stands and stays; of what is in the records only what was seen just now is known to stand."""
+        """Say what stands and stays.
+
+        Of what is in the records only what was seen just now is known to stand.
+        """
         if cycle.released is not None or cycle.snapshot is None:
             return ""  # what is left has been said, job by job; or nobody could look
         seen = carried_values(list(self.jobs.values()))
@@ -488,14 +508,14 @@ def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> Relea
         snapshot = cluster.snapshot()
     except HeliosError as error:
         failure = f"taking everything back was broken off: {error.message}"
-        return ReleaseResult(outcomes=list(outcomes.values()), told=f"{Result.FAILED}: {failure}", failure=failure)
+        return ReleaseResult(outcomes=list(outcomes.values()), message=f"{Result.FAILED}: {failure}", failure=failure)
     jobs = pending_jobs(snapshot)
     refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
     left = [*carried_values(list(jobs.values())), *((one.setting, one.job_id) for one in refused)]
     remaining = tuple(dict.fromkeys(job_id for _, job_id in left))
     return ReleaseResult(
         outcomes=list(outcomes.values()),
-        told=_describe_release(remaining, refused),
+        message=_describe_release(remaining, refused),
         remaining=remaining,
         keys=frozenset(left),
         snapshot=snapshot,
@@ -522,7 +542,10 @@ def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome]) ->
 
 
 def applied_after(applied: AppliedChanges, result: ReleaseResult) -> AppliedChanges:
-    """Return what stands after a release: what is left or could not be looked at, and what is somebody else's."""
+    """Return what stands after a release.
+
+    What is left or could not be looked at, and what is somebody else's.
+    """
     left = set(applied.real) if result.remaining is None else result.keys
     return AppliedChanges(real={key: row for key, row in applied.real.items() if row.overridden or key in left})
 

@@ -1,7 +1,7 @@
-"""How far a service may go, and the door to the cluster that it is therefore given.
+"""The mode of a service, and the cluster that it is therefore given.
 
-A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, a canary holds the
-cluster behind a door that lets only its own jobs pass.
+A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, a canary passes
+only what concerns its own jobs to the cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ NOTHING: dict[Setting, float] = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMode:
-    """A service's mode, and for a canary the jobs it may change: those that every part of the scope allows.
+    """A service's mode, and for a canary the jobs it may change.
+
+    Those that every part of the scope allows.
 
     Attributes
     ----------
@@ -89,7 +91,9 @@ def cluster_for_mode(
     stands: Mapping[Key, float],
     tolerance: Tolerance,
 ) -> Cluster | None:
-    """Return what a service of that mode acts on; None: it is off.
+    """Return what a service of that mode acts on.
+
+    None: it is off.
 
     Parameters
     ----------
@@ -109,7 +113,9 @@ def cluster_for_mode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowCluster:
-    """A cluster that cannot be changed and says what would have been: it holds nothing that could write.
+    """A cluster that cannot be changed and says what would have been.
+
+    It holds nothing that could write.
 
     ``WOULD`` is what differs from what would stand already, ``UNCHANGED`` the rest.
     """
@@ -162,7 +168,10 @@ class ShadowCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryCluster:
-    """A cluster of which only the jobs of a canary can be changed; the others are refused."""
+    """A cluster of which only the jobs of a canary can be changed.
+
+    The others are refused.
+    """
 
     cluster: Cluster
     mode: ServiceMode
@@ -199,7 +208,7 @@ def _hundredth(name: str) -> int:
     return int.from_bytes(digest, "big") % 100
 
 
-# The doors to the nodes of a cluster: the cluster itself, a part of it, or a shadow that holds nothing that writes.
+# The same for the nodes of a cluster.
 
 _UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
 """What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
@@ -212,7 +221,9 @@ def node_cluster_for_mode(
     look: Callable[[], Snapshot],
     stands: Mapping[Key, AppliedChange],
 ) -> NodeCluster | None:
-    """Return what a service of that mode acts on; None: it is off.
+    """Return what a service of that mode acts on.
+
+    None: it is off.
 
     Parameters
     ----------
@@ -232,7 +243,10 @@ def node_cluster_for_mode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowNodes:
-    """Nodes that cannot be changed, and a word on what would have been: it holds nothing that could write."""
+    """Nodes that cannot be changed, and a word on what would have been.
+
+    It holds nothing that could write.
+    """
 
     look: Callable[[], Snapshot]
     stands: Mapping[Key, AppliedChange]
@@ -277,7 +291,10 @@ class ShadowNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryNodes:
-    """A cluster of which only the nodes of a canary can be changed; the others are refused."""
+    """A cluster of which only the nodes of a canary can be changed.
+
+    The others are refused.
+    """
 
     cluster: NodeCluster
     mode: ServiceMode

@@ -1,7 +1,7 @@
-"""What nobody can switch off about nodes: no service, no mode, no option.
+"""Guards over changes of nodes, which no service, mode or option switches off.
 
 A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many
-nodes may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
+nodes may be away or on their way at once is counted in :class:`PowerBudget`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def apply_node_guards(
 
 
 def is_in_desired_state(change: Change[str], context: NodeCycleContext, mode: Mode) -> bool:
-    """Return whether what is wished for stands already; for a shadow, whether it would."""
+    """Return whether what is asked for stands already.
+
+    For a shadow, whether it would.
+    """
     row = context.applied.of(mode).get(change.key)
     node = context.nodes.get(change.target)
     if change.setting is NodeSetting.POWER:
@@ -109,7 +112,10 @@ def _has_power(change: Change[str], node: ObservedNode | None, *, would_sleep: b
 
 
 def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
-    """Return why a node must not be asleep for Helios' sake, whatever it does now; empty: it may."""
+    """Return why a node must not be asleep for Helios' sake, whatever it does now.
+
+    Empty: it may.
+    """
     return (
         context.memory.protected
         or _no_forecast(context)

@@ -1,6 +1,7 @@
-"""What became of the nodes since the last look: which idle, which are no longer Helios', which did not wake.
+"""What became of the nodes since the last cycle.
 
-Pure. It holds the book and the memory against what is seen; the words for what it finds go into the audit.
+Pure. Which are idle, which are no longer Helios', which did not wake: applied changes and state are compared with what
+is observed, and what is found goes into the audit.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class NodeWatch:
 
     Attributes
     ----------
-    books : NodeBooks
+    applied : AppliedChanges
         Without what is no longer Helios'.
-    lines : tuple of Line
+    lines : tuple of AuditEntry
         For the audit.
     notes : tuple of str
         What the operator should be told besides.
@@ -65,7 +66,7 @@ class NodeObservation:
 
 
 def update_nodes(memory: NodeControllerState, applied: AppliedChanges, look: NodeObservation) -> NodeWatch:
-    """Hold memory and book against what is seen."""
+    """Compare state and applied changes with what is observed."""
     memory = memory.without_the_old(look.at)
     for row in applied.ours(NodeSetting.POWER):
         memory = memory.with_slept(row.target, row.written_at) if look.at - row.written_at < DAY else memory
@@ -220,7 +221,10 @@ def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
 
 
 def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
-    """Return what is wrong with a wake; empty: it came, or is nobody's concern any more; None: it may come yet."""
+    """Return what is wrong with a wake.
+
+    Empty: it came, or is nobody's concern any more; None: it may come yet.
+    """
     if node is None or node.power is NodePower.FALLING_ASLEEP:
         return ""
     if node.state == "DOWN":

@@ -1,4 +1,6 @@
-"""The domain of nodes: their power, their weights and the keep-awake list.
+"""The domain of nodes.
+
+Their power, their weights and the keep-awake list.
 
 Changes are sticky. Sleep and wake are asked for once and stand until somebody wakes the node; weights and the
 keep-awake list stand until a service says otherwise. What stands for a service that may no longer write is reverted.
@@ -228,30 +230,33 @@ class NodeDomain:
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[str]], services: Sequence[ActiveService]
     ) -> ReconcilePlan:
-        """Return what there is room for: reversions first, then wakes of all services, then sleeps."""
+        """Return what there is room for.
+
+        Reversions first, then wakes of all services, then sleeps.
+        """
         context, most = self.context, self.settings.slurm.writes_per_cycle
         writers = [active for active in services if active.mode.writes]
         draft = _Draft(context=context, refused={name: list(result.refused) for name, result in results.items()})
         draft.own(writers, results, context.applied.real)
         may_sleep = self._may_sleep()
         room = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
-        take_back, waiting = self._given_back(cycle, writers, room)
-        draft.let_through(writers, room, without={back.key for back in take_back})
+        reversions, waiting = self._given_back(cycle, writers, room)
+        draft.let_through(writers, room, without={back.key for back in reversions})
         would_sleep = {row.target for row in context.applied.shadow.values() if row.value == ASLEEP}
         for active in services:
             if active.is_shadow:
                 draft.own([active], results, {})
                 away = (would_sleep & set(context.nodes)) | may_sleep
                 draft.let_through([active], PowerBudget(context.nodes, self.settings.power, away=away))
-        draft.cut(writers, left=most - len(take_back))
+        draft.cut(writers, left=most - len(reversions))
         falling = sum(key[0] is NodeSetting.POWER for key in waiting)
         when = "as soon as they are asleep, in service, and there is room"
         plan = ReconcilePlan(
             send=draft.send,
             same=draft.same,
             refused=draft.refused,
-            take_back=tuple(take_back),
-            shadows_end=tuple(self._shadows_end(cycle, services, results)),
+            reversions=tuple(reversions),
+            shadow_reversions=tuple(self._shadow_reversions(cycle, services, results)),
             notes=(f"{falling} nodes are to be woken {when}",) if falling else (),
         )
         return replace(plan, intent=self._intent(cycle, plan, services))
@@ -262,18 +267,18 @@ class NodeDomain:
         """Have the cluster change nodes for one service, or revert what no service stands for."""
         changes: dict[Key, Change[str]] = {}
         if active is None:
-            door: NodeCluster | None = self.cluster
-            actions: list[NodeAction] = [*_reverts(plan.take_back)]
+            cluster: NodeCluster | None = self.cluster
+            actions: list[NodeAction] = [*_reverts(plan.reversions)]
         else:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
-            door = self._door(active)
+            cluster = self._cluster(active)
             actions = self._actions(plan, active, list(changes.values()))
-        if not actions or door is None:
+        if not actions or cluster is None:
             return []
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
-        for told in door.steer(actions):
+        for told in cluster.steer(actions):
             outcome, change = told, changes.get((told.setting, told.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
                 outcome = replace(told, reason=change.reason)  # the cluster knows the reason of the whole order only
@@ -283,7 +288,10 @@ class NodeDomain:
         return applied
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
-        """Wake everything that Helios put to sleep and give back the rest; None: nothing of it stands."""
+        """Wake everything that Helios put to sleep and give back the rest.
+
+        None: nothing of it stands.
+        """
         snapshot, applied = self.context.snapshot, cycle.known
         if not applied_on(snapshot, applied.real):
             cycle.known = AppliedChanges(real=still_applied(applied.real, snapshot))
@@ -379,7 +387,7 @@ class NodeDomain:
         gives = row.service in requested and row.key in requested[row.service].reverts
         return f"service {row.service} gave it back" if gives else ""
 
-    def _shadows_end(
+    def _shadow_reversions(
         self, cycle: Cycle, services: Sequence[ActiveService], results: Mapping[str, GuardResult[str]]
     ) -> Iterable[Reversion]:
         shadows = {active.name for active in services if active.is_shadow}
@@ -413,14 +421,14 @@ class NodeDomain:
             for change in plan.same.get(active.name, ()):
                 if change.key in real and real[change.key].service != active.name and change.value != AWAKE:
                     real[change.key] = replace(real[change.key], service=active.name)
-        for back in plan.take_back:
+        for back in plan.reversions:
             if back.key[0] is NodeSetting.POWER:
                 real[back.key] = replace(cycle.applied.real[back.key], value=AWAKE)
-        return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadows_end, services))
+        return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
 
     def _actions(self, plan: ReconcilePlan, active: ActiveService, changes: list[Change[str]]) -> list[NodeAction]:
         if active.is_shadow:
-            ends = [back for back in plan.shadows_end if back.service == active.name]
+            ends = [back for back in plan.shadow_reversions if back.service == active.name]
             return [*to_node_actions(changes, own={}), *_reverts(ends)]
         if any(change.setting is NodeSetting.WEIGHT for change in changes):
             # An order of filling is given whole: what a weight becomes depends on who else is in the order.
@@ -428,7 +436,7 @@ class NodeDomain:
             changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
         return to_node_actions(changes, own=self.context.applied.own())
 
-    def _door(self, active: ActiveService) -> NodeCluster | None:
+    def _cluster(self, active: ActiveService) -> NodeCluster | None:
         context = self.context
         return node_cluster_for_mode(
             active.mode, self.cluster, look=lambda: context.snapshot, stands=context.applied.shadow
@@ -465,7 +473,10 @@ class NodeDomain:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A plan while it is made; each method narrows it."""
+    """A plan while it is made.
+
+    Each method narrows it.
+    """
 
     context: NodeCycleContext
     refused: dict[str, list[Outcome | NodeOutcome]]
@@ -487,7 +498,10 @@ class _Draft:
     def let_through(
         self, services: Sequence[ActiveService], room: PowerBudget, *, without: Collection[Key] = ()
     ) -> None:
-        """Keep what there is room for: wakes of all services before anybody's sleeps."""
+        """Keep what there is room for.
+
+        Wakes of all services before anybody's sleeps.
+        """
         for active in services:
             asked = self.send[active.name]
             self.send[active.name] = [change for change in asked if change.key not in without]
@@ -567,7 +581,7 @@ def release_nodes(
     notes: list[str] = []
     applied = _read_known(ledger, undone, notes, at=now)
     if applied is None:
-        result = ReleaseResult(outcomes=[], told=f"{Result.FAILED}: {NOT_KNOWN}", failure=NOT_KNOWN)
+        result = ReleaseResult(outcomes=[], message=f"{Result.FAILED}: {NOT_KNOWN}", failure=NOT_KNOWN)
     else:
         result = revert_nodes(cluster, applied, reason)
     audit = release_entries(result, now=now, reason=reason)
@@ -593,7 +607,10 @@ def release_nodes(
 def _read_known(
     ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime
 ) -> AppliedChanges | None:
-    """Return what stands, as far as it was written down; None: neither ledger nor undo file can be had."""
+    """Return what stands, as far as it was written down.
+
+    None: neither ledger nor undo file can be had.
+    """
     applied, file = None, None
     try:
         applied = AppliedChanges.read(ledger.applied_changes(), APPLIED_NODE_CHANGES)
@@ -627,9 +644,9 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
                 break
     except HeliosError as error:
         failure = f"waking the nodes was broken off: {error.message}"
-        told = f"{Result.FAILED}: {failure}"
+        message = f"{Result.FAILED}: {failure}"
         left = AppliedChanges(real=real)
-        return ReleaseResult(outcomes=list(outcomes.values()), told=told, failure=failure, left=left)
+        return ReleaseResult(outcomes=list(outcomes.values()), message=message, failure=failure, left=left)
     in_hand = {
         key: said
         for key, said in outcomes.items()
@@ -637,13 +654,13 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
     }
     remaining = [row.target or THE_LIST for row in applied_on(snapshot, real) if row.key not in in_hand]
     names = tuple(dict.fromkeys(remaining))
-    told = f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
+    message = f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
     if names:
-        told = f"{Result.POSTPONED}: {len(names)} cannot be reverted yet: {', '.join(names[:20])}; asked again"
+        message = f"{Result.POSTPONED}: {len(names)} cannot be reverted yet: {', '.join(names[:20])}; asked again"
     whose = ", ".join(f"{said.node} ({said.remark})" for said in list(in_hand.values())[:20])
     return ReleaseResult(
         outcomes=list(outcomes.values()),
-        told=told,
+        message=message,
         notes=(f"left asleep, in the hands of an admin, to be woken when back in service: {whose}",) if whose else (),
         remaining=names,
         snapshot=snapshot,
@@ -679,7 +696,10 @@ def still_applied(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
 
 
 def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> AppliedChanges:
-    """Return what stands with what only the undo file names: nobody's, so that it is reverted."""
+    """Return what stands with what only the undo file names.
+
+    Nobody's, so that it is reverted.
+    """
     return replace(applied, real={**undo.rows(at=at, service=HELIOS), **applied.real})
 
 

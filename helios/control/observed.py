@@ -1,4 +1,4 @@
-"""What control must know of each pending job, taken from the snapshot before any service has it in its hands."""
+"""Pending jobs and nodes as control observes them, taken from the snapshot before a service has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from helios.model import NodePower, Snapshot, pools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingJob:
-    """One pending record of the queue; names as in ``QUEUE``.
+    """One pending record of the queue.
+
+    Names as in ``QUEUE``.
 
     Attributes
     ----------
@@ -27,7 +29,7 @@ class PendingJob:
         When it could first have started, or can, likewise; unknown: long ago.
     eligible : bool
         Whether it could have started when the cluster was looked at; only then can its urgency be read.
-    hands_off : str
+    excluded_reason : str
         Why it must be left alone; empty: it may be changed.
     source : str
         What predicted; empty: nothing did.
@@ -49,7 +51,10 @@ class PendingJob:
     source: str
 
     def value(self, setting: JobSetting) -> float:
-        """Return what Helios has set there: 0 or NaN is nothing."""
+        """Return what Helios has set there.
+
+        0 or NaN is nothing.
+        """
         return self.urgency if setting is JobSetting.ORDER else self.soft_limit_s
 
     def readable(self, setting: JobSetting) -> bool:
@@ -93,7 +98,7 @@ def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
 
 
-# What control must know of each node, taken from the snapshot before any service has it in its hands.
+# The same of each node.
 
 OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
 """Flags of a node on which no job is meant to start."""
@@ -114,7 +119,7 @@ class ObservedNode:
         As :func:`helios.model.pools` names it.
     power : NodePower, optional
         None: it is down, or does not answer.
-    hands_off : str
+    excluded_reason : str
         Why its power must be left alone; empty: it may be changed.
     holds : bool
         Whether jobs hold any of it.
@@ -199,7 +204,10 @@ def observed_nodes(snapshot: Snapshot) -> dict[str, ObservedNode]:
 
 
 def partitions_wanted(snapshot: Snapshot) -> frozenset[str]:
-    """Return the partitions in which a pending job waits for nodes: eligible, not held, and not for a limit."""
+    """Return the partitions in which a pending job waits for nodes.
+
+    Eligible, not held, and not for a limit.
+    """
     pending = snapshot.pending
     waits = (
         (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))

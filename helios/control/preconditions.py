@@ -1,7 +1,7 @@
-"""When nothing is done: missing or stale input, a paused Helios, a cluster that changed under it.
+"""Reasons for a cycle to write nothing.
 
-Fail still: stillness means no writes; what stands on the cluster stays, except that a pause takes everything back.
-Reasons name moments and bounds, not ages, so that they read the same while they last.
+Input is missing or stale, Helios is paused, or the cluster changed under it. What is applied stays, except that a pause
+reverts everything. Reasons name moments and bounds, not ages, so that they read the same while they last.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Preconditions:
         Until when the accounting was read; None: never.
     model_trained_at : datetime, optional
         None: predictions come from the history alone, and no model can be too old.
-    model_trouble : str
-        Why the model in charge is not to be trusted, for a person; empty: nothing is known against it.
+    model_problem : str
+        Why the promoted model is not to be trusted, for a person; empty: nothing is known against it.
     clock_skew_s : float, optional
         The controller's clock minus ours, s; None: it could not be measured.
     released : str
-        Which kill switches took everything back outside of cycles since one acted last; empty: none did.
+        Which kill switches reverted everything outside of cycles since one acted last; empty: none did.
     drift : str
         Why predictions are not to be trusted, for a person; empty: nothing is known against them.
     """
@@ -64,7 +64,9 @@ def suspension_reasons(
     memory: ControllerState,
     now: datetime,
 ) -> list[str]:
-    """Return every reason why nothing may be written in this cycle, for a person; none: it may.
+    """Return every reason why nothing may be written in this cycle, for a person.
+
+    None: it may.
 
     Parameters
     ----------
@@ -88,7 +90,10 @@ def suspension_reasons(
 def cluster_suspension_reasons(
     conditions: Preconditions, settings: Control, *, snapshot: Snapshot, memory: ControllerState, now: datetime
 ) -> list[str]:
-    """Return the reasons that hold for every domain, whatever it acts on: all but those about predictions of jobs."""
+    """Return the reasons that hold for every domain, whatever it acts on.
+
+    All but those about predictions of jobs.
+    """
     if conditions.paused:
         return [f"paused: {conditions.paused}"]  # whoever paused it wants to read that, not what else there is
     reasons = [

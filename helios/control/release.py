@@ -35,7 +35,7 @@ class ReleaseResult:
     ----------
     outcomes : sequence of Outcome or NodeOutcome
         The last of each setting of each target.
-    told : str
+    message : str
         How it went, in a sentence.
     notes : tuple of str
         What the operator should be told besides.
@@ -54,7 +54,7 @@ class ReleaseResult:
     """
 
     outcomes: Sequence[Outcome | NodeOutcome]
-    told: str
+    message: str
     notes: tuple[str, ...] = ()
     remaining: tuple[str, ...] | None = None
     keys: frozenset[Key] = frozenset()
@@ -72,7 +72,7 @@ class ReleaseResult:
             "recorded": recorded,
             "leads": recorded,
             "remaining": self.remaining,
-            "notes": audit.told(),
+            "notes": audit.all_notes(),
         }
 
 
@@ -94,9 +94,9 @@ def release_entries(result: ReleaseResult, *, now: datetime, reason: str) -> Aud
     audit.outcomes(HELIOS, PAUSED, result.outcomes)
     target = "" if result.snapshot is None else result.snapshot.cluster
     audit.say(
-        AuditEntry(service=HELIOS, mode=PAUSED, action="Cycle", target=target, reason=reason, outcome=result.told)
+        AuditEntry(service=HELIOS, mode=PAUSED, action="Cycle", target=target, reason=reason, outcome=result.message)
     )
-    audit.notes += [result.told, *result.notes]
+    audit.notes += [result.message, *result.notes]
     return audit
 
 
@@ -109,7 +109,10 @@ def record_release(
     now: datetime,
     holder: str,
 ) -> bool:
-    """Write down a release; the lease is taken for that if it is free, and given back."""
+    """Write down a release.
+
+    The lease is taken for that if it is free, and given back.
+    """
     try:
         token = ledger.acquire(holder=holder, now=now, lasts=LEASE)
         if token is None:

@@ -1,4 +1,4 @@
-"""What a cycle hands back."""
+"""Reports of a cycle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CycleReport:
         When the cluster was looked at; the start of the cycle, if it was not.
     acted : int
         Jobs changed on the cluster.
-    still : tuple of str
+    suspended : tuple of str
         Why no service was listened to, for a person; empty: they were.
     counts : mapping
         Outcomes by service and result; a shadow's too.
@@ -49,7 +49,7 @@ class CycleReport:
         After everything was to be reverted: jobs that still carry something. None: that could not be seen.
     notes : tuple of str
         What the operator should be told besides.
-    memory : TurnMemory
+    memory : ControllerState
         To be kept, and given to the next cycle.
     """
 
@@ -89,7 +89,10 @@ class CycleCounts(TypedDict, total=False):
 
 
 def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
-    """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`; None: it was not seen."""
+    """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`.
+
+    None: it was not seen.
+    """
     if snapshot is None:
         return {}
     pending, running = snapshot.pending, snapshot.running
@@ -114,7 +117,7 @@ class NodeCycleReport:
         When the nodes were looked at; the start of the cycle, if they were not.
     slept, woken, weighed : tuple of str
         Nodes put to sleep, woken, and given another weight, on the cluster.
-    still : tuple of str
+    suspended : tuple of str
         Why no service was listened to, for a person; empty: they were.
     counts : mapping
         Outcomes by service and result; a shadow's too.
@@ -136,7 +139,7 @@ class NodeCycleReport:
         What the operator should be told besides.
     protected : str
         Why nothing is put to sleep any more until a person clears it; empty: nodes are.
-    memory : NodeMemory
+    memory : NodeControllerState
         To be kept, and given to the next cycle.
     """
 
