@@ -475,7 +475,7 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
         else:
             raise TypeError(
                 f"{kind} is not an action on a node; "
-                "there are PowerDown, PowerUp, KeepAwake, FillFirst and RestoreNodes"
+                "there are PowerDown, PowerUp, KeepAwake, FillFirst and RevertNodes"
             )
         changes += [
             Change(setting=setting, target=node, value=value, reason=reason, action=kind)
