@@ -474,8 +474,7 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
             reverts |= {(action.setting, node) for node, _ in action.own}
         else:
             raise TypeError(
-                f"{kind} is not an action on a node; "
-                "there are PowerDown, PowerUp, KeepAwake, FillFirst and RevertNodes"
+                f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake, FillFirst and RevertNodes"
             )
         changes += [
             Change(setting=setting, target=node, value=value, reason=reason, action=kind)
