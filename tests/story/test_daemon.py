@@ -79,7 +79,7 @@ class Site:
             return refusal.code, refusal.read().decode()
 
     def port(self) -> int:
-        (line,) = [line["message"] for line in self.log() if line["source"] == "server"]
+        (line,) = [line["message"] for line in self.log() if line["source"] == "http"]
         return int(re.findall(r"port (\d+)", line)[0])
 
     def log(self) -> list[dict[str, Any]]:

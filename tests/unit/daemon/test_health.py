@@ -30,7 +30,7 @@ def test_lately_is_different_for_each_task() -> None:
     hand.move(240)
     assert health.reasons() == []
     hand.move(1)
-    assert health.reasons() == ["turn has not succeeded for 241 s"]
+    assert health.reasons() == ["cycle has not succeeded for 241 s"]
 
 
 def test_the_reason_names_the_problem() -> None:
@@ -45,7 +45,7 @@ def test_the_reason_names_the_problem() -> None:
 def test_two_failures_in_a_row_are_borne_and_three_are_not() -> None:
     hand = HandSet()
     health = well(hand)
-    for expected in ([], [], ["turn failed 3 times in a row: the lock is held"]):
+    for expected in ([], [], ["cycle failed 3 times in a row: the lock is held"]):
         health.failed("cycle", at=hand.times.now(), problem="the lock is held")
         assert health.reasons() == expected
     assert health.report()["state"] == "failing"
@@ -80,7 +80,7 @@ def test_failures_are_counted_in_a_row() -> None:
 )
 def test_a_daemon_that_is_well_says_what_it_does(cycle: object, state: str) -> None:
     health = well(HandSet())
-    health.turned(cycle)  # type: ignore[arg-type]  # because parametrize loses the type
+    health.record_cycle("cycle", cycle)  # type: ignore[arg-type]  # because parametrize loses the type
     assert health.report()["state"] == state
     assert health.report()["healthy"]
 
@@ -93,7 +93,7 @@ def test_one_that_ends_is_not_well() -> None:
 
 def test_the_report_is_plain_json() -> None:
     health = well(HandSet())
-    health.turned(a_cycle(suspended=("paused",)))
+    health.record_cycle("cycle", a_cycle(suspended=("paused",)))
     report = json.loads(json.dumps(health.report()))
     assert report["pid"] == os.getpid()
     assert report["cycle"]["suspended"] == ["paused"]
