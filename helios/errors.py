@@ -1,4 +1,4 @@
-"""Every error Helios raises on purpose: one root, named for the fact, with what to try next."""
+"""The errors that Helios raises on purpose, each named for the fact, with a hint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ class HeliosError(Exception):
 
     Parameters
     ----------
-    fact : str
+    message : str
         What happened, in one sentence a person can read.
     hint : str, optional
-        What to try next; printed below the fact.
+        What to try next; printed below the message.
     """
 
     exit_code = 1
@@ -36,7 +36,7 @@ class ConfigurationInvalid(UsageError):
 
 
 class FrameInvalid(HeliosError):
-    """A frame at a room's door lacks a declared column or has one of the wrong type."""
+    """A frame handed to a package lacks a declared column or has one of the wrong type."""
 
 
 class HostlistInvalid(UsageError):

@@ -115,7 +115,7 @@ def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def fsync_directory(folder: Path) -> None:
-    """Have the names in a folder on the disk, so that renamed files survive a crash."""
+    """Sync a directory to the disk, so that renamed files survive a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,8 @@
 """The command ``helios``: its nouns, and the commands that have none.
 
-Helios' rooms take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed is
-imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for anything.
+Helios' packages take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed
+is imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for
+anything.
 """
 
 from __future__ import annotations

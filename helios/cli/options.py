@@ -194,7 +194,7 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
 
     Raises
     ------
-    Misuse
+    UsageError
         Such an option was given.
     """
     above = context.parent
@@ -222,7 +222,7 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
 
     Raises
     ------
-    Misuse
+    UsageError
         It is not a date or time.
     """
     if text is None:
@@ -240,7 +240,7 @@ def duration(text: str | None) -> timedelta:
 
     Raises
     ------
-    Misuse
+    UsageError
         It is not a length of time.
     """
     return timedelta(0) if text is None else length(text, or_none=True)

@@ -131,7 +131,7 @@ def write_page(path: Path, page: str) -> None:
 
     Raises
     ------
-    Misuse
+    UsageError
         It cannot be written there.
     """
     try:

@@ -115,7 +115,7 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
 
     Raises
     ------
-    Misuse
+    UsageError
         An option is not understood, or names a service that is not asked for.
     ServiceUnknown, ServiceInvalid
         A service cannot be had as it is asked for.

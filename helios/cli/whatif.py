@@ -189,7 +189,7 @@ def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[C
 
 
 def read_estimate(word: str) -> Estimates:
-    """Read what ``--estimates`` says; raises Misuse."""
+    """Read what ``--estimates`` says; raises UsageError."""
     if word.isdecimal() and int(word) > 0:
         return int(word)
     try:
