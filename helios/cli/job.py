@@ -83,7 +83,7 @@ def explain_in_replay(
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - only this command needs it
     from helios.cli.whatif import read_estimate  # noqa: PLC0415 - that module registers this command
-    from helios.report.job_wait import story_screen  # noqa: PLC0415 - as above
+    from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
@@ -101,7 +101,7 @@ def explain_in_replay(
         )
         story = explain_wait(history, request, job, progress=progress)
     say_notes(story.notes)
-    answer(story.to_json(), story_screen(story), as_json=as_json)
+    answer(story.to_json(), wait_table(story), as_json=as_json)
 
 
 def add_to(commands: typer.Typer) -> None:

@@ -266,7 +266,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
 
         content = as_png(found)
     elif path.suffix in {".html", ".htm"}:
-        from helios.report.energy_page import render_energy  # noqa: PLC0415 - as above
+        from helios.report.html import render_energy  # noqa: PLC0415 - as above
 
         content = render_energy(found).encode()
     else:

@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from io import StringIO
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -164,6 +165,10 @@ class _Server6(_Server):
 
 class _Handler(WSGIRequestHandler):
     timeout = CONNECTION_S
+
+    def get_stderr(self) -> TextIO:
+        # wsgiref writes a traceback there when a client stops reading; whoever may connect could fill the journal.
+        return StringIO()
 
     def log_message(self, format: str, *args: object) -> None:
         _log.debug(format, *args)

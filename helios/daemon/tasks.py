@@ -451,16 +451,16 @@ class TaskScheduler:
         self._health.record_cycle(name, summary)
         self._metrics.record_cycle(summary)
         changes.record(summary)
-        worth_a_line = summary.acted > 0
         if isinstance(summary, CycleSummary):
-            worth_a_line = self._outcomes_changed(summary) or worth_a_line
             # The hook's table follows at once when cycles are suspended or act again, or a mode was set.
             before, self._hook_inputs = self._hook_inputs, (dict(summary.modes), bool(summary.suspended))
             if before is not None and before != self._hook_inputs:
                 self._publish_hook()
-            worth_a_line = worth_a_line and not summary.suspended
         if summary.problem:
             raise HeliosError(summary.problem)
+        worth_a_line = summary.acted > 0
+        if isinstance(summary, CycleSummary):
+            worth_a_line = (self._outcomes_changed(summary) or worth_a_line) and not summary.suspended
         return summary.line() if worth_a_line else ""
 
     def _outcomes_changed(self, summary: CycleSummary) -> bool:

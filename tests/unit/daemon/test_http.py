@@ -56,6 +56,13 @@ def test_nothing_else_is_served() -> None:
         assert ask(f"{url}/")[0] == 404
 
 
+def test_an_answer_that_fails_writes_no_traceback_into_the_journal(capfd: pytest.CaptureFixture[str]) -> None:
+    with served({}) as url:  # a report without "healthy": a defect
+        assert ask(f"{url}/healthz")[0] == 500
+        assert ask(f"{url}/metrics")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
 def test_it_serves_ipv6() -> None:
     with served({"healthy": True}, host="[::1]") as url:
         assert ask(f"{url}/healthz")[0] == 200
