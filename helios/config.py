@@ -38,10 +38,6 @@ def zone_name(name: str) -> str:
     return name
 
 
-def _default_url() -> str:
-    return f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}"
-
-
 def _only_qssf() -> dict[str, dict[str, Any]]:
     return {"qssf": {}}
 
@@ -63,7 +59,7 @@ class Database(_Section):
     """Where the warehouse lives."""
 
     url: str = Field(
-        default_factory=_default_url,
+        default_factory=lambda: f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}",
         description="SQLAlchemy URL of the warehouse: sqlite:///FILE or postgresql://USER@HOST/NAME",
     )
 
@@ -399,7 +395,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     try:
         return Configuration(settings=Settings.model_validate(values), origins=origins, notes=notes)
     except ValidationError as reason:
-        raise ConfigurationInvalid(_explain(reason, origins), hint=_hint(reason)) from reason
+        raise _invalid(reason, origins) from reason
 
 
 def without_password(value: Any) -> Any:
@@ -515,20 +511,21 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
             yield section, name, environment[variable], f"environment {variable}"
 
 
-def _explain(reason: ValidationError, origins: Mapping[str, str]) -> str:
-    lines = []
+def _invalid(reason: ValidationError, origins: Mapping[str, str]) -> ConfigurationInvalid:
+    """Return the error that names each wrong key.
+
+    Its hint says what those with a wrong value mean; where a key is unknown, which keys there are.
+    """
+    meanings = {key: meaning for _, _, key, meaning in _keys()}
+    lines, wrong = [], set()
     for error in reason.errors():
         key = ".".join(str(part) for part in error["loc"])
         what = "is not a key of Helios" if error["type"] == "extra_forbidden" else error["msg"]
         lines.append(f"{key} ({origins.get(key, 'configuration')}): {what}")
-    return "The configuration is not valid: " + "; ".join(lines)
-
-
-def _hint(reason: ValidationError) -> str:
-    """Name the keys there are where one is unknown; else say what those with a wrong value mean."""
-    wrong = {".".join(map(str, error["loc"])) for error in reason.errors()}
-    meant = [f"{key}: {meaning}" for _, _, key, meaning in _keys() if key in wrong]
-    return " ".join(meant) if len(meant) == len(wrong) else _allowed()
+        wrong.add(key)
+    known = [f"{key}: {meaning}" for key, meaning in meanings.items() if key in wrong]
+    hint = " ".join(known) if len(known) == len(wrong) else _allowed()
+    return ConfigurationInvalid("The configuration is not valid: " + "; ".join(lines), hint=hint)
 
 
 def _allowed() -> str:

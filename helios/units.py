@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Durations, sizes and shares as a person reads and writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
 def best_unit(resource: str) -> str:
-    """Write one of what jobs hold: ``GPU`` for ``gpus``, ``CPU`` for ``cpus``."""
+    """Write the unit of a resource, ``GPU`` for ``gpus`` and ``CPU`` for ``cpus``."""
     return resource.removesuffix("s").upper()
 
 
@@ -82,11 +82,11 @@ UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minut
 
 
 def length(text: Any, *, or_none: bool = False) -> timedelta:
-    """Read a length of time, as ``7d``, ``12h`` or ``90min``; with ``or_none`` also one of 0.
+    """Read a length of time, as ``7d``, ``12h`` or ``90min``, with ``or_none`` also of 0.
 
     Raises
     ------
-    Misuse
+    UsageError
         It is none.
     """
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text) if isinstance(text, str) else None
@@ -100,24 +100,12 @@ def length(text: Any, *, or_none: bool = False) -> timedelta:
 
 def rounded_duration(seconds: float) -> str:
     """Return a length of time to two digits: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
-    if seconds < 1.5 * MINUTE_S:
-        return f"{seconds:.0f} s"
-    if seconds < 1.5 * HOUR_S:
-        return f"{seconds / MINUTE_S:.0f} min"
-    if seconds < 2 * DAY_S:
-        return f"{_short(seconds / HOUR_S)} h"
-    return f"{_short(seconds / DAY_S)} days"
+    return _two_digits(seconds, ("s", "min", "h", "days"))
 
 
 def gpu_time(seconds: float) -> str:
     """Return GPU time: ``50 GPU-seconds``, ``24 GPU-minutes``, ``6.5 GPU-hours``, ``12 GPU-days``."""
-    if seconds < 1.5 * MINUTE_S:
-        return f"{seconds:.0f} GPU-seconds"
-    if seconds < 1.5 * HOUR_S:
-        return f"{seconds / MINUTE_S:.0f} GPU-minutes"
-    if seconds < 2 * DAY_S:
-        return f"{_short(seconds / HOUR_S)} GPU-hours"
-    return f"{_short(seconds / DAY_S)} GPU-days"
+    return _two_digits(seconds, ("GPU-seconds", "GPU-minutes", "GPU-hours", "GPU-days"))
 
 
 def count_in_words(number: int, noun: str) -> str:
@@ -125,5 +113,10 @@ def count_in_words(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+def _two_digits(seconds: float, units: tuple[str, str, str, str]) -> str:
+    if seconds < 1.5 * MINUTE_S:
+        return f"{seconds:.0f} {units[0]}"
+    if seconds < 1.5 * HOUR_S:
+        return f"{seconds / MINUTE_S:.0f} {units[1]}"
+    number, unit = (seconds / HOUR_S, units[2]) if seconds < 2 * DAY_S else (seconds / DAY_S, units[3])
+    return f"{number:.0f} {unit}" if number >= 10 or number == int(number) else f"{number:.1f} {unit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from helios.app.live_cluster import configured_services, refuse_unknown_partitio
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
-from helios.cli.output import progress_bars, say, say_notes, show, show_json
+from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
 from helios.model import Mode
@@ -31,24 +31,18 @@ from helios.warehouse import Warehouse
 MOST_LINES = 40
 
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit and for whoever asks.")]
-Hidden = Annotated[
-    bool,
-    typer.Option(
-        "--hidden",
-        help="Write 0 also to jobs that Helios had set and whose SiteFactor Slurm hides now (held, or not eligible). "
-        "What an admin has written there since is lost; the audit has the priority before and after.",
-    ),
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
+]
+As = Annotated[
+    Mode | None, typer.Option("--as", help="Plan as if every service had this mode; not together with --apply.")
 ]
 
 
 def cycle_(
     cluster: Cluster = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
-    ] = False,
-    mode: Annotated[
-        Mode | None, typer.Option("--as", help="Plan as if every service had this mode; not together with --apply.")
-    ] = None,
+    apply: Apply = False,
+    mode: As = None,
     as_json: AsJson = False,
 ) -> None:
     """Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.
@@ -65,7 +59,18 @@ def cycle_(
     if as_json:
         show_json(_cycle_answer(report, modes))
         return
-    _show_cycle(report, modes, applied=apply)
+    show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
+    _show_suspended(report)
+    lines = _decisions(report)
+    if len(lines):
+        table = Table("Job", "Service", "Action", "Before", "After", "Outcome", "Why", box=None, pad_edge=False)
+        shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
+        for row in lines[shown].head(MOST_LINES).astype("object").fillna("").itertuples(index=False):
+            table.add_row(*map(escape, map(str, row)))
+        show(table)
+    _show_counts(report, len(lines), {name: it.mode.value for name, it in modes.items()})
+    if not apply:
+        say("Nothing was written. To act as far as the modes allow: helios cycle --apply")
 
 
 def mode_(
@@ -126,16 +131,25 @@ def mode_(
             hint=f"Set it: helios mode {service or 'qssf'} shadow. See what is set: helios mode",
         )
     modes = modes_in_force(settings.database.url, name, services)
-    if as_json:
-        show_json({service: _mode_answer(mode) for service, mode in modes.items()})
-        return
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
     for row_name, row_mode in modes.items():
         table.add_row(row_name, row_mode.mode.value, scope(row_mode, of=domain_of(services[row_name])))
-    show(table)
+    answer({service: _mode_answer(mode) for service, mode in modes.items()}, table, as_json=as_json)
 
 
-def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False, as_json: AsJson = False) -> None:
+def pause_(
+    cluster: Cluster = None,
+    reason: Reason = "",
+    hidden: Annotated[
+        bool,
+        typer.Option(
+            "--hidden",
+            help="Write 0 also to jobs that Helios had set and whose SiteFactor Slurm hides now (held, or not "
+            "eligible). What an admin has written there since is lost; the audit has the priority before and after.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Stop Helios at once: revert everything it set, verify that, and do nothing until helios resume.
 
     Nodes that it put to sleep are woken. It works without the daemon, and with the database gone. A value that bears
@@ -148,7 +162,7 @@ def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False,
     folder, url = Path(settings.control.state_folder), settings.database.url
     # First of all, and whatever else is down: asking cluster and database for a name may take long, or fail.
     problems = pause_here(folder, by=by, reason=reason, now=now)
-    name = cluster or _name_if_reachable(operations) or _name_in_the_warehouse(url)
+    name = cluster or _find_name(lambda: operations.site.name) or _find_name(lambda: _cluster_name(url, None))
     if name is not None:
         problems = pause(url, name, folder, by=by, reason=reason, now=now)
     elif problems:
@@ -171,19 +185,15 @@ def pause_(cluster: Cluster = None, reason: Reason = "", hidden: Hidden = False,
         raise HeliosError(
             f"Helios is paused, but what it set may still stand: {problem.message}", hint=problem.hint
         ) from problem
-    if as_json:
-        show_json(
-            {
-                "paused": True,
-                "cluster": name,
-                "set_back": report.acted,
-                "nodes_woken": [] if nodes is None else list(nodes.woken),
-                "remaining": [],
-                "audited": report.recorded and (nodes is None or nodes.recorded),
-            }
-        )
-        return
-    show(f"Paused by {folder / PAUSE_FILE}: {told}.", "To go on: helios resume")
+    found = {
+        "paused": True,
+        "cluster": name,
+        "set_back": report.acted,
+        "nodes_woken": [] if nodes is None else list(nodes.woken),
+        "remaining": [],
+        "audited": report.recorded and (nodes is None or nodes.recorded),
+    }
+    answer(found, f"Paused by {folder / PAUSE_FILE}: {told}.", "To go on: helios resume", as_json=as_json)
 
 
 def resume_(cluster: Cluster = None) -> None:
@@ -260,28 +270,23 @@ def _resumes_the_nodes_daemon(folder: Path) -> None:
         say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
 
 
-def _show_cycle(report: CycleReport, modes: Mapping[str, ServiceMode], *, applied: bool) -> None:
-    show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
+def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
+    """Return the decisions about jobs or nodes, without those about the cycle itself."""
+    return report.decisions[report.decisions["action"] != "Cycle"]
+
+
+def _show_suspended(report: CycleReport | NodeCycleReport) -> None:
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
-    lines = report.decisions[~report.decisions["action"].isin(["Cycle"])]
-    if len(lines):
-        show(_decisions_table(lines.head(MOST_LINES)))
-    if len(lines) > MOST_LINES:
-        show(f"... and {len(lines) - MOST_LINES:,} more: --json shows all")
+
+
+def _show_counts(report: CycleReport | NodeCycleReport, rows: int, modes: Mapping[str, str]) -> None:
+    """Show how many rows were left out, and what became of each service's answers."""
+    if rows > MOST_LINES:
+        show(f"... and {rows - MOST_LINES:,} more: --json shows all")
     for service, counts in report.counts.items():
-        mode = modes[service].mode.value if service in modes else ""
-        show(f"{service}{f' ({mode})' if mode else ''}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
-    if not applied:
-        say("Nothing was written. To act as far as the modes allow: helios cycle --apply")
-
-
-def _decisions_table(lines: pd.DataFrame) -> Table:
-    table = Table("Job", "Service", "Action", "Before", "After", "Outcome", "Why", box=None, pad_edge=False)
-    shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
-    for row in lines[shown].astype("object").where(lines[shown].notna(), "").itertuples(index=False):
-        table.add_row(*map(escape, map(str, row)))
-    return table
+        mode = f" ({modes[service]})" if service in modes else ""
+        show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
 
 
 def _cycle_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
@@ -302,17 +307,9 @@ def _mode_answer(mode: ServiceMode) -> dict[str, Any]:
     return {"mode": mode.mode.value, "partitions": list(mode.partitions), "percent": mode.percent}
 
 
-def _name_if_reachable(operations: Operations) -> str | None:
+def _find_name(look_up: Callable[[], str]) -> str | None:
     try:
-        return operations.site.name
-    except HeliosError as problem:
-        say(f"warning: {problem.message}")
-        return None
-
-
-def _name_in_the_warehouse(url: str) -> str | None:
-    try:
-        return _cluster_name(url, None)
+        return look_up()
     except HeliosError as problem:
         say(f"warning: {problem.message}")
         return None
@@ -339,21 +336,14 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
     from helios.app.explain_node import node_status  # noqa: PLC0415 - only where it is looked up
 
     found = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
-    if as_json:
-        show_json(found.to_json())
-        return
-    show(*found.parts())
+    answer(found.to_json(), *found.parts(), as_json=as_json)
 
 
 @power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
 def cycle(
     cluster: Cluster = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
-    ] = False,
-    mode: Annotated[
-        Mode | None, typer.Option("--as", help="Plan as if every service had this mode; not together with --apply.")
-    ] = None,
+    apply: Apply = False,
+    mode: As = None,
     as_json: AsJson = False,
 ) -> None:
     """Take one cycle on the nodes: look, forecast, decide, and say what would be changed. Nothing is written.
@@ -393,22 +383,19 @@ def clear(
         known = ", ".join({*before.quarantined, *before.keep_off}) or "none"
         raise UsageError(f"{node} is not set apart.", hint=f"Set apart are: {known}. See helios power status")
     memory = cycles.clear(node)
-    if as_json:
-        show_json({"quarantined": sorted(memory.quarantined), "protected": memory.protected})
-        return
-    left = ", ".join(sorted(memory.quarantined)) or "none"
-    if node is not None:
-        show(f"{node} is trusted again; if Slurm has it down: scontrol update nodename={node} state=resume")
-    show(f"Nodes still set apart: {left}." + (f" {memory.protected}." if memory.protected else ""))
+    trusted = f"{node} is trusted again; if Slurm has it down: scontrol update nodename={node} state=resume"
+    left = f"Nodes still set apart: {', '.join(sorted(memory.quarantined)) or 'none'}."
+    said = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
+    found = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
+    answer(found, *said, as_json=as_json)
 
 
 def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bool) -> None:
     from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
 
     show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
-    if report.suspended:
-        show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
-    lines = report.decisions[report.decisions["action"] != "Cycle"]
+    _show_suspended(report)
+    lines, rows = _decisions(report), []
     if len(lines):
         from helios.report.nodes import together  # noqa: PLC0415 - as above
 
@@ -417,8 +404,6 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
         for row in rows[:MOST_LINES]:
             table.add_row(*map(escape, row))
         show(table)
-        if len(rows) > MOST_LINES:
-            show(f"... and {len(rows) - MOST_LINES:,} more: --json shows all")
     elif not report.suspended and not any(report.counts.values()):
         why = (
             "each service is asked again only after its own every_s"
@@ -426,9 +411,8 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
             else "whether nodes can sleep here at all says helios power status"
         )
         show(f"No service wants anything changed; {why}.")
-    for service, counts in report.counts.items():
-        mode = f" ({modes[service].mode.value}, {scope(modes[service], of=Domain.NODES)})" if service in modes else ""
-        show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
+    told = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
+    _show_counts(report, len(rows), told)
     if not applied:
         say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
 
@@ -462,12 +446,9 @@ def list_(as_json: AsJson = False) -> None:
     """List every installed service with its options; a broken one says why it is."""
     configured = configuration().settings.services
     found = installed().values()
-    if as_json:
-        show_json([asdict(it) | {"configured": it.name in configured} for it in found])
-        return
     table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)
     for it in found:
         told = f"broken: {it.broken}" if it.broken else it.summary
         options = "\n".join(map(str, it.options))
         table.add_row(it.name, "yes" if it.name in configured else "", told, options, it.package)
-    show(table)
+    answer([asdict(it) | {"configured": it.name in configured} for it in found], table, as_json=as_json)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,19 +13,16 @@ from helios.app.demand_history import watch_files as watch_series
 from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
-    Cluster,
-    Format,
     GpusPerNode,
-    Nodes,
+    Machine,
     Report,
-    Timezone,
-    Trace,
+    Source,
     configuration,
-    history_from,
+    expand,
     moment,
     named_timezone,
 )
-from helios.cli.output import progress_bars, say_notes, show, show_json, width, write_page
+from helios.cli.output import answer, progress_bars, say_notes, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress
@@ -42,12 +38,14 @@ if TYPE_CHECKING:
 commands = typer.Typer(no_args_is_help=True, help="What putting idle nodes to sleep would save.")
 
 
-class PlacementChoice(StrEnum):
-    """Where the site's Slurm puts jobs today."""
-
-    RANDOM = "random"
-    SPREAD = "spread"
-    PACKED = "packed"
+MoreFiles = Annotated[
+    list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --series, to be added up.")
+]
+Series = Annotated[
+    list[Path] | None,
+    typer.Option("--series", help="File with the columns time,active,total; several are added up."),
+]
+Total = Annotated[float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")]
 
 
 @commands.callback()
@@ -58,26 +56,18 @@ def _noun() -> None:
 @commands.command(
     "whatif", epilog="Example: helios energy whatif --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json"
 )
+@expand
 def whatif(
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --series, to be added up.")
-    ] = None,
-    series: Annotated[
-        list[Path] | None,
-        typer.Option("--series", help="File with the columns time,active,total; several are added up."),
-    ] = None,
-    total: Annotated[
-        float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")
-    ] = None,
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
+    *,
+    more: MoreFiles = None,
+    series: Series = None,
+    total: Total = None,
+    source: Source,
+    machine: Machine,
     placement: Annotated[
-        PlacementChoice,
+        Literal["random", "spread", "packed"],
         typer.Option("--placement", help="How jobs are put on nodes today; without weights it is near random."),
-    ] = PlacementChoice.RANDOM,
+    ] = "random",
     wake_ups: Annotated[
         float | None,
         typer.Option("--wake-ups", min=0.01, help="Wake-ups a day you are willing to have; else the service's."),
@@ -87,7 +77,6 @@ def whatif(
         typer.Option("--from", help="Count from then on; what lies before is history. Else the last quarter."),
     ] = None,
     until: Annotated[str | None, typer.Option("--to", help="Count up to then.")] = None,
-    timezone: Timezone = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +87,7 @@ def whatif(
     and times to boot are those of [energy] in the configuration. Nothing touches a cluster.
     """
     files = [*(series or []), *(more or [])]
-    if files and (cluster or trace or nodes):
+    if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
             "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", hint="Give one."
         )
@@ -108,26 +97,21 @@ def whatif(
         settings = settings.model_copy(update={"services": {**settings.services, "ces": options}})
     with progress_bars() as progress:
         if files:
-            zone_name = named_timezone(timezone, configuration()) or settings.ingest.timezone
+            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
             window = (moment(since, timezone=zone_name), moment(until, timezone=zone_name))
-            found = _on_series(
-                files, settings, zone_name, window, total=total, gpus_per_node=gpus_per_node, progress=progress
-            )
+            per_node = machine.gpus_per_node or settings.whatif.gpus_per_node
+            found = _on_series(files, settings, zone_name, window, total=total, per_node=per_node, progress=progress)
         else:
-            history = history_from(
-                trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-            )
+            history = source.read(progress)
             window = (moment(since, timezone=history.timezone), moment(until, timezone=history.timezone))
-            found = _on_jobs(
-                history,
-                settings,
-                window,
-                nodes=nodes,
-                gpus_per_node=gpus_per_node,
-                placement=placement,
-                progress=progress,
-            )
-    _answer(found, report=report, as_json=as_json)
+            found = _on_jobs(history, settings, window, machine=machine, placement=placement, progress=progress)
+    from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
+
+    if report is not None:
+        from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above
+
+        write_page(report, render_energy_whatif(found))
+    answer(found.to_json(), energy_table(found, width=width()), as_json=as_json)
 
 
 def _on_series(
@@ -137,14 +121,12 @@ def _on_series(
     window: tuple[datetime | None, datetime | None],
     *,
     total: float | None,
-    gpus_per_node: int | None,
+    per_node: int,
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
     from helios.ingest.node_series import read_series, sum_series  # noqa: PLC0415 - as above
-    from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
 
-    per_node = gpus_per_node or settings.whatif.gpus_per_node
     share = None if total is None else total / len(files)
     read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
     one = read[0] if len(read) == 1 else sum_series(read, name=f"{files[0].parent.name} ({len(read)} files)")
@@ -170,13 +152,11 @@ def _on_jobs(
     settings: Settings,
     window: tuple[datetime | None, datetime | None],
     *,
-    nodes: str | None,
-    gpus_per_node: int | None,
-    placement: PlacementChoice,
+    machine: Machine,
+    placement: str,
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
-    from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
     submitted = history.jobs["submitted_at"]
@@ -188,11 +168,9 @@ def _on_jobs(
     request = EnergyJobsRequest(
         window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
-        placement=Order(placement.value),
+        placement=Order(placement),
         seed=settings.model.seed,
-        nodes=parse_nodes(nodes) if nodes is not None else None,
-        gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
-        default_time_limit_s=settings.whatif.default_time_limit_s,
+        **machine.of(settings),
         options=ces_options(settings),
         history_days=settings.demand.history_days,
     )
@@ -228,31 +206,11 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
     return since or end - (end - first) / 4, end
 
 
-def _answer(found: EnergyWhatIf, *, report: Path | None, as_json: bool) -> None:
-    from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
-
-    if report is not None:
-        from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above
-
-        write_page(report, render_energy_whatif(found))
-    if as_json:
-        show_json(found.to_json())
-        return
-    show(energy_table(found, width=width()))
-
-
 # ``helios forecast``: how many nodes will be needed, and how good such forecasts are.
 
 forecast_commands = typer.Typer(
     no_args_is_help=True, help="Forecast how many nodes will be needed, and judge the forecasts."
 )
-
-
-class SeriesResource(StrEnum):
-    """What is counted."""
-
-    NODES = "nodes"
-    GPUS = "gpus"
 
 
 @forecast_commands.callback()
@@ -264,17 +222,12 @@ def _forecast_noun() -> None:
     "evaluate",
     epilog="Example: helios forecast evaluate --series nodes.csv.gz --from 2017-11-15 --to 2017-12-01 --json",
 )
+@expand
 def evaluate(
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --series, to be added up.")
-    ] = None,
-    series: Annotated[
-        list[Path] | None,
-        typer.Option("--series", help="File with the columns time,active,total; several are added up."),
-    ] = None,
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
+    *,
+    more: MoreFiles = None,
+    series: Series = None,
+    source: Source,
     partition: Annotated[
         str | None, typer.Option("--partition", help="Only jobs of this partition; else of all, together.")
     ] = None,
@@ -283,15 +236,12 @@ def evaluate(
         typer.Option("--nodes", help="Nodes: N, or PARTITION=N[,PARTITION=N...]; else as many as were ever busy."),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    resource: Annotated[SeriesResource, typer.Option("--resource", help="What is forecast.")] = SeriesResource.NODES,
-    total: Annotated[
-        float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")
-    ] = None,
+    resource: Annotated[Literal["nodes", "gpus"], typer.Option("--resource", help="What is forecast.")] = "nodes",
+    total: Total = None,
     since: Annotated[
         str | None, typer.Option("--from", help="Judge from then on; what lies before is history. Else the last third.")
     ] = None,
     until: Annotated[str | None, typer.Option("--to", help="Judge up to then.")] = None,
-    timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge forecasts of the nodes needed in 1, 3, 6 and 24 hours, beside rules that need no model.
@@ -301,51 +251,43 @@ def evaluate(
     next hours, now plus the empirical quantile of all rises so far.
     """
     files = [*(series or []), *(more or [])]
-    if files and (cluster or trace):
+    if files and (source.cluster or source.trace):
         raise UsageError("--series and --cluster or --trace say two things.", hint="Give one of them.")
     settings = configuration().settings
+    per_node = gpus_per_node or settings.whatif.gpus_per_node
     with progress_bars() as progress:
         if files:
-            zone_name = named_timezone(timezone, configuration()) or settings.ingest.timezone
+            zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
             watched = watch_series(
                 files,
                 timezone=zone_name,
                 total=total,
-                gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
-                in_gpus=resource is SeriesResource.GPUS,
+                gpus_per_node=per_node,
+                in_gpus=resource == "gpus",
             )
         else:
-            history = history_from(
-                trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-            )
+            history = source.read(progress)
             zone_name = history.timezone
             asked = RequestedClusterShape(
                 nodes=_described(nodes, total),
-                gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
+                gpus_per_node=per_node,
                 partition=partition,
-                in_gpus=resource is SeriesResource.GPUS,
+                in_gpus=resource == "gpus",
                 default_time_limit_s=settings.whatif.default_time_limit_s,
             )
             watched = watch_cluster(history, asked, progress=progress)
-        request = _request(settings, zone_name, since, until)
+        request = ForecastRequest(
+            since=moment(since, timezone=zone_name),
+            until=moment(until, timezone=zone_name),
+            calendar=Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays)),
+            history_days=settings.demand.history_days,
+        )
         report = evaluate_forecasts(watched, request, progress=progress)
     say_notes(report.notes)
-    if as_json:
-        show_json(report.to_json())
-        return
-    show(forecast_table(report))
+    answer(report.to_json(), forecast_table(report), as_json=as_json)
 
 
 def _described(nodes: str | None, total: float | None) -> dict[str, int] | None:
     if nodes is None:
         return None if total is None else {"all": max(int(total), 1)}
     return parse_nodes(nodes)
-
-
-def _request(settings: Settings, timezone: str, since: str | None, until: str | None) -> ForecastRequest:
-    return ForecastRequest(
-        since=moment(since, timezone=timezone),
-        until=moment(until, timezone=timezone),
-        calendar=Calendar(zone=zone(timezone), holidays=parse_holidays(settings.demand.holidays)),
-        history_days=settings.demand.history_days,
-    )

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from helios.app.explain_job import explain
 from helios.app.operations import Operations
-from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Policy, RunTimes, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
     Cluster,
-    Format,
-    GpusPerNode,
-    Nodes,
-    Since,
-    Timezone,
-    Trace,
-    Until,
-    WarmUp,
+    IfOversized,
+    Machine,
+    OfResource,
+    Oversized,
+    Source,
+    Window,
     configuration,
-    duration,
-    history_from,
-    moment,
+    expand,
     refuse_misplaced,
 )
-from helios.cli.output import progress_bars, say_notes, show, show_json, width
+from helios.cli.output import answer, progress_bars, say_notes, width
 from helios.simulate import Backfill
 
 
@@ -43,43 +38,30 @@ def why_(
 
     Example: helios why 12345
     """
-    if not job[:1].isdigit():
-        _of_the_node(job, cluster=cluster, as_json=as_json)
+    operations = Operations(configuration().settings, cluster=cluster)
+    if job[:1].isdigit():
+        found = explain(operations.cycles, job)
+        answer(found.to_json(), *found.lines(), as_json=as_json)
         return
-    told = explain(Operations(configuration().settings, cluster=cluster).cycles, job)
-    if as_json:
-        show_json(told.to_json())
-        return
-    show(*told.lines())
-
-
-def _of_the_node(node: str, *, cluster: str | None, as_json: bool) -> None:
     from helios.app.explain_node import explain_node  # noqa: PLC0415 - only for nodes
 
-    story = explain_node(Operations(configuration().settings, cluster=cluster).node_cycles, node)
-    if as_json:
-        show_json(story.to_json())
-        return
-    show(*story.parts(width=width()))
+    node = explain_node(operations.node_cycles, job)
+    answer(node.to_json(), *node.parts(width=width()), as_json=as_json)
 
 
 # ``helios whatif explain``: one job's own story in a replay.
 
 
+@expand
 def explain_in_replay(
+    *,
     context: typer.Context,
     job: Annotated[
         str, typer.Argument(metavar="JOB", help="Job id, of an array 123_7; 123-2 is the second run of a requeued job.")
     ],
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    since: Since = None,
-    until: Until = None,
-    warm_up: WarmUp = None,
+    source: Source,
+    machine: Machine,
+    window: Window,
     policy: Annotated[Policy, typer.Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
     backfill: Annotated[
         Backfill, typer.Option("--backfill", help="What may pass a blocked job at the head of the queue.")
@@ -90,14 +72,8 @@ def explain_in_replay(
     run_times: Annotated[
         RunTimes | None, typer.Option("--run-times", help="Run times that qssf and sjf order by: predicted or true.")
     ] = None,
-    resource: Annotated[
-        Literal["gpus", "cpus"] | None,
-        typer.Option("--resource", help="Replay GPUs or CPUs; GPUs where any job asks for one."),
-    ] = None,
-    oversized: Annotated[
-        Literal["fail", "skip"],
-        typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip."),
-    ] = "fail",
+    resource: OfResource = None,
+    oversized: IfOversized = Oversized.FAIL,
     as_json: AsJson = False,
 ) -> None:
     """Say why one job waited in a replay: behind whom, for what, and when it would have started in today's order.
@@ -112,29 +88,20 @@ def explain_in_replay(
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
+        history = source.read(progress)
         request = WhatIfRequest(
             plans=scenarios(
                 policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
             ),
-            since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
-            warm_up=duration(warm_up),
-            nodes=parse_nodes(nodes) if nodes is not None else None,
-            gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
+            **window.of(history),
+            **machine.of(settings),
             resource=resource,
-            skip_oversized=oversized == "skip",
-            default_time_limit_s=settings.whatif.default_time_limit_s,
+            skip_oversized=oversized is Oversized.SKIP,
             seed=settings.model.seed,
         )
         story = explain_wait(history, request, job, progress=progress)
     say_notes(story.notes)
-    if as_json:
-        show_json(story.to_json())
-        return
-    show(wait_table(story))
+    answer(story.to_json(), wait_table(story), as_json=as_json)
 
 
 def add_to(commands: typer.Typer) -> None:

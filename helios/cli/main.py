@@ -1,7 +1,8 @@
 """The command ``helios``: its nouns, and the commands that have none.
 
-Helios' rooms take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed is
-imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for anything.
+Helios' packages take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed
+is imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for
+anything.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ COMMANDS = {
 }
 
 RENAMED_COMMANDS = {"turn": "cycle", "rehearse": "simulate"}
+RENAMED_VERBS = {"power": {"turn": "run-cycle"}}
 RENAMED_OPTIONS = {"--office": "--domain"}
-"""Old names of commands and options, which go on for one release and are in no help."""
+"""Old names of commands, of verbs behind a noun, and of options, which go on for one release and are in no help."""
 
 
 class CommandGroup(TyperGroup):
@@ -92,8 +94,8 @@ class CommandGroup(TyperGroup):
         """Return the name, the command itself, and the arguments that are left for it."""
         name, command, rest = super().resolve_command(ctx, [renamed(args[0], RENAMED_COMMANDS), *args[1:]])
         rest = [renamed(word, RENAMED_OPTIONS) for word in rest]
-        if name == "power" and rest:
-            rest[0] = renamed(rest[0], {"turn": "run-cycle"})
+        if rest and name in RENAMED_VERBS:
+            rest[0] = renamed(rest[0], RENAMED_VERBS[name])
         return name, command if name is None else imported(name), rest
 
 

@@ -10,25 +10,11 @@ import typer
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
-from helios.app.model_registry import SHRINKAGE, TrainingOutcome, settle, training_history
-from helios.app.replay_cluster import parse_nodes
+from helios.app.model_registry import SHRINKAGE, settle, training_history
 from helios.app.training import judge, learn
-from helios.cli.options import (
-    AsJson,
-    Cluster,
-    Format,
-    GpusPerNode,
-    Nodes,
-    Timezone,
-    Trace,
-    configuration,
-    duration,
-    history_from,
-    moment,
-)
-from helios.cli.output import progress_bars, say_notes, show, show_json, width
+from helios.cli.options import AsJson, Cluster, Machine, Source, configuration, duration, expand, moment
+from helios.cli.output import answer, progress_bars, say_notes, width
 from helios.errors import UsageError
-from helios.model import ModelRecord
 from helios.report.models import (
     OrderValue,
     comparison_table,
@@ -43,6 +29,8 @@ from helios.warehouse import Warehouse
 
 # ``helios model list | compare | promote | rollback | nightly | drift``: which model is in charge, and why.
 
+commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and judge the prediction.")
+
 ModelId = Annotated[str, typer.Argument(help="A model's id, as helios model list shows it.")]
 Why = Annotated[str, typer.Option("--why", help="Reason, kept with the decision.")]
 Days = Annotated[float | None, typer.Option("--days", min=0.5, help="Days to judge on; else model.judged_days.")]
@@ -51,46 +39,45 @@ AsOf = Annotated[
 ]
 
 
+@commands.command("list", epilog="Example: helios model list --cluster venus")
 def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List the models kept for a cluster, newest first: what each learned from, how good it is, which is in charge."""
     url, name = _site(cluster)
     listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
-    if as_json:
-        show_json(listed)
-        return
-    show(models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width()))
+    table = models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width())
+    answer(listed, table, as_json=as_json)
 
 
+@commands.command("decisions", epilog="Example: helios model decisions --json")
 def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     """List every decision about the model in charge, oldest first, with its reason."""
     url, name = _site(cluster)
     told = model_registry.describe_decisions(url, name)
-    if as_json:
-        show_json(told)
-        return
     lines = [
         f"{row['promoted_at'][:16].replace('T', ' ')}  {row['step']}: {row['model_id'] or SHRINKAGE}, "
         f"by {row['promoted_by']}: {row['why']}"
         for row in told
     ]
-    show(*(lines or ["Nothing was ever decided: the newest model is in charge."]))
+    answer(told, *(lines or ["Nothing was ever decided: the newest model is in charge."]), as_json=as_json)
 
 
+@commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'looked at it'")
 def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
     """Put a model in charge of its cluster; shrinkage in place of an id: none. The daemon's next cycle uses it."""
     url, name = _site(cluster)
-    _tell(
-        model_registry.promote(url, name, model_id, by=getpass.getuser(), why=why, now=datetime.now(UTC)),
-        as_json=as_json,
-    )
+    outcome = model_registry.promote(url, name, model_id, by=getpass.getuser(), why=why, now=datetime.now(UTC))
+    answer(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
 
 
+@commands.command("rollback", epilog="Example: helios model rollback --why 'waits have grown'")
 def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
     """Put back in charge the model that was so before, and say which; again: the one before that."""
     url, name = _site(cluster)
-    _tell(model_registry.roll_back(url, name, by=getpass.getuser(), why=why, now=datetime.now(UTC)), as_json=as_json)
+    outcome = model_registry.roll_back(url, name, by=getpass.getuser(), why=why, now=datetime.now(UTC))
+    answer(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
 
 
+@commands.command("compare", epilog="Example: helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b")
 def compare_(
     first: Annotated[str, typer.Argument(help="A model's id.")],
     second: Annotated[str, typer.Argument(help="Another's.")],
@@ -105,12 +92,11 @@ def compare_(
     with progress_bars() as progress:
         history = model_registry.training_history(url, name, progress=progress)
         comparison, notes = model_registry.compare(history, url=url, first=first, second=second, now=datetime.now(UTC))
-    if as_json:
-        show_json(comparison.to_json() | {"notes": list(notes)})
-        return
-    show(comparison_table(comparison.to_json(), notes=notes))
+    found = comparison.to_json()
+    answer(found | {"notes": list(notes)}, comparison_table(found, notes=notes), as_json=as_json)
 
 
+@commands.command("nightly", epilog="Example: helios model nightly --dry-run")
 def nightly_(
     cluster: Cluster = None,
     days: Days = None,
@@ -139,14 +125,12 @@ def nightly_(
             dry_run=dry_run,
             progress=progress,
         )
-    if as_json:
-        show_json(outcome.to_json() | {"drift": drift})
-        return
-    show(*outcome_text(outcome.to_json()), f"Drift: {drift}.")
-    if outcome.comparison:
-        show("", comparison_table(outcome.comparison.to_json()))
+    compared = ["", comparison_table(outcome.comparison.to_json())] if outcome.comparison else []
+    found = outcome.to_json()
+    answer(found | {"drift": drift}, *outcome_text(found), f"Drift: {drift}.", *compared, as_json=as_json)
 
 
+@commands.command("drift", epilog="Example: helios model drift --days 14")
 def drift_(
     cluster: Cluster = None,
     model_id: Annotated[str | None, typer.Option("--model", help="A model's id; else the one in charge.")] = None,
@@ -167,40 +151,13 @@ def drift_(
             now=now,
             progress=progress,
         )
-    if as_json:
-        show_json(found)
-        return
-    show(drift_tables(found, width=width()))
-
-
-def add_to(commands: typer.Typer) -> None:
-    """Make these commands of ``commands``."""
-    for name, command, example in (
-        ("list", list_, "helios model list --cluster venus"),
-        ("decisions", decisions_, "helios model decisions --json"),
-        ("compare", compare_, "helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b"),
-        ("promote", promote_, "helios model promote venus-20200901-4e5f6a7b --why 'looked at it'"),
-        ("rollback", rollback_, "helios model rollback --why 'waits have grown'"),
-        ("nightly", nightly_, "helios model nightly --dry-run"),
-        ("drift", drift_, "helios model drift --days 14"),
-    ):
-        commands.command(name, epilog=f"Example: {example}")(command)
+    answer(found, drift_tables(found, width=width()), as_json=as_json)
 
 
 def _site(cluster: str | None) -> tuple[str, str]:
     url = configuration().settings.database.url
     with Warehouse.open(url) as warehouse:
         return url, str(choose_cluster(warehouse, cluster)["name"])
-
-
-def _tell(outcome: TrainingOutcome, *, as_json: bool) -> None:
-    if as_json:
-        show_json(outcome.to_json())
-        return
-    show(*outcome_text(outcome.to_json()))
-
-
-commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and judge the prediction.")
 
 
 @commands.command("train", epilog="Example: helios model train --cluster venus --until 2020-09-01")
@@ -239,19 +196,27 @@ def train(
             progress=progress,
         )
     outcome = settle(settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC))
-    if as_json:
-        show_json(_manifest(record) | {"outcome": outcome.to_json()})
-        return
-    show(
+    manifest = {
+        "model_id": record.model_id,
+        "cluster": record.cluster,
+        "trained_at": record.trained_at.isoformat(),
+        "trained_until": record.trained_until.isoformat(),
+        "jobs": record.jobs,
+        **record.manifest,
+    }
+    learned = (
         f"Model {record.model_id} learned from {record.jobs:,} jobs of {record.cluster} "
-        f"that had ended by {record.trained_until:%Y-%m-%d %H:%M} UTC.",
-        *outcome_text(outcome.to_json()),
+        f"that had ended by {record.trained_until:%Y-%m-%d %H:%M} UTC."
     )
+    found = outcome.to_json()
+    answer(manifest | {"outcome": found}, learned, *outcome_text(found), as_json=as_json)
 
 
 @commands.command("evaluate", epilog="Example: helios model evaluate --train-until 2020-08-01 --json")
+@expand
 def evaluate(
-    cluster: Cluster = None,
+    *,
+    source: Source,
     train_until: Annotated[
         str | None,
         typer.Option("--train-until", help="Train on what had ended by then, test on what was submitted since."),
@@ -264,8 +229,7 @@ def evaluate(
     value: Annotated[
         bool, typer.Option("--value/--no-value", help="Also replay the judged jobs: what the order makes of the queue.")
     ] = True,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
+    machine: Machine,
     promote_after: Annotated[
         str | None,
         typer.Option("--promote-after", help="In the replay: bound on waiting (12h); else by the waits under FIFO."),
@@ -274,9 +238,6 @@ def evaluate(
         str | None,
         typer.Option("--refit-every", help="Grow the trees anew so often during the test, as the night does (7d)."),
     ] = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge predicted run times on later jobs, beside the naive controls.
@@ -298,56 +259,37 @@ def evaluate(
 
     settings = configuration().settings
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
-        evaluation = judge(
-            history,
-            train_until=moment(train_until, timezone=history.timezone),
-            test_fraction=test_fraction or settings.model.test_fraction,
-            gpu_only=gpu_only,
-            refit_every=duration(refit_every) if refit_every else None,
-            seed=settings.model.seed,
-            progress=progress,
-        )
+        history = source.read(progress)
+        judged: dict[str, Any] = {
+            "train_until": moment(train_until, timezone=history.timezone),
+            "test_fraction": test_fraction or settings.model.test_fraction,
+            "gpu_only": gpu_only,
+            "seed": settings.model.seed,
+            "progress": progress,
+        }
+        evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **judged)
         worth = None
         if value:
-            worth = value_or_reason(
-                history,
-                ReplayTarget(
-                    nodes=parse_nodes(nodes) if nodes is not None else None,
-                    gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
-                    default_time_limit_s=settings.whatif.default_time_limit_s,
-                    promote_after=duration(promote_after) if promote_after else None,
-                ),
-                train_until=moment(train_until, timezone=history.timezone),
-                test_fraction=test_fraction or settings.model.test_fraction,
-                gpu_only=gpu_only,
-                seed=settings.model.seed,
-                progress=progress,
-            )
+            bound = duration(promote_after) if promote_after else None
+            worth = value_or_reason(history, ReplayTarget(**machine.of(settings), promote_after=bound), **judged)
     say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
-    if as_json:
-        show_json(evaluation.to_json() | {"value": worth.to_json() if isinstance(worth, OrderValue) else None})
-        return
-    show(evaluation_table(evaluation.to_json()))
-    if isinstance(worth, OrderValue):
-        show("", value_table(worth))
+    found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
+    tables = [evaluation_table(found), *(["", value_table(worth)] if worth else [])]
+    answer(found | {"value": worth.to_json() if worth else None}, *tables, as_json=as_json)
 
 
 @commands.command("explain", epilog="Example: helios model explain 12345")
+@expand
 def explain_(
+    *,
     job: Annotated[str, typer.Argument(help="Job id, of an array 123 or 123_7.")],
-    cluster: Cluster = None,
+    source: Source,
     model_id: Annotated[
         str | None, typer.Option("--model", help="Explain by this model; else by the one of the job's day.")
     ] = None,
     restart: Annotated[
         int | None, typer.Option("--restart", min=0, help="Which run of a requeued job, from 0; else the last.")
     ] = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why a job's run time is predicted as it is: step by step, and by the past jobs most like it.
@@ -360,31 +302,12 @@ def explain_(
 
     settings = configuration().settings
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
-        if trace is not None and model_id is None:
+        history = source.read(progress)
+        if source.trace is not None and model_id is None:
             choose = model_in_use(history, seed=settings.model.seed, progress=progress)
         else:
             choose = kept_model(history, url=settings.database.url, model_id=model_id)
-        look = None if trace is not None else queue_at_submission(settings, history.cluster)
+        look = None if source.trace is not None else queue_at_submission(settings, history.cluster)
         told = explain(history, job, choose=choose, look=look, restart=restart)
     say_notes(history.notes)
-    if as_json:
-        show_json(told.to_json())
-        return
-    show(explanation_screen(told))
-
-
-add_to(commands)
-
-
-def _manifest(record: ModelRecord) -> dict[str, Any]:
-    return {
-        "model_id": record.model_id,
-        "cluster": record.cluster,
-        "trained_at": record.trained_at.isoformat(),
-        "trained_until": record.trained_until.isoformat(),
-        "jobs": record.jobs,
-        **record.manifest,
-    }
+    answer(told.to_json(), explanation_screen(told), as_json=as_json)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import pandas as pd
 import typer
 
 from helios.app.history import LoadedHistory, load_history, read_file
 from helios.cli.output import say
-from helios.config import Configuration, load_configuration, zone
+from helios.config import Configuration, Settings, load_configuration, zone
 from helios.errors import UsageError
 from helios.ingest import TraceFormat
 from helios.ports import Progress
@@ -79,6 +82,95 @@ PredictAgain = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Options that say whose history is read."""
+
+    cluster: Cluster = None
+    trace: Trace = None
+    trace_format: Format = None
+    timezone: Timezone = None
+
+    def read(self, progress: Progress) -> LoadedHistory:
+        """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
+        return history_from(
+            trace=self.trace,
+            cluster=self.cluster,
+            trace_format=self.trace_format,
+            timezone=self.timezone,
+            progress=progress,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Options that say which jobs are replayed."""
+
+    since: Since = None
+    until: Until = None
+    warm_up: WarmUp = None
+
+    def of(self, history: LoadedHistory) -> dict[str, Any]:
+        """Return the window as a what-if request names it."""
+        return {
+            "since": moment(self.since, timezone=history.timezone),
+            "until": moment(self.until, timezone=history.timezone),
+            "warm_up": duration(self.warm_up),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Options that say on which nodes jobs are replayed."""
+
+    nodes: Nodes = None
+    gpus_per_node: GpusPerNode = None
+
+    def of(self, settings: Settings) -> dict[str, Any]:
+        """Return the nodes as a what-if request names them."""
+        from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - numba; most commands replay nothing
+
+        return {
+            "nodes": None if self.nodes is None else parse_nodes(self.nodes),
+            "gpus_per_node": self.gpus_per_node or settings.whatif.gpus_per_node,
+            "default_time_limit_s": settings.whatif.default_time_limit_s,
+        }
+
+
+Command = Callable[..., None]
+
+
+def expand(command: Command) -> Command:
+    """Replace each parameter that is a group of options by those options, as Typer wants them.
+
+    A group is a dataclass such as :class:`Source`; the command is called with it filled in.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in signature(command).parameters.values():
+        group: Any = hints[parameter.name]
+        if not is_dataclass(group):
+            parameters.append(parameter.replace(annotation=group, kind=Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = group
+        kinds = get_type_hints(group, include_extras=True)
+        parameters += [
+            Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=kinds[option.name])
+            for option in fields(group)
+        ]
+
+    def expanded(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{option.name: given.pop(option.name) for option in fields(group)})
+        command(**given)
+
+    expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__
+    expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # because only inspect reads it
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
 def configuration() -> Configuration:
     """Return the settings in force where the command was typed; who else could have written them is said once."""
     found = load_configuration(environment=os.environ, folder=Path.cwd())
@@ -102,7 +194,7 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
 
     Raises
     ------
-    Misuse
+    UsageError
         Such an option was given.
     """
     above = context.parent
@@ -130,7 +222,7 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
 
     Raises
     ------
-    Misuse
+    UsageError
         It is not a date or time.
     """
     if text is None:
@@ -148,7 +240,7 @@ def duration(text: str | None) -> timedelta:
 
     Raises
     ------
-    Misuse
+    UsageError
         It is not a length of time.
     """
     return timedelta(0) if text is None else length(text, or_none=True)

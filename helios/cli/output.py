@@ -48,6 +48,14 @@ def show_json(answer: Mapping[str, Any] | list[Any]) -> None:
     sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False, default=str) + "\n")
 
 
+def answer(value: Any, *parts: RenderableType, as_json: bool) -> None:
+    """Print the answer, for a program or for a person."""
+    if as_json:
+        show_json(value)
+    else:
+        show(*parts)
+
+
 def say(*lines: str) -> None:
     """Say something on the way, on standard error."""
     console = _console(stderr=True)
@@ -123,7 +131,7 @@ def write_page(path: Path, page: str) -> None:
 
     Raises
     ------
-    Misuse
+    UsageError
         It cannot be written there.
     """
     try:

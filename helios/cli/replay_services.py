@@ -9,32 +9,24 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from helios.app.replay_cluster import parse_nodes
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import repredict_interval_s
 from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
-    Cluster,
-    Format,
-    GpusPerNode,
     IfOversized,
-    Nodes,
+    Machine,
     OfResource,
     Oversized,
     PredictAgain,
     Report,
-    Since,
-    Timezone,
-    Trace,
-    Until,
-    WarmUp,
+    Source,
+    Window,
     configuration,
     duration,
-    history_from,
-    moment,
+    expand,
 )
-from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.cli.output import answer, progress_bars, say, say_notes, width, write_page
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Domain, Service
@@ -43,10 +35,12 @@ from helios.report.tables import whatif_table
 from helios.services.registry import build, domain_of
 
 
+@expand
 def simulate_(
+    *,
     service: Annotated[
         list[str] | None,
-        typer.Option("--service", help="Service to rehearse; several act together. Else those of the configuration."),
+        typer.Option("--service", help="Service to let act; several act together. Else those of the configuration."),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -56,15 +50,9 @@ def simulate_(
         str | None,
         typer.Option("--every", help="Least time between two questions to a service (5min); else each its own."),
     ] = None,
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    since: Since = None,
-    until: Until = None,
-    warm_up: WarmUp = None,
+    source: Source,
+    machine: Machine,
+    window: Window,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
@@ -81,21 +69,15 @@ def simulate_(
     """
     settings = configuration().settings
     services = services_asked_for(settings, names=service, options=option or [])
-    described = parse_nodes(nodes) if nodes is not None else None
+    nodes = machine.of(settings)
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
+        history = source.read(progress)
         request = WhatIfRequest(
             plans=(),
-            since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
-            warm_up=duration(warm_up),
-            nodes=described,
-            gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
-            resource=resource.value if resource else None,
+            **window.of(history),
+            **nodes,
+            resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
-            default_time_limit_s=settings.whatif.default_time_limit_s,
             seed=settings.model.seed,
         )
         result = simulate_services(
@@ -115,11 +97,10 @@ def simulate_(
 
         description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
         write_page(report, render_whatif(result.whatif, description=description))
-    if as_json:
-        show_json(result.to_json())
-        return
-    show(whatif_table(result.whatif, width=width()), "", _active_services(result))
-    say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services asked.")
+    table = whatif_table(result.whatif, width=width())
+    answer(result.to_json(), table, "", _active_services(result), as_json=as_json)
+    if not as_json:
+        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services asked.")
 
 
 def services_asked_for(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
@@ -134,7 +115,7 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
 
     Raises
     ------
-    Misuse
+    UsageError
         An option is not understood, or names a service that is not asked for.
     ServiceUnknown, ServiceInvalid
         A service cannot be had as it is asked for.
@@ -144,7 +125,8 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
     strangers = sorted(set(said) - set(chosen))
     if strangers:
         raise UsageError(
-            f"--set names {', '.join(strangers)}, which is not rehearsed.", hint=f"Rehearsed: {', '.join(chosen)}"
+            f"--set names {', '.join(strangers)}, which is not among them.",
+            hint=f"Services that act: {', '.join(chosen)}",
         )
     built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
     on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]

@@ -14,14 +14,14 @@ from helios.cli.options import (
     Cluster,
     Format,
     Report,
+    Source,
     Timezone,
-    Trace,
     configuration,
-    history_from,
+    expand,
     moment,
     named_timezone,
 )
-from helios.cli.output import frame_table, progress_bars, say_notes, show, show_json, write_page
+from helios.cli.output import answer, frame_table, progress_bars, say_notes, show, write_page
 from helios.config import without_password
 from helios.report.history import describe as describe_jobs
 from helios.report.tables import description_tables, load_table, rejects_table
@@ -59,10 +59,8 @@ def load(
             progress=progress,
         )
     say_notes(report.notes)
-    if as_json:
-        show_json(load_answer(report))
-        return
-    show(load_table(load_answer(report)))
+    found = load_answer(report)
+    answer(found, load_table(found), as_json=as_json)
 
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
@@ -85,36 +83,27 @@ def sync(
         settings = settings.model_copy(update={"history": history})
     with progress_bars() as progress:
         reading = Operations(settings, cluster=cluster).read(progress=progress)
-    if as_json:
-        show_json(asdict(reading))
-        return
-    show(reading.line())
+    answer(asdict(reading), reading.line(), as_json=as_json)
 
 
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
+@expand
 def describe(
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
+    *,
+    source: Source,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a history holds: jobs, users, sizes, run times, states, the shape of the day."""
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
+        history = source.read(progress)
     description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
     say_notes(history.notes)
     if report is not None:
         from helios.report.html import render_description  # noqa: PLC0415 - drawing takes a second to import
 
         write_page(report, render_description(description))
-    if as_json:
-        show_json(description.to_json())
-        return
-    show(*description_tables(description))
+    answer(description.to_json(), *description_tables(description), as_json=as_json)
 
 
 @commands.command("rejects", epilog="Example: helios trace rejects --limit 20")
@@ -128,28 +117,20 @@ def rejects(
         name = str(choose_cluster(warehouse, cluster)["name"])
         counts = warehouse.reject_counts(name)
         rows = warehouse.rejects(name, limit=limit)
-    if as_json:
-        show_json(
-            {
-                "cluster": name,
-                "counts": dict(zip(counts["reason"], counts["rows"].tolist(), strict=True)),
-                "rows": rows.to_dict(orient="records"),
-            }
-        )
-        return
-    show(rejects_table(rows, counts))
+    found = {
+        "cluster": name,
+        "counts": dict(zip(counts["reason"], counts["rows"].tolist(), strict=True)),
+        "rows": rows.to_dict(orient="records"),
+    }
+    answer(found, rejects_table(rows, counts), as_json=as_json)
 
 
 @commands.command("list", epilog="Example: helios trace list --json")
 def list_(as_json: AsJson = False) -> None:
     """List the loaded clusters."""
-    url = configuration().settings.database.url
-    with Warehouse.open(url) as warehouse:
+    with Warehouse.open(configuration().settings.database.url) as warehouse:
         clusters = warehouse.clusters()
-    if as_json:
-        show_json(clusters.to_dict(orient="records"))
-        return
-    show(frame_table(clusters))
+    answer(clusters.to_dict(orient="records"), frame_table(clusters), as_json=as_json)
 
 
 def load_answer(report: LoadReport) -> dict[str, Any]:
@@ -179,12 +160,9 @@ def upgrade(as_json: AsJson = False) -> None:
     with Warehouse.open(url, create=False) as warehouse:
         applied = warehouse.upgrade()
         head = warehouse.head()
-    if as_json:
-        show_json({"database": without_password(url), "applied": applied, "revision": head})
-    elif applied:
-        show(f"{without_password(url)} is now at {head} ({len(applied)} applied: {', '.join(applied)}).")
-    else:
-        show(f"{without_password(url)} is already at {head}.")
+    shown = without_password(url)
+    now = f"now at {head} ({len(applied)} applied: {', '.join(applied)})" if applied else f"already at {head}"
+    answer({"database": shown, "applied": applied, "revision": head}, f"{shown} is {now}.", as_json=as_json)
 
 
 @db_commands.command("status", epilog="Example: helios db status --json")
@@ -194,14 +172,13 @@ def status(as_json: AsJson = False) -> None:
     with Warehouse.open(url, create=False) as warehouse:
         revision, head = warehouse.revision(), warehouse.head()
         newer = revision is not None and not warehouse.knows(revision)
-    if as_json:
-        show_json({"database": without_password(url), "revision": revision, "head": head, "newer": newer})
-        return
     if newer:
         state = f"made by a newer Helios; this one knows {head}: pip install --upgrade helios-slurm"
     else:
         state = "up to date" if revision == head else f"behind {head}: helios db upgrade"
-    show(f"{without_password(url)} is at {revision or 'no schema yet'}, {state}.")
+    shown = without_password(url)
+    found = {"database": shown, "revision": revision, "head": head, "newer": newer}
+    answer(found, f"{shown} is at {revision or 'no schema yet'}, {state}.", as_json=as_json)
 
 
 @db_commands.command(

@@ -8,31 +8,22 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
 from helios.app.sweep import FEWEST_REPEATS, repeats, repredict_interval_s
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.cli import job, whatif_published, whatif_slurm
 from helios.cli.options import (
     AsJson,
-    Cluster,
-    Format,
-    GpusPerNode,
     IfOversized,
-    Nodes,
+    Machine,
     OfResource,
     Oversized,
     PredictAgain,
     Report,
-    Since,
-    Timezone,
-    Trace,
-    Until,
-    WarmUp,
+    Source,
+    Window,
     configuration,
-    duration,
-    history_from,
-    moment,
+    expand,
 )
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.cli.whatif_sweep import (
@@ -60,17 +51,13 @@ commands = typer.Typer()  # its help is the callback's, with the example: a help
 
 
 @commands.callback(invoke_without_command=True)
+@expand
 def whatif_(
+    *,
     context: typer.Context,
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
-    nodes: Nodes = None,
-    gpus_per_node: GpusPerNode = None,
-    since: Since = None,
-    until: Until = None,
-    warm_up: WarmUp = None,
+    source: Source,
+    machine: Machine,
+    window: Window,
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", "--policies", help=f"{', '.join(Policy)}; several by commas."),
@@ -132,25 +119,19 @@ def whatif_(
     chosen = scenarios(
         policies=_choices(policy, Policy, "--policy"),
         backfills=_choices(backfill, Backfill, "--backfill"),
-        estimates=_estimates(estimates),
+        estimates=[read_estimate(word) for word in _split(estimates)],
         run_times=run_times,
     )
     chosen = with_options(chosen, option or [])
-    described = parse_nodes(nodes) if nodes is not None else None
+    nodes = machine.of(settings)
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
+        history = source.read(progress)
         request = WhatIfRequest(
             plans=chosen,
-            since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
-            warm_up=duration(warm_up),
-            nodes=described,
-            gpus_per_node=gpus_per_node or settings.whatif.gpus_per_node,
-            resource=resource.value if resource else None,
+            **window.of(history),
+            **nodes,
+            resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
-            default_time_limit_s=settings.whatif.default_time_limit_s,
             predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
             seed=settings.model.seed,
         )
@@ -196,20 +177,19 @@ def _refuse_contradictions(
         raise UsageError(f"{repeat} repeats say nothing of chance.", hint=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
 
 
+def _split(given: list[str] | None) -> list[str]:
+    return [word.strip() for text in given or [] for word in text.split(",")]
+
+
 def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
-    words = [word.strip() for text in given or [] for word in text.split(",")]
+    words = _split(given)
     if unknown := [word for word in words if word not in list(kind)]:
         raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
     return [kind(word) for word in words]
 
 
-def _estimates(given: list[str] | None) -> list[Estimates]:
-    words = [word.strip() for text in given or [] for word in text.split(",")]
-    return [read_estimate(word) for word in words]
-
-
 def read_estimate(word: str) -> Estimates:
-    """Read what ``--estimates`` says; raises Misuse."""
+    """Read what ``--estimates`` says; raises UsageError."""
     if word.isdecimal() and int(word) > 0:
         return int(word)
     try:

@@ -8,28 +8,15 @@ from typing import Annotated
 
 import typer
 
-from helios.cli.options import (
-    AsJson,
-    Cluster,
-    Format,
-    Report,
-    Since,
-    Timezone,
-    Trace,
-    Until,
-    WarmUp,
-    configuration,
-    duration,
-    history_from,
-    moment,
-    refuse_misplaced,
-)
+from helios.cli.options import AsJson, Report, Source, Window, configuration, expand, refuse_misplaced
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.errors import FileUnreadable, HeliosError, UsageError
 from helios.model import SlurmSite
 
 
+@expand
 def slurm(
+    *,
     context: typer.Context,
     slurm_conf: Annotated[
         Path, typer.Option("--slurm-conf", help="The site's slurm.conf, or what scontrol show config prints.")
@@ -46,13 +33,8 @@ def slurm(
             help="What scontrol show node; scontrol show partition print; or sinfo -N -o '%N|%P|%c|%m|%G|%w'.",
         ),
     ] = None,
-    cluster: Cluster = None,
-    trace: Trace = None,
-    trace_format: Format = None,
-    timezone: Timezone = None,
-    since: Since = None,
-    until: Until = None,
-    warm_up: WarmUp = None,
+    source: Source,
+    window: Window,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,16 +72,12 @@ def slurm(
     site = read_site(conf, **texts)
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:
-        history = history_from(
-            trace=trace, cluster=cluster, trace_format=trace_format, timezone=timezone, progress=progress
-        )
+        history = source.read(progress)
         request = SlurmWhatIfRequest(
             site=site,
             otherwise=otherwise,
             changed=", ".join(changes),
-            since=moment(since, timezone=history.timezone),
-            until=moment(until, timezone=history.timezone),
-            warm_up=duration(warm_up),
+            **window.of(history),
             site_factor_most=chosen.slurm.site_factor_most,
             most_of_one_user=chosen.control.most_of_one_user,
             default_time_limit_s=chosen.whatif.default_time_limit_s,

@@ -1,6 +1,6 @@
-"""When things happen: the clock, the signals, the health.
+"""The daemon: when things happen, the signals, the health.
 
-What happens is the composition root's business (``helios.app``): this room is handed a
+What happens is the business of ``helios.app``. This package is handed a
 :class:`~helios.app.cycle_summary.DaemonOperations` and calls it, keeps it from overlapping with itself, survives
 whatever it raises, and tells systemd, the log, Prometheus and a health file how it goes.
 """

@@ -1,10 +1,11 @@
-"""The daemon's life: start, wait for a signal, revert, end."""
+"""The daemon's life from start to signal, revert and end."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Any
 
 from helios.app.controller_state import hold_daemon_lock
 from helios.app.cycle_summary import DaemonOperations
@@ -20,7 +22,6 @@ from helios.config import Settings
 from helios.daemon.health import Health, HealthFile, TaskTimes
 from helios.daemon.http import AddressTaken, Server
 from helios.daemon.metrics import Metrics
-from helios.daemon.systemd import Notifier
 from helios.daemon.tasks import Schedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
 from helios.ports import Domain
@@ -35,6 +36,7 @@ BIND_S = 60.0
 """An address that another process has is tried again so often, s."""
 DEAD_S = 90.0
 """Without a heartbeat for so long the scheduler itself is dead, s."""
+HEARTBEAT_S = 10.0
 
 _log = logging.getLogger("helios.daemon.daemon")
 
@@ -55,12 +57,46 @@ class Ending:
     stuck: bool
 
 
+class Notifier:
+    """The notification protocol of sd_notify(3), spoken to a service manager if one listens.
+
+    The package sdnotify drops a status that is not Latin-1, and never says that nobody listens.
+
+    Parameters
+    ----------
+    environment : mapping
+        The process environment; ``NOTIFY_SOCKET`` names the socket (``@``: an abstract one), ``WATCHDOG_USEC`` and
+        ``WATCHDOG_PID`` whether and how often it wants to hear that Helios lives.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._warned = False
+        ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        usec = environment.get("WATCHDOG_USEC", "")
+        self.watchdog_s = int(usec) / 1e6 if ours and usec.isdecimal() else None
+
+    def send(self, message: str) -> None:
+        """Send an assignment, as ``READY=1``; a manager that does not listen is logged once."""
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
+                manager.settimeout(1)
+                manager.sendto(" ".join(message.split()).encode(errors="replace"), address)
+        except OSError as error:
+            if not self._warned:
+                _log.warning("the service manager does not listen at NOTIFY_SOCKET=%s: %s", self._address, error)
+            self._warned = True
+
+
 class Daemon:
     """All parts of a running daemon, wired.
 
     Parameters
     ----------
-    tasks : Tasks
+    tasks : DaemonOperations
         What is done.
     settings : Settings
         When, and where it may be looked at.
@@ -81,17 +117,24 @@ class Daemon:
     ) -> None:
         self._times = times or TaskTimes()
         self._tasks = tasks
-        self._keeps = not settings.daemon.release_on_stop
-        self._listen = settings.daemon.listen
+        self._settings = settings.daemon
         self._folder = Path(settings.control.state_folder)
         self._notifier = Notifier(environment)
-        self._rhythm = rhythm = _rhythm(settings, nightly=nightly, watchdog_s=self._notifier.watchdog_s)
-        self._health = Health(lately_s=rhythm.lately_s(tasks=_steady(tasks)), times=self._times)
+        watchdog_s = self._notifier.watchdog_s
+        schedule = Schedule(
+            cycle_s=settings.daemon.cycle_s,
+            ingest_s=settings.daemon.ingest_s,
+            nightly=settings.daemon.nightly if nightly else None,
+            heartbeat_s=HEARTBEAT_S if watchdog_s is None else min(HEARTBEAT_S, watchdog_s / 3),
+        )
+        works = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
+        steady = [name for name, work in works.items() if work is not None]
+        self._health = Health(lately_s=schedule.lately_s(tasks=steady), times=self._times)
         self._metrics = Metrics(times=self._times)
         self._file = HealthFile(self._folder)
-        self._clock = TaskScheduler(
+        self._scheduler = TaskScheduler(
             tasks=tasks,
-            rhythm=rhythm,
+            schedule=schedule,
             beat=self.beat,
             paused=lambda: os.path.lexists(self._folder / PAUSE_FILE),
             health=self._health,
@@ -114,31 +157,43 @@ class Daemon:
         ConfigurationInvalid
             The address is none that this machine has.
         """
+        works = {Domain.JOBS: self._tasks.cycle, Domain.NODES: self._tasks.nodes}
+        domains = [domain for domain, work in works.items() if work is not None]
         with ExitStack() as until_started:
-            until_started.enter_context(hold_daemon_lock(self._folder, domains=_domains(self._tasks)))
+            until_started.enter_context(hold_daemon_lock(self._folder, domains=domains))
             self._serve()
-            self._clock.start()
+            self._scheduler.start()
             self._locks = until_started.pop_all()
-        self._notifier.ready()
-        _log.info("started: %s", self._rhythm_in_words())
+        self._notifier.send("READY=1")
+        night = self._scheduler.due().get("nightly")
+        _log.info(
+            "started: a cycle on %s every %d s, %s, %s",
+            " and ".join(domains),
+            self._settings.cycle_s,
+            f"a reading every {self._settings.ingest_s} s" if self._tasks.ingest else "no reading",
+            f"nightly analysis next at {night:%Y-%m-%d %H:%M %Z}" if night else "no nightly analysis",
+        )
 
     def beat(self) -> None:
-        """Give a sign of life: to the service manager only while cycles make progress."""
+        """Give a sign of life, to the service manager only while cycles make progress."""
         self._beaten_s = self._times.monotonic_s()
-        if self._clock.makes_progress():
-            self._notifier.alive()
+        if self._scheduler.makes_progress():
+            self._notifier.send("WATCHDOG=1")
             self._starved = False
         elif not self._starved:
             self._starved = True
-            _log.critical("no cycle has begun or ended for %.0f s: the watchdog is no longer fed", self._silence_s())
-        self._serve_again()
+            silent_s = self._scheduler.silent_for_s()
+            _log.critical("no cycle has begun or ended for %.0f s: the watchdog is no longer fed", silent_s)
+        if self._beaten_s >= self._bind_at_s:
+            with suppress(ConfigurationInvalid):  # it could be bound at the start, so that it may be again
+                self._serve()
         report = self._health.report()
-        self._notifier.status(f"{report['state']}: {_headline(report)}")
+        self._notifier.send(f"STATUS={report['state']}: {_headline(report)}")
         self._file.write(self._health.report)
 
     @property
     def port(self) -> int | None:
-        """Where /metrics and /healthz are served; None: nowhere."""
+        """Where /metrics and /healthz are served; None if nowhere."""
         return None if self._server is None else self._server.port
 
     def is_dead(self) -> bool:
@@ -147,27 +202,27 @@ class Daemon:
 
     def stop(self, *, why: str) -> Ending:
         """Call nothing any more, wait for the task that writes, revert what was set, and end."""
-        self._notifier.stopping()
+        self._notifier.send("STOPPING=1")
         self._health.ending("stopping")
-        self._clock.stop()
+        self._scheduler.stop()
         _log.info("stops: %s", why)
-        done, stuck = self._take_back(why)
-        stuck = not self._clock.readers_left(within_s=READER_S) or stuck
+        reverted, stuck = self._revert(why)
+        stuck = not self._scheduler.close_readers(within_s=READER_S) or stuck
         self._health.ending("stopped")
         self._file.write(self._health.report)
         if self._server is not None:
             self._server.close()
         self._locks.close()
         _log.info("ended")
-        return Ending(code=0 if done else 1, stuck=stuck)
+        return Ending(code=0 if reverted else 1, stuck=stuck)
 
     def _serve(self) -> None:
         """Serve, unless another process has the address: metrics are no reason to leave the cluster alone."""
-        if not self._listen or self._server is not None:
+        if not self._settings.listen or self._server is not None:
             return
         self._bind_at_s = self._times.monotonic_s() + BIND_S
         try:
-            self._server = Server(self._listen, registry=self._metrics.registry, health=self._health.report)
+            self._server = Server(self._settings.listen, registry=self._metrics.registry, health=self._health.report)
         except AddressTaken as taken:
             if not self._health.note:
                 _log.error("%s. What to do: %s", taken.message, taken.hint)
@@ -175,23 +230,25 @@ class Daemon:
         else:
             self._health.note = ""
 
-    def _serve_again(self) -> None:
-        if self._times.monotonic_s() >= self._bind_at_s:
-            with suppress(ConfigurationInvalid):  # it could be bound at the start, so that it may be again
-                self._serve()
-
-    def _take_back(self, why: str) -> tuple[bool, bool]:
+    def _revert(self, why: str) -> tuple[bool, bool]:
         """Return whether all is reverted that should be, and whether a thread is stuck."""
-        if not self._clock.writing.shut(within_s=WRITER_S):
+        if not self._scheduler.writing.close(within_s=WRITER_S):
             _log.error("a cycle is stuck: nothing was reverted. What to do: run helios-release.sh")
             return False, True
-        if self._keeps:
+        if not self._settings.release_on_stop:
             _log.warning("what Helios set stands: daemon.release_on_stop is false")
             return True, False
         if self._health.stands_by:
             _log.info("standby: nothing was set from here, nothing to revert")
             return True, False
-        return _bounded(lambda: self._release(why), within_s=RELEASE_S)
+        reverted: list[bool] = []
+        thread = threading.Thread(target=lambda: reverted.append(self._release(why)), name="release", daemon=True)
+        thread.start()
+        thread.join(RELEASE_S)
+        if thread.is_alive():
+            _log.error("reverting did not end in %.0f s. What to do: run helios-release.sh", RELEASE_S)
+            return False, True
+        return reverted == [True], False
 
     def _release(self, why: str) -> bool:
         try:
@@ -202,17 +259,6 @@ class Daemon:
             return False
         return True
 
-    def _rhythm_in_words(self) -> str:
-        rhythm = self._rhythm
-        night = self._clock.due().get("nightly")
-        nightly = f"nightly analysis next at {night:%Y-%m-%d %H:%M %Z}" if night else "no nightly analysis"
-        reading = f"a reading every {rhythm.ingest_s:.0f} s" if self._clock.ingest else "no reading"
-        on = " and ".join({"cycle": "jobs"}.get(name, name) for name in self._clock.cycles)
-        return f"a cycle on {on} every {rhythm.cycle_s:.0f} s, {reading}, {nightly}"
-
-    def _silence_s(self) -> float:
-        return self._clock.silent_for_s()
-
 
 def run(
     tasks: DaemonOperations,
@@ -220,9 +266,8 @@ def run(
     settings: Settings,
     nightly: bool,
     environment: Mapping[str, str],
-    times: TaskTimes | None = None,
 ) -> Ending:
-    """Do the tasks until a signal comes: SIGTERM and SIGINT end it, SIGHUP changes nothing and says so.
+    """Do the tasks until SIGTERM or SIGINT; SIGHUP changes nothing and says so.
 
     Raises
     ------
@@ -231,18 +276,18 @@ def run(
     DaemonRuns
         Another daemon has the state folder.
     """
-    daemon = Daemon(tasks=tasks, settings=settings, nightly=nightly, environment=environment, times=times)
+    daemon = Daemon(tasks=tasks, settings=settings, nightly=nightly, environment=environment)
     with _signals() as signals:
         daemon.start()
-        return daemon.stop(why=_first_end(signals, daemon))
+        return daemon.stop(why=_wait_for_end(signals, daemon.is_dead))
 
 
-def _first_end(signals: SimpleQueue[int], daemon: Daemon) -> str:
+def _wait_for_end(signals: SimpleQueue[int], is_dead: Callable[[], bool]) -> str:
     while True:
         try:
             number = signal.Signals(signals.get(timeout=5))
         except Empty:
-            if daemon.is_dead():
+            if is_dead():
                 _log.critical("the scheduler is dead. What to do: start the daemon again; systemd does")
                 return "the scheduler is dead"
             continue
@@ -256,10 +301,10 @@ def _signals() -> Iterator[SimpleQueue[int]]:
     """Put signals in a queue; handlers, not a mask, since commands that Helios starts would inherit the mask."""
     queue: SimpleQueue[int] = SimpleQueue()
 
-    def hear(number: int, _: FrameType | None) -> None:
+    def put(number: int, _: FrameType | None) -> None:
         queue.put(number)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         yield queue
     finally:
@@ -267,43 +312,8 @@ def _signals() -> Iterator[SimpleQueue[int]]:
             signal.signal(number, handler)
 
 
-def _bounded(work: Callable[[], bool], *, within_s: float) -> tuple[bool, bool]:
-    """Return what ``work`` returned, and whether it was still at work at the end of its time (then False, True)."""
-    answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(work()), name="release", daemon=True)
-    thread.start()
-    thread.join(within_s)
-    if thread.is_alive():
-        _log.error("reverting did not end in %.0f s. What to do: run helios-release.sh", within_s)
-        return False, True
-    return bool(answers) and answers[0], False
-
-
-def _rhythm(settings: Settings, *, nightly: bool, watchdog_s: float | None) -> Schedule:
-    times = settings.daemon
-    return Schedule(
-        cycle_s=times.cycle_s,
-        ingest_s=times.ingest_s,
-        nightly=times.nightly if nightly else None,
-        heartbeat_s=10.0 if watchdog_s is None else min(10.0, watchdog_s / 3),
-    )
-
-
-def _steady(tasks: DaemonOperations) -> list[str]:
-    """Return which tasks this process has of those that must succeed again and again for it to be well."""
-    works = {"cycle": tasks.cycle, "nodes": tasks.nodes, "ingest": tasks.ingest}
-    return [name for name, work in works.items() if work is not None]
-
-
-def _domains(tasks: DaemonOperations) -> list[Domain]:
-    works = {Domain.JOBS: tasks.cycle, Domain.NODES: tasks.nodes}
-    return [domain for domain, work in works.items() if work is not None]
-
-
-def _headline(report: Mapping[str, object]) -> str:
-    reasons = report["reasons"]
-    if isinstance(reasons, list) and reasons:
-        return "; ".join(reasons)
-    said = [str(report["note"])] if report["note"] else []
-    said += [str(cycle["line"]) for cycle in (report["cycle"], report["nodes"]) if isinstance(cycle, dict)]
-    return "; ".join(said) or "the first cycle is to come"
+def _headline(report: Mapping[str, Any]) -> str:
+    if report["reasons"]:
+        return "; ".join(report["reasons"])
+    notes = [report["note"], *(cycle["line"] for cycle in (report["cycle"], report["nodes"]) if cycle)]
+    return "; ".join(note for note in notes if note) or "the first cycle is to come"

@@ -1,4 +1,4 @@
-"""``/metrics`` and ``/healthz``, for a scraper beside the daemon; nothing can be changed here."""
+"""``/metrics`` and ``/healthz`` for a scraper beside the daemon; nothing can be changed here."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from io import StringIO
+from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TextIO
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from helios.errors import ConfigurationInvalid, HeliosError
 
 CONNECTION_S = 5.0
 """A connection is closed after so long, whatever it waits for, s; a scraper on this host asks and reads at once."""
 MOST_CONNECTIONS = 32
-"""At once. More are closed unanswered: file descriptors and threads are the turns'."""
+"""At once. More are closed unanswered: file descriptors and threads are the cycles'."""
+
+_log = logging.getLogger("helios.daemon.http")
 
 
 class AddressTaken(HeliosError):
     """Another process listens there."""
-
-
-_log = logging.getLogger("helios.daemon.http")
 
 
 def parse_address(listen: str) -> tuple[str, int]:
@@ -53,7 +51,7 @@ def parse_address(listen: str) -> tuple[str, int]:
 
 
 class Server:
-    """Answers in threads of its own.
+    """A server of metrics and health in threads of its own.
 
     Parameters
     ----------
@@ -74,7 +72,19 @@ class Server:
 
     def __init__(self, listen: str, *, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
         host, port = parse_address(listen)
-        self._server = _bound(host, port, _answers(registry, health), listen=listen)
+        try:
+            self._server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressTaken(
+                    f"another process listens on {listen}: /metrics and /healthz are not served by this daemon",
+                    hint="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
+                ) from error
+            raise ConfigurationInvalid(
+                f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
+                hint="Choose another HOST:PORT, or an empty text to serve nothing.",
+            ) from error
+        self._server.set_app(_application(registry, health))
         self.port = self._server.server_port
         self._thread = Thread(target=self._server.serve_forever, name="server", daemon=True)
         self._thread.start()
@@ -87,20 +97,43 @@ class Server:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    """Answers each connection in a thread, few at once and none for long."""
+def _application(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> Callable[..., Iterable[bytes]]:
+    metrics = make_wsgi_app(registry)
 
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def start(status: str, headers: list[tuple[str, str]]) -> None:
+            start_response(status, [("Server", "helios"), *headers])  # wsgiref's own names the release of Python
+
+        if environ["PATH_INFO"] == "/metrics":
+            found: list[bytes] = metrics(environ, start)
+            return found
+        status, kind, body = "404 Not Found", "text/plain", b"There are /metrics and /healthz.\n"
+        if environ["PATH_INFO"] == "/healthz":
+            report = health()
+            status = "200 OK" if report["healthy"] else "503 Service Unavailable"
+            kind, body = "application/json", (json.dumps(report, indent=2) + "\n").encode()
+        start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
+
+    return answer
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread, few at once and none for long; prometheus-client's server bounds neither."""
+
+    daemon_threads = True
     request_queue_size = 128  # with socketserver's 5, a flood costs a scraper seconds before it is heard
 
-    def __init__(self, address: tuple[str, int], answers: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self._ends_s: dict[socket.socket, float] = {}
         self._lock = Lock()
-        super().__init__(address, answers)
+        super().__init__(address, handler)
 
     def server_bind(self) -> None:
         # Not HTTPServer's: it asks the name service who it is, and a dead name service would hold up the start.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's names
         with self._lock:
@@ -130,47 +163,12 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-def _bound(host: str, port: int, answers: type[BaseHTTPRequestHandler], *, listen: str) -> _Server:
-    try:
-        return (_Server6 if ":" in host else _Server)((host, port), answers)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise AddressTaken(
-                f"another process listens on {listen}: /metrics and /healthz are not served by this daemon",
-                hint="See who it is: ss -ltnp. Do not believe what it answers; or choose another daemon.listen.",
-            ) from error
-        raise ConfigurationInvalid(
-            f"daemon.listen {listen} cannot be bound: {error.strerror or error}.",
-            hint="Choose another HOST:PORT, or an empty text to serve nothing.",
-        ) from error
+class _Handler(WSGIRequestHandler):
+    timeout = CONNECTION_S
 
+    def get_stderr(self) -> TextIO:
+        # wsgiref writes a traceback there when a client stops reading; whoever may connect could fill the journal.
+        return StringIO()
 
-def _answers(registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
-    class RequestHandler(BaseHTTPRequestHandler):
-        timeout = CONNECTION_S
-        server_version = "helios"
-        sys_version = ""
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/metrics":
-                encode, kind = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(HTTPStatus.OK, kind, encode(registry))
-            elif path == "/healthz":
-                report = health()
-                code = HTTPStatus.OK if report["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE
-                self._answer(code, "application/json", (json.dumps(report, indent=2) + "\n").encode())
-            else:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"There are /metrics and /healthz.\n")
-
-        def _answer(self, code: HTTPStatus, kind: str, body: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            _log.debug(format, *args)
-
-    return RequestHandler
+    def log_message(self, format: str, *args: object) -> None:
+        _log.debug(format, *args)

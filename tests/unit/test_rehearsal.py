@@ -404,7 +404,7 @@ def test_without_a_name_the_services_of_the_configuration_are_simulated_in_its_o
         (["qssf"], ["qssf.=3"], UsageError, "is not understood"),
         (["qssf"], ["qssf.levels=many"], UsageError, "not a TOML value"),
         (["qssf"], ["qssf.level=3"], ServiceInvalid, "levels: int"),
-        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "not rehearsed"),
+        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "not among them"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_what_can(

@@ -80,7 +80,7 @@ def test_failures_are_counted_in_a_row() -> None:
 )
 def test_a_daemon_that_is_well_says_what_it_does(cycle: object, state: str) -> None:
     health = well(HandSet())
-    health.turned(cycle)  # type: ignore[arg-type]  # because parametrize loses the type
+    health.record_cycle("cycle", cycle)  # type: ignore[arg-type]  # because parametrize loses the type
     assert health.report()["state"] == state
     assert health.report()["healthy"]
 
@@ -93,7 +93,7 @@ def test_one_that_ends_is_not_well() -> None:
 
 def test_the_report_is_plain_json() -> None:
     health = well(HandSet())
-    health.turned(a_cycle(suspended=("paused",)))
+    health.record_cycle("cycle", a_cycle(suspended=("paused",)))
     report = json.loads(json.dumps(health.report()))
     assert report["pid"] == os.getpid()
     assert report["cycle"]["suspended"] == ["paused"]

@@ -52,7 +52,7 @@ def test_no_password_is_logged(form: Literal["text", "json"]) -> None:
 
 
 def test_a_line_break_in_a_message_forges_no_second_line() -> None:
-    lines = logged("text", text="job a\n2026-11-21T00:00:00Z ERROR turn: forged\x1b[2J")
+    lines = logged("text", text="job a\n2026-11-21T00:00:00Z ERROR cycle: forged\x1b[2J")
     assert lines.count("\n") == 1
     assert "\x1b" not in lines
 

@@ -23,7 +23,7 @@ def test_decisions_are_counted_by_service_mode_and_result() -> None:
     shown = Shown()
     tally = CycleTally(service="qssf", mode=Mode.SHADOW, result=Result.WOULD, jobs=4)
     for _ in range(2):
-        shown.metrics.turned(a_cycle(tallies=(tally,), predictions=7))
+        shown.metrics.record_cycle(a_cycle(tallies=(tally,), predictions=7))
     assert shown("helios_decisions_total", service="qssf", mode="shadow", result="would") == 8
     assert shown("helios_predictions_total") == 14
 
@@ -34,14 +34,14 @@ def test_decisions_are_counted_by_service_mode_and_result() -> None:
 )
 def test_each_cycle_counts_once_by_its_outcome(cycle: object, outcome: str) -> None:
     shown = Shown()
-    shown.metrics.turned(cycle)  # type: ignore[arg-type]  # because parametrize loses the type
+    shown.metrics.record_cycle(cycle)  # type: ignore[arg-type]  # because parametrize loses the type
     assert shown("helios_cycles_total", outcome=outcome) == 1
     assert shown("helios_cycle_seconds_count") == 1
 
 
 def test_ages_grow_between_cycles() -> None:
     shown = Shown()
-    shown.metrics.turned(a_cycle(history_read_at=NOON - timedelta(seconds=30), model_trained_at=NOON))
+    shown.metrics.record_cycle(a_cycle(history_read_at=NOON - timedelta(seconds=30), model_trained_at=NOON))
     shown.hand.move(60)
     assert shown("helios_history_age_seconds") == 90
     assert shown("helios_model_age_seconds") == 60
@@ -50,14 +50,14 @@ def test_ages_grow_between_cycles() -> None:
 def test_an_age_that_nobody_knows_is_not_a_number() -> None:
     shown = Shown()
     assert math.isnan(shown("helios_history_age_seconds") or 0)
-    shown.metrics.turned(a_cycle())
+    shown.metrics.record_cycle(a_cycle())
     assert math.isnan(shown("helios_model_age_seconds") or 0)
 
 
 def test_a_service_has_one_mode_and_one_that_is_gone_has_none() -> None:
     shown = Shown()
-    shown.metrics.turned(a_cycle(modes={"qssf": Mode.ACTIVE, "old": Mode.SHADOW}))
-    shown.metrics.turned(a_cycle(modes={"qssf": Mode.CANARY}))
+    shown.metrics.record_cycle(a_cycle(modes={"qssf": Mode.ACTIVE, "old": Mode.SHADOW}))
+    shown.metrics.record_cycle(a_cycle(modes={"qssf": Mode.CANARY}))
     assert shown("helios_service_mode", service="qssf", mode="canary") == 1
     assert shown("helios_service_mode", service="qssf", mode="active") == 0
     assert shown("helios_service_mode", service="old", mode="shadow") is None
@@ -65,15 +65,15 @@ def test_a_service_has_one_mode_and_one_that_is_gone_has_none() -> None:
 
 def test_breaker_lease_and_stillness_are_those_of_the_last_cycle() -> None:
     shown = Shown()
-    shown.metrics.turned(a_cycle(breaker="open", suspended=("the breaker is open",)))
+    shown.metrics.record_cycle(a_cycle(breaker="open", suspended=("the breaker is open",)))
     assert shown("helios_breaker_state", state="open") == 1
     assert shown("helios_breaker_state", state="closed") == 0
     assert (shown("helios_lease_held"), shown("helios_suspended")) == (1, 1)
-    shown.metrics.turned(a_cycle(lease_held=False))
+    shown.metrics.record_cycle(a_cycle(lease_held=False))
     assert (shown("helios_lease_held"), shown("helios_suspended")) == (0, 0)
 
 
 def test_two_daemons_in_one_process_do_not_share_figures() -> None:
     first, second = Shown(), Shown()
-    first.metrics.turned(a_cycle(predictions=5))
+    first.metrics.record_cycle(a_cycle(predictions=5))
     assert second("helios_predictions_total") == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helios.daemon.systemd import Notifier
+from helios.daemon.daemon import Notifier
 
 
 @pytest.fixture(params=["in the file system", "abstract"])
@@ -22,10 +22,10 @@ def ear(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket
 def test_the_service_manager_hears_each_word(ear: tuple[socket.socket, str]) -> None:
     listener, name = ear
     notifier = Notifier({"NOTIFY_SOCKET": name})
-    notifier.ready()
-    notifier.alive()
-    notifier.status("3 pending\nSTOPPING=1")
-    notifier.stopping()
+    notifier.send("READY=1")
+    notifier.send("WATCHDOG=1")
+    notifier.send("STATUS=3 pending\nSTOPPING=1")
+    notifier.send("STOPPING=1")
     assert [listener.recv(1000).decode() for _ in range(4)] == [
         "READY=1",
         "WATCHDOG=1",
@@ -35,14 +35,14 @@ def test_the_service_manager_hears_each_word(ear: tuple[socket.socket, str]) -> 
 
 
 def test_without_a_service_manager_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    Notifier({}).ready()
+    Notifier({}).send("READY=1")
     assert caplog.records == []
 
 
 def test_a_manager_that_does_not_listen_is_mentioned_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
-    notifier.ready()
-    notifier.alive()
+    notifier.send("READY=1")
+    notifier.send("WATCHDOG=1")
     assert len(caplog.records) == 1
 
 

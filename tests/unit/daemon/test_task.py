@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from helios.app.controller_state import CycleUnderWay
 from helios.daemon.health import Health
 from helios.daemon.metrics import Metrics
 from helios.daemon.tasks import ExclusiveSection, Task
@@ -20,7 +21,7 @@ class Bench:
         self,
         work: Callable[[], str] | None = None,
         *,
-        door: ExclusiveSection | None = None,
+        section: ExclusiveSection | None = None,
         rest_s: float = 0,
         repeats: bool = True,
     ) -> None:
@@ -30,12 +31,12 @@ class Bench:
         self.health = Health(lately_s={"cycle": 240}, times=self.hand.times)
         self.metrics = Metrics(times=self.hand.times)
         self.task = Task(
-            name="cycle",
-            work=work or self._work,
+            "cycle",
+            work or self._work,
             interval_s=INTERVAL_S,
             rest_s=rest_s,
             repeats=repeats,
-            door=door or ExclusiveSection(),
+            section=section or ExclusiveSection(),
             health=self.health,
             metrics=self.metrics,
             times=self.hand.times,
@@ -78,42 +79,57 @@ def entering(call: Callable[[], None]) -> Callable[[], str]:
     ],
 )
 def test_whatever_the_work_raises_the_tick_does_not(error: Exception) -> None:
-    suspension = Bench()
-    suspension.error = error
-    assert suspension.task.tick() is False
+    bench = Bench()
+    bench.error = error
+    assert bench.task.tick() is False
 
 
 def test_after_a_failure_the_next_tick_tries_again() -> None:
-    suspension = Bench()
-    suspension.error = ClusterUnavailable("away")
-    suspension.task.tick()
-    assert suspension.tick_for(INTERVAL_S) == 1
+    bench = Bench()
+    bench.error = ClusterUnavailable("away")
+    bench.task.tick()
+    assert bench.tick_for(INTERVAL_S) == 1
+
+
+def test_what_nothing_was_tried_for_does_not_wait_longer() -> None:
+    bench = Bench()
+    bench.error = CycleUnderWay("the lock is held")
+    assert bench.tick_for(600) == 10
+
+
+def test_how_long_it_failed_is_counted_from_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.error = ClusterUnavailable("away")
+    bench.tick_for(180)
+    bench.error = None
+    bench.tick_for(600)
+    assert any("works again, after 2 failures in 3 min" in record.getMessage() for record in caplog.records)
 
 
 def test_an_hour_of_failures_is_few_tries_and_not_none() -> None:
-    suspension = Bench()
-    suspension.error = ClusterUnavailable("away")
-    assert 10 <= suspension.tick_for(3600) <= 20
+    bench = Bench()
+    bench.error = ClusterUnavailable("away")
+    assert 10 <= bench.tick_for(3600) <= 20
 
 
 def test_it_recovers_by_itself_and_keeps_its_rhythm_again() -> None:
-    suspension = Bench()
-    suspension.error = WarehouseUnavailable("disk full")
-    suspension.tick_for(3600)
-    suspension.error = None
-    suspension.tick_for(600)
-    assert suspension.tick_for(600) == 10
-    assert suspension.health.of("cycle").problem == ""
+    bench = Bench()
+    bench.error = WarehouseUnavailable("disk full")
+    bench.tick_for(3600)
+    bench.error = None
+    bench.tick_for(600)
+    assert bench.tick_for(600) == 10
+    assert bench.health.of("cycle").problem == ""
 
 
 def test_the_same_problem_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
-    suspension = Bench()
+    bench = Bench()
     with caplog.at_level(logging.INFO):
         for number in range(3):
-            suspension.error = WarehouseUnavailable(f"The disk is full: {number} bytes left")
-            suspension.tick_for(1200)
-        suspension.error = None
-        suspension.tick_for(1200)
+            bench.error = WarehouseUnavailable(f"The disk is full: {number} bytes left")
+            bench.tick_for(1200)
+        bench.error = None
+        bench.tick_for(1200)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
     assert "disk is full" in said[0]
@@ -121,53 +137,53 @@ def test_the_same_problem_is_said_once_and_its_end_once(caplog: pytest.LogCaptur
 
 
 def test_another_problem_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
-    suspension = Bench()
+    bench = Bench()
     for error in (WarehouseUnavailable("locked"), ClusterUnavailable("away")):
-        suspension.error = error
-        suspension.tick_for(600)
+        bench.error = error
+        bench.tick_for(600)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == ["locked", "away"]
 
 
 def test_only_a_defect_brings_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    suspension = Bench()
-    suspension.error = HeliosError("on purpose")
-    suspension.task.tick()
-    suspension.hand.move(INTERVAL_S)
-    suspension.error = KeyError("x")
-    suspension.task.tick()
+    bench = Bench()
+    bench.error = HeliosError("on purpose")
+    bench.task.tick()
+    bench.hand.move(INTERVAL_S)
+    bench.error = KeyError("x")
+    bench.task.tick()
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
 def test_health_and_metrics_hear_of_failures_and_success() -> None:
-    suspension = Bench()
-    suspension.error = ClusterUnavailable("away", hint="scontrol ping")
-    suspension.task.tick()
-    assert suspension.health.of("cycle").failures == 1
-    assert "scontrol ping" in suspension.health.of("cycle").problem
-    assert suspension.figure("helios_task_failures_total") == 1
-    suspension.error = None
-    suspension.tick_for(INTERVAL_S)
-    assert suspension.health.of("cycle").line == "done"
-    assert suspension.figure("helios_task_last_success_timestamp_seconds") == suspension.hand.times.now().timestamp()
+    bench = Bench()
+    bench.error = ClusterUnavailable("away", hint="scontrol ping")
+    bench.task.tick()
+    assert bench.health.of("cycle").failures == 1
+    assert "scontrol ping" in bench.health.of("cycle").problem
+    assert bench.figure("helios_task_failures_total") == 1
+    bench.error = None
+    bench.tick_for(INTERVAL_S)
+    assert bench.health.of("cycle").line == "done"
+    assert bench.figure("helios_task_last_success_timestamp_seconds") == bench.hand.times.now().timestamp()
 
 
 def test_a_task_that_rests_is_not_done_twice_in_one_night() -> None:
-    suspension = Bench(rest_s=12 * 3600)
-    suspension.task.tick()
-    suspension.hand.move(3600)
-    suspension.task.tick()
-    assert suspension.runs == 1
-    suspension.hand.move(23 * 3600)
-    suspension.task.tick()
-    assert suspension.runs == 2
+    bench = Bench(rest_s=12 * 3600)
+    bench.task.tick()
+    bench.hand.move(3600)
+    bench.task.tick()
+    assert bench.runs == 1
+    bench.hand.move(23 * 3600)
+    bench.task.tick()
+    assert bench.runs == 2
 
 
-def test_two_tasks_behind_one_door_never_work_at_the_same_time() -> None:
-    door, blocked = ExclusiveSection(), Blocked()
+def test_two_tasks_in_one_section_never_work_at_the_same_time() -> None:
+    section, blocked = ExclusiveSection(), Blocked()
     second_ran: list[bool] = []
-    first = Bench(entering(blocked), door=door)
-    second = Bench(entering(lambda: second_ran.append(blocked.left.is_set())), door=door)
+    first = Bench(entering(blocked), section=section)
+    second = Bench(entering(lambda: second_ran.append(blocked.left.is_set())), section=section)
     threads = [threading.Thread(target=first.task.tick), threading.Thread(target=second.task.tick)]
     threads[0].start()
     assert blocked.entered.wait(PATIENCE_S)
@@ -178,14 +194,14 @@ def test_two_tasks_behind_one_door_never_work_at_the_same_time() -> None:
     assert second_ran == [True]
 
 
-def test_nobody_enters_a_door_that_was_shut_while_waiting() -> None:
-    door, blocked = ExclusiveSection(), Blocked()
-    first, second = Bench(entering(blocked), door=door), Bench(door=door)
+def test_nobody_enters_a_section_that_was_closed_while_waiting() -> None:
+    section, blocked = ExclusiveSection(), Blocked()
+    first, second = Bench(entering(blocked), section=section), Bench(section=section)
     threads = [threading.Thread(target=first.task.tick), threading.Thread(target=second.task.tick)]
     threads[0].start()
     assert blocked.entered.wait(PATIENCE_S)
     threads[1].start()
-    assert not door.shut(within_s=0.01)
+    assert not section.close(within_s=0.01)
     blocked.let_go()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -193,22 +209,22 @@ def test_nobody_enters_a_door_that_was_shut_while_waiting() -> None:
 
 
 def test_an_overlap_is_counted_each_time_and_said_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    suspension = Bench()
+    bench = Bench()
     for _ in range(2):
-        suspension.task.tick()
+        bench.task.tick()
         for _ in range(3):
-            suspension.task.say_overlap()
+            bench.task.report_overlap()
     assert len([r for r in caplog.records if "still at work" in r.getMessage()]) == 2
-    assert suspension.figure("helios_task_left_out_total") == 6
+    assert bench.figure("helios_task_left_out_total") == 6
 
 
 def test_silence_is_counted_from_the_last_sign_of_progress() -> None:
-    suspension = Bench()
-    suspension.error = ClusterUnavailable("away")
-    suspension.tick_for(600)
-    assert suspension.task.silent_for_s() == 0
-    suspension.hand.move(42)
-    assert suspension.task.silent_for_s() == 42
+    bench = Bench()
+    bench.error = ClusterUnavailable("away")
+    bench.tick_for(600)
+    assert bench.task.silent_for_s() == 0
+    bench.hand.move(42)
+    assert bench.task.silent_for_s() == 42
 
 
 @pytest.mark.parametrize(("repeats", "lines"), [(True, 3), (False, 2)])
@@ -216,15 +232,15 @@ def test_a_line_that_only_counts_on_is_repeated_where_that_is_wanted(
     repeats: bool, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     says = iter(["table of 1,204 rows", "table of 96 rows", "the table was removed"])
-    suspension = Bench(lambda: next(says), repeats=repeats)
+    bench = Bench(lambda: next(says), repeats=repeats)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            suspension.task.tick()
+            bench.task.tick()
     assert len(caplog.records) == lines
 
 
 def test_the_end_of_long_work_is_progress_too() -> None:
-    suspension: list[Bench] = []
-    suspension.append(Bench(entering(lambda: suspension[0].hand.move(200))))
-    suspension[0].task.tick()
-    assert suspension[0].task.silent_for_s() == 0
+    bench: list[Bench] = []
+    bench.append(Bench(entering(lambda: bench[0].hand.move(200))))
+    bench[0].task.tick()
+    assert bench[0].task.silent_for_s() == 0

@@ -99,14 +99,14 @@ def test_a_stop_takes_everything_back_and_nothing_comes_after(tmp_path: Path) ->
 def test_a_stop_waits_for_the_cycle_that_runs(tmp_path: Path) -> None:
     slow = Blocked()
     toys = ToyChores(
-        does={"cycle": slow, "release": lambda: toys.called.append(f"turn was over: {slow.left.is_set()}")}
+        does={"cycle": slow, "release": lambda: toys.called.append(f"cycle was over: {slow.left.is_set()}")}
     )
     living = a_daemon(toys, tmp_path)
     living.start()
     assert slow.entered.wait(PATIENCE_S)
     threading.Timer(0.05, slow.let_go).start()
     assert living.stop(why="SIGTERM").code == 0
-    assert toys.called[-1] == "turn was over: True"
+    assert toys.called[-1] == "cycle was over: True"
 
 
 def test_a_cycle_that_never_ends_is_left_and_nothing_is_written_beside_it(

@@ -19,7 +19,7 @@ from tests.unit.daemon.builders import PATIENCE_S, HandSet, a_cycle, eventually
 @contextmanager
 def served(health: dict[str, Any], *, host: str = "127.0.0.1") -> Iterator[str]:
     metrics = Metrics(times=HandSet().times)
-    metrics.turned(a_cycle(predictions=5))
+    metrics.record_cycle(a_cycle(predictions=5))
     serving = Server(f"{host}:0", registry=metrics.registry, health=lambda: health)
     try:
         yield f"http://{host}:{serving.port}"
@@ -37,10 +37,10 @@ def ask(url: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(("healthy", "code"), [(True, 200), (False, 503)])
 def test_healthz_answers_by_its_code_and_says_why(healthy: bool, code: int) -> None:
-    with served({"healthy": healthy, "reasons": ["turn is late"]}) as url:
+    with served({"healthy": healthy, "reasons": ["cycle is late"]}) as url:
         status, kind, body = ask(f"{url}/healthz?verbose=1")
     assert (status, kind) == (code, "application/json")
-    assert json.loads(body)["reasons"] == ["turn is late"]
+    assert json.loads(body)["reasons"] == ["cycle is late"]
 
 
 def test_metrics_are_prometheus_text() -> None:
@@ -54,6 +54,13 @@ def test_metrics_are_prometheus_text() -> None:
 def test_nothing_else_is_served() -> None:
     with served({}) as url:
         assert ask(f"{url}/")[0] == 404
+
+
+def test_an_answer_that_fails_writes_no_traceback_into_the_journal(capfd: pytest.CaptureFixture[str]) -> None:
+    with served({}) as url:  # a report without "healthy": a defect
+        assert ask(f"{url}/healthz")[0] == 500
+        assert ask(f"{url}/metrics")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_it_serves_ipv6() -> None:

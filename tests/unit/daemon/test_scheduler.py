@@ -24,7 +24,7 @@ OFTEN_S = 0.03
 class Ticking:
     """A clock over toy tasks; not started."""
 
-    def __init__(self, toys: ToyChores, *, times: TaskTimes | None = None, **rhythm: Any) -> None:
+    def __init__(self, toys: ToyChores, *, times: TaskTimes | None = None, **schedule: Any) -> None:
         self.times = times or TaskTimes()
         facts: dict[str, Any] = {
             "cycle_s": OFTEN_S,
@@ -32,14 +32,14 @@ class Ticking:
             "nightly": None,
             "heartbeat_s": OFTEN_S,
         }
-        self.rhythm = Schedule(**{**facts, **rhythm})
+        self.schedule = Schedule(**{**facts, **schedule})
         self.metrics = Metrics(times=self.times)
-        self.health = Health(lately_s=self.rhythm.lately_s(), times=self.times)
+        self.health = Health(lately_s=self.schedule.lately_s(), times=self.times)
         self.beats = 0
         self.paused = False
         self.clock = TaskScheduler(
             tasks=toys.tasks(),
-            rhythm=self.rhythm,
+            schedule=self.schedule,
             beat=self._beat,
             paused=lambda: self.paused,
             health=self.health,
@@ -55,8 +55,8 @@ class Ticking:
 
 
 @contextmanager
-def started(toys: ToyChores, **rhythm: Any) -> Iterator[Ticking]:
-    ticking = Ticking(toys, **rhythm)
+def started(toys: ToyChores, **schedule: Any) -> Iterator[Ticking]:
+    ticking = Ticking(toys, **schedule)
     ticking.clock.start()
     try:
         yield ticking
@@ -80,7 +80,7 @@ def test_after_a_stop_nothing_is_called_any_more() -> None:
     toys = ToyChores()
     with started(toys) as ticking:
         assert eventually(lambda: toys.count("cycle") >= 2)
-    ticking.clock.writing.shut(within_s=PATIENCE_S)
+    ticking.clock.writing.close(within_s=PATIENCE_S)
     before = toys.count("cycle")
     ticking.clock.cycles["cycle"].tick()
     assert toys.count("cycle") == before
@@ -125,7 +125,7 @@ def test_after_a_failed_reading_the_table_is_left_to_expire() -> None:
 def test_a_night_that_went_well_is_published_too(raises: dict[str, Exception], published: bool) -> None:
     toys = ToyChores(raises={"ingest": HeliosError("no reading, for once"), **raises})
     with started(toys) as ticking:
-        ticking.clock.think()
+        ticking.clock.analyse()
         cycles = toys.count("cycle")
         assert eventually(lambda: toys.count("cycle") >= cycles + 3)
     assert (toys.count("hook") == 1) is published
@@ -135,7 +135,7 @@ def test_a_night_and_a_reading_at_once_publish_without_a_quarrel() -> None:
     toys = ToyChores()
     ticking = Ticking(toys)
     ticking.clock.read()
-    ticking.clock.think()
+    ticking.clock.analyse()
     ticking.clock.start()
     assert eventually(lambda: toys.count("hook") >= 1)
     ticking.clock.stop()
@@ -193,7 +193,7 @@ def test_a_long_night_holds_up_no_reading() -> None:
         assert night.entered.wait(PATIENCE_S)
         readings = toys.count("ingest")
         assert eventually(lambda: toys.count("ingest") > readings)
-        assert not ticking.clock.readers_left(within_s=0.01)
+        assert not ticking.clock.close_readers(within_s=0.01)
         night.let_go()
         training.join(PATIENCE_S)
 
@@ -236,7 +236,7 @@ def test_a_cycle_that_could_not_look_counts_as_failed_and_is_shown_all_the_same(
     ticking = Ticking(ToyChores(cycle=a_cycle(problem="slurmctld is away")))
     assert ticking.clock.cycles["cycle"].tick() is False
     assert ticking.health.of("cycle").problem == "slurmctld is away"
-    assert ticking.health.last_cycle is not None
+    assert ticking.health.report()["cycle"] is not None
 
 
 def test_a_cycle_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,13 +267,13 @@ def test_a_cycle_is_logged_when_it_acts_or_its_answers_change(caplog: pytest.Log
 def test_health_and_metrics_hear_of_a_cycle() -> None:
     ticking = Ticking(ToyChores(cycle=a_cycle(predictions=9)))
     ticking.clock.cycles["cycle"].tick()
-    assert ticking.health.last_cycle == a_cycle(predictions=9)
+    assert ticking.health.report()["cycle"]["predictions"] == 9
     assert ticking.metrics.registry.get_sample_value("helios_predictions_total") == 9
 
 
 def test_the_health_rests_on_cycles_and_readings() -> None:
-    rhythm = Schedule(cycle_s=60, ingest_s=300, nightly=None)
-    assert rhythm.lately_s() == {"cycle": 240, "ingest": 960}
+    schedule = Schedule(cycle_s=60, ingest_s=300, nightly=None)
+    assert schedule.lately_s() == {"cycle": 240, "ingest": 960}
 
 
 @pytest.mark.parametrize(("cycle_s", "stuck_s"), [(5, 300), (60, 300), (600, 3000)])

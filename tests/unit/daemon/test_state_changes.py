@@ -8,10 +8,10 @@ from tests.unit.daemon.builders import a_cycle
 
 
 def said(caplog: pytest.LogCaptureFixture, *cycles: CycleSummary) -> list[str]:
-    stillness = StateChangeLog()
+    changes = StateChangeLog()
     with caplog.at_level(logging.WARNING):
         for cycle in cycles:
-            stillness.hear(cycle)
+            changes.record(cycle)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -26,8 +26,8 @@ def test_the_same_reason_is_said_once_though_its_figures_grow(caplog: pytest.Log
 
 def test_cycles_on_nodes_are_told_from_cycles_on_jobs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        for stillness in (StateChangeLog(), StateChangeLog("nodes")):
-            stillness.hear(a_cycle(suspended=("paused: by root",)))
+        for changes in (StateChangeLog(), StateChangeLog("nodes")):
+            changes.record(a_cycle(suspended=("paused: by root",)))
     assert [record.name for record in caplog.records] == ["helios.daemon.cycle", "helios.daemon.nodes"]
 
 
