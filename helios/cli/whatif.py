@@ -12,7 +12,7 @@ from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
 from helios.app.sweep import FEWEST_REPEATS, repeats, repredict_interval_s
 from helios.app.whatif import WhatIfRequest, whatif
-from helios.cli import job, whatif_published, whatif_slurm
+from helios.cli import job, whatif_slurm
 from helios.cli.options import (
     AsJson,
     Cluster,
@@ -222,5 +222,4 @@ def read_estimate(word: str) -> Estimates:
 
 
 job.add_to(commands)
-whatif_published.add_to(commands)
 whatif_slurm.add_to(commands)

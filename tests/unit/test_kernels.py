@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -16,7 +15,6 @@ import numba
 import numpy as np
 import pytest
 
-import helios
 from helios.jit import cached_jit, fingerprint, inline_jit
 
 CALLEE = """
@@ -53,23 +51,6 @@ def twice(x):
 
 print(twice(1), sum(twice.stats.cache_hits.values()))
 """
-
-REPLAY = """
-import numpy as np
-from helios.simulate import ClusterShape, Workload
-from helios.simulate.artifact import PublishedPolicy, replay_as_published, strict
-
-gpus = np.array([3, 3, 8], dtype=np.int32)
-none = np.zeros(3, dtype=np.int64)
-jobs = Workload(
-    job_id=np.array(list("abc"), dtype=object), submitted_s=none, run_time_s=none + 10, gpus=gpus,
-    partition=none.astype(np.int32),
-)
-shape = ClusterShape(partitions=("a",), nodes=np.int32([2]), gpus_per_node=np.int32([8]))
-done = replay_as_published(jobs, shape, policy=PublishedPolicy.FIFO)
-print(done.started_s.tolist(), sum(strict.play_strict.stats.cache_hits.values()))
-"""
-FULLEST, EMPTIEST = "free < floor.free[best]", "free > floor.free[best]"
 
 
 def plus_one(x: int) -> int:
@@ -201,17 +182,6 @@ def test_an_edit_of_another_file_has_the_entry_compiled_anew(
         return run_by_itself(tmp_path)
 
     assert [says(before), says(before), says(after)] == said
-
-
-def test_an_edit_of_how_nodes_are_taken_has_the_loop_of_a_replay_compiled_anew(tmp_path: Path) -> None:
-    shutil.copytree(Path(helios.__file__).parent, tmp_path / "helios", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "entry.py").write_text(REPLAY)
-    floor = tmp_path / "helios/simulate/artifact/floor.py"
-    before = floor.read_text()
-    assert before.count(FULLEST) == 1
-    said = [run_by_itself(tmp_path), run_by_itself(tmp_path)]
-    floor.write_text(before.replace(FULLEST, EMPTIEST))
-    assert [*said, run_by_itself(tmp_path)] == ["[0, 0, 0] 0", "[0, 0, 0] 1", "[0, 0, 10] 0"]
 
 
 def run_by_itself(folder: Path) -> str:
