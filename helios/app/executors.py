@@ -6,18 +6,22 @@ their machine and the model taught beforehand, is kept by the process that made 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from logging import CRITICAL
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import pandas as pd
+from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from helios import __version__
 from helios.app.history import LoadedHistory
@@ -32,6 +36,94 @@ from helios.report.significance import ResampledUnit
 
 if TYPE_CHECKING:
     from distributed import Client
+
+
+# Which code made a result: what a replay hangs on beside its question and its history.
+#
+# :func:`helios.jit.fingerprint` tells edits of compiled kernels only, for numba's cache. Here it is every module that
+# a replay can reach, predictors and orders too, by what it says and not by how: neither comments nor docstrings
+# count. What reads and keeps histories does not count either: jobs have a fingerprint of their own.
+
+PACKAGE = "helios"
+BEGIN = "helios.app.executors"
+NO_PART = ("helios.config", "helios.errors", "helios.ingest", "helios.slurm", "helios.warehouse")
+"""Rooms that decide what the jobs are, or say what went wrong, and never how they are replayed."""
+LIBRARIES = ("lightgbm", "numpy")
+"""Others' code that decides figures: trees, and the draws of random numbers, which numpy may change with a release."""
+
+
+@cache
+def code_fingerprint() -> str:
+    """Return the fingerprint of the code that makes the results of a sweep, in 16 characters."""
+    return code_digest(imported_modules(Path(__file__).parents[1], BEGIN))
+
+
+def code_digest(modules: Mapping[str, Path]) -> str:
+    """Return a digest of what the files of ``modules`` say, and of the releases of ``LIBRARIES``, in 16 characters."""
+    digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
+    for name, path in sorted(modules.items()):
+        digest.update(f"{name} {_meaning(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
+    """Return the files of a module and of all in its package that it imports, directly or not, at once or later.
+
+    Parameters
+    ----------
+    root : Path
+        The package's folder.
+    begin : str
+        The module's name, with that of the package.
+    no_part : tuple of str
+        Modules and packages that are passed over, with what they alone import.
+    """
+    found: dict[str, Path] = {}
+    left = [begin]
+    while left:
+        name = left.pop()
+        path = _file_of(root, name)
+        if path is None or name in found or any(f"{name}.".startswith(f"{other}.") for other in no_part):
+            continue
+        found[name] = path
+        left += _imported(path)
+    return found
+
+
+def _file_of(root: Path, name: str) -> Path | None:
+    package, *rest = name.split(".")
+    if package != root.name:
+        return None
+    place = root.joinpath(*rest)
+    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _meaning(path: Path) -> str:
+    tree = _tree(path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Return whether a statement is a docstring, of a module, a class, a function or a constant."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return False
+    return isinstance(statement.value.value, str)
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 FIGURES = "figures"
@@ -95,9 +187,9 @@ class SweepRun:
         plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
         return plain
 
-    def key(self, digest: str) -> str:
-        """Return the key of its result, a hash of options, history and Helios' version."""
-        told = json.dumps([self.to_json(), digest, __version__], sort_keys=True)
+    def key(self, fingerprint: str) -> str:
+        """Return by what name its line goes: another history, or other code of Helios, is another cell."""
+        told = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 
@@ -116,8 +208,8 @@ class Engine(Protocol):
         ...
 
 
-def history_digest(history: LoadedHistory) -> str:
-    """Return a digest of a history's jobs and time zone, in 16 characters."""
+def package_fingerprint(history: LoadedHistory) -> str:
+    """Return what the replays of a history hang on, in 16 characters: its jobs, and its time zone."""
     rows = pd.util.hash_pandas_object(history.jobs, index=False)
     digest = hashlib.sha256(rows.to_numpy().tobytes())
     digest.update(f"{list(history.jobs.columns)} {history.timezone} {history.cluster}".encode())
@@ -353,11 +445,13 @@ def _spread(
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
 
-    digest = history_digest(history)
-    client.register_plugin(_history_plugin()(history, digest))
+    pass
+
+    fingerprint = package_fingerprint(history)
+    client.register_plugin(WithHistory(history, fingerprint))
     places = {
         # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
-        client.submit(_replay_on_worker, cell, digest, key=f"helios-cell-{place}-{client.id}", pure=False): place
+        client.submit(worker_message, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
         for place, cell in enumerate(cells)
     }
     try:
@@ -382,33 +476,30 @@ def _told(future: Any, address: str) -> dict[str, Any]:
     )
 
 
-@cache
-def _history_plugin() -> Any:
-    from distributed import WorkerPlugin  # noqa: PLC0415 - optional
-
-    class HistoryPlugin(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
-        """Gives each worker the history once, those that join later too, instead of with every cell."""
-
-        def __init__(self, history: LoadedHistory, digest: str) -> None:
-            self.name = _plugin_name(digest)
-            self._history = history
-            self.replayer: SweepWorker | None = None
-
-        def setup(self, worker: Any) -> None:  # noqa: ARG002 - the signature is Dask's
-            """Prepare what the cells share."""
-            self.replayer = SweepWorker(self._history)
-
-    return HistoryPlugin
+# What a Dask worker keeps between the cells that it replays; imported on workers, where Dask is installed.
 
 
-def _plugin_name(digest: str) -> str:
-    return f"helios-history-{digest}"
+class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
+    """Gives each worker the history once, those that come later too, instead of with every cell."""
+
+    def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
+        self.name = executor_name(fingerprint)
+        self._history = history
+        self.suspension: SweepWorker | None = None
+
+    def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
+        """Make ready what the cells share."""
+        self.suspension = SweepWorker(self._history)
 
 
-def _replay_on_worker(cell: SweepRun, digest: str) -> Told:
-    from distributed import Reschedule, get_worker  # noqa: PLC0415 - optional, and this runs on a worker
+def executor_name(fingerprint: str) -> str:
+    """Return by what name workers know the history."""
+    return f"helios-history-{fingerprint}"
 
-    plugin: Any = get_worker().plugins.get(_plugin_name(digest))
+
+def worker_message(cell: SweepRun, fingerprint: str) -> Told:
+    """Replay a cell on the worker that runs this."""
+    plugin: Any = get_worker().plugins.get(executor_name(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule
-    return cast("SweepWorker", plugin.replayer).tell(cell)
+    return cast("SweepWorker", plugin.suspension).tell(cell)

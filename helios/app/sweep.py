@@ -17,7 +17,7 @@ from typing import IO, Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, history_digest, run_here
+from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import Estimates, Options, Policy, RunTimes, Scenario, read_options, scenarios
@@ -433,8 +433,8 @@ def sweep(
     DaskUnavailable, DaskMismatch
         The engine has no workers, or others.
     """
-    digest = history_digest(history)
-    keys = [cell.key(digest) for cell in asked.cells]
+    fingerprint = package_fingerprint(history)
+    keys = [cell.key(fingerprint) for cell in asked.cells]
     with read_results(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]
         progress("Replaying cells", 1 - len(left) / len(keys))

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from helios.app.executors import SweepWorker, history_digest
+from helios.app.executors import SweepWorker, package_fingerprint
 from helios.app.history import read_file
 from helios.app.sweep import cross_options, read_sweep_plan
 from helios.app.whatif import WhatIfRequest
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig
 from tests.unit.app.test_draws import a_site
+from tests.waiting import TEST_TIMEOUT_S
 
 pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")
 PLAN = """
@@ -44,7 +45,7 @@ def swept(rig: Rig, folder: Path, *, queue: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=TEST_TIMEOUT_S,
     )
 
 
@@ -58,7 +59,7 @@ def test_a_sweep_runs_as_jobs_of_this_slurm_and_leaves_none(rig: Rig, tmp_path: 
         base=WhatIfRequest(plans=(), gpus_per_node=4),
         timezone=history.timezone,
     ).cells
-    here = {cell.key(history_digest(history)): SweepWorker(history).tell(cell)["figures"] for cell in cells}
+    here = {cell.key(package_fingerprint(history)): SweepWorker(history).tell(cell)["figures"] for cell in cells}
     assert {line["key"]: line["figures"] for line in lines} == here
     assert len(here) == 8
     rig.until(lambda: not rig.lines("squeue", "-h", "-o", "%i"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -15,12 +16,13 @@ import numba
 import numpy as np
 import pytest
 
+import helios
 from helios.jit import cached_jit, fingerprint, inline_jit
 
 CALLEE = """
-from helios.jit import part
+from helios.jit import inline_jit
 
-@part
+@inline_jit
 def step(x):
     return x + {by}
 """
@@ -33,9 +35,9 @@ class Pair(NamedTuple):
 """
 ASKING = """
 from callee import Pair
-from helios.jit import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def least(pair):
     return pair.least
 
@@ -43,14 +45,22 @@ print(least(Pair(least=1, most=2)), sum(least.stats.cache_hits.values()))
 """
 ENTRY = """
 from callee import step
-from helios.jit import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def twice(x):
     return step(step(x))
 
 print(twice(1), sum(twice.stats.cache_hits.values()))
 """
+
+REPLAY = """
+from helios.jit import fingerprint
+from helios.simulate.core import events
+
+print(fingerprint(events._carry_on))
+"""
+LEFT_ASIDE, TAKEN = "while state.level_nodes[home.first_level + least] == 0:", "while False:"
 
 
 def plus_one(x: int) -> int:
@@ -182,6 +192,17 @@ def test_an_edit_of_another_file_has_the_entry_compiled_anew(
         return run_by_itself(tmp_path)
 
     assert [says(before), says(before), says(after)] == said
+
+
+def test_an_edit_of_how_nodes_are_taken_changes_the_fingerprint_of_a_replay(tmp_path: Path) -> None:
+    shutil.copytree(Path(helios.__file__).parent, tmp_path / "helios", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "entry.py").write_text(REPLAY)
+    placement = tmp_path / "helios/simulate/core/placement.py"
+    before = placement.read_text()
+    assert before.count(LEFT_ASIDE) == 1
+    first, again = run_by_itself(tmp_path), run_by_itself(tmp_path)
+    placement.write_text(before.replace(LEFT_ASIDE, TAKEN))
+    assert first == again != run_by_itself(tmp_path)
 
 
 def run_by_itself(folder: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from helios.app.executors import FinishedRun, SweepRun, SweepWorker, history_digest, run_here
+from helios.app.executors import FinishedRun, SweepRun, SweepWorker, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.sweep import Cross, SweepPlan, cross_options, read_results, read_sweep_plan, repeats, sweep
@@ -282,15 +282,19 @@ def test_another_history_another_plan_and_another_helios_are_other_cells(
     assert swept(history, tmp_path).known_before == 4
     monkeypatch.setattr("helios.app.executors.__version__", "99")
     assert swept(history, tmp_path).known_before == 0
-    assert len(lines(tmp_path)) == 12
+    monkeypatch.setattr("helios.app.executors.code_fingerprint", lambda: "other code")
+    assert swept(history, tmp_path).known_before == 0
+    assert len(lines(tmp_path)) == 16
 
 
 def test_the_fingerprint_of_a_history_is_that_of_its_jobs(history: LoadedHistory) -> None:
-    assert history_digest(history) == history_digest(replace(history, jobs=history.jobs.copy(), notes=("read twice",)))
+    assert package_fingerprint(history) == package_fingerprint(
+        replace(history, jobs=history.jobs.copy(), notes=("read twice",))
+    )
     for column, value in (("user", "user0"), ("run_time_s", 1.0), ("time_limit_s", 1.0), ("gpus", 4)):
         jobs = history.jobs.copy()
         jobs.loc[5:9, column] = value
-        assert history_digest(replace(history, jobs=jobs)) != history_digest(history), column
+        assert package_fingerprint(replace(history, jobs=jobs)) != package_fingerprint(history), column
 
 
 def test_a_cell_that_fails_is_written_down_and_tried_again(
