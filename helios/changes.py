@@ -1,7 +1,8 @@
-"""What actions ask of jobs: one value on one setting of one job each, and what becomes of it.
+"""Changes that actions ask for, one value for one setting of one target each.
 
-A live Slurm, a simulated one and the fake take actions apart, judge them and tell of them by this; the simulator whose
-urgencies are no SiteFactors judges by its own rules.
+``Change`` is what services ask for and what everything in control reads. ``SettingChange`` is the same in the values
+that a cluster holds: a live Slurm, a simulated one and the fake judge by it; the simulator whose urgencies are no
+SiteFactors judges by its own rules.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import groupby
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from helios import ownership
 from helios.actions import (
@@ -33,11 +33,14 @@ from helios.actions import (
     SoftLimit,
 )
 
-Key = tuple[JobSetting, str]
-"""One setting of one job, by its id."""
+Setting = JobSetting | NodeSetting
+Key = tuple[Setting, str]
+"""One setting of one target: a job by its id, or a node by its name."""
 
 Value = TypeVar("Value", int, float)
 """What a cluster holds on a setting."""
+Desired = TypeVar("Desired", float, str)
+"""What is asked of a setting: of a job a number, of a node words."""
 
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
@@ -76,7 +79,10 @@ class ValueMapping(Generic[Value]):
 def slurm_value_mapping(
     *, site_factor: Callable[[float], int], time_min: Callable[[timedelta], int] = ownership.time_min
 ) -> ValueMapping[int]:
-    """Return Slurm's own: the SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0: none."""
+    """Return the mapping to Slurm's own values.
+
+    The SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0 stands for none.
+    """
     return ValueMapping(
         of_urgency=site_factor,
         of_run_time=time_min,
@@ -117,7 +123,10 @@ class SettingChange(Generic[Value]):
     def outcome(
         self, result: Result, *, before: Value | None = None, after: Value | None = None, remark: str = ""
     ) -> Outcome:
-        """Return ``result`` as the outcome of this change; None stands for not read."""
+        """Return ``result`` as the outcome of this change.
+
+        None stands for not read.
+        """
         return Outcome(
             action=self.action,
             setting=self.setting,
@@ -201,7 +210,7 @@ def _to_restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeContext:
-    """What a wish for a pending job of Slurm is judged on.
+    """What a change of a pending job of Slurm is judged by.
 
     Attributes
     ----------
@@ -209,7 +218,7 @@ class ChangeContext:
         What stands on the setting; None: it cannot be read.
     is_set : bool
         Whether it is proved that Helios has set that.
-    hands_off : str
+    excluded_reason : str
         Why the job must be left alone; empty: it need not.
     soft_limits : bool
         Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
@@ -231,7 +240,10 @@ class ChangeContext:
 
 
 def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that must not, cannot or need not be written.
+
+    None: it is to be written.
+    """
     if change.takes_back:
         return _of_a_restore(change, ground)
     if why := ground.excluded_reason or _why_no_soft_limit(change, ground):
@@ -268,292 +280,253 @@ def _unchanged(change: SettingChange[int], ground: ChangeContext) -> Outcome:
     return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
 
 
-# What services ask for, node by node: the form in which it can be checked, and back again.
+# What services ask for, one setting of one target at a time, and back again.
 
-NodeKey = tuple[NodeSetting, str]
-"""One setting of one node; the keep-awake list is the cluster's and has an empty name."""
-LIST: NodeKey = (NodeSetting.KEEP_AWAKE, "")
-ASLEEP, AWAKE = "asleep", "awake"
-"""What is asked of a node's power, as the book has it."""
+LIST: Key = (NodeSetting.KEEP_AWAKE, "")
+"""The keep-awake list is the cluster's and has no node's name."""
+ASLEEP, AWAKE, TIER = "asleep", "awake", "tier "
+"""What is asked of a node's power, and what begins the value of its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChange:
-    """One value for one setting of one node.
+class Change(Generic[Desired]):
+    """One value for one setting of one target.
 
     Attributes
     ----------
-    value : str
-        ``asleep`` or ``awake``; ``tier 2``; or the nodes to keep awake, by commas, sorted.
+    target : str
+        Id of a job, or name of a node; of the keep-awake list empty.
+    value : float or str
+        Of a job an urgency, or a soft limit in s. Of a node ``asleep`` or ``awake``; ``tier 2``; or the nodes to keep
+        awake, by commas, sorted.
     action : str
         Name of the action's class.
+    partition, order_reason : str
+        Of an order: whose queue it is, and the reason of the whole order.
     """
 
-    setting: NodeSetting
-    node: str
-    value: str
+    setting: Setting
+    target: str
+    value: Desired
     reason: str
     action: str
-
-    @property
-    def key(self) -> NodeKey:
-        """Setting and node."""
-        return self.setting, self.node
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether it puts the node to sleep."""
-        return self.action == PowerDown.__name__
-
-    @property
-    def tier(self) -> int:
-        """The tier of a weight, from 0."""
-        return int(self.value.removeprefix(TIER))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The nodes of a keep-awake list."""
-        return nodes_named(self.value)
-
-    def outcome(self, result: Result, remark: str = "", *, before: str = "", after: str = "") -> NodeOutcome:
-        """Say what became of it."""
-        return NodeOutcome(
-            action=self.action,
-            setting=self.setting,
-            node=self.node,
-            result=result,
-            reason=self.reason,
-            before=before,
-            after=after,
-            remark=remark,
-        )
-
-
-TIER = "tier "
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedNodeChanges:
-    """All that a service asked for in one cycle.
-
-    Attributes
-    ----------
-    gives_back : frozenset of NodeKey
-        What of its own changes shall not stand any longer.
-    fills : bool
-        Whether it gave an order of filling.
-    """
-
-    changes: tuple[NodeChange, ...]
-    gives_back: frozenset[NodeKey] = frozenset()
-    fills: bool = False
-
-
-def to_node_changes(actions: Sequence[Action]) -> RequestedNodeChanges:
-    """Take the actions of a service apart.
-
-    Raises
-    ------
-    TypeError
-        Something is not an action on a node.
-    """
-    restores = [action for action in actions if isinstance(action, RevertNodes)]
-    return RequestedNodeChanges(
-        changes=tuple(change for action in actions for change in _node_changes(action)),
-        gives_back=frozenset((action.setting, node) for action in restores for node, _ in action.own),
-        fills=any(isinstance(action, FillFirst) for action in actions),
-    )
-
-
-def to_node_actions(changes: Sequence[NodeChange], *, own: Mapping[NodeKey, str]) -> list[NodeAction]:
-    """Put wishes together again: wakes first, then the keep-awake list, sleeps and the order of filling.
-
-    Parameters
-    ----------
-    own : mapping
-        What the site itself has where Helios changed it.
-    """
-    ups = [PowerUp(node=change.node, reason=change.reason) for change in changes if change.action == PowerUp.__name__]
-    downs = [PowerDown(node=change.node, reason=change.reason) for change in changes if change.sleeps]
-    lists = [
-        KeepAwake(nodes=change.names, reason=change.reason, own=own.get(LIST))
-        for change in changes
-        if change.setting is NodeSetting.KEEP_AWAKE
-    ]
-    return [
-        *ups,
-        *lists,
-        *downs,
-        *_fill_first([change for change in changes if change.setting is NodeSetting.WEIGHT], own),
-    ]
-
-
-def nodes_named(text: str) -> tuple[str, ...]:
-    """Return the nodes of a list as the book has it."""
-    return tuple(name for name in text.split(",") if name)
-
-
-def join_names(nodes: Iterable[str]) -> str:
-    """Write a list of nodes as the book has it."""
-    return ",".join(sorted(set(nodes)))
-
-
-def _node_changes(action: Action) -> list[NodeChange]:
-    kind = type(action).__name__
-    if isinstance(action, PowerDown):
-        return [
-            NodeChange(setting=NodeSetting.POWER, node=action.node, value=ASLEEP, reason=action.reason, action=kind)
-        ]
-    if isinstance(action, PowerUp):
-        return [NodeChange(setting=NodeSetting.POWER, node=action.node, value=AWAKE, reason=action.reason, action=kind)]
-    if isinstance(action, KeepAwake):
-        value = join_names(action.nodes)
-        return [NodeChange(setting=NodeSetting.KEEP_AWAKE, node="", value=value, reason=action.reason, action=kind)]
-    if isinstance(action, FillFirst):
-        return [
-            NodeChange(
-                setting=NodeSetting.WEIGHT, node=node, value=f"{TIER}{place}", reason=action.why_in(place), action=kind
-            )
-            for place, tier in enumerate(action.tiers)
-            for node in tier
-        ]
-    if isinstance(action, RevertNodes):
-        return []
-    raise TypeError(
-        f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake, FillFirst and RestoreNodes"
-    )
-
-
-def _fill_first(changes: Sequence[NodeChange], own: Mapping[NodeKey, str]) -> list[NodeAction]:
-    if not changes:
-        return []
-    tiers: list[list[str]] = [[] for _ in range(max(change.tier for change in changes) + 1)]
-    for change in changes:
-        tiers[change.tier].append(change.node)
-    weights = tuple((node, int(float(text))) for (setting, node), text in own.items() if setting is NodeSetting.WEIGHT)
-    return [FillFirst(tiers=tuple(map(tuple, tiers)), reason=changes[0].reason, own=weights)]
-
-
-# What services ask for, setting by setting and job by job: the form in which it can be checked, and back again.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobChange:
-    """One value for one setting of one job.
-
-    Attributes
-    ----------
-    partition : str
-        Of the order that names the job; empty for a soft limit.
-    why_partition : str
-        The reason of that whole order.
-    """
-
-    setting: JobSetting
-    job_id: str
-    value: float
-    reason: str
     partition: str = ""
-    why_partition: str = ""
+    order_reason: str = ""
 
     @property
     def key(self) -> Key:
-        """Setting and job."""
-        return self.setting, self.job_id
+        """Setting and target."""
+        return self.setting, self.target
 
-    def outcome(self, result: Result, remark: str = "") -> Outcome:
-        """Say what became of it."""
-        action = "Reorder" if self.setting is JobSetting.ORDER else "SoftLimit"
-        return Outcome(
-            action=action, setting=self.setting, job_id=self.job_id, result=result, reason=self.reason, remark=remark
-        )
+    @overload
+    def outcome(
+        self: Change[float], result: Result, remark: str = "", *, before: str = "", after: str = ""
+    ) -> Outcome: ...
+
+    @overload
+    def outcome(
+        self: Change[str], result: Result, remark: str = "", *, before: str = "", after: str = ""
+    ) -> NodeOutcome: ...
+
+    def outcome(self, result: Result, remark: str = "", *, before: str = "", after: str = "") -> Outcome | NodeOutcome:
+        """Return ``result`` as the outcome of this change."""
+        told: dict[str, Any] = {
+            "action": self.action,
+            "setting": self.setting,
+            "result": result,
+            "reason": self.reason,
+            "before": before,
+            "after": after,
+            "remark": remark,
+        }
+        if isinstance(self.setting, JobSetting):
+            return Outcome(job_id=self.target, **told)
+        return NodeOutcome(node=self.target, **told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedChanges:
+class RequestedChanges(Generic[Desired]):
     """All that a service asked for in one cycle.
 
     Attributes
     ----------
+    kinds : frozenset of str
+        Names of the actions' classes, also of actions that name no target.
     partitions : frozenset of str
         Those it gave an order for: a job there that it does not name is neutral.
-    soft_limits : bool
-        Whether it gave any soft limit.
+    reverts : frozenset of Key
+        What of its own changes on nodes shall not stand any longer.
     """
 
-    changes: tuple[JobChange, ...]
+    changes: tuple[Change[Desired], ...]
+    kinds: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
-    soft_limits: bool = False
+    reverts: frozenset[Key] = frozenset()
 
 
-def to_changes(actions: Sequence[Action]) -> RequestedChanges:
-    """Take the actions of a service apart.
+def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
+    """Return the changes that actions on jobs ask for.
 
     A ``Revert`` is the change that nothing stands, which is what a job has that is not named.
 
     Raises
     ------
     TypeError
-        Something is not an action.
+        Something is not an action on a job.
     """
-    changes = [change for action in actions for change in _changes(action)]
-    restores = [action for action in actions if isinstance(action, Revert)]
+    changes: list[Change[float]] = []
+    for action in actions:
+        if isinstance(action, Reorder):
+            changes += [
+                Change(
+                    setting=JobSetting.ORDER,
+                    target=place.job_id,
+                    value=place.urgency,
+                    reason=place.reason,
+                    action=Reorder.__name__,
+                    partition=action.partition,
+                    order_reason=action.reason,
+                )
+                for place in action.order
+            ]
+        elif isinstance(action, SoftLimit):
+            changes.append(
+                Change(
+                    setting=JobSetting.SOFT_LIMIT,
+                    target=action.job_id,
+                    value=action.run_time.total_seconds(),
+                    reason=action.reason,
+                    action=SoftLimit.__name__,
+                )
+            )
+        elif not isinstance(action, Revert):
+            raise TypeError(
+                f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Revert"
+            )
+    reverts = [action for action in actions if isinstance(action, Revert)]
     return RequestedChanges(
-        changes=tuple(change for change in changes if not any(_covers(restore, change) for restore in restores)),
+        changes=tuple(change for change in changes if not any(_covers(revert, change) for revert in reverts)),
+        kinds=frozenset(type(action).__name__ for action in actions),
         partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
-        soft_limits=any(isinstance(action, SoftLimit) for action in actions),
     )
 
 
-def to_actions(changes: Sequence[JobChange]) -> list[JobAction]:
-    """Put wishes together again: an order for each partition, then the soft limits.
+def _covers(revert: Revert, change: Change[float]) -> bool:
+    setting_fits = revert.setting is None or revert.setting is change.setting
+    return setting_fits and (revert.job_ids is None or change.target in revert.job_ids)
 
-    Wishes of equal urgency stay as they are given.
+
+def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:
+    """Return the actions that ask for ``changes``.
+
+    An order for each partition comes first, then the soft limits.
+
+    Changes of equal urgency stay as they are given.
     """
-    orders = [change for change in changes if change.setting is JobSetting.ORDER]
-    limits = [change for change in changes if change.setting is JobSetting.SOFT_LIMIT]
-    by_partition = groupby(
-        sorted(orders, key=lambda change: (change.partition, -change.value)), lambda change: change.partition
-    )
-    return [*(_reorder(partition, list(named)) for partition, named in by_partition), *map(_soft_limit, limits)]
+    changes = list(changes)
+    orders: dict[str, list[Change[float]]] = {}
+    for change in sorted(changes, key=lambda change: (change.partition, -change.value)):
+        if change.setting is JobSetting.ORDER:
+            orders.setdefault(change.partition, []).append(change)
+    return [
+        *(
+            Reorder(
+                partition=partition,
+                order=tuple(Place(job_id=it.target, urgency=it.value, reason=it.reason) for it in named),
+                reason=named[0].order_reason,
+            )
+            for partition, named in orders.items()
+        ),
+        *(
+            SoftLimit(job_id=change.target, run_time=timedelta(seconds=change.value), reason=change.reason)
+            for change in changes
+            if change.setting is JobSetting.SOFT_LIMIT
+        ),
+    ]
 
 
-def _changes(action: Action) -> list[JobChange]:
-    if isinstance(action, Reorder):
-        return [_place_change(action, place) for place in action.order]
-    if isinstance(action, SoftLimit):
-        return [_limit_change(action)]
-    if isinstance(action, Revert):
-        return []
-    raise TypeError(f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Revert")
+def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
+    """Return the changes that actions on nodes ask for.
+
+    Raises
+    ------
+    TypeError
+        Something is not an action on a node.
+    """
+    changes: list[Change[str]] = []
+    reverts: set[Key] = set()
+    for action in actions:
+        kind = type(action).__name__
+        named: list[tuple[NodeSetting, str, str, str]] = []  # setting, node, value, reason
+        if isinstance(action, PowerDown):
+            named = [(NodeSetting.POWER, action.node, ASLEEP, action.reason)]
+        elif isinstance(action, PowerUp):
+            named = [(NodeSetting.POWER, action.node, AWAKE, action.reason)]
+        elif isinstance(action, KeepAwake):
+            named = [(NodeSetting.KEEP_AWAKE, "", join_names(action.nodes), action.reason)]
+        elif isinstance(action, FillFirst):
+            named = [
+                (NodeSetting.WEIGHT, node, f"{TIER}{place}", action.why_in(place))
+                for place, tier in enumerate(action.tiers)
+                for node in tier
+            ]
+        elif isinstance(action, RevertNodes):
+            reverts |= {(action.setting, node) for node, _ in action.own}
+        else:
+            raise TypeError(
+                f"{kind} is not an action on a node; there are PowerDown, PowerUp, KeepAwake, FillFirst and RevertNodes"
+            )
+        changes += [
+            Change(setting=setting, target=node, value=value, reason=reason, action=kind)
+            for setting, node, value, reason in named
+        ]
+    kinds = frozenset(type(action).__name__ for action in actions)
+    return RequestedChanges(changes=tuple(changes), kinds=kinds, reverts=frozenset(reverts))
 
 
-def _place_change(order: Reorder, place: Place) -> JobChange:
-    return JobChange(
-        setting=JobSetting.ORDER,
-        job_id=place.job_id,
-        value=place.urgency,
-        reason=place.reason,
-        partition=order.partition,
-        why_partition=order.reason,
-    )
+def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -> list[NodeAction]:
+    """Return the actions that ask for ``changes``.
+
+    Wakes come first, then the keep-awake list, sleeps and the order of filling.
+
+    Parameters
+    ----------
+    own : mapping
+        What the site itself has where Helios changed it.
+    """
+    weights = [change for change in changes if change.setting is NodeSetting.WEIGHT]
+    tiers: list[list[str]] = [[] for _ in range(max((tier(change) for change in weights), default=-1) + 1)]
+    for change in weights:
+        tiers[tier(change)].append(change.target)
+    own_weights = tuple((node, int(float(text))) for (kind, node), text in own.items() if kind is NodeSetting.WEIGHT)
+    fill = [FillFirst(tiers=tuple(map(tuple, tiers)), reason=weights[0].reason, own=own_weights)] if weights else []
+    return [
+        *(PowerUp(node=it.target, reason=it.reason) for it in changes if it.action == PowerUp.__name__),
+        *(
+            KeepAwake(nodes=nodes_named(it.value), reason=it.reason, own=own.get(LIST))
+            for it in changes
+            if it.setting is NodeSetting.KEEP_AWAKE
+        ),
+        *(PowerDown(node=it.target, reason=it.reason) for it in changes if sleeps(it)),
+        *fill,
+    ]
 
 
-def _limit_change(limit: SoftLimit) -> JobChange:
-    return JobChange(
-        setting=JobSetting.SOFT_LIMIT, job_id=limit.job_id, value=limit.run_time.total_seconds(), reason=limit.reason
-    )
+def sleeps(change: Change[str]) -> bool:
+    """Return whether a change puts a node to sleep."""
+    return change.action == PowerDown.__name__
 
 
-def _covers(restore: Revert, change: JobChange) -> bool:
-    setting_fits = restore.setting is None or restore.setting is change.setting
-    return setting_fits and (restore.job_ids is None or change.job_id in restore.job_ids)
+def tier(change: Change[str]) -> int:
+    """Return the tier of a weight, from 0."""
+    return int(change.value.removeprefix(TIER))
 
 
-def _reorder(partition: str, named: list[JobChange]) -> Reorder:
-    order = tuple(Place(job_id=change.job_id, urgency=change.value, reason=change.reason) for change in named)
-    return Reorder(partition=partition, order=order, reason=named[0].why_partition)
+def nodes_named(text: str) -> tuple[str, ...]:
+    """Return the nodes of the value of a keep-awake list."""
+    return tuple(name for name in text.split(",") if name)
 
 
-def _soft_limit(change: JobChange) -> SoftLimit:
-    return SoftLimit(job_id=change.job_id, run_time=timedelta(seconds=change.value), reason=change.reason)
+def join_names(nodes: Iterable[str]) -> str:
+    """Return nodes as the value of a keep-awake list."""
+    return ",".join(sorted(set(nodes)))

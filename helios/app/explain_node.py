@@ -8,7 +8,7 @@ from datetime import timedelta
 import pandas as pd
 
 from helios.app.node_controller import NodeController
-from helios.control import NodeControllerState, read_applied_nodes
+from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
 from helios.control.report import count_asleep_by_helios, service_tallies
 from helios.errors import NoSuchCluster, UsageError
@@ -33,7 +33,7 @@ def node_status(cycles: NodeController) -> NodeStatus:
         The nodes cannot be looked at, or what Helios remembers not be read.
     """
     snapshot, applied_changes, memory = cycles.nodes.snapshot(), _applied_changes(cycles), cycles.remembered()
-    nodes, applied = observed_nodes(snapshot), read_applied_nodes(applied_changes)
+    nodes, applied = observed_nodes(snapshot), AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES)
     return NodeStatus(
         taken_at=snapshot.taken_at,
         pools=service_tallies(nodes, at=snapshot.taken_at, ours=count_asleep_by_helios(nodes, applied), wanted={}),

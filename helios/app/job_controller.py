@@ -31,6 +31,7 @@ from helios.app.live_cluster import LiveCluster, configured_services
 from helios.app.modes import RELEASED, RELEASED_FILE, Pause, is_paused, modes_in_force
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.app.sync import read_until
+from helios.changes import Key
 from helios.config import Settings
 from helios.control import (
     ActiveService,
@@ -149,7 +150,7 @@ class JobController:
             applied_changes, memory = warehouse.ledger(self.site.name).applied_changes(), self._keeping.read(warehouse)
         self.site.know(applied_changes, keep=False)
         real = applied_changes[applied_changes["mode"] != Mode.SHADOW]
-        stands = {
+        stands: dict[Key, float] = {
             (JobSetting(setting), str(job)): float(value)
             for setting, job, value in zip(real["setting"], real["job_id"], real["value"], strict=True)
         }

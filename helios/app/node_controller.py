@@ -1,4 +1,4 @@
-"""Cycles on the nodes of a live cluster: the other rooms put together around control's."""
+"""Cycles on the nodes of a live cluster."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from helios.app.sync import read_until
 from helios.config import Settings
 from helios.control import (
     ActiveService,
+    AppliedChanges,
     NodeControllerState,
     NodeCycleReport,
     Preconditions,
@@ -38,14 +39,13 @@ from helios.control import (
     ShadowNodes,
     Undo,
     clear_service,
-    read_applied_nodes,
     release_nodes,
     run_node_cycle,
 )
 from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
-from helios.model import NodePower, Snapshot
+from helios.model import APPLIED_NODE_CHANGES, NodePower, Snapshot
 from helios.ports import Domain, Ledger, NodeCluster
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
@@ -71,7 +71,9 @@ class NoForecast(HeliosError):
 
 
 class NodeController:
-    """Takes turns on the nodes of one cluster. What must outlive the process is in the warehouse and the undo file.
+    """Controller of the nodes of one cluster.
+
+    What must outlive the process is in the warehouse and the undo file.
 
     Parameters
     ----------
@@ -116,7 +118,9 @@ class NodeController:
         return self.site.nodes()
 
     def modes(self) -> dict[str, ServiceMode]:
-        """Return the mode of each service as it was set last; with the warehouse gone and a pause file there, off.
+        """Return the mode of each service as it was set last.
+
+        With the warehouse gone and a pause file there, off.
 
         Raises
         ------
@@ -130,7 +134,10 @@ class NodeController:
         )
 
     def pause(self) -> Pause | None:
-        """Return who paused Helios; None: nobody did."""
+        """Return who paused Helios.
+
+        None: nobody did.
+        """
         return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> NodeControllerState:
@@ -145,7 +152,9 @@ class NodeController:
             return self._keeping.read(warehouse)
 
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
-        """Look, ask, check, act, write down; see :func:`helios.control.run_node_cycle`.
+        """Look, ask, check, act, write down.
+
+        See :func:`helios.control.run_node_cycle`.
 
         Without the warehouse nothing is done, except that a pause by file still wakes everything.
 
@@ -177,7 +186,9 @@ class NodeController:
             return self._kept(warehouse, report, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
-        """Return what :meth:`cycle` would do now. Nothing is written: what it acts on holds nothing that could write.
+        """Return what :meth:`cycle` would do now.
+
+        Nothing is written: what it acts on holds nothing that could write.
 
         Raises
         ------
@@ -188,7 +199,9 @@ class NodeController:
             applied_changes, memory = self._ledger(warehouse).applied_changes(), self._keeping.read(warehouse)
         return run_node_cycle(
             active_services=self._active_services(modes),
-            cluster=ShadowNodes(look=self.nodes.snapshot, stands=read_applied_nodes(applied_changes).real),
+            cluster=ShadowNodes(
+                look=self.nodes.snapshot, stands=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
+            ),
             expectation=self._expect,
             ledger=ReadOnlyLedger(applied_changes),
             conditions=lambda _: self._conditions(),
@@ -231,7 +244,9 @@ class NodeController:
         )
 
     def release(self, reason: str) -> NodeCycleReport:
-        """Wake everything that Helios put to sleep, give back weights and list, and look; it needs no database.
+        """Wake everything that Helios put to sleep, give back weights and list, and look.
+
+        It needs no database.
 
         See :func:`helios.control.release_nodes`.
         """
@@ -271,7 +286,9 @@ class NodeController:
             return report
 
     def clear(self, node: str | None) -> NodeControllerState:
-        """Let a node that failed to wake sleep again; None: all of them, and end protected mode.
+        """Let a node that failed to wake sleep again.
+
+        None: all of them, and end protected mode.
 
         Raises
         ------
@@ -287,7 +304,10 @@ class NodeController:
         return memory
 
     def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
-        """Look once more: a node must be idle at two looks running, and a plan may have no cycle before it."""
+        """Look once more.
+
+        A node must be idle at two looks running, and a plan may have no cycle before it.
+        """
         look = self.nodes.snapshot()
         follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
         before = memory.idle if follows else {}
@@ -324,13 +344,19 @@ class NodeController:
         return Undo(asleep=found.asleep, weights=tuple(found.weights.items()), keep_awake=found.keep_awake)
 
     def _undone_if_any(self) -> Undo | None:
-        """Return what the undo file says; None: there is none, as where a Helios with another state folder leads."""
+        """Return what the undo file says.
+
+        None: there is none, as where a Helios with another state folder leads.
+        """
         file = self._folder / UNDO_FILE
         there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
         return self._undone() if there else None
 
     def _leave_the_undo_to_the_leader(self) -> None:
-        """Remove the undo file where another Helios leads: its book and file name all this one did, and stay right."""
+        """Remove the undo file where another Helios leads.
+
+        Its book and file name all this one did, and stay right.
+        """
         if refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=Domain.NODES):
             with suppress(OSError):
                 (self._folder / UNDO_FILE).unlink(missing_ok=True)
@@ -351,7 +377,10 @@ class NodeController:
     def _kept(
         self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, taken_back: Mapping[str, str]
     ) -> NodeCycleReport:
-        """Write down what is not control's to write; that it cannot be is a note, not a failure of the cycle."""
+        """Write down what is not control's to write.
+
+        That it cannot be is a note, not a failure of the cycle.
+        """
         if not report.leads:  # a standby must not overwrite what the leader remembers
             self._leave_the_undo_to_the_leader()
             return report
@@ -377,7 +406,9 @@ class NodeController:
 
 
 def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
-    """Let turns on nodes go on after a pause: a memory that cannot be read is forgotten, one that can is kept.
+    """Let node cycles go on after a pause.
+
+    A memory that cannot be read is forgotten, one that can is kept.
 
     Cool-downs, failed wakes and protected mode are no reason to pause and none to forget. What was reverted meanwhile
     is nobody's will.

@@ -1,14 +1,15 @@
-"""Prudence: one cycle - look, ask, check, act, write down - and everything that keeps it from doing harm.
+"""The control cycle and everything that keeps it from doing harm.
 
-Services propose, this room disposes. It knows clusters and ledgers by their sockets only, has no clock of its own, and
-passes no service's wish that a guard refuses.
+One cycle for every domain (``cycle``), the domains (``jobs``, ``nodes``), and what a cycle is made of. Clusters and
+ledgers are known by their interfaces only; time is given.
 """
 
 from __future__ import annotations
 
-from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, Tolerance, Undo, read_applied_nodes
+from helios.control.applied import AppliedChange, AppliedChanges, Tolerance, Undo
 from helios.control.circuit_breaker import BreakerState, CircuitBreaker, Fault, ServiceSuspension
-from helios.control.cycle import run_cycle, run_node_cycle
+from helios.control.cycle import ActiveService
+from helios.control.jobs import release, run_cycle
 from helios.control.modes import (
     CanaryCluster,
     CanaryNodes,
@@ -18,16 +19,15 @@ from helios.control.modes import (
     cluster_for_mode,
     node_cluster_for_mode,
 )
+from helios.control.nodes import release_nodes, run_node_cycle
 from helios.control.preconditions import Preconditions, suspension_reasons
-from helios.control.reconcile import ActiveService
-from helios.control.release import release, release_nodes
 from helios.control.report import CycleReport, NodeCycleReport
 from helios.control.state import ControllerState, Failure, NodeControllerState, WakeUp, clear_service
 
 __all__ = [
     "ActiveService",
-    "AppliedNodeChange",
-    "AppliedNodeChanges",
+    "AppliedChange",
+    "AppliedChanges",
     "BreakerState",
     "CanaryCluster",
     "CanaryNodes",
@@ -49,7 +49,6 @@ __all__ = [
     "clear_service",
     "cluster_for_mode",
     "node_cluster_for_mode",
-    "read_applied_nodes",
     "release",
     "release_nodes",
     "run_cycle",

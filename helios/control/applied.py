@@ -1,15 +1,15 @@
-"""What stands changed: Helios' own book, held against what is seen, so that nobody else's hand is written over.
+"""The changes of Helios that are applied on a cluster, as the ledger has them.
 
-A change is entered before it is made and confirmed when it was read back: whatever happens in between, the book names
-at least every job that was touched.
+A change is entered before it is made and confirmed when it was read back: whatever happens in between, the record names
+at least every target that was touched. Compared with what is observed, it shows what somebody else has changed since.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -17,90 +17,142 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobSetting, NodeSetting
-from helios.changes import LIST, Key, NodeKey
+from helios.changes import LIST, Key, Setting
 from helios.config import SlurmSettings
-from helios.control.observed import PendingJob
 from helios.errors import HostlistInvalid
-from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, Mode, Snapshot
+from helios.model import FrameKind, Mode
 from helios.model.hostlist import expand
 
-# What stands changed on nodes: Helios' own book, and what others did to it since.
-#
-# A change is entered before it is made and confirmed when it was read back: whatever happens in between, the book
-# names at least every node that was touched.
+SET_AGAIN = " (set again)"
+"""Ends the ``after`` of a change that somebody had undone once, and that Helios made a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedNodeChange:
-    """One change that stands, as in ``APPLIED_NODE_CHANGES``.
+class AppliedChange:
+    """One change that stands, as in ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``.
 
     Attributes
     ----------
-    own : str
-        What the site itself had there; of a node's power empty.
+    target : str
+        Id of a job, or name of a node; of the keep-awake list empty.
+    value : float or str
+        As in ``Change``.
     after : str
-        What was read back; empty: it is entered, and not yet read back.
-    admins : bool
+        What was read back; empty but for ``SET_AGAIN``: it is entered, and not yet read back.
+    overridden : bool
         Whether it is somebody else's now.
+    submitted_us : int
+        Of a job: its submission, microseconds since the epoch, as ids are used again.
+    own : str
+        Of a node: what the site itself had there; of its power empty.
     """
 
-    setting: NodeSetting
-    node: str
+    setting: Setting
+    target: str
     service: str
     mode: Mode
-    value: str
-    own: str
+    value: Any
     after: str
     written_at: datetime
     overridden: bool = False
+    submitted_us: int = 0
+    own: str = ""
 
     @property
-    def key(self) -> NodeKey:
-        """Setting and node."""
-        return self.setting, self.node
+    def key(self) -> Key:
+        """Setting and target."""
+        return self.setting, self.target
 
     @property
     def confirmed(self) -> bool:
         """Whether it was read back as asked."""
-        return bool(self.after)
+        return self.after not in {"", SET_AGAIN}
+
+    @property
+    def set_again(self) -> bool:
+        """Whether Helios made this change a second time already."""
+        return self.after.endswith(SET_AGAIN)
 
 
-NodeBook = dict[NodeKey, AppliedNodeChange]
-"""What stands, by setting and node."""
+AppliedByKey = dict[Key, AppliedChange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedNodeChanges:
+class AppliedChanges:
     """What stands on the cluster, and what would stand if the shadows could act."""
 
-    real: NodeBook
-    shadow: NodeBook
+    real: AppliedByKey = field(default_factory=dict)
+    shadow: AppliedByKey = field(default_factory=dict)
 
-    def frame(self) -> pd.DataFrame:
-        """Return both as columns of ``APPLIED_NODE_CHANGES``."""
-        return _node_frame([*self.real.values(), *self.shadow.values()])
+    @classmethod
+    def read(cls, frame: pd.DataFrame, table: FrameKind) -> AppliedChanges:
+        """Read ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``."""
+        frame = table.check(frame)
+        if "submitted_at" in frame:
+            frame = frame.assign(submitted_us=frame["submitted_at"].astype("int64"))
+        rows = [_read_row(record) for record in frame.to_dict("records")]
+        return cls(
+            real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
+            shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
+        )
 
-    def ours(self, setting: NodeSetting) -> list[AppliedNodeChange]:
+    def frame(self, table: FrameKind) -> pd.DataFrame:
+        """Return both as columns of ``table``."""
+        rows = [*self.real.values(), *self.shadow.values()]
+        if not rows:
+            return table.empty()
+        fields = {"job_id": "target", "node": "target", "submitted_at": "submitted_us"}
+        columns: dict[str, Any] = {name: [getattr(row, fields.get(name, name)) for row in rows] for name in table.names}
+        columns["setting"] = [row.setting.value for row in rows]
+        columns["mode"] = [row.mode.value for row in rows]
+        columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
+        columns["overridden"] = [int(row.overridden) for row in rows]
+        if "submitted_at" in columns:
+            columns["submitted_at"] = pd.to_datetime(columns["submitted_at"], unit="us", utc=True)
+        return table.conform(pd.DataFrame(columns))
+
+    def of(self, mode: Mode) -> AppliedByKey:
+        """Return what stands, or would stand, where a service of ``mode`` acts."""
+        return self.shadow if mode is Mode.SHADOW else self.real
+
+    def ours(self, setting: NodeSetting) -> list[AppliedChange]:
         """Return what stands on the cluster because of Helios."""
         return [row for row in self.real.values() if row.setting is setting and not row.overridden]
 
-    def own(self) -> dict[NodeKey, str]:
+    def own(self) -> dict[Key, str]:
         """Return what the site itself has, where Helios changed it."""
         return {key: row.own for key, row in self.real.items() if not row.overridden}
 
+    def overridden(self) -> frozenset[Key]:
+        """Return what Helios keeps off for good."""
+        return frozenset(key for key, row in self.real.items() if row.overridden)
 
-def read_applied_nodes(frame: pd.DataFrame) -> AppliedNodeChanges:
-    """Read ``APPLIED_NODE_CHANGES``."""
-    rows = [_node_applied(record) for record in APPLIED_NODE_CHANGES.check(frame).to_dict("records")]
-    return AppliedNodeChanges(
-        real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
-        shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
+
+def _read_row(record: Mapping[Any, Any]) -> AppliedChange:
+    about_job = "job_id" in record
+    return AppliedChange(
+        setting=JobSetting(record["setting"]) if about_job else NodeSetting(record["setting"]),
+        target=record["job_id"] if about_job else _text(record["node"]),
+        service=str(record["service"]),
+        mode=Mode(record["mode"]),
+        value=float(record["value"]) if about_job else _text(record["value"]),
+        after=_text(record["after"]),
+        written_at=record["written_at"].to_pydatetime(),
+        overridden=bool(record["overridden"]),
+        submitted_us=record.get("submitted_us", 0),
+        own="" if about_job else _text(record["own"]),
     )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """What would have to be reverted, in plain words that outlive the database: what a kill switch reads.
+    """What would have to be reverted, in plain words that outlive the database.
+
+    A kill switch reads it.
 
     Attributes
     ----------
@@ -117,27 +169,27 @@ class Undo:
     keep_awake: str | None = None
 
     @classmethod
-    def of(cls, applied: AppliedNodeChanges) -> Undo:
-        """Return what undoes all that stands in the book."""
+    def of(cls, applied: AppliedChanges) -> Undo:
+        """Return what undoes all that stands."""
         kept = applied.real.get(LIST)
-        weights = {row.node: row.own for row in applied.ours(NodeSetting.WEIGHT)}
+        weights = {row.target: row.own for row in applied.ours(NodeSetting.WEIGHT)}
         return cls(
-            asleep=tuple(sorted(row.node for row in applied.ours(NodeSetting.POWER))),
+            asleep=tuple(sorted(row.target for row in applied.ours(NodeSetting.POWER))),
             weights=tuple(sorted((node, int(float(own))) for node, own in weights.items())),
             keep_awake=None if kept is None or kept.overridden else kept.own,
         )
 
-    def rows(self, *, at: datetime, service: str) -> NodeBook:
-        """Return it as entries of a book that are nobody's, to be reverted."""
+    def rows(self, *, at: datetime, service: str) -> AppliedByKey:
+        """Return it as applied changes that are nobody's, to be reverted."""
         pairs = [
             *((NodeSetting.POWER, node, "asleep", "") for node in self.asleep),
             *((NodeSetting.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
             *([(NodeSetting.KEEP_AWAKE, "", "unknown", self.keep_awake)] if self.keep_awake is not None else []),
         ]
         rows = [
-            AppliedNodeChange(
+            AppliedChange(
                 setting=setting,
-                node=node,
+                target=node,
                 service=service,
                 mode=Mode.ACTIVE,
                 value=value,
@@ -151,7 +203,10 @@ class Undo:
 
 
 def weight_in(words: str) -> float | None:
-    """Return the weight that is said in the mechanism's words (``Weight 20``); None: none is."""
+    """Return the weight that is said in the mechanism's words (``Weight 20``).
+
+    None: none is.
+    """
     numbers = re.findall(r"\d+", words)
     return float(numbers[-1]) if numbers else None
 
@@ -173,36 +228,6 @@ def _kept(words: str) -> frozenset[tuple[str, ...]]:
         return frozenset(plain | {(least, *expand(names)) for names, _, least in parts if least})
     except HostlistInvalid:
         return frozenset({(text,)})  # what nobody can read is the same only as itself
-
-
-def _node_applied(record: Mapping[Any, Any]) -> AppliedNodeChange:
-    return AppliedNodeChange(
-        setting=NodeSetting(record["setting"]),
-        node=_text(record["node"]),
-        service=str(record["service"]),
-        mode=Mode(record["mode"]),
-        value=_text(record["value"]),
-        own=_text(record["own"]),
-        after=_text(record["after"]),
-        written_at=record["written_at"].to_pydatetime(),
-        overridden=bool(record["overridden"]),
-    )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _node_frame(rows: Iterable[AppliedNodeChange]) -> pd.DataFrame:
-    rows = list(rows)
-    if not rows:
-        return APPLIED_NODE_CHANGES.empty()
-    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in APPLIED_NODE_CHANGES.names}
-    columns["setting"] = [row.setting.value for row in rows]
-    columns["mode"] = [row.mode.value for row in rows]
-    columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
-    columns["overridden"] = [int(row.overridden) for row in rows]
-    return APPLIED_NODE_CHANGES.conform(pd.DataFrame(columns))
 
 
 # How coarsely a cluster holds what it is asked to hold: what counts as the same when it is read back.
@@ -233,167 +258,15 @@ class Tolerance:
         """Return what a bound of the SiteFactor leaves room for."""
         return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
 
-    def same(self, setting: JobSetting, *, asked: float, read: float) -> bool:
-        """Return whether ``read`` (NaN: no soft limit) is what the cluster makes of ``asked``."""
+    def same(self, setting: Setting, *, asked: float, read: float) -> bool:
+        """Return whether ``read`` is what the cluster makes of ``asked``.
+
+        NaN is no soft limit.
+        """
         if setting is JobSetting.ORDER:
             return abs(asked - read) <= self.urgency
         return -ROUNDING <= read - asked < self.soft_limit_s
 
-    def is_nothing(self, setting: JobSetting, value: float) -> bool:
+    def is_nothing(self, setting: Setting, value: float) -> bool:
         """Return whether ``value`` leaves a job as it would be without Helios."""
         return abs(value) <= self.urgency if setting is JobSetting.ORDER else math.isnan(value)
-
-
-SET_AGAIN = " (set again)"
-"""Ends the ``after`` of a change that somebody had undone once, and that Helios made a second time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedChange:
-    """One change that stands, as in ``APPLIED_CHANGES``.
-
-    Attributes
-    ----------
-    after : str
-        What was read back; empty but for ``SET_AGAIN``: it is entered, and not yet read back.
-    admins : bool
-        Whether it is somebody else's now.
-    """
-
-    setting: JobSetting
-    job_id: str
-    submitted_us: int
-    service: str
-    mode: Mode
-    value: float
-    after: str
-    written_at: datetime
-    overridden: bool = False
-
-    @property
-    def key(self) -> Key:
-        """Setting and job."""
-        return self.setting, self.job_id
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether it was read back as asked."""
-        return self.after not in {"", SET_AGAIN}
-
-    @property
-    def set_again(self) -> bool:
-        """Whether Helios made this change a second time already."""
-        return self.after.endswith(SET_AGAIN)
-
-    def is_of(self, job: PendingJob | None) -> bool:
-        """Return whether ``job`` is the one that was changed, and not a later one of the same id."""
-        return job is not None and job.job_id == self.job_id and job.submitted_us == self.submitted_us
-
-
-Book = dict[Key, AppliedChange]
-"""What stands, by setting and job."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedChanges:
-    """What stands on the cluster, and what would stand if the shadows could act."""
-
-    real: Book
-    shadow: Book
-
-    def frame(self) -> pd.DataFrame:
-        """Return both as columns of ``APPLIED_CHANGES``."""
-        return _frame([*self.real.values(), *self.shadow.values()])
-
-    def of_the_overridden(self) -> frozenset[Key]:
-        """Return what Helios keeps off for good."""
-        return frozenset(key for key, row in self.real.items() if row.overridden)
-
-
-def read_applied(frame: pd.DataFrame) -> AppliedChanges:
-    """Read ``APPLIED_CHANGES``."""
-    submitted_us = APPLIED_CHANGES.check(frame)["submitted_at"].astype("int64")
-    rows = [
-        _applied(record, submitted) for record, submitted in zip(frame.to_dict("records"), submitted_us, strict=True)
-    ]
-    return AppliedChanges(
-        real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
-        shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
-    )
-
-
-def drop_gone_jobs(applied: AppliedChanges, *, jobs: Mapping[str, PendingJob], snapshot: Snapshot) -> AppliedChanges:
-    """Return the books without jobs that left the queue.
-
-    What is an admin's is remembered while the job runs: a requeue brings it back.
-    """
-    running = set(snapshot.running["job_id"])
-    return AppliedChanges(
-        real={
-            k: r
-            for k, r in applied.real.items()
-            if r.is_of(jobs.get(r.job_id)) or (r.overridden and r.job_id in running)
-        },
-        shadow={k: r for k, r in applied.shadow.items() if r.is_of(jobs.get(r.job_id))},
-    )
-
-
-def find_overridden(applied_now: Book, *, jobs: Mapping[str, PendingJob], tolerance: Tolerance) -> list[AppliedChange]:
-    """Return what was read back as Helios had asked, and now reads otherwise.
-
-    Jobs that cannot be read (not eligible) or must be left alone anyway are not judged.
-    """
-    return [row for row in applied_now.values() if _differs(row, jobs.get(row.job_id), tolerance)]
-
-
-def drop_released(applied_now: Book, *, jobs: Mapping[str, PendingJob]) -> Book:
-    """Return the book after a kill switch took everything back: without what is seen to be gone from the cluster.
-
-    That it is gone is nobody's will about that job, and no reason to keep off it.
-    """
-    return {key: row for key, row in applied_now.items() if row.overridden or _may_stand(row, jobs.get(row.job_id))}
-
-
-def _may_stand(row: AppliedChange, job: PendingJob | None) -> bool:
-    # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
-    return job is None or job.carries(row.setting) or not job.readable(row.setting) or bool(job.excluded_reason)
-
-
-def mark_overridden(applied_now: Book, rows: Iterable[AppliedChange]) -> Book:
-    """Return the book with ``rows`` marked as somebody else's."""
-    return applied_now | {row.key: replace(row, overridden=True) for row in rows}
-
-
-def _differs(row: AppliedChange, job: PendingJob | None, tolerance: Tolerance) -> bool:
-    if row.overridden or not row.confirmed or job is None or not row.is_of(job):
-        return False
-    if job.excluded_reason or not job.readable(row.setting):
-        return False
-    return not tolerance.same(row.setting, asked=row.value, read=job.value(row.setting))
-
-
-def _applied(record: Mapping[Any, Any], submitted_us: int) -> AppliedChange:
-    return AppliedChange(
-        setting=JobSetting(record["setting"]),
-        job_id=record["job_id"],
-        submitted_us=submitted_us,
-        service=str(record["service"]),
-        mode=Mode(record["mode"]),
-        value=float(record["value"]),
-        after=record["after"] if isinstance(record["after"], str) else "",
-        written_at=record["written_at"].to_pydatetime(),
-        overridden=bool(record["overridden"]),
-    )
-
-
-def _frame(rows: list[AppliedChange]) -> pd.DataFrame:
-    if not rows:
-        return APPLIED_CHANGES.empty()
-    columns: dict[str, Any] = {
-        name: [getattr(row, name) for row in rows] for name in APPLIED_CHANGES.names if name != "submitted_at"
-    }
-    columns["setting"] = [row.setting.value for row in rows]
-    columns["mode"] = [row.mode.value for row in rows]
-    columns["submitted_at"] = pd.to_datetime([row.submitted_us for row in rows], unit="us", utc=True)
-    columns["written_at"] = pd.to_datetime(columns["written_at"], utc=True)
-    return APPLIED_CHANGES.conform(pd.DataFrame(columns))

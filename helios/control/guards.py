@@ -1,4 +1,4 @@
-"""What nobody can switch off: no service, no mode, no option.
+"""Guards over changes of jobs, which no service, mode or option switches off.
 
 A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on
 one user's share does not refuse: it makes neutral.
@@ -10,13 +10,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from heapq import nsmallest
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from helios.actions import JobSetting, Outcome, Result
-from helios.changes import JobChange, Key
+from helios import ownership
+from helios.actions import JobSetting, NodeOutcome, Outcome, Result
+from helios.changes import Change, Desired, Key
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import PendingJob
 
@@ -24,21 +26,22 @@ _Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardResult:
-    """What may go on, and what not and why."""
+class GuardResult(Generic[Desired]):
+    """What may go on, what may not and why, and what already is so."""
 
-    allowed: tuple[JobChange, ...]
-    refused: tuple[Outcome, ...]
+    allowed: tuple[Change[Desired], ...]
+    refused: tuple[Outcome | NodeOutcome, ...]
+    same: tuple[Change[Desired], ...] = ()
 
 
 def apply_guards(
-    changes: Sequence[JobChange],
+    changes: Sequence[Change[float]],
     *,
     jobs: Mapping[str, PendingJob],
     mode: ServiceMode,
     of_the_overridden: frozenset[Key],
     most_of_one_user: float,
-) -> GuardResult:
+) -> GuardResult[float]:
     """Pass one service's changes through every guard.
 
     Parameters
@@ -50,9 +53,9 @@ def apply_guards(
     most_of_one_user : float
         Largest share of the jobs put ahead of others' in a partition that one user may have.
     """
-    reasons = [_refusal(change, jobs.get(change.job_id), mode, of_the_overridden) for change in changes]
+    reasons = [_refusal(change, jobs.get(change.target), mode, of_the_overridden) for change in changes]
     allowed = [change for change, reason in zip(changes, reasons, strict=True) if not reason]
-    once, twice = _each_once(allowed)
+    once, twice = split_repeated(allowed)
     return GuardResult(
         allowed=tuple(cap_changes(once, jobs=jobs, share=most_of_one_user)),
         refused=(
@@ -63,17 +66,20 @@ def apply_guards(
 
 
 def keep_one_owner(
-    changes: Mapping[str, Sequence[JobChange]], *, held: Mapping[Key, str]
-) -> tuple[dict[str, tuple[JobChange, ...]], dict[str, tuple[Outcome, ...]]]:
-    """Let each setting of each job have one service: the first configured wins.
+    changes: Mapping[str, Sequence[Change[Desired]]], *, held: Mapping[Key, str], kind: str = "job"
+) -> tuple[dict[str, tuple[Change[Desired], ...]], dict[str, tuple[Outcome | NodeOutcome, ...]]]:
+    """Let each setting of each target have one service.
+
+    The first configured wins.
 
     Parameters
     ----------
     changes : mapping
         By service, in the order of configuration; a service that was not asked this cycle has none.
     held : mapping
-        The service whose change stands there now. It keeps its setting from services configured after it, even in a
-        cycle in which it is not asked.
+        The service whose change stands there now: it keeps its setting from services configured after it.
+    kind : str
+        What a target is, for a person.
 
     Returns
     -------
@@ -82,9 +88,9 @@ def keep_one_owner(
     """
     owner = owners({name: [change.key for change in asked] for name, asked in changes.items()}, held=held)
     allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
-    refused = {
+    refused: dict[str, tuple[Outcome | NodeOutcome, ...]] = {
         name: tuple(
-            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the job")
+            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the {kind}")
             for change in asked
             if owner[change.key] != name
         )
@@ -94,7 +100,9 @@ def keep_one_owner(
 
 
 def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
-    """Return which service has each key: the first configured of those that ask, and of those that hold it.
+    """Return which service has each key.
+
+    The first configured of those that ask, and of those that hold it.
 
     Parameters
     ----------
@@ -112,7 +120,9 @@ def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> 
     return owner
 
 
-def cap_changes(changes: Sequence[JobChange], *, jobs: Mapping[str, PendingJob], share: float) -> list[JobChange]:
+def cap_changes(
+    changes: Sequence[Change[float]], *, jobs: Mapping[str, PendingJob], share: float
+) -> list[Change[float]]:
     """Make neutral what exceeds one user's share of the jobs that are put ahead of others' in a partition.
 
     Such is a job of urgency above 0 where another user's, eligible before it, has less. Who has waited longest is put
@@ -120,23 +130,23 @@ def cap_changes(changes: Sequence[JobChange], *, jobs: Mapping[str, PendingJob],
     An array counts as the one record that it is in the queue. The least urgent are made neutral first, among equals the
     last in the queue; everybody keeps at least one.
     """
-    ordering = {change.job_id: change for change in changes if change.setting is JobSetting.ORDER}
+    ordering = {change.target: change for change in changes if change.setting is JobSetting.ORDER}
     place = {job_id: position for position, job_id in enumerate(jobs)}
-    ahead: defaultdict[str, list[JobChange]] = defaultdict(list)
+    ahead: defaultdict[str, list[Change[float]]] = defaultdict(list)
     for job in _ahead_of_others(jobs.values(), {job_id: change.value for job_id, change in ordering.items()}):
         ahead[job.partition].append(ordering[job.job_id])
     excess = {change.key for some in ahead.values() for change in _excess(some, jobs, share, place)}
-    return [_neutral(change, jobs[change.job_id].user, share) if change.key in excess else change for change in changes]
+    return [_neutral(change, jobs[change.target].user, share) if change.key in excess else change for change in changes]
 
 
-def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) -> Iterator[PendingJob]:
-    """Yield the jobs of which more than nothing is wished, and less of another user's that was eligible before."""
+def _ahead_of_others(jobs: Iterable[PendingJob], requested: Mapping[str, float]) -> Iterator[PendingJob]:
+    """Yield the jobs of a positive urgency above that of another user's older job."""
     movable = (job for job in jobs if job.eligible and not job.excluded_reason)
     oldest_first = sorted(movable, key=lambda job: (job.partition, job.eligible_us))
     for _, queue in groupby(oldest_first, key=lambda job: job.partition):
         least: dict[str, float] = {}  # of the older jobs, by user: of the two users with the least
         for _, same_age in groupby(queue, key=lambda job: job.eligible_us):
-            here = [(job, wished.get(job.job_id, 0.0)) for job in same_age]
+            here = [(job, requested.get(job.job_id, 0.0)) for job in same_age]
             for job, value in here:
                 others = (its for user, its in least.items() if user != job.user)
                 if value > 0 and min(others, default=math.inf) < value:
@@ -146,7 +156,9 @@ def _ahead_of_others(jobs: Iterable[PendingJob], wished: Mapping[str, float]) ->
             least = dict(nsmallest(2, least.items(), key=itemgetter(1)))
 
 
-def _refusal(change: JobChange, job: PendingJob | None, mode: ServiceMode, of_the_overridden: frozenset[Key]) -> str:
+def _refusal(
+    change: Change[float], job: PendingJob | None, mode: ServiceMode, of_the_overridden: frozenset[Key]
+) -> str:
     if job is None:
         return "no such job is pending"
     if job.excluded_reason:
@@ -161,7 +173,7 @@ def _refusal(change: JobChange, job: PendingJob | None, mode: ServiceMode, of_th
 NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
-def _misplaced(change: JobChange, job: PendingJob) -> str:
+def _misplaced(change: Change[float], job: PendingJob) -> str:
     if not -1 <= change.value <= 1:
         return f"urgency {change.value} is not between -1 and 1"
     if change.partition != job.partition:
@@ -169,33 +181,39 @@ def _misplaced(change: JobChange, job: PendingJob) -> str:
     return "" if job.eligible else NOT_ELIGIBLE
 
 
-def _unsound(change: JobChange, job: PendingJob) -> str:
+def _unsound(change: Change[float], job: PendingJob) -> str:
     if not math.isfinite(change.value) or change.value <= 0:
         return f"a soft limit of {change.value} s"
     if not math.isnan(job.user_soft_limit_s):
         return "the user set a --time-min"
-    if not change.value < job.time_limit_s:
+    # As it is written, rounded up to a marked minute: what the cluster refuses would else be tried in every cycle.
+    if not change.value < job.time_limit_s or not _written_s(change.value) < job.time_limit_s:
         return "not below its time limit"
     return "" if change.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
+
+
+def _written_s(soft_limit_s: float) -> float:
+    return 60.0 * ownership.time_min(timedelta(seconds=soft_limit_s))
 
 
 def _result(reason: str) -> Result:
     return Result.POSTPONED if reason == NOT_ELIGIBLE else Result.REFUSED
 
 
-def _each_once(changes: Sequence[JobChange]) -> tuple[list[JobChange], list[JobChange]]:
+def split_repeated(changes: Sequence[Change[Desired]]) -> tuple[list[Change[Desired]], list[Change[Desired]]]:
+    """Return the first change of each setting of each target, and the others."""
     first = {change.key: change for change in reversed(changes)}
     return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
 
 
 def _excess(
-    ahead: list[JobChange], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
-) -> list[JobChange]:
-    counts = Counter(jobs[change.job_id].user for change in ahead)
+    ahead: list[Change[float]], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
+) -> list[Change[float]]:
+    counts = Counter(jobs[change.target].user for change in ahead)
     left = allowance(counts, share)
     excess = []
-    for change in sorted(ahead, key=lambda change: (-change.value, place[change.job_id])):
-        user = jobs[change.job_id].user
+    for change in sorted(ahead, key=lambda change: (-change.value, place[change.target])):
+        user = jobs[change.target].user
         left[user] -= 1
         if left[user] < 0:
             excess.append(change)
@@ -214,7 +232,7 @@ def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
         kept = fewer
 
 
-def _neutral(change: JobChange, user: str, share: float) -> JobChange:
+def _neutral(change: Change[float], user: str, share: float) -> Change[float]:
     where = f"the jobs put ahead of others' in partition {change.partition}"
     why = f"neutral: no more than {share:.0%} of {where} may be {user}'s"
     return replace(change, value=0.0, reason=f"{change.reason}; {why}")

@@ -1,7 +1,7 @@
-"""How far a service may go, and the door to the cluster that it is therefore given.
+"""The mode of a service, and the cluster that it is therefore given.
 
-A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, a canary holds the
-cluster behind a door that lets only its own jobs pass.
+A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, a canary passes
+only what concerns its own jobs to the cluster.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from helios.actions import (
     Revert,
     RevertNodes,
 )
-from helios.changes import AWAKE, TIER, JobChange, Key, NodeChange, NodeKey, to_actions, to_changes, to_node_changes
-from helios.control.applied import AppliedNodeChange, Tolerance
+from helios.changes import AWAKE, TIER, Change, Key, Setting, to_job_actions, to_job_changes, to_node_changes
+from helios.control.applied import AppliedChange, Tolerance
 from helios.control.observed import PendingJob, observed_nodes, pending_jobs
 from helios.model import Mode, Snapshot
 from helios.ports import Cluster, NodeCluster
 
 OUTSIDE = "outside the canary"
-NOTHING = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
+NOTHING: dict[Setting, float] = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
 """What a job has that Helios never changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMode:
-    """A service's mode, and for a canary the jobs it may change: those that every part of the scope allows.
+    """A service's mode, and for a canary the jobs it may change.
+
+    Those that every part of the scope allows.
 
     Attributes
     ----------
@@ -89,7 +91,9 @@ def cluster_for_mode(
     stands: Mapping[Key, float],
     tolerance: Tolerance,
 ) -> Cluster | None:
-    """Return what a service of that mode acts on; None: it is off.
+    """Return what a service of that mode acts on.
+
+    None: it is off.
 
     Parameters
     ----------
@@ -109,7 +113,9 @@ def cluster_for_mode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowCluster:
-    """A cluster that cannot be changed and says what would have been: it holds nothing that could write.
+    """A cluster that cannot be changed and says what would have been.
+
+    It holds nothing that could write.
 
     ``WOULD`` is what differs from what would stand already, ``UNCHANGED`` the rest.
     """
@@ -126,13 +132,13 @@ class ShadowCluster:
         """Say what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
         restores = [action for action in actions if isinstance(action, Revert)]
-        changes = [change for action in actions for change in to_changes([action]).changes]
+        changes = [change for action in actions for change in to_job_changes([action]).changes]
         return [
-            *(self._would(change, jobs.get(change.job_id)) for change in changes),
+            *(self._would(change, jobs.get(change.target)) for change in changes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, change: JobChange, job: PendingJob | None) -> Outcome:
+    def _would(self, change: Change[float], job: PendingJob | None) -> Outcome:
         if job is None:
             return change.outcome(Result.GONE, "no longer pending")
         if job.excluded_reason:
@@ -148,7 +154,7 @@ class ShadowCluster:
         return [
             Outcome(
                 action="Revert",
-                setting=setting,
+                setting=JobSetting(setting),
                 job_id=job_id,
                 result=Result.WOULD,
                 reason=restore.reason,
@@ -162,7 +168,10 @@ class ShadowCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryCluster:
-    """A cluster of which only the jobs of a canary can be changed; the others are refused."""
+    """A cluster of which only the jobs of a canary can be changed.
+
+    The others are refused.
+    """
 
     cluster: Cluster
     mode: ServiceMode
@@ -175,14 +184,14 @@ class CanaryCluster:
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Let pass what concerns jobs of the canary."""
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
-        changes = [change for action in actions for change in to_changes([action]).changes]
-        refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.job_id not in inside]
+        changes = [change for action in actions for change in to_job_changes([action]).changes]
+        refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.target not in inside]
         restores = [_within(action, inside) for action in actions if isinstance(action, Revert)]
-        allowed = [*to_actions([change for change in changes if change.job_id in inside]), *restores]
+        allowed = [*to_job_actions([change for change in changes if change.target in inside]), *restores]
         return [*refused, *(self.cluster.apply(allowed) if allowed else [])]
 
 
-def describe_mode(setting: JobSetting, value: float) -> str:
+def describe_mode(setting: Setting, value: float) -> str:
     """Say in words what a job has, or would have."""
     if setting is JobSetting.ORDER:
         return f"urgency {value:.3g}"
@@ -199,9 +208,9 @@ def _hundredth(name: str) -> int:
     return int.from_bytes(digest, "big") % 100
 
 
-# The doors to the nodes of a cluster: the cluster itself, a part of it, or a shadow that holds nothing that writes.
+# The same for the nodes of a cluster.
 
-_UNTOUCHED = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
+_UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
 """What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
 
 
@@ -210,9 +219,11 @@ def node_cluster_for_mode(
     cluster: NodeCluster,
     *,
     look: Callable[[], Snapshot],
-    stands: Mapping[NodeKey, AppliedNodeChange],
+    stands: Mapping[Key, AppliedChange],
 ) -> NodeCluster | None:
-    """Return what a service of that mode acts on; None: it is off.
+    """Return what a service of that mode acts on.
+
+    None: it is off.
 
     Parameters
     ----------
@@ -232,10 +243,13 @@ def node_cluster_for_mode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowNodes:
-    """Nodes that cannot be changed, and a word on what would have been: it holds nothing that could write."""
+    """Nodes that cannot be changed, and a word on what would have been.
+
+    It holds nothing that could write.
+    """
 
     look: Callable[[], Snapshot]
-    stands: Mapping[NodeKey, AppliedNodeChange]
+    stands: Mapping[Key, AppliedChange]
 
     def snapshot(self) -> Snapshot:
         """Look."""
@@ -247,11 +261,11 @@ class ShadowNodes:
         changes = to_node_changes(actions).changes
         restores = [action for action in actions if isinstance(action, RevertNodes)]
         return [
-            *(self._would(change, known=not change.node or change.node in nodes) for change in changes),
+            *(self._would(change, known=not change.target or change.target in nodes) for change in changes),
             *(outcome for restore in restores for outcome in self._taken_back(restore)),
         ]
 
-    def _would(self, change: NodeChange, *, known: bool) -> NodeOutcome:
+    def _would(self, change: Change[str], *, known: bool) -> NodeOutcome:
         if not known:
             return change.outcome(Result.GONE, "no such node")
         row = self.stands.get(change.key)
@@ -277,7 +291,10 @@ class ShadowNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryNodes:
-    """A cluster of which only the nodes of a canary can be changed; the others are refused."""
+    """A cluster of which only the nodes of a canary can be changed.
+
+    The others are refused.
+    """
 
     cluster: NodeCluster
     mode: ServiceMode
@@ -296,7 +313,9 @@ class CanaryNodes:
         }
         changes = to_node_changes(actions).changes
         refused = [
-            change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.node and change.node not in inside
+            change.outcome(Result.REFUSED, OUTSIDE)
+            for change in changes
+            if change.target and change.target not in inside
         ]
         allowed = [narrowed for action in actions if (narrowed := _nodes_within(action, inside)) is not None]
         return [*refused, *(self.cluster.steer(allowed) if allowed else [])]

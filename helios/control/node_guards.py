@@ -1,7 +1,7 @@
-"""What nobody can switch off about nodes: no service, no mode, no option.
+"""Guards over changes of nodes, which no service, mode or option switches off.
 
 A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many
-nodes may be away or on their way at once is counted in :mod:`helios.control.node_guards`.
+nodes may be away or on their way at once is counted in :class:`PowerBudget`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from helios.actions import NodeOutcome, NodeSetting, Result
-from helios.changes import AWAKE, NodeChange, NodeKey
+from helios.actions import NodeSetting, Result
+from helios.changes import AWAKE, Change
 from helios.config import Power, Settings
-from helios.control.applied import AppliedNodeChanges, same_list, weight_in
-from helios.control.guards import owners
+from helios.control.applied import AppliedChanges, same_list, weight_in
+from helios.control.guards import GuardResult, split_repeated
 from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import UNTOUCHABLE, ObservedNode
 from helios.control.state import NodeControllerState
@@ -42,7 +42,7 @@ class NodeCycleContext:
 
     snapshot: Snapshot
     nodes: Mapping[str, ObservedNode]
-    applied: AppliedNodeChanges
+    applied: AppliedChanges
     memory: NodeControllerState
     settings: Settings
     wanted: frozenset[str] = frozenset()
@@ -63,20 +63,11 @@ class NodeCycleContext:
         return bool(self.wanted.intersection(node.partitions))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGuardResult:
-    """What may go on, what already is so, and what may not and why."""
-
-    allowed: tuple[NodeChange, ...]
-    same: tuple[NodeChange, ...]
-    refused: tuple[NodeOutcome, ...]
-
-
 def apply_node_guards(
-    changes: Sequence[NodeChange], *, context: NodeCycleContext, mode: ServiceMode
-) -> NodeGuardResult:
+    changes: Sequence[Change[str]], *, context: NodeCycleContext, mode: ServiceMode
+) -> GuardResult[str]:
     """Pass one service's changes through every guard that looks at one node."""
-    once, twice = _each_once(changes)
+    once, twice = split_repeated(changes)
     same = [
         change
         for change in once
@@ -84,7 +75,7 @@ def apply_node_guards(
     ]
     kept = {change.key for change in same}
     why = {change.key: _refusal(change, context, mode) for change in once if change.key not in kept}
-    return NodeGuardResult(
+    return GuardResult(
         allowed=tuple(change for change in once if change.key not in kept and not why[change.key][1]),
         same=tuple(same),
         refused=(
@@ -94,40 +85,13 @@ def apply_node_guards(
     )
 
 
-def keep_one_node_owner(
-    changes: Mapping[str, Sequence[NodeChange]], *, held: Mapping[NodeKey, str]
-) -> tuple[dict[str, tuple[NodeChange, ...]], dict[str, tuple[NodeOutcome, ...]]]:
-    """Let each setting of each node have one service: the first configured wins.
+def is_in_desired_state(change: Change[str], context: NodeCycleContext, mode: Mode) -> bool:
+    """Return whether what is asked for stands already.
 
-    Parameters
-    ----------
-    changes : mapping
-        By service, in the order of configuration; a service that was not asked this cycle has none.
-    held : mapping
-        The service whose change stands there now: it keeps its setting from services configured after it.
-
-    Returns
-    -------
-    allowed, refused : dict
-        By service.
+    For a shadow, whether it would.
     """
-    owner = owners({name: [change.key for change in asked] for name, asked in changes.items()}, held=held)
-    allowed = {name: tuple(change for change in asked if owner[change.key] == name) for name, asked in changes.items()}
-    refused = {
-        name: tuple(
-            change.outcome(Result.REFUSED, f"service {owner[change.key]} has this setting of the node")
-            for change in asked
-            if owner[change.key] != name
-        )
-        for name, asked in changes.items()
-    }
-    return allowed, refused
-
-
-def is_in_desired_state(change: NodeChange, context: NodeCycleContext, mode: Mode) -> bool:
-    """Return whether what is wished for stands already; for a shadow, whether it would."""
-    row = (context.applied.shadow if mode is Mode.SHADOW else context.applied.real).get(change.key)
-    node = context.nodes.get(change.node)
+    row = context.applied.of(mode).get(change.key)
+    node = context.nodes.get(change.target)
     if change.setting is NodeSetting.POWER:
         return _has_power(change, node, would_sleep=mode is Mode.SHADOW and row is not None)
     if row is None or row.value != change.value or row.overridden:
@@ -139,7 +103,7 @@ def is_in_desired_state(change: NodeChange, context: NodeCycleContext, mode: Mod
     return row.confirmed and context.power is not None and same_list(context.power.keep_awake, row.after)
 
 
-def _has_power(change: NodeChange, node: ObservedNode | None, *, would_sleep: bool) -> bool:
+def _has_power(change: Change[str], node: ObservedNode | None, *, would_sleep: bool) -> bool:
     if node is None:
         return False
     if change.value == AWAKE:
@@ -148,7 +112,10 @@ def _has_power(change: NodeChange, node: ObservedNode | None, *, would_sleep: bo
 
 
 def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
-    """Return why a node must not be asleep for Helios' sake, whatever it does now; empty: it may."""
+    """Return why a node must not be asleep for Helios' sake, whatever it does now.
+
+    Empty: it may.
+    """
     return (
         context.memory.protected
         or _no_forecast(context)
@@ -157,17 +124,12 @@ def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
     )
 
 
-def _each_once(changes: Sequence[NodeChange]) -> tuple[list[NodeChange], list[NodeChange]]:
-    first = {change.key: change for change in reversed(changes)}
-    return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
-
-
-def _refusal(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
+def _refusal(change: Change[str], context: NodeCycleContext, mode: ServiceMode) -> tuple[Result, str]:
     if why := _may_be_named(change, context, mode):
         return Result.REFUSED, why
     if change.setting is NodeSetting.KEEP_AWAKE:
         return Result.REFUSED, _no_list(context)
-    node = context.nodes[change.node]
+    node = context.nodes[change.target]
     if change.setting is NodeSetting.WEIGHT:
         return Result.REFUSED, "its own weight is not known" if math.isnan(node.weight) else ""
     if change.value == AWAKE:
@@ -175,13 +137,13 @@ def _refusal(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -
     return Result.REFUSED, _no_sleep(node, context)
 
 
-def _may_be_named(change: NodeChange, context: NodeCycleContext, mode: ServiceMode) -> str:
+def _may_be_named(change: Change[str], context: NodeCycleContext, mode: ServiceMode) -> str:
     row = context.applied.real.get(change.key)
     if row is not None and row.overridden:
         return "somebody changed it after Helios did: it is theirs"
     if change.setting is NodeSetting.KEEP_AWAKE:
         return ""
-    node = context.nodes.get(change.node)
+    node = context.nodes.get(change.target)
     if node is None:
         return "no such node"
     return "" if mode.reaches(node.name, partitions=node.partitions) else OUTSIDE

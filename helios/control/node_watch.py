@@ -1,6 +1,7 @@
-"""What became of the nodes since the last look: which idle, which are no longer Helios', which did not wake.
+"""What became of the nodes since the last cycle.
 
-Pure. It holds the book and the memory against what is seen; the words for what it finds go into the audit.
+Pure. Which are idle, which are no longer Helios', which did not wake: applied changes and state are compared with what
+is observed, and what is found goes into the audit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime, timedelta
 from helios.actions import NodeSetting, Result
 from helios.changes import AWAKE, LIST
 from helios.config import Power
-from helios.control.applied import AppliedNodeChange, AppliedNodeChanges, same_list, weight_in
+from helios.control.applied import AppliedChange, AppliedChanges, same_list, weight_in
 from helios.control.audit import HELIOS, AuditEntry
 from helios.control.observed import ObservedNode
 from helios.control.state import APART, DAY, Failure, NodeControllerState, WakeUp
@@ -33,16 +34,16 @@ class NodeWatch:
 
     Attributes
     ----------
-    books : NodeBooks
+    applied : AppliedChanges
         Without what is no longer Helios'.
-    lines : tuple of Line
+    lines : tuple of AuditEntry
         For the audit.
     notes : tuple of str
         What the operator should be told besides.
     """
 
     memory: NodeControllerState
-    applied: AppliedNodeChanges
+    applied: AppliedChanges
     lines: tuple[AuditEntry, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -64,11 +65,11 @@ class NodeObservation:
     released: bool = False
 
 
-def update_nodes(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
-    """Hold memory and book against what is seen."""
+def update_nodes(memory: NodeControllerState, applied: AppliedChanges, look: NodeObservation) -> NodeWatch:
+    """Compare state and applied changes with what is observed."""
     memory = memory.without_the_old(look.at)
     for row in applied.ours(NodeSetting.POWER):
-        memory = memory.with_slept(row.node, row.written_at) if look.at - row.written_at < DAY else memory
+        memory = memory.with_slept(row.target, row.written_at) if look.at - row.written_at < DAY else memory
     seen = _power(memory, applied, look)
     seen = _weights(seen, look)
     seen = _keep_awake(seen, look)
@@ -87,17 +88,17 @@ def _idle(memory: NodeControllerState, look: NodeObservation) -> dict[str, datet
     return {node.name: before.get(node.name, look.at) for node in look.nodes.values() if node.idle}
 
 
-def _may_stand_in_a_shadow(row: AppliedNodeChange, look: NodeObservation) -> bool:
+def _may_stand_in_a_shadow(row: AppliedChange, look: NodeObservation) -> bool:
     if row.setting is not NodeSetting.POWER:
         return True
-    node = look.nodes.get(row.node)
+    node = look.nodes.get(row.target)
     return node is not None and node.idle  # a job on it would have woken it
 
 
-def _power(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeObservation) -> NodeWatch:
+def _power(memory: NodeControllerState, applied: AppliedChanges, look: NodeObservation) -> NodeWatch:
     real, lines = dict(applied.real), []
     for row in applied.ours(NodeSetting.POWER):
-        node = look.nodes.get(row.node)
+        node = look.nodes.get(row.target)
         if node is None:
             continue  # a look that lacks a node says nothing about it: it may come back, and sleep on
         if node.away and not node.down:
@@ -118,7 +119,7 @@ def _power(memory: NodeControllerState, applied: AppliedNodeChanges, look: NodeO
     return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
 
 
-def _may_fall_yet(row: AppliedNodeChange, node: ObservedNode, look: NodeObservation) -> bool:
+def _may_fall_yet(row: AppliedChange, node: ObservedNode, look: NodeObservation) -> bool:
     entered_only = not row.confirmed and row.value != AWAKE
     return entered_only and node.power is NodePower.AWAKE and look.at - row.written_at < FALLS_WITHIN
 
@@ -130,12 +131,12 @@ def _told_before_a_crash(memory: NodeControllerState, node: ObservedNode, look: 
 
 
 def _found_down(
-    memory: NodeControllerState, row: AppliedNodeChange, node: ObservedNode, look: NodeObservation
+    memory: NodeControllerState, row: AppliedChange, node: ObservedNode, look: NodeObservation
 ) -> tuple[NodeControllerState, AuditEntry | None]:
     if row.value != AWAKE and node.reason and not _slurm_gave_up(node):
         return memory, None
     # It was asleep at the last look and did not come when it was called in between.
-    return memory.with_wake(row.node, WakeUp(since=look.at, by="Slurm")), None
+    return memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm")), None
 
 
 def _slurm_gave_up(node: ObservedNode) -> bool:
@@ -143,26 +144,26 @@ def _slurm_gave_up(node: ObservedNode) -> bool:
 
 
 def _woken_by_others(
-    memory: NodeControllerState, row: AppliedNodeChange, node: ObservedNode, look: NodeObservation
+    memory: NodeControllerState, row: AppliedChange, node: ObservedNode, look: NodeObservation
 ) -> tuple[NodeControllerState, AuditEntry | None]:
     a_job_ran = node.idle_since is not None and node.idle_since > row.written_at
     if node.holds or node.state != "IDLE" or (node.power is NodePower.AWAKE and a_job_ran):
         by, rest = "Slurm woke it for a job", "it is no longer asleep because of Helios"
     elif look.at - row.written_at < timedelta(seconds=look.settings.payback_s):
         until = look.at + DAY
-        memory = replace(memory, keep_off={**memory.keep_off, row.node: until})
+        memory = replace(memory, keep_off={**memory.keep_off, row.target: until})
         by, rest = "somebody woke it", f"Helios does not put it to sleep before {until:%Y-%m-%d %H:%M} UTC"
     else:
         by, rest = "somebody woke it", "it is no longer asleep because of Helios"
     if node.power is NodePower.WAKING:
-        memory = memory.with_wake(row.node, WakeUp(since=look.at, by="Slurm"))
+        memory = memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm"))
     return memory, _line("Woken", row, reason=by, outcome=f"{Result.DONE}: {rest}", read=str(node.power))
 
 
 def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
     real, lines, lost = dict(seen.applied.real), list(seen.lines), 0
     for row in [row for row in real.values() if row.setting is NodeSetting.WEIGHT]:
-        node = look.nodes.get(row.node)
+        node = look.nodes.get(row.target)
         if node is None or math.isnan(node.weight):
             continue
         stands = node.weight == weight_in(row.after)
@@ -220,7 +221,10 @@ def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
 
 
 def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
-    """Return what is wrong with a wake; empty: it came, or is nobody's concern any more; None: it may come yet."""
+    """Return what is wrong with a wake.
+
+    Empty: it came, or is nobody's concern any more; None: it may come yet.
+    """
     if node is None or node.power is NodePower.FALLING_ASLEEP:
         return ""
     if node.state == "DOWN":
@@ -254,18 +258,18 @@ def _protects(memory: NodeControllerState) -> AuditEntry:
     )
 
 
-def _theirs(row: AppliedNodeChange, *, read: str) -> AuditEntry:
+def _theirs(row: AppliedChange, *, read: str) -> AuditEntry:
     rest = f"{Result.REFUSED}: {row.setting} is theirs from now on; what Helios set there it leaves"
     reason = f"somebody changed what service {row.service} had set"
     return _line("HandsOff", row, reason=reason, outcome=rest, read=read)
 
 
-def _line(action: str, row: AppliedNodeChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
+def _line(action: str, row: AppliedChange, *, reason: str, outcome: str, read: str) -> AuditEntry:
     return AuditEntry(
         service=row.service,
         mode=row.mode,
         action=action,
-        target=row.node,
+        target=row.target,
         reason=reason,
         before=row.after,
         after=read,
@@ -273,7 +277,7 @@ def _line(action: str, row: AppliedNodeChange, *, reason: str, outcome: str, rea
     )
 
 
-def shadow_entries(before: AppliedNodeChanges, after: AppliedNodeChanges) -> Iterable[AuditEntry]:
+def shadow_entries(before: AppliedChanges, after: AppliedChanges) -> Iterable[AuditEntry]:
     """Say which nodes a shadow would have had asleep when a job came for them."""
     for key, row in before.shadow.items():
         if key not in after.shadow:

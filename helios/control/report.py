@@ -1,4 +1,4 @@
-"""What a cycle hands back."""
+"""Reports of a cycle."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Required, TypedDict
 
 import pandas as pd
 
-from helios.actions import NodeSetting, PowerDown, PowerUp, Result
-from helios.changes import AWAKE, RequestedNodeChanges
-from helios.control.applied import AppliedNodeChanges
+from helios.actions import FillFirst, KeepAwake, NodeSetting, PowerDown, PowerUp, Result
+from helios.changes import AWAKE, RequestedChanges, nodes_named, sleeps
+from helios.control.applied import AppliedChanges
 from helios.control.observed import ObservedNode, observed_nodes
 from helios.control.state import ControllerState, NodeControllerState
 from helios.model import NODE_TALLIES, NodePower, Snapshot
@@ -29,7 +29,7 @@ class CycleReport:
         When the cluster was looked at; the start of the cycle, if it was not.
     acted : int
         Jobs changed on the cluster.
-    still : tuple of str
+    suspended : tuple of str
         Why no service was listened to, for a person; empty: they were.
     counts : mapping
         Outcomes by service and result; a shadow's too.
@@ -49,7 +49,7 @@ class CycleReport:
         After everything was to be reverted: jobs that still carry something. None: that could not be seen.
     notes : tuple of str
         What the operator should be told besides.
-    memory : TurnMemory
+    memory : ControllerState
         To be kept, and given to the next cycle.
     """
 
@@ -89,7 +89,10 @@ class CycleCounts(TypedDict, total=False):
 
 
 def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
-    """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`; None: it was not seen."""
+    """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`.
+
+    None: it was not seen.
+    """
     if snapshot is None:
         return {}
     pending, running = snapshot.pending, snapshot.running
@@ -114,7 +117,7 @@ class NodeCycleReport:
         When the nodes were looked at; the start of the cycle, if they were not.
     slept, woken, weighed : tuple of str
         Nodes put to sleep, woken, and given another weight, on the cluster.
-    still : tuple of str
+    suspended : tuple of str
         Why no service was listened to, for a person; empty: they were.
     counts : mapping
         Outcomes by service and result; a shadow's too.
@@ -136,7 +139,7 @@ class NodeCycleReport:
         What the operator should be told besides.
     protected : str
         Why nothing is put to sleep any more until a person clears it; empty: nodes are.
-    memory : NodeMemory
+    memory : NodeControllerState
         To be kept, and given to the next cycle.
     """
 
@@ -174,7 +177,7 @@ class NodeCycleCounts(TypedDict, total=False):
 
 
 def node_cycle_counts(
-    snapshot: Snapshot | None, applied: AppliedNodeChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
+    snapshot: Snapshot | None, applied: AppliedChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
 ) -> NodeCycleCounts:
     """Return the sums of a look.
 
@@ -203,9 +206,9 @@ def power_states(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
     return {power: found[power] for power in NodePower}
 
 
-def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedNodeChanges) -> frozenset[str]:
+def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedChanges) -> frozenset[str]:
     """Return the nodes that are asleep, or falling asleep, because Helios asked for it."""
-    ours = (row.node for row in applied.ours(NodeSetting.POWER))
+    ours = (row.target for row in applied.ours(NodeSetting.POWER))
     return frozenset(name for name in ours if name in nodes and nodes[name].away)
 
 
@@ -246,7 +249,7 @@ def service_tallies(
     return NODE_TALLIES.conform(frame.assign(taken_at=pd.to_datetime(frame["taken_at"], utc=True)))
 
 
-def wanted_awake(proposals: Mapping[str, RequestedNodeChanges], nodes: Mapping[str, ObservedNode]) -> dict[str, float]:
+def wanted_awake(proposals: Mapping[str, RequestedChanges[str]], nodes: Mapping[str, ObservedNode]) -> dict[str, float]:
     """Return how many nodes of each pool the first service that speaks of power wanted awake.
 
     A service that was asked and asked for nothing wants what there is; one that only orders the filling says nothing.
@@ -256,15 +259,16 @@ def wanted_awake(proposals: Mapping[str, RequestedNodeChanges], nodes: Mapping[s
         return {}
     lists = [change for change in said.changes if change.setting is NodeSetting.KEEP_AWAKE]
     if lists:
-        awake = {node.name for node in nodes.values() if node.holds} | set(lists[0].names)
+        awake = {node.name for node in nodes.values() if node.holds} | set(nodes_named(lists[0].value))
     else:
         awake = {node.name for node in nodes.values() if node.power in {NodePower.AWAKE, NodePower.WAKING}}
-        awake |= {change.node for change in said.changes if change.value == AWAKE}
-        awake -= {change.node for change in said.changes if change.sleeps}
+        awake |= {change.target for change in said.changes if change.value == AWAKE}
+        awake -= {change.target for change in said.changes if sleeps(change)}
     found = Counter(node.pool for node in nodes.values() if node.in_service and node.name in awake)
     return {pool: float(found[pool]) for pool in {node.pool for node in nodes.values()}}
 
 
-def _speaks_of_power(proposal: RequestedNodeChanges) -> bool:
-    kinds = {PowerDown.__name__, PowerUp.__name__, "KeepAwake"}
-    return not proposal.fills or any(change.action in kinds for change in proposal.changes)
+def _speaks_of_power(proposal: RequestedChanges[str]) -> bool:
+    return bool(proposal.kinds & {PowerDown.__name__, PowerUp.__name__, KeepAwake.__name__}) or (
+        FillFirst.__name__ not in proposal.kinds
+    )

@@ -1,4 +1,4 @@
-"""What control takes from one cycle to the next, as text, so that a restart forgets nothing that keeps it still."""
+"""The state of control between cycles, kept as text so that a restart forgets nothing."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class ControllerState:
     ----------
     asked_at : mapping
         When each service was asked last, by the time of the snapshot.
-    breaker, bench : Breaker, Bench
+    breaker : CircuitBreaker
+    suspension : ServiceSuspension
     controller : str, optional
         Identity of the controller that answered last; None: not known.
     pending, nodes : int, optional
         Records pending and nodes seen in the last answer that was believed; None: there was none.
-    still : tuple of str
-        Reasons written down for the last still turn; said once, not every minute.
+    suspended : tuple of str
+        Reasons written down for the last suspended cycle; said once, not every minute.
     said : mapping
         By service, digests of the refusals and failures already written down.
     """
@@ -57,7 +58,10 @@ class ControllerState:
     said: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def is_due(self, service: str, *, every: timedelta, now: datetime) -> bool:
-        """Return whether it is time to ask ``service`` again; a clock set back makes it so."""
+        """Return whether it is time to ask ``service`` again.
+
+        A clock set back makes it so.
+        """
         last = self.asked_at.get(service)
         return last is None or now < last or now - last >= every * (1 - EARLY)
 
@@ -104,14 +108,20 @@ class ControllerState:
             ) from reason
 
 
-def jobs_digest(outcome: Outcome | NodeOutcome) -> str:
-    """Return what an outcome is about: a job's id, or a node's name."""
+def outcome_target(outcome: Outcome | NodeOutcome) -> str:
+    """Return what an outcome is about.
+
+    A job's id, or a node's name.
+    """
     return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
 
 
 def state_digest(outcome: Outcome | NodeOutcome) -> str:
-    """Return a short name of a refusal or failure: the same while nothing about it changes."""
-    text = "\0".join((outcome.setting, jobs_digest(outcome), outcome.result, outcome.remark))
+    """Return a short name of a refusal or failure.
+
+    The same while nothing about it changes.
+    """
+    text = "\0".join((outcome.setting, outcome_target(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -140,7 +150,10 @@ class WakeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A node that did not wake: when that was seen, and what was seen."""
+    """A node that did not wake.
+
+    When that was seen, and what was seen.
+    """
 
     node: str
     at: datetime
@@ -153,8 +166,8 @@ class NodeControllerState:
 
     Attributes
     ----------
-    turn : TurnMemory
-        What every domain remembers: who was asked, breaker, bench, controller, what was said.
+    cycle : ControllerState
+        What every domain remembers.
     looked_at : datetime, optional
         When the nodes were looked at last; None: never.
     idle : mapping
@@ -185,7 +198,10 @@ class NodeControllerState:
 
     @property
     def protected(self) -> str:
-        """Why nothing is put to sleep any more, for a person; empty: it is."""
+        """Why nothing is put to sleep any more, for a person.
+
+        Empty: it is.
+        """
         if self.protected_at is None:
             return ""
         failed = ", ".join(sorted({failure.node for failure in self.failures})) or "since cleared"
@@ -198,11 +214,17 @@ class NodeControllerState:
         return self if at in times else replace(self, slept={**self.slept, node: (*times, at)})
 
     def with_wake(self, node: str, wake: WakeUp) -> NodeControllerState:
-        """Return the memory after a node was told to wake; the first time counts."""
+        """Return the memory after a node was told to wake.
+
+        The first time counts.
+        """
         return self if node in self.wakes else replace(self, wakes={**self.wakes, node: wake})
 
     def with_failure(self, failure: Failure, settings: Power) -> NodeControllerState:
-        """Return the memory after a failed wake; with too many of them it protects."""
+        """Return the memory after a failed wake.
+
+        With too many of them it protects.
+        """
         failures = (*self.failures, failure)
         protects = self.protected_at is None and len(failures) >= settings.failures_to_protect
         return replace(
@@ -214,7 +236,10 @@ class NodeControllerState:
         )
 
     def without_the_old(self, now: datetime) -> NodeControllerState:
-        """Return the memory without what is a day old; quarantine and protection end by a person only."""
+        """Return the memory without what is a day old.
+
+        Quarantine and protection end by a person only.
+        """
         slept = {node: tuple(at for at in times if now - at < DAY) for node, times in self.slept.items()}
         return replace(
             self,
@@ -273,7 +298,9 @@ class NodeControllerState:
 
 
 def clear_service(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
-    """Return the memory after a person looked: what failed to wake may sleep again.
+    """Return the memory after a person looked.
+
+    What failed to wake may sleep again.
 
     Parameters
     ----------

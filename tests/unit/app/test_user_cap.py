@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helios.actions import JobSetting, Place, Reorder
 from helios.app.replay_guards import ReplayGuards
 from helios.app.service_replay import ReplayedService, replay_services
-from helios.changes import JobChange
+from helios.changes import Change
 from helios.control.guards import cap_changes
 from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
@@ -56,14 +56,19 @@ def orders(queue: list[tuple[Any, ...]]) -> list[Reorder]:
 
 def by_the_guard(cluster: SimCluster, queue: list[tuple[Any, ...]], share: float) -> dict[str, float]:
     changes = [
-        JobChange(
-            setting=JobSetting.ORDER, job_id=place.job_id, value=place.urgency, reason="so", partition=order.partition
+        Change(
+            setting=JobSetting.ORDER,
+            target=place.job_id,
+            value=place.urgency,
+            reason="so",
+            action="Reorder",
+            partition=order.partition,
         )
         for order in orders(queue)
         for place in order.order
     ]
     kept = cap_changes(changes, jobs=pending_jobs(cluster.snapshot()), share=share)
-    return {change.job_id: change.value for change in kept if change.value}
+    return {change.target: change.value for change in kept if change.value}
 
 
 def stands(cluster: SimCluster) -> dict[str, float]:

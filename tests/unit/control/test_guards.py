@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helios.actions import JobSetting, Outcome, Result
-from helios.changes import JobChange, Key
+from helios.changes import Change, Key
 from helios.control.guards import GuardResult, apply_guards, cap_changes, keep_one_owner
 from helios.control.modes import ServiceMode
 from helios.control.observed import PendingJob, pending_jobs
@@ -21,12 +21,19 @@ from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.unit.control.table import ACTIVE, canary
 
 
-def change(job_id: str = "j1", value: float = 0.5, *, partition: str = "gpu") -> JobChange:
-    return JobChange(setting=JobSetting.ORDER, job_id=job_id, value=value, reason="short", partition=partition)
+def change(job_id: str = "j1", value: float = 0.5, *, partition: str = "gpu") -> Change[float]:
+    return Change(
+        setting=JobSetting.ORDER,
+        target=job_id,
+        value=value,
+        reason="short",
+        action="Reorder",
+        partition=partition,
+    )
 
 
-def limit(minutes: float = 20) -> JobChange:
-    return JobChange(setting=JobSetting.SOFT_LIMIT, job_id="j1", value=minutes * 60, reason="short")
+def limit(minutes: float = 20) -> Change[float]:
+    return Change(setting=JobSetting.SOFT_LIMIT, target="j1", value=minutes * 60, reason="short", action="SoftLimit")
 
 
 def jobs_of(*rows: dict[str, Any]) -> dict[str, PendingJob]:
@@ -34,16 +41,16 @@ def jobs_of(*rows: dict[str, Any]) -> dict[str, PendingJob]:
 
 
 def result(
-    *changes: JobChange,
+    *changes: Change[float],
     job: dict[str, Any] | None = None,
     mode: ServiceMode = ACTIVE,
     theirs: frozenset[Key] = frozenset(),
-) -> GuardResult:
+) -> GuardResult[float]:
     jobs = jobs_of({"job_id": "j1"} | (job or {}))
     return apply_guards(changes, jobs=jobs, mode=mode, of_the_overridden=theirs, most_of_one_user=1.0)
 
 
-def refusal(*changes: JobChange, **situation: Any) -> Outcome:
+def refusal(*changes: Change[float], **situation: Any) -> Outcome:
     judged = result(*changes, **situation)
     (outcome,) = judged.refused
     assert outcome.setting is changes[-1].setting
@@ -102,6 +109,12 @@ def test_a_soft_limit_that_is_not_below_the_time_limit_is_refused(time_limit_s: 
     assert refusal(limit(20), job={"time_limit_s": time_limit_s}).remark == "not below its time limit"
 
 
+@pytest.mark.parametrize(("time_limit_s", "passes"), [(1620.0, False), (1680.0, True), (math.inf, True)])
+def test_a_soft_limit_is_compared_as_it_is_written(time_limit_s: float, passes: bool) -> None:
+    kept = result(limit(20), job={"time_limit_s": time_limit_s}).allowed  # 27 min, the next that bears the mark
+    assert bool(kept) is passes
+
+
 def test_a_soft_limit_of_an_unlimited_job_passes() -> None:
     assert result(limit(20), job={"time_limit_s": math.inf}).refused == ()
 
@@ -130,10 +143,10 @@ def test_a_job_named_twice_is_believed_once() -> None:
     assert judged.refused[0].remark == "the service named this job twice"
 
 
-def owners(held: dict[Key, str] | None = None, **changes: tuple[JobChange, ...]) -> dict[str, list[str]]:
+def owners(held: dict[Key, str] | None = None, **changes: tuple[Change[float], ...]) -> dict[str, list[str]]:
     allowed, refused = keep_one_owner(changes, held=held or {})
     assert all(outcome.result is Result.REFUSED for outcomes in refused.values() for outcome in outcomes)
-    return {name: [change.job_id for change in kept] for name, kept in allowed.items()}
+    return {name: [change.target for change in kept] for name, kept in allowed.items()}
 
 
 def test_a_setting_that_two_services_want_goes_to_the_first_configured() -> None:
@@ -176,11 +189,11 @@ def behind(jobs: dict[str, PendingJob], *, user: str = "olga") -> dict[str, Pend
     return {oldest.job_id: oldest} | jobs
 
 
-def preferred(changes: list[JobChange], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:
+def preferred(changes: list[Change[float]], jobs: dict[str, PendingJob]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for item in changes:
         if item.value > 0:
-            found.setdefault(jobs[item.job_id].user, []).append(item.job_id)
+            found.setdefault(jobs[item.target].user, []).append(item.target)
     return found
 
 
@@ -196,7 +209,7 @@ def test_the_least_urgent_are_made_neutral_first_and_say_why() -> None:
     kept = cap_changes(
         [change("alice0", 0.1), change("alice1", 0.9), change("alice2", 0.2), change("bob0", 0.3)], jobs=jobs, share=0.5
     )
-    assert {item.job_id: item.value for item in kept} == {"alice0": 0.0, "alice1": 0.9, "alice2": 0.0, "bob0": 0.3}
+    assert {item.target: item.value for item in kept} == {"alice0": 0.0, "alice1": 0.9, "alice2": 0.0, "bob0": 0.3}
     assert kept[0].reason == (
         "short; neutral: no more than 50% of the jobs put ahead of others' in partition gpu may be alice's"
     )
@@ -273,8 +286,8 @@ def test_whoever_queues_the_cap_holds_and_touches_nobody_who_passes_nobody(
         if value > 0 and any(its < value and older < age and other != user for other, older, its in waiting)
     }
     kept = cap_changes(changes, jobs=jobs, share=share)
-    assert all(after == before for after, before in zip(kept, changes, strict=True) if before.job_id not in passes)
-    left = Counter(jobs[item.job_id].user for item in kept if item.value > 0 and item.job_id in passes)
+    assert all(after == before for after, before in zip(kept, changes, strict=True) if before.target not in passes)
+    left = Counter(jobs[item.target].user for item in kept if item.value > 0 and item.target in passes)
     assert all(number <= max(1, share * left.total() + 1e-6) for number in left.values())
     assert set(left) == {jobs[job].user for job in passes}
 

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import Action, Place, Reorder, Revert, SoftLimit
+from helios.actions import Action, JobAction, Place, Reorder, Revert, SoftLimit
 from helios.control import ActiveService, release
 from helios.control.observed import carried_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
@@ -86,6 +86,34 @@ def test_whatever_is_proposed_no_job_of_others_and_no_running_job_is_written(
     for first, mode, second, other_mode in cycles:
         table.cycle(active(Says(*first), mode=mode), active(Says(*second), name="other", mode=other_mode))
         assert set_on(table.cluster, OTHERS, only_order=["theirs"]) == before
+
+
+def jobs_in(action: JobAction) -> set[str]:
+    """Return the jobs that an action names; a ``Revert`` of all names none."""
+    if isinstance(action, Reorder):
+        return {place.job_id for place in action.order}
+    return {action.job_id} if isinstance(action, SoftLimit) else set(action.job_ids or ())
+
+
+@FEW
+@given(cycles=st.lists(st.tuples(proposals, modes, proposals, modes), min_size=1, max_size=4))
+def test_no_job_is_written_that_no_service_may_change_or_that_helios_never_changed(
+    cycles: list[tuple[list[Action], Any, list[Action], Any]],
+) -> None:
+    table = a_table_with_others_jobs()
+    changed: set[str] = set()
+    for first, mode, second, other_mode in cycles:
+        jobs = pending_jobs(table.cluster.snapshot())
+        table.cluster.applied.clear()
+        table.cycle(active(Says(*first), mode=mode), active(Says(*second), name="other", mode=other_mode))
+        may = {name for name in FREE for one in (mode, other_mode) if one.writes and one.covers(jobs[name])}
+        for action in (action for actions in table.cluster.applied for action in actions):
+            if isinstance(action, Revert):
+                assert action.job_ids is not None
+                assert jobs_in(action) <= changed
+            else:
+                assert jobs_in(action) <= may | {"theirs"}  # whose soft limit is not theirs
+                changed |= jobs_in(action)
 
 
 @FEW

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import FillFirst, KeepAwake, PowerDown, PowerUp, RevertNodes
+from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp, RevertNodes
 from helios.actions import NodeSetting as Lever
 from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
@@ -56,10 +56,14 @@ waits = st.sampled_from([timedelta(seconds=30), timedelta(minutes=2), timedelta(
 cycles = st.lists(st.tuples(events, proposals, modes, fills.map(lambda fill: [fill]), modes, waits), max_size=8)
 
 
+def partition_of(name: str) -> str:
+    return "a" if name in NAMES[:5] else "b"
+
+
 def a_table(**power: Any) -> NodeTable:
     """Twelve nodes of two partitions behind a door that lets everything pass, one excluded, one drained, one busy."""
     nodes = [
-        a_node(name=name, partitions="a" if place < 5 else "b", weight=20.0 * (1 + place % 3), features="all")
+        a_node(name=name, partitions=partition_of(name), weight=20.0 * (1 + place % 3), features="all")
         for place, name in enumerate(NAMES)
     ]
     cluster = FakeNodes(nodes=nodes, keep_awake="n12", lax=True, suspend_timeout_s=90.0)
@@ -135,6 +139,35 @@ def test_no_cycle_starts_more_than_may_be_on_their_way(story: list[Any]) -> None
             after=timedelta(0),
         )
         assert len(report.slept) + len(report.woken) <= max(0, BOUND - before)
+
+
+def nodes_in(action: NodeAction) -> set[str]:
+    """Return the nodes that an action names."""
+    if isinstance(action, KeepAwake):
+        return set(action.nodes)
+    if isinstance(action, FillFirst):
+        return {node for tier in action.tiers for node in tier}
+    return {node for node, _ in action.own} - {""} if isinstance(action, RevertNodes) else {action.node}
+
+
+@FEW
+@given(story=cycles, mechanism=st.sampled_from(["sleep", "keep_awake"]))
+def test_no_node_is_written_that_no_service_may_change_or_that_helios_never_changed(
+    story: list[Any], mechanism: str
+) -> None:
+    table = a_table(mechanism=mechanism)
+    changed: set[str] = set()
+    for step in story:
+        table.cluster.steered.clear()
+        take_cycles(table, [step])
+        writers = [mode for mode in (step[2], step[4]) if mode.writes]
+        may = {name for name in NAMES for mode in writers if mode.reaches(name, partitions=[partition_of(name)])}
+        for action in (action for actions in table.cluster.steered for action in actions):
+            if isinstance(action, RevertNodes):
+                assert nodes_in(action) <= changed
+            else:
+                assert nodes_in(action) <= may
+                changed |= nodes_in(action)
 
 
 @FEW

@@ -8,7 +8,8 @@ import pytest
 
 from helios.actions import Result
 from helios.control import Undo, release_nodes
-from helios.errors import FileUnreadable
+from helios.errors import ClusterUnavailable, FileUnreadable
+from helios.model import Snapshot
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
     ASLEEP,
@@ -54,6 +55,23 @@ def test_a_release_wakes_everything_and_gives_weights_back() -> None:
     assert nothing_of_helios(table)
     assert table.ledger.applied_changes().empty
     assert table.cluster.power_of("n9") is ASLEEP  # the admin's own
+    assert table.lines(service="helios", mode="paused", action="RevertNodes", target="n1")
+
+
+def test_what_was_woken_before_nobody_could_look_again_is_told() -> None:
+    table = busy_helios()
+    look, looks = table.cluster.snapshot, []
+
+    def look_once() -> Snapshot:
+        looks.append(1)
+        if len(looks) > 1:
+            raise ClusterUnavailable("nobody answers", hint="Call it again.")
+        return look()
+
+    table.cluster.snapshot = look_once  # type: ignore[method-assign]
+    report = table.release()
+    assert not report.clean
+    assert set(report.woken) == {"n1", "n2", "n3"}
     assert table.lines(service="helios", mode="paused", action="RevertNodes", target="n1")
 
 

@@ -1,0 +1,572 @@
+"""The domain of pending jobs.
+
+Their changes are desired state: what stands and is no longer asked for by a service that may write is reverted, and
+exactly that. What Helios set is known by its mark on the job together with a record of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from helios.actions import Action, JobSetting, NodeOutcome, Outcome, Result, Revert
+from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
+from helios.config import Settings
+from helios.control.applied import SET_AGAIN, AppliedByKey, AppliedChange, AppliedChanges, Tolerance
+from helios.control.audit import HELIOS, AuditEntry
+from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, shadow_intent
+from helios.control.guards import GuardResult, apply_guards, keep_one_owner
+from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
+from helios.control.observed import PendingJob, carried_values, pending_jobs
+from helios.control.preconditions import Preconditions, suspension_reasons
+from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
+from helios.control.report import CycleReport, cycle_counts
+from helios.control.state import ControllerState
+from helios.errors import HeliosError
+from helios.model import APPLIED_CHANGES, Mode, Snapshot
+from helios.ports import Cluster, Domain, Ledger
+
+NOBODY = "it bears Helios' mark and nobody asks for it"
+SPENT = "the writes of this cycle are spent"
+OF_THE_HIDDEN = (
+    "A paused daemon takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all of "
+    "them helios pause --hidden"
+)
+OF_THE_UNPROVED = "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
+
+
+def run_cycle(
+    *,
+    active_services: Sequence[ActiveService],
+    cluster: Cluster,
+    expectation: Callable[[Snapshot], Snapshot],
+    ledger: Ledger,
+    conditions: Callable[[Snapshot], Preconditions],
+    settings: Settings,
+    now: datetime,
+    holder: str,
+    memory: ControllerState,
+    paused: Callable[[], str] = lambda: "",
+) -> CycleReport:
+    """Take one cycle of all services that act on jobs of one cluster.
+
+    Whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause reverts
+    everything that Helios set, with or without the database; else what stands stays while cycles are suspended.
+
+    Parameters
+    ----------
+    active_services : sequence of ActiveService
+        In the order of configuration, which settles who has a setting that two services want.
+    expectation : callable
+        Returns the snapshot with predictions.
+    conditions : callable
+        What the caller knows of the world. It should not fail for want of a database: None says that.
+    now : datetime
+        Start of the cycle; the lease lasts from it.
+    holder : str
+        Name of this Helios, the same in all its cycles, and after a restart.
+    memory : ControllerState
+        Of the report of the cycle before.
+    paused : callable
+        Why Helios is paused, empty: it is not; asked again before each write, as a cycle takes its time.
+
+    Raises
+    ------
+    Exception
+        Only what is a defect of Helios itself: a service's fault is kept, and a ``HeliosError`` is a reason to do
+        nothing.
+    """
+    cycle = Cycle(
+        domain=JobDomain(cluster, settings),
+        ledger=ledger,
+        settings=settings,
+        now=now,
+        holder=holder,
+        memory=memory,
+        paused=paused,
+    )
+    report: CycleReport = cycle.run(active_services, expectation=expectation, conditions=conditions)
+    return report
+
+
+class JobDomain:
+    """Pending jobs, their order and their soft limits."""
+
+    name = Domain.JOBS
+    table = APPLIED_CHANGES
+    sticky = False
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self.cluster, self.settings = cluster, settings
+        self.tolerance = Tolerance.of(settings.slurm)
+        self.jobs: dict[str, PendingJob] = {}
+        self.disputed: frozenset[Key] = frozenset()
+        """What somebody else changed since it was read back: it is set again once, never twice."""
+
+    def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
+        """Look at the queue, add predictions, and read what stands changed on jobs that are still there."""
+        cycle.snapshot = self.cluster.snapshot()
+        try:
+            cycle.snapshot = expectation(cycle.snapshot)
+        except HeliosError as error:
+            cycle.faults.append(f"there are no predictions: {error.message}")
+        self.jobs = pending_jobs(cycle.snapshot)
+        cycle.audit.sources = {job_id: job.source for job_id, job in self.jobs.items()}
+        running = set(cycle.snapshot.running["job_id"])
+        read = cycle.read_applied() or AppliedChanges()
+        cycle.applied = cycle.known = cycle.stored = AppliedChanges(
+            # What is an admin's is remembered while the job runs: a requeue brings it back.
+            real={
+                key: row
+                for key, row in read.real.items()
+                if self._is_pending(row) or (row.overridden and row.target in running)
+            },
+            shadow={key: row for key, row in read.shadow.items() if self._is_pending(row)},
+        )
+
+    def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
+        """Return why nothing may be written.
+
+        If something may, mark what somebody changed twice after Helios as theirs.
+        """
+        assert cycle.snapshot is not None
+        reasons = suspension_reasons(
+            conditions,
+            cycle.settings.control,
+            snapshot=cycle.snapshot,
+            jobs=self.jobs,
+            memory=cycle.memory,
+            now=cycle.now,
+        )
+        if not (reasons or cycle.faults):
+            self._find_overridden(cycle, released=bool(conditions.released))
+        return reasons
+
+    def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[float]:
+        """Return what actions on jobs ask for."""
+        return to_job_changes(actions)
+
+    def apply_guards(self, cycle: Cycle, requested: RequestedChanges[float], mode: ServiceMode) -> GuardResult[float]:
+        """Pass one service's changes through every guard."""
+        return apply_guards(
+            requested.changes,
+            jobs=self.jobs,
+            mode=mode,
+            of_the_overridden=cycle.applied.overridden(),
+            most_of_one_user=cycle.settings.control.most_of_one_user,
+        )
+
+    def allocate(
+        self, cycle: Cycle, results: Mapping[str, GuardResult[float]], services: Sequence[ActiveService]
+    ) -> ReconcilePlan:
+        """Return what differs from what stands, what nobody asks for any more, and what of it is affordable."""
+        writers = [active for active in services if active.mode.writes]
+        shadows = [active for active in services if active.is_shadow]
+        waiting = {
+            (outcome.setting, outcome.job_id)
+            for result in results.values()
+            for outcome in result.refused
+            if isinstance(outcome, Outcome) and outcome.result is Result.POSTPONED
+        }
+        send: dict[str, list[Change[float]]] = {}
+        same: dict[str, list[Change[float]]] = {}
+        refused = {name: list(result.refused) for name, result in results.items()}
+        wanted: dict[Mode, set[Key]] = {}
+        for mode, group in ((Mode.ACTIVE, writers), (Mode.SHADOW, shadows)):
+            rows = cycle.applied.of(mode)
+            silent = {active.name for active in group} - set(results)
+            allowed, not_owned = keep_one_owner(
+                {active.name: results[active.name].allowed if active.name in results else () for active in group},
+                held={key: row.service for key, row in rows.items() if row.service in silent},
+            )
+            wanted[mode] = {change.key for changes in allowed.values() for change in changes} | waiting
+            for name, changes in allowed.items():
+                send[name], same[name] = [], []
+                for change in changes:
+                    read = self._stands(change, rows, is_shadow=mode is Mode.SHADOW)
+                    agrees = self.tolerance.same(change.setting, asked=change.value, read=read)
+                    (same if agrees else send)[name].append(change)
+                if name in results:
+                    refused[name] += not_owned[name]
+        unwanted = self._unwanted(cycle, writers, keep=wanted[Mode.ACTIVE])
+        # What cannot be read is neither written blindly nor forgotten: a later cycle that can read it reverts it.
+        forget = {back.key for back in unwanted if not self._may_stand(back.key)}
+        most = self.settings.slurm.writes_per_cycle
+        reversions = [back for back in unwanted if self.jobs[back.key[1]].carries(_setting(back.key))]
+        self._cut(send, refused, [active.name for active in writers], left=most - len(reversions))
+        untracked = self._untracked(cycle, writers)
+        plan = ReconcilePlan(
+            send=send,
+            same=same,
+            refused=refused,
+            reversions=tuple(reversions[:most]),
+            shadow_reversions=tuple(self._shadow_reversions(cycle, shadows, keep=wanted[Mode.SHADOW])),
+            notes=(
+                f"{untracked} changes bear Helios' mark, and no service may write to those jobs now; to take them "
+                "back: helios pause, then helios resume",
+            )
+            if untracked
+            else (),
+        )
+        return replace(plan, intent=self._intent(cycle, plan, services, forget=forget))
+
+    def apply(
+        self, cycle: Cycle, plan: ReconcilePlan, active: ActiveService | None
+    ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
+        """Have the cluster change jobs for one service, or revert what no service asks for."""
+        cluster: Cluster | None = self.cluster
+        changes: dict[Key, Change[float]] = {}
+        backs: Iterable[Reversion] = plan.reversions
+        if active is not None:
+            changes = {change.key: change for change in plan.send.get(active.name, ())}
+            backs = [back for back in plan.shadow_reversions if active.is_shadow and back.service == active.name]
+            cluster = self._cluster(cycle, active)
+        actions = [*to_job_actions(map(self._explain, changes.values())), *_reverts(backs)]
+        if not actions or cluster is None:
+            return []
+        if active is None or active.mode.writes:
+            cycle.check_may_write()
+        applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
+        for outcome in cluster.apply(actions):
+            change, stands = changes.get((outcome.setting, outcome.job_id)), None
+            if active is not None and change and not self.tolerance.is_nothing(change.setting, change.value):
+                after = outcome.after or describe_mode(change.setting, change.value)
+                stands = self._row(cycle, change, active, after=after + self._again(cycle, change.key))
+            applied.append((outcome, stands))
+        return applied
+
+    def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
+        """Revert everything that Helios set.
+
+        None: nothing of it stands.
+        """
+        stands = any(not row.overridden for row in cycle.known.real.values())
+        if not stands and not carried_values(list(self.jobs.values())):
+            return None
+        result = revert_jobs(self.cluster, reason)
+        return replace(result, left=applied_after(cycle.known, result))
+
+    def summarise(self, cycle: Cycle) -> CycleReport:
+        """Return the report of the cycle."""
+        return CycleReport(
+            taken_at=cycle.now if cycle.snapshot is None else cycle.snapshot.taken_at,
+            acted=len(cycle.audit.changed),
+            memory=cycle.memory,
+            **cycle.report(stays=self._what_stays(cycle) if cycle.suspended else ""),
+            **cycle_counts(cycle.snapshot),
+        )
+
+    def _is_pending(self, row: AppliedChange) -> bool:
+        """Return whether the job that was changed is pending, and not a later one of the same id."""
+        job = self.jobs.get(row.target)
+        return job is not None and job.submitted_us == row.submitted_us
+
+    def _find_overridden(self, cycle: Cycle, *, released: bool) -> None:
+        """Find what was read back as Helios had asked, and now reads otherwise.
+
+        Once it is set again, never twice.
+        """
+        real = dict(cycle.known.real)
+        if released:  # what a kill switch reverted is nobody's will about that job, and no reason to keep off it
+            real = {key: row for key, row in real.items() if row.overridden or self._may_stand_after_release(row)}
+        differing = [row for row in real.values() if self._differs(row)]
+        for row in differing:
+            if not row.set_again:
+                continue
+            real[row.key] = replace(row, overridden=True)
+            cycle.audit.say(
+                AuditEntry(
+                    service=HELIOS,
+                    mode=row.mode,
+                    action="HandsOff",
+                    target=row.target,
+                    reason=f"somebody changed twice what service {row.service} had set",
+                    before=row.after,
+                    after=describe_mode(_setting(row.key), self._value(row.key)),
+                    outcome=f"{Result.REFUSED}: {row.setting} of this job is theirs from now on",
+                )
+            )
+        cycle.applied = replace(cycle.known, real=real)
+        self.disputed = frozenset(row.key for row in differing if not row.set_again)
+
+    def _may_stand_after_release(self, row: AppliedChange) -> bool:
+        # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
+        job = self.jobs.get(row.target)
+        return job is None or self._may_stand(row.key) or bool(job.excluded_reason)
+
+    def _may_stand(self, key: Key) -> bool:
+        job, setting = self.jobs[key[1]], _setting(key)
+        return job.carries(setting) or not job.readable(setting)
+
+    def _differs(self, row: AppliedChange) -> bool:
+        if row.overridden or not row.confirmed or not self._is_pending(row):
+            return False
+        job, setting = self.jobs[row.target], _setting(row.key)
+        if job.excluded_reason or not job.readable(setting):
+            return False  # it cannot be read, or must be left alone anyway
+        return not self.tolerance.same(setting, asked=row.value, read=job.value(setting))
+
+    def _value(self, key: Key) -> float:
+        return self.jobs[key[1]].value(_setting(key))
+
+    def _stands(self, change: Change[float], rows: AppliedByKey, *, is_shadow: bool) -> float:
+        if not is_shadow:
+            return self._value(change.key)
+        return float(rows[change.key].value) if change.key in rows else NOTHING[_setting(change.key)]
+
+    def _unwanted(self, cycle: Cycle, writers: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
+        modes = {active.name: active.mode for active in writers}
+        unwanted = []
+        for key, row in cycle.applied.real.items():
+            if key in keep or row.overridden or self.jobs[row.target].excluded_reason:
+                continue
+            if row.service not in modes:
+                why = f"service {row.service} may not write now"
+            elif not modes[row.service].covers(self.jobs[row.target]):
+                why = f"it is outside the canary of service {row.service} now"
+            elif row.service in cycle.requested:
+                why = f"service {row.service} no longer asks for it"
+            else:
+                continue
+            unwanted.append(Reversion(key=key, service=row.service, why=why))
+        for key in self._in_no_record(cycle):
+            job = self.jobs[key[1]]
+            for name, mode in modes.items():
+                if key not in keep and mode.covers(job) and _governs(cycle.requested.get(name), key, job):
+                    unwanted.append(Reversion(key=key, service=name, why=NOBODY))
+                    break
+        return unwanted
+
+    def _in_no_record(self, cycle: Cycle) -> list[Key]:
+        return [
+            key
+            for key in carried_values(list(self.jobs.values()))
+            if key not in cycle.applied.real and not self.jobs[key[1]].excluded_reason
+        ]
+
+    def _untracked(self, cycle: Cycle, writers: Sequence[ActiveService]) -> int:
+        """Count what the hook or a lost database left.
+
+        A shadow alone on a cluster must not write.
+        """
+        jobs = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
+        return sum(not any(active.mode.covers(job) for active in writers) for job in jobs)
+
+    def _shadow_reversions(
+        self, cycle: Cycle, shadows: Sequence[ActiveService], *, keep: set[Key]
+    ) -> Iterable[Reversion]:
+        names = {active.name for active in shadows}
+        for key, row in cycle.applied.shadow.items():
+            if key in keep or self.jobs[row.target].excluded_reason:
+                continue
+            if row.service not in names:
+                yield Reversion(key=key, service=row.service, why=f"service {row.service} is no shadow now")
+            elif row.service in cycle.requested:
+                yield Reversion(key=key, service=row.service, why=f"service {row.service} no longer asks for it")
+
+    def _cut(
+        self,
+        send: dict[str, list[Change[float]]],
+        refused: dict[str, list[Outcome | NodeOutcome]],
+        writers: Sequence[str],
+        *,
+        left: int,
+    ) -> None:
+        """Postpone what the writes of a cycle do not pay for.
+
+        Orders of the largest change are sent first.
+        """
+        if sum(len(send[name]) for name in writers) <= left:
+            return
+        for name in writers:
+            changes = sorted(send[name], key=lambda change: -self._size(change))
+            send[name], late = changes[: max(left, 0)], changes[max(left, 0) :]
+            refused.setdefault(name, []).extend(change.outcome(Result.POSTPONED, SPENT) for change in late)
+            left -= len(send[name])
+
+    def _size(self, change: Change[float]) -> float:
+        # Soft limits come after the orders, in the order of the queue.
+        return abs(change.value - self.jobs[change.target].urgency) if change.setting is JobSetting.ORDER else 0.0
+
+    def _intent(
+        self, cycle: Cycle, plan: ReconcilePlan, services: Sequence[ActiveService], *, forget: set[Key]
+    ) -> AppliedChanges:
+        """Enter every change before it is made, and adopt what was found as asked."""
+        real = {key: row for key, row in cycle.applied.real.items() if key not in forget}
+        for active in services:
+            if not active.mode.writes:
+                continue
+            for change in plan.send.get(active.name, ()):
+                real[change.key] = self._row(cycle, change, active, after=self._again(cycle, change.key))
+            for change in plan.same.get(active.name, ()):
+                self._adopt(cycle, real, change, active)
+        return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
+
+    def _adopt(self, cycle: Cycle, real: AppliedByKey, change: Change[float], active: ActiveService) -> None:
+        if self.tolerance.is_nothing(change.setting, change.value):
+            real.pop(change.key, None)
+            return
+        row, read = real.get(change.key), self._value(change.key)
+        known = row is not None and row.confirmed and row.service == active.name
+        if row is None or not known or not self.tolerance.same(change.setting, asked=row.value, read=read):
+            after = describe_mode(change.setting, read) + (SET_AGAIN if row is not None and row.set_again else "")
+            real[change.key] = self._row(cycle, change, active, after=after)
+
+    def _row(self, cycle: Cycle, change: Change[float], active: ActiveService, *, after: str) -> AppliedChange:
+        return AppliedChange(
+            setting=change.setting,
+            target=change.target,
+            submitted_us=self.jobs[change.target].submitted_us,
+            service=active.name,
+            mode=active.mode.mode,
+            value=change.value,
+            after=after,
+            written_at=cycle.now,
+        )
+
+    def _again(self, cycle: Cycle, key: Key) -> str:
+        row = cycle.applied.real.get(key)
+        return SET_AGAIN if key in self.disputed or (row is not None and row.set_again) else ""
+
+    def _explain(self, change: Change[float]) -> Change[float]:
+        if change.key not in self.disputed:
+            return change
+        found = f"{describe_mode(change.setting, self._value(change.key))} was found instead of what Helios had set"
+        return replace(change, reason=f"{change.reason}; set again, once: {found}")
+
+    def _cluster(self, cycle: Cycle, active: ActiveService) -> Cluster | None:
+        snapshot = cycle.snapshot
+        assert snapshot is not None
+        return cluster_for_mode(
+            active.mode,
+            self.cluster,
+            look=lambda: snapshot,
+            stands={key: row.value for key, row in cycle.applied.shadow.items()},
+            tolerance=self.tolerance,
+        )
+
+    def _what_stays(self, cycle: Cycle) -> str:
+        """Say what stands and stays.
+
+        Of what is in the records only what was seen just now is known to stand.
+        """
+        if cycle.released is not None or cycle.snapshot is None:
+            return ""  # what is left has been said, job by job; or nobody could look
+        seen = carried_values(list(self.jobs.values()))
+        hidden = 0
+        for key in (key for key, row in cycle.known.real.items() if not row.overridden):
+            job, setting = self.jobs[key[1]], _setting(key)
+            hidden += not job.carries(setting) and (not job.readable(setting) or bool(job.excluded_reason))
+        said = [
+            f"{len(seen)} changes of Helios stand on the cluster and stay as they are" if seen else "",
+            f"of {hidden} the cluster does not show whether they stand" if hidden else "",
+        ]
+        return "; ".join(filter(None, said))
+
+
+def release(
+    *, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, reason: str, hidden: bool = False
+) -> CycleReport:
+    """Revert everything, verify it by a second look, write it down, and clear the record of it.
+
+    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
+    report. Somebody else's changes stay in the record as theirs.
+
+    Parameters
+    ----------
+    holder : str
+        Who asks; the lease is taken for the audit if it is free, and given back.
+    hidden : bool
+        As in ``Revert``.
+    """
+    result = revert_jobs(cluster, reason, hidden=hidden)
+    audit = release_entries(result, now=now, reason=reason)
+
+    def left() -> AppliedChanges:
+        return applied_after(AppliedChanges.read(ledger.applied_changes(), APPLIED_CHANGES), result)
+
+    recorded = record_release(ledger, audit, left, table=APPLIED_CHANGES, now=now, holder=holder)
+    return CycleReport(
+        taken_at=now if result.snapshot is None else result.snapshot.taken_at,
+        acted=len(audit.changed),
+        **result.report(audit, reason=reason, recorded=recorded),
+        **cycle_counts(result.snapshot),
+    )
+
+
+def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
+    """Revert every job that Helios set, then look whether any is left.
+
+    What bears the mark and is in no record, and what the cluster hides, is left and named.
+    """
+    outcomes: dict[Key, Outcome] = {}
+    try:
+        for _ in range(ROUNDS):
+            if not add_round(outcomes, cluster.apply([Revert(reason=reason, hidden=hidden)])):
+                break
+        snapshot = cluster.snapshot()
+    except HeliosError as error:
+        failure = f"taking everything back was broken off: {error.message}"
+        return ReleaseResult(outcomes=list(outcomes.values()), message=f"{Result.FAILED}: {failure}", failure=failure)
+    jobs = pending_jobs(snapshot)
+    refused = [one for one in outcomes.values() if one.result is Result.REFUSED and one.job_id in jobs]
+    left = [*carried_values(list(jobs.values())), *((one.setting, one.job_id) for one in refused)]
+    remaining = tuple(dict.fromkeys(job_id for _, job_id in left))
+    return ReleaseResult(
+        outcomes=list(outcomes.values()),
+        message=_describe_release(remaining, refused),
+        remaining=remaining,
+        keys=frozenset(left),
+        snapshot=snapshot,
+        sources={job_id: job.source for job_id, job in jobs.items()},
+    )
+
+
+def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome]) -> str:
+    hidden = list(dict.fromkeys(one.job_id for one in refused if one.remark.startswith(HIDDEN)))
+    unproved = list(dict.fromkeys(one.job_id for one in refused if not one.remark.startswith(HIDDEN)))
+    others = [job_id for job_id in remaining if job_id not in {*hidden, *unproved}]
+    if not remaining:
+        return f"{Result.DONE}: looked again, no job carries anything that Helios is known to have set"
+    parts = []
+    if others:
+        parts.append(f"{len(others)} jobs still carry what Helios set: {_named(others)}")
+    if hidden:
+        carry = "jobs Slurm hides whether they still carry what Helios set"
+        parts.append(f"of {len(hidden)} {carry}: {_named(hidden)}. {OF_THE_HIDDEN}")
+    if unproved:
+        bear = f"{len(unproved)} jobs bear Helios' mark and are in no record: {_named(unproved)}"
+        parts.append(f"{bear}; not touched. {OF_THE_UNPROVED}")
+    return f"{Result.MISMATCH}: {'; '.join(parts)}"
+
+
+def applied_after(applied: AppliedChanges, result: ReleaseResult) -> AppliedChanges:
+    """Return what stands after a release.
+
+    What is left or could not be looked at, and what is somebody else's.
+    """
+    left = set(applied.real) if result.remaining is None else result.keys
+    return AppliedChanges(real={key: row for key, row in applied.real.items() if row.overridden or key in left})
+
+
+def _named(job_ids: Sequence[str]) -> str:
+    return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
+
+
+def _setting(key: Key) -> JobSetting:
+    return JobSetting(key[0])
+
+
+def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJob) -> bool:
+    """Return whether what a service asked for says of a job that it does not name that nothing shall stand."""
+    if requested is None:
+        return False
+    return job.partition in requested.partitions if key[0] is JobSetting.ORDER else "SoftLimit" in requested.kinds
+
+
+def _reverts(backs: Iterable[Reversion]) -> list[Revert]:
+    grouped: dict[tuple[JobSetting, str], list[str]] = {}
+    for back in backs:
+        grouped.setdefault((_setting(back.key), back.why), []).append(back.key[1])
+    return [Revert(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]

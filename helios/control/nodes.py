@@ -1,0 +1,712 @@
+"""The domain of nodes.
+
+Their power, their weights and the keep-awake list.
+
+Changes are sticky. Sleep and wake are asked for once and stand until somebody wakes the node; weights and the
+keep-awake list stand until a service says otherwise. What stands for a service that may no longer write is reverted.
+What Helios did is in the ledger and, should that be gone, in the undo file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from helios.actions import Action, NodeAction, NodeOutcome, NodeSetting, Outcome, Result, RevertNodes
+from helios.changes import (
+    ASLEEP,
+    AWAKE,
+    LIST,
+    TIER,
+    Change,
+    Key,
+    RequestedChanges,
+    join_names,
+    nodes_named,
+    sleeps,
+    tier,
+    to_node_actions,
+    to_node_changes,
+)
+from helios.config import Settings
+from helios.control.applied import AppliedByKey, AppliedChange, AppliedChanges, Undo, same_list, weight_in
+from helios.control.audit import HELIOS
+from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, shadow_intent
+from helios.control.guards import GuardResult, keep_one_owner
+from helios.control.jobs import SPENT
+from helios.control.modes import ServiceMode, node_cluster_for_mode
+from helios.control.node_guards import (
+    NodeCycleContext,
+    PowerBudget,
+    apply_node_guards,
+    is_in_desired_state,
+    why_not_asleep,
+)
+from helios.control.node_watch import NodeObservation, shadow_entries, update_nodes
+from helios.control.observed import ObservedNode, observed_nodes, partitions_wanted
+from helios.control.preconditions import Preconditions, cluster_suspension_reasons, is_cut_short
+from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
+from helios.control.report import NodeCycleReport, node_cycle_counts, wanted_awake
+from helios.control.state import NodeControllerState, WakeUp
+from helios.errors import HeliosError
+from helios.model import APPLIED_NODE_CHANGES, Mode, NodePower, Snapshot
+from helios.model.hostlist import expand
+from helios.ports import Domain, Ledger, NodeCluster
+
+SOON_S = 600.0
+"""How long before the cluster's idle timer ends a node counts as on its way to sleep, s."""
+TAKEN_BACK = "what stands there is reverted first"
+THE_LIST = "the keep-awake list"
+NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
+COST = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
+"""What the writes of a cycle pay for first."""
+
+
+def run_node_cycle(
+    *,
+    active_services: Sequence[ActiveService],
+    cluster: NodeCluster,
+    expectation: Callable[[Snapshot], Snapshot],
+    ledger: Ledger,
+    conditions: Callable[[Snapshot], Preconditions],
+    settings: Settings,
+    now: datetime,
+    holder: str,
+    memory: NodeControllerState,
+    undo: Callable[[Undo], None],
+    undone: Callable[[], Undo] = Undo,
+    paused: Callable[[], str] = lambda: "",
+) -> NodeCycleReport:
+    """Take one cycle of all services that act on nodes of one cluster.
+
+    As :func:`helios.control.run_cycle`, with what differs below. A pause wakes everything that Helios put to sleep and
+    gives back weights and list, cycle after cycle until nothing remains.
+
+    Parameters
+    ----------
+    expectation : callable
+        Returns the snapshot with the demand for nodes, and predictions. Without demand nodes are woken, none is put to
+        sleep.
+    ledger : Ledger
+        Of the domain of nodes: its own lease, and ``APPLIED_NODE_CHANGES``.
+    undo : callable
+        Writes down, outside of the database, what would have to be reverted. It is called before anything is done;
+        if it raises a :class:`HeliosError`, nothing is.
+    undone : callable
+        Reads what ``undo`` wrote last.
+    """
+    cycle = Cycle(
+        domain=NodeDomain(cluster, settings, memory),
+        ledger=ledger,
+        settings=settings,
+        now=now,
+        holder=holder,
+        memory=memory.cycle,
+        paused=paused,
+        undo=undo,
+        undone=undone,
+    )
+    report: NodeCycleReport = cycle.run(active_services, expectation=expectation, conditions=conditions)
+    return report
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeActivity:
+    """What was done on the cluster, and what is remembered of it."""
+
+    memory: NodeControllerState
+    slept: list[str] = field(default_factory=list)
+    woken: list[str] = field(default_factory=list)
+    weighed: list[str] = field(default_factory=list)
+
+    def add(self, outcomes: Iterable[Outcome | NodeOutcome], *, now: datetime) -> None:
+        """Remember who was put to sleep, and watch who was told to wake."""
+        for outcome in outcomes:
+            if not isinstance(outcome, NodeOutcome) or outcome.result is not Result.DONE:
+                continue
+            if outcome.setting is NodeSetting.WEIGHT:
+                self.weighed.append(outcome.node)
+            elif outcome.setting is NodeSetting.POWER and outcome.action == "PowerDown":
+                self.slept.append(outcome.node)
+                self.memory = self.memory.with_slept(outcome.node, now)
+            elif outcome.setting is NodeSetting.POWER:
+                self.woken.append(outcome.node)
+                self.memory = self.memory.with_wake(outcome.node, WakeUp(since=now, by="Helios"))
+
+    def lists(self) -> dict[str, Any]:
+        """Return the nodes as a report names them."""
+        return {"slept": tuple(self.slept), "woken": tuple(self.woken), "weighed": tuple(self.weighed)}
+
+
+class NodeDomain:
+    """The nodes of a cluster."""
+
+    name = Domain.NODES
+    table = APPLIED_NODE_CHANGES
+    sticky = True
+
+    def __init__(self, cluster: NodeCluster, settings: Settings, memory: NodeControllerState) -> None:
+        self.cluster, self.settings = cluster, settings
+        self.activity = NodeActivity(memory=memory)
+        self._context: NodeCycleContext | None = None
+
+    @property
+    def context(self) -> NodeCycleContext:
+        """What was observed."""
+        if self._context is None:
+            raise RuntimeError("the nodes were not observed")
+        return self._context
+
+    def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
+        """Look at the nodes, add the demand for them, and read what stands changed."""
+        cycle.snapshot = self.cluster.snapshot()
+        nodes, wanted = observed_nodes(cycle.snapshot), partitions_wanted(cycle.snapshot)
+        cycle.held_back = ""
+        try:
+            cycle.snapshot = expectation(cycle.snapshot)
+        except HeliosError as error:
+            cycle.held_back = " ".join(filter(None, [error.message, error.hint]))
+            cycle.audit.notes.append(f"there is no forecast, so that no node is put to sleep: {cycle.held_back}")
+        applied = cycle.read_applied() or AppliedChanges()
+        try:
+            cycle.undo_file = cycle.undone()
+        except HeliosError as error:
+            cycle.audit.notes.append(f"the undo file could not be read: {error.message}")
+        if not applied.real and cycle.undo_file is not None:
+            # Only where the record is gone: a file on a standby's disk may be about what was long since undone.
+            applied = with_undo_records(applied, cycle.undo_file, at=cycle.now)
+        cycle.applied = cycle.known = cycle.stored = applied
+        never: frozenset[str] = frozenset()
+        try:
+            never = frozenset(expand(self.settings.power.never))
+        except HeliosError as error:
+            cycle.faults.append(f"power.never cannot be read: {error.message}")
+        self._context = NodeCycleContext(
+            snapshot=cycle.snapshot,
+            nodes=nodes,
+            applied=applied,
+            memory=self.activity.memory,
+            settings=self.settings,
+            wanted=wanted,
+            never=never,
+        )
+
+    def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
+        """Return why nothing may be written, and hold what stands and is remembered against what is seen."""
+        context = self.context
+        reasons = cluster_suspension_reasons(
+            conditions, self.settings.control, snapshot=context.snapshot, memory=cycle.memory, now=cycle.now
+        )
+        if is_cut_short(context.snapshot, cycle.memory):
+            return reasons
+        look = NodeObservation(
+            nodes=context.nodes,
+            power=context.power,
+            at=context.snapshot.taken_at,
+            settings=self.settings.power,
+            released=bool(conditions.released),
+        )
+        found = update_nodes(context.memory, context.applied, look)
+        for entry in (*found.lines, *shadow_entries(context.applied, found.applied)):
+            cycle.audit.say(entry)
+        cycle.audit.notes.extend(found.notes)
+        if found.memory.protected:
+            cycle.audit.notes.append(f"{found.memory.protected}; to end it: helios power clear")
+        self.activity.memory = found.memory
+        cycle.applied = cycle.known = found.applied
+        self._context = replace(context, memory=found.memory, applied=found.applied)
+        return reasons
+
+    def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[str]:
+        """Return what actions on nodes ask for."""
+        return to_node_changes(actions)
+
+    def apply_guards(self, cycle: Cycle, requested: RequestedChanges[str], mode: ServiceMode) -> GuardResult[str]:  # noqa: ARG002 - a ControlDomain's
+        """Bring changes within what there is, and pass them through every guard that looks at one node."""
+        return apply_node_guards(self._bounded(requested.changes, mode), context=self.context, mode=mode)
+
+    def allocate(
+        self, cycle: Cycle, results: Mapping[str, GuardResult[str]], services: Sequence[ActiveService]
+    ) -> ReconcilePlan:
+        """Return what there is room for.
+
+        Reversions first, then wakes of all services, then sleeps.
+        """
+        context, most = self.context, self.settings.slurm.writes_per_cycle
+        writers = [active for active in services if active.mode.writes]
+        draft = _Draft(context=context, refused={name: list(result.refused) for name, result in results.items()})
+        draft.own(writers, results, context.applied.real)
+        may_sleep = self._may_sleep()
+        room = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
+        reversions, waiting = self._given_back(cycle, writers, room)
+        draft.let_through(writers, room, without={back.key for back in reversions})
+        would_sleep = {row.target for row in context.applied.shadow.values() if row.value == ASLEEP}
+        for active in services:
+            if active.is_shadow:
+                draft.own([active], results, {})
+                away = (would_sleep & set(context.nodes)) | may_sleep
+                draft.let_through([active], PowerBudget(context.nodes, self.settings.power, away=away))
+        draft.cut(writers, left=most - len(reversions))
+        falling = sum(key[0] is NodeSetting.POWER for key in waiting)
+        when = "as soon as they are asleep, in service, and there is room"
+        plan = ReconcilePlan(
+            send=draft.send,
+            same=draft.same,
+            refused=draft.refused,
+            reversions=tuple(reversions),
+            shadow_reversions=tuple(self._shadow_reversions(cycle, services, results)),
+            notes=(f"{falling} nodes are to be woken {when}",) if falling else (),
+        )
+        return replace(plan, intent=self._intent(cycle, plan, services))
+
+    def apply(
+        self, cycle: Cycle, plan: ReconcilePlan, active: ActiveService | None
+    ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
+        """Have the cluster change nodes for one service, or revert what no service stands for."""
+        changes: dict[Key, Change[str]] = {}
+        if active is None:
+            cluster: NodeCluster | None = self.cluster
+            actions: list[NodeAction] = [*_reverts(plan.reversions)]
+        else:
+            changes = {change.key: change for change in plan.send.get(active.name, ())}
+            cluster = self._cluster(active)
+            actions = self._actions(plan, active, list(changes.values()))
+        if not actions or cluster is None:
+            return []
+        if active is None or active.mode.writes:
+            cycle.check_may_write()
+        applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
+        for told in cluster.steer(actions):
+            outcome, change = told, changes.get((told.setting, told.node))
+            if change is not None and change.setting is NodeSetting.WEIGHT:
+                outcome = replace(told, reason=change.reason)  # the cluster knows the reason of the whole order only
+            stands = None if active is None or change is None else self._settled(cycle, change, active, outcome)
+            applied.append((outcome, stands))
+        self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
+        return applied
+
+    def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
+        """Wake everything that Helios put to sleep and give back the rest.
+
+        None: nothing of it stands.
+        """
+        snapshot, applied = self.context.snapshot, cycle.known
+        if not applied_on(snapshot, applied.real):
+            cycle.known = AppliedChanges(real=still_applied(applied.real, snapshot))
+            return None
+        result = revert_nodes(self.cluster, applied, reason)
+        self.activity.add(result.outcomes, now=cycle.now)
+        return result
+
+    def summarise(self, cycle: Cycle) -> NodeCycleReport:
+        """Return the report of the cycle."""
+        applied = sum(not row.overridden for row in cycle.known.real.values())
+        stays = f"{applied} changes of Helios stand on the nodes and stay as they are"
+        memory = replace(self.activity.memory, cycle=cycle.memory)
+        wanted = wanted_awake(cycle.requested, self.context.nodes) if cycle.requested else {}
+        return NodeCycleReport(
+            **self.activity.lists(),
+            protected=memory.protected,
+            memory=memory,
+            **cycle.report(stays=stays if applied and cycle.released is None else ""),
+            **node_cycle_counts(cycle.snapshot, cycle.known, at=cycle.now, wanted=wanted),
+        )
+
+    def _bounded(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
+        """Bring weights within ``power.tiers``, and the keep-awake list to nodes that there are, within the canary."""
+        nodes, bounded = self.context.nodes, []
+        for change in changes:
+            value = change.value
+            if change.setting is NodeSetting.WEIGHT:
+                value = f"{TIER}{min(tier(change), self.settings.power.tiers - 1)}"
+            elif change.setting is NodeSetting.KEEP_AWAKE:
+                reached = {node.name for node in nodes.values() if mode.reaches(node.name, partitions=node.partitions)}
+                value = join_names(reached & {*nodes_named(change.value), *self.context.never})
+            bounded.append(replace(change, value=value))
+        return bounded
+
+    def _may_sleep(self) -> set[str]:
+        """Return the nodes that the cluster's own timer may put to sleep at any moment, where it is who does it."""
+        nodes = self.context.nodes.values()
+        return {node.name for node in nodes if not node.kept_awake} if self.context.only_lists else set()
+
+    def _about_to_fall(self) -> list[str]:
+        context = self.context
+        if not context.only_lists or context.power is None:
+            return []
+        idle_s, now = context.power.suspend_time_s - SOON_S, context.snapshot.taken_at
+        return [
+            node.name
+            for node in context.nodes.values()
+            if node.idle
+            and not node.kept_awake
+            and node.idle_since
+            and (now - node.idle_since).total_seconds() >= idle_s
+        ]
+
+    def _given_back(
+        self, cycle: Cycle, writers: Sequence[ActiveService], room: PowerBudget
+    ) -> tuple[list[Reversion], list[Key]]:
+        """Return what is reverted now, and what must be and cannot be yet.
+
+        Nodes wait that still fall asleep, that were drained since, or that have no room on the way.
+        """
+        modes = {active.name: active.mode for active in writers}
+        back: list[Reversion] = []
+        waiting: list[Key] = []
+        for row in self.context.applied.real.values():
+            why = "" if row.overridden else self._why_not_stand(row, modes, cycle.requested)
+            if not why:
+                continue
+            node = self.context.nodes.get(row.target)
+            if row.setting is NodeSetting.POWER and (
+                node is None or node.power is NodePower.FALLING_ASLEEP or not node.in_service or room.to_wake()[1]
+            ):
+                waiting.append(row.key)
+            else:
+                back.append(Reversion(key=row.key, service=row.service, why=why, own=row.own))
+        most = self.settings.slurm.writes_per_cycle
+        return back[:most], [*waiting, *(late.key for late in back[most:])]
+
+    def _why_not_stand(
+        self,
+        row: AppliedChange,
+        modes: Mapping[str, ServiceMode],
+        requested: Mapping[str, RequestedChanges[str]],
+    ) -> str:
+        if row.service not in modes:
+            return f"service {row.service} may not write now"
+        node = self.context.nodes.get(row.target)
+        if node is not None and not modes[row.service].reaches(node.name, partitions=node.partitions):
+            return f"it is outside the canary of service {row.service} now"
+        other = NodeSetting.POWER if self.context.only_lists else NodeSetting.KEEP_AWAKE
+        if row.setting is other:
+            return f"power.mechanism is {self.settings.power.mechanism} now"
+        gives = row.service in requested and row.key in requested[row.service].reverts
+        return f"service {row.service} gave it back" if gives else ""
+
+    def _shadow_reversions(
+        self, cycle: Cycle, services: Sequence[ActiveService], results: Mapping[str, GuardResult[str]]
+    ) -> Iterable[Reversion]:
+        shadows = {active.name for active in services if active.is_shadow}
+        for row in self.context.applied.shadow.values():
+            if row.service not in shadows:
+                why = f"service {row.service} is no shadow now"
+            elif row.service not in cycle.requested:
+                continue
+            elif row.setting is NodeSetting.POWER:
+                # The node is awake in truth, so that a shadow that still wants it asleep asks for it again.
+                if row.key in {change.key for change in results[row.service].same}:
+                    continue
+                why = f"service {row.service} no longer wants it asleep"
+            elif row.key in cycle.requested[row.service].reverts:
+                why = f"service {row.service} gave it back"
+            else:
+                continue
+            yield Reversion(key=row.key, service=row.service, why=why, own=row.own)
+
+    def _intent(self, cycle: Cycle, plan: ReconcilePlan, services: Sequence[ActiveService]) -> AppliedChanges:
+        """Enter every change before it is made, and adopt what was found as asked."""
+        real = dict(cycle.applied.real)
+        for active in services:
+            if not active.mode.writes:
+                continue
+            for change in plan.send.get(active.name, ()):
+                if change.value != AWAKE:
+                    real[change.key] = self._row(cycle, change, active, after="")
+                elif change.key in real:
+                    real[change.key] = replace(real[change.key], value=AWAKE)
+            for change in plan.same.get(active.name, ()):
+                if change.key in real and real[change.key].service != active.name and change.value != AWAKE:
+                    real[change.key] = replace(real[change.key], service=active.name)
+        for back in plan.reversions:
+            if back.key[0] is NodeSetting.POWER:
+                real[back.key] = replace(cycle.applied.real[back.key], value=AWAKE)
+        return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
+
+    def _actions(self, plan: ReconcilePlan, active: ActiveService, changes: list[Change[str]]) -> list[NodeAction]:
+        if active.is_shadow:
+            ends = [back for back in plan.shadow_reversions if back.service == active.name]
+            return [*to_node_actions(changes, own={}), *_reverts(ends)]
+        if any(change.setting is NodeSetting.WEIGHT for change in changes):
+            # An order of filling is given whole: what a weight becomes depends on who else is in the order.
+            same = plan.same.get(active.name, ())
+            changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
+        return to_node_actions(changes, own=self.context.applied.own())
+
+    def _cluster(self, active: ActiveService) -> NodeCluster | None:
+        context = self.context
+        return node_cluster_for_mode(
+            active.mode, self.cluster, look=lambda: context.snapshot, stands=context.applied.shadow
+        )
+
+    def _settled(
+        self, cycle: Cycle, change: Change[str], active: ActiveService, outcome: NodeOutcome
+    ) -> AppliedChange | None:
+        prior = cycle.applied.of(active.mode.mode).get(change.key)
+        found_asleep = sleeps(change) and outcome.result is Result.UNCHANGED and prior is None
+        if change.value == AWAKE or found_asleep:
+            return None  # a node that somebody else put to sleep meanwhile is not Helios'
+        return self._row(cycle, change, active, after=outcome.after or outcome.before or change.value)
+
+    def _row(self, cycle: Cycle, change: Change[str], active: ActiveService, *, after: str) -> AppliedChange:
+        prior = cycle.applied.of(active.mode.mode).get(change.key)
+        return AppliedChange(
+            setting=change.setting,
+            target=change.target,
+            service=active.name,
+            mode=active.mode.mode,
+            value=change.value,
+            own=self._own(change.key) if prior is None else prior.own,
+            after=after,
+            written_at=cycle.now,
+        )
+
+    def _own(self, key: Key) -> str:
+        """Return what the site itself has there."""
+        if key == LIST:
+            return "" if self.context.power is None else self.context.power.keep_awake
+        return f"{self.context.nodes[key[1]].weight:.0f}" if key[0] is NodeSetting.WEIGHT else ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A plan while it is made.
+
+    Each method narrows it.
+    """
+
+    context: NodeCycleContext
+    refused: dict[str, list[Outcome | NodeOutcome]]
+    send: dict[str, list[Change[str]]] = field(default_factory=dict)
+    same: dict[str, list[Change[str]]] = field(default_factory=dict)
+
+    def own(
+        self, services: Sequence[ActiveService], results: Mapping[str, GuardResult[str]], applied: AppliedByKey
+    ) -> None:
+        """Let each setting of each node have one service."""
+        asked = {active.name: results[active.name].allowed if active.name in results else () for active in services}
+        held = {key: row.service for key, row in applied.items()}
+        allowed, refused = keep_one_owner(asked, held=held, kind="node")
+        for name in asked:
+            self.send[name] = list(allowed[name])
+            self.same[name] = list(results[name].same) if name in results else []
+            self.refused.setdefault(name, []).extend(refused[name])
+
+    def let_through(
+        self, services: Sequence[ActiveService], room: PowerBudget, *, without: Collection[Key] = ()
+    ) -> None:
+        """Keep what there is room for.
+
+        Wakes of all services before anybody's sleeps.
+        """
+        for active in services:
+            asked = self.send[active.name]
+            self.send[active.name] = [change for change in asked if change.key not in without]
+            late = [change.outcome(Result.POSTPONED, TAKEN_BACK) for change in asked if change.key in without]
+            self.refused[active.name].extend(late)
+        for to_sleep in (False, True):
+            for active in services:
+                self._pass(active, room, to_sleep=to_sleep)
+
+    def _pass(self, active: ActiveService, room: PowerBudget, *, to_sleep: bool) -> None:
+        kept: list[Change[str]] = []
+        for change in self.send[active.name]:
+            if change.setting is NodeSetting.KEEP_AWAKE and to_sleep:
+                longer = self._keep_longer(change, room, mode=active.mode.mode)
+                stands = is_in_desired_state(longer, self.context, active.mode.mode)
+                (self.same[active.name] if stands else kept).append(longer)
+            elif change.setting is NodeSetting.POWER and sleeps(change) is to_sleep:
+                result, why = room.to_sleep(self.context.nodes[change.target]) if to_sleep else room.to_wake()
+                if why:
+                    self.refused[active.name].append(change.outcome(result, why))
+                else:
+                    kept.append(change)
+            else:
+                kept.append(change)
+        self.send[active.name] = kept
+
+    def _keep_longer(self, change: Change[str], room: PowerBudget, *, mode: Mode) -> Change[str]:
+        """Return the list with those nodes left in it that may not leave it now."""
+        row, nodes = self.context.applied.of(mode).get(LIST), self.context.nodes
+        named = nodes_named(change.value)
+        leaving = [] if row is None else [name for name in nodes_named(row.value) if name not in named]
+        stays, first = [], ""
+        for node in (nodes[name] for name in leaving if name in nodes):
+            why = why_not_asleep(node, self.context) or room.to_sleep(node)[1]
+            if why:
+                stays.append(node.name)
+                first = first or f"{node.name}: {why}"
+        quarantined = [name for name in self.context.memory.quarantined if name in nodes and row is not None]
+        reason = f"{change.reason}; {len(stays)} more stay in it ({first})" if stays else change.reason
+        return replace(change, value=join_names([*named, *stays, *quarantined]), reason=reason)
+
+    def cut(self, writers: Sequence[ActiveService], *, left: int) -> None:
+        """Keep what the writes of a cycle pay for."""
+        for active in writers:
+            changes = sorted(self.send[active.name], key=lambda change: COST.index(NodeSetting(change.setting)))
+            self.send[active.name], late = changes[: max(left, 0)], changes[max(left, 0) :]
+            self.refused[active.name].extend(change.outcome(Result.POSTPONED, SPENT) for change in late)
+            left -= len(self.send[active.name])
+
+
+def release_nodes(
+    *,
+    cluster: NodeCluster,
+    ledger: Ledger,
+    undo: Callable[[Undo], None],
+    undone: Callable[[], Undo | None],
+    now: datetime,
+    holder: str,
+    reason: str,
+    memory: NodeControllerState | None = None,
+) -> NodeCycleReport:
+    """Wake what Helios put to sleep, give back weights and list, verify it, write it down.
+
+    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
+    report.
+
+    Parameters
+    ----------
+    undo, undone : callable
+        Write the undo file, and read it; None: there is none. Without it and without the ledger it is not known what
+        stands, and that is said.
+    holder : str
+        Who asks; the lease is taken for the audit if it is free, and given back.
+    memory : NodeControllerState, optional
+        Of the last cycle, to watch the wakes; None: it is not known.
+    """
+    notes: list[str] = []
+    applied = _read_known(ledger, undone, notes, at=now)
+    if applied is None:
+        result = ReleaseResult(outcomes=[], message=f"{Result.FAILED}: {NOT_KNOWN}", failure=NOT_KNOWN)
+    else:
+        result = revert_nodes(cluster, applied, reason)
+    audit = release_entries(result, now=now, reason=reason)
+    audit.notes.extend(notes)
+    recorded = record_release(ledger, audit, lambda: result.left, table=APPLIED_NODE_CHANGES, now=now, holder=holder)
+    if applied is not None:
+        try:
+            undo(Undo.of(result.left))
+        except HeliosError as error:
+            audit.notes.append(f"the undo file could not be written: {error.message}")
+    activity = NodeActivity(memory=memory or NodeControllerState())
+    activity.add(result.outcomes, now=now)
+    return NodeCycleReport(
+        **activity.lists(),
+        seen=result.snapshot is not None,
+        protected=activity.memory.protected,
+        memory=activity.memory,
+        **result.report(audit, reason=reason, recorded=recorded),
+        **node_cycle_counts(result.snapshot, result.left, at=now),
+    )
+
+
+def _read_known(
+    ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime
+) -> AppliedChanges | None:
+    """Return what stands, as far as it was written down.
+
+    None: neither ledger nor undo file can be had.
+    """
+    applied, file = None, None
+    try:
+        applied = AppliedChanges.read(ledger.applied_changes(), APPLIED_NODE_CHANGES)
+    except HeliosError as error:
+        notes.append(f"the book could not be read, the undo file stands in for it: {error.message}")
+    try:
+        file = undone()
+    except HeliosError as error:
+        notes.append(f"the undo file could not be read: {error.message}")
+    if applied is None and file is None:
+        return None
+    return with_undo_records(applied or AppliedChanges(), file or Undo(), at=at)
+
+
+def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> ReleaseResult:
+    """Revert everything that is seen to stand, then look whether any is left.
+
+    A node that still falls asleep cannot be woken yet; it remains, and whoever asked asks again. A sleeping node that
+    an admin has in hand by now, as drained, is left as it is and is not waited for.
+    """
+    real, outcomes = applied.real, dict[Key, NodeOutcome]()
+    try:
+        snapshot = cluster.snapshot()
+        for _ in range(ROUNDS):
+            standing = applied_on(snapshot, real)
+            backs = [Reversion(key=row.key, service=row.service, why=reason, own=row.own) for row in standing]
+            answer = cluster.steer(_reverts(backs)) if backs else []
+            may_do_more = add_round(outcomes, answer)  # before the next look, which may fail
+            snapshot = cluster.snapshot() if answer else snapshot
+            if not may_do_more:
+                break
+    except HeliosError as error:
+        failure = f"waking the nodes was broken off: {error.message}"
+        message = f"{Result.FAILED}: {failure}"
+        left = AppliedChanges(real=real)
+        return ReleaseResult(outcomes=list(outcomes.values()), message=message, failure=failure, left=left)
+    in_hand = {
+        key: said
+        for key, said in outcomes.items()
+        if said.setting is NodeSetting.POWER and said.result is Result.REFUSED
+    }
+    remaining = [row.target or THE_LIST for row in applied_on(snapshot, real) if row.key not in in_hand]
+    names = tuple(dict.fromkeys(remaining))
+    message = f"{Result.DONE}: looked again, no node sleeps or is weighed because of Helios"
+    if names:
+        message = f"{Result.POSTPONED}: {len(names)} cannot be reverted yet: {', '.join(names[:20])}; asked again"
+    whose = ", ".join(f"{said.node} ({said.remark})" for said in list(in_hand.values())[:20])
+    return ReleaseResult(
+        outcomes=list(outcomes.values()),
+        message=message,
+        notes=(f"left asleep, in the hands of an admin, to be woken when back in service: {whose}",) if whose else (),
+        remaining=names,
+        snapshot=snapshot,
+        left=AppliedChanges(real=still_applied(real, snapshot)),
+    )
+
+
+def applied_on(snapshot: Snapshot, real: AppliedByKey) -> list[AppliedChange]:
+    """Return what is seen to stand on the cluster and is Helios' own."""
+    nodes = observed_nodes(snapshot)
+    kept = None if snapshot.power is None else snapshot.power.keep_awake
+    return [row for row in real.values() if not row.overridden and _is_applied(row, nodes.get(row.target), kept)]
+
+
+def _is_applied(row: AppliedChange, node: ObservedNode | None, kept: str | None) -> bool:
+    if row.setting is NodeSetting.KEEP_AWAKE:
+        ours = not row.confirmed or (kept is not None and same_list(kept, row.after))
+        return kept is not None and ours and not same_list(kept, row.own)
+    if node is None:
+        return False
+    if row.setting is NodeSetting.POWER:
+        return node.away and not node.down
+    return node.weight != weight_in(row.own) and (not row.confirmed or node.weight == weight_in(row.after))
+
+
+def still_applied(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
+    """Return what is seen to stand, and what is about nodes that are not seen at all.
+
+    What was somebody else's is forgotten: nothing of Helios stands, so that what is read now is the site's own.
+    """
+    stands, seen = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
+    return {key: row for key, row in real.items() if key in stands or (row.target not in seen and not row.overridden)}
+
+
+def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> AppliedChanges:
+    """Return what stands with what only the undo file names.
+
+    Nobody's, so that it is reverted.
+    """
+    return replace(applied, real={**undo.rows(at=at, service=HELIOS), **applied.real})
+
+
+def _reverts(backs: Iterable[Reversion]) -> list[RevertNodes]:
+    """Return the actions that revert ``backs``, wakes first."""
+    grouped: dict[tuple[NodeSetting, str], list[tuple[str, str]]] = {}
+    for back in backs:
+        grouped.setdefault((NodeSetting(back.key[0]), back.why), []).append((back.key[1], back.own))
+    ranked = sorted(grouped.items(), key=lambda item: list(NodeSetting).index(item[0][0]))
+    return [RevertNodes(setting=setting, own=tuple(own), reason=why) for (setting, why), own in ranked]
