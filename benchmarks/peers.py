@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.published.compare import PHILLY
+from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from benchmarks.replay import a_cluster, a_trace
-from helios.app.published_table import PHILLY
 from helios.simulate import Backfill, ClusterShape, Workload, replay
-from helios.simulate.artifact import PublishedPolicy, replay_as_published
 from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES
 from tests.unit.simulate.reference import reference_replay

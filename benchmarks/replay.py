@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.published_table import PHILLY
+from benchmarks.published.compare import PHILLY
 from helios.ports import Order
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay

@@ -39,6 +39,7 @@ import numpy as np
 import pandas as pd
 
 # What follows is all that this module knows of Helios' names, with the functions of the section "Adapters" below.
+from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from helios.actions import (
     FillFirst,
     KeepAwake,
@@ -68,7 +69,6 @@ from helios.control import (
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
 from helios.simulate import Backfill, Backlog, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
-from helios.simulate.artifact import PublishedPolicy, replay_as_published
 from helios.simulate.slurm import replay_slurm
 from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
@@ -185,7 +185,6 @@ COMMANDS = (
         files=("cells.csv",),
     ),
     Command(name="whatif-explain", words=f"whatif explain 11586 {ON_VENUS} --policy qssf --json"),
-    Command(name="whatif-published", words=f"whatif published --trace {PHILLY} --draws 1 --by-partition --json"),
     Command(
         name="whatif-slurm",
         words=f"whatif slurm {SITE_FILES} --trace recorded/sacct.txt --set PriorityWeightFairshare=0 "

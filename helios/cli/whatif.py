@@ -11,7 +11,7 @@ import typer
 from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
 from helios.app.sweep import FEWEST_REPEATS, repeats, repredict_interval_s
 from helios.app.whatif import WhatIfRequest, whatif
-from helios.cli import job, whatif_published, whatif_slurm
+from helios.cli import job, whatif_slurm
 from helios.cli.options import (
     AsJson,
     IfOversized,
@@ -202,5 +202,4 @@ def read_estimate(word: str) -> Estimates:
 
 
 job.add_to(commands)
-whatif_published.add_to(commands)
 whatif_slurm.add_to(commands)

@@ -101,7 +101,8 @@ def test_prose_is_wrapped(page: Path) -> None:
 def test_every_benchmark_and_test_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     paths = {*re.findall(r"\b((?:benchmarks|tests)/[\w/]+\.py)", text)}
-    paths |= {f"benchmarks/{name}.py" for name in re.findall(r"-m\s+benchmarks\.(\w+)", text)}
+    modules = re.findall(r"-m\s+(benchmarks(?:\.\w+)+)", text)
+    paths |= {f"{name.replace('.', '/')}.py" for name in modules}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 

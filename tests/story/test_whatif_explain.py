@@ -30,7 +30,7 @@ def test_a_job_s_story_adds_up_and_today_s_order_stands_beside_another(site: Hel
     assert "what a Slurm site has today" in text
 
 
-@pytest.mark.parametrize("command", [("explain", "1"), ("slurm", "--slurm-conf", "slurm.conf"), ("published",)])
+@pytest.mark.parametrize("command", [("explain", "1"), ("slurm", "--slurm-conf", "slurm.conf")])
 def test_an_option_that_would_be_passed_over_is_misuse(site: Helios, command: tuple[str, ...]) -> None:
     said = site("whatif", "--nodes", "6", *command, "--trace", "venus.csv", code=2).err
     assert f"--nodes before {command[0]} would have no effect" in said
@@ -43,7 +43,7 @@ def test_what_does_not_exist_is_named_with_what_does(site: Helios) -> None:
     assert "balanced" in said
 
 
-@pytest.mark.parametrize("command", [(), ("explain", "1"), ("published",)])
+@pytest.mark.parametrize("command", [(), ("explain", "1")])
 def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios, command: tuple[str, ...]) -> None:
     said = site("whatif", *command, "--trace", "venus.csv", "--from", "2020-05-02", "--to", "2020-05-01", code=2).err
     assert "Give a --from that is before --to." in said
@@ -53,9 +53,3 @@ def test_orders_go_by_what_is_predicted_again_where_that_is_asked_for(site: Heli
     request = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
     once, again = (site(*request, "--predict-again", said).json["runs"] for said in ("never", "10min"))
     assert once != again
-
-
-def test_jobs_that_fit_nowhere_are_left_out_of_the_published_replay_where_that_is_asked_for(site: Helios) -> None:
-    request = ("whatif", "published", "--trace", "venus.csv", *MORNING, "--nodes", "1", "--draws", "0")
-    assert "--oversized skip" in site(*request, code=1).err
-    assert "note: Left out: " in site(*request, "--oversized", "skip").err

@@ -55,21 +55,12 @@ print(twice(1), sum(twice.stats.cache_hits.values()))
 """
 
 REPLAY = """
-import numpy as np
-from helios.simulate import ClusterShape, Workload
-from helios.simulate.artifact import PublishedPolicy, replay_as_published, strict
+from helios.jit import fingerprint
+from helios.simulate.core import events
 
-gpus = np.array([3, 3, 8], dtype=np.int32)
-none = np.zeros(3, dtype=np.int64)
-jobs = Workload(
-    job_id=np.array(list("abc"), dtype=object), submitted_s=none, run_time_s=none + 10, gpus=gpus,
-    partition=none.astype(np.int32),
-)
-shape = ClusterShape(partitions=("a",), nodes=np.int32([2]), gpus_per_node=np.int32([8]))
-done = replay_as_published(jobs, shape, policy=PublishedPolicy.FIFO)
-print(done.started_s.tolist(), sum(strict.play_strict.stats.cache_hits.values()))
+print(fingerprint(events._carry_on))
 """
-FULLEST, EMPTIEST = "free < floor.free[best]", "free > floor.free[best]"
+LEFT_ASIDE, TAKEN = "while state.level_nodes[home.first_level + least] == 0:", "while False:"
 
 
 def plus_one(x: int) -> int:
@@ -212,15 +203,15 @@ def test_what_a_release_with_other_class_names_kept_is_forgotten(tmp_path: Path)
     assert said == ["1 0", "1 1", "1 0", "1 1"]
 
 
-def test_an_edit_of_how_nodes_are_taken_has_the_loop_of_a_replay_compiled_anew(tmp_path: Path) -> None:
+def test_an_edit_of_how_nodes_are_taken_changes_the_fingerprint_of_a_replay(tmp_path: Path) -> None:
     shutil.copytree(Path(helios.__file__).parent, tmp_path / "helios", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "entry.py").write_text(REPLAY)
-    floor = tmp_path / "helios/simulate/artifact/floor.py"
-    before = floor.read_text()
-    assert before.count(FULLEST) == 1
-    said = [run_by_itself(tmp_path), run_by_itself(tmp_path)]
-    floor.write_text(before.replace(FULLEST, EMPTIEST))
-    assert [*said, run_by_itself(tmp_path)] == ["[0, 0, 0] 0", "[0, 0, 0] 1", "[0, 0, 10] 0"]
+    placement = tmp_path / "helios/simulate/core/placement.py"
+    before = placement.read_text()
+    assert before.count(LEFT_ASIDE) == 1
+    first, again = run_by_itself(tmp_path), run_by_itself(tmp_path)
+    placement.write_text(before.replace(LEFT_ASIDE, TAKEN))
+    assert first == again != run_by_itself(tmp_path)
 
 
 def run_by_itself(folder: Path) -> str:

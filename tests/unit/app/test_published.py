@@ -1,17 +1,32 @@
 """The published simulator's answer beside ours: what is replayed, what is held against what, what is said aloud."""
 
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.published.compare import (
+    ALL,
+    PHILLY,
+    Comparison,
+    ComparisonRequest,
+    compare_published,
+    comparison_table,
+    drawn_errors,
+    partition_table,
+)
 from helios.app.history import LoadedHistory
-from helios.app.published import PublishedAnswer, PublishedQuestion, as_published, drawn_errors
-from helios.app.published_table import ALL, PHILLY
 from helios.app.scenarios import Policy
-from helios.cli.whatif_published import partition_table, published_table
 from helios.errors import JobLargerThanPartition, NotEnoughHistory
+from helios.ingest import synthetic_trace, write_helios_csv
 from tests.builders import a_job, jobs_frame
 
+REPOSITORY = Path(__file__).parents[3]
 START = pd.Timestamp("2017-10-01T08:00", tz="UTC")
 
 
@@ -21,9 +36,9 @@ def at(second: float, **job: object) -> dict[str, object]:
     return a_job(**{**known, **job})
 
 
-def asked(*jobs: dict[str, object], **options: object) -> PublishedAnswer:
+def asked(*jobs: dict[str, object], **options: object) -> Comparison:
     history = LoadedHistory(cluster="site", jobs=jobs_frame(*jobs), timezone="UTC")
-    return as_published(history, PublishedQuestion(**{"nodes": {"gpu": 1}, "draws": 2, **options}))
+    return compare_published(history, ComparisonRequest(**{"nodes": {"gpu": 1}, "draws": 2, **options}))
 
 
 def a_crowd() -> list[dict[str, object]]:
@@ -31,7 +46,7 @@ def a_crowd() -> list[dict[str, object]]:
     return [at(0, gpus=8, run_time_s=100), at(0, gpus=8, run_time_s=50), at(1, run_time_s=10), at(2, run_time_s=10)]
 
 
-def row(answer: PublishedAnswer, policy: Policy):
+def row(answer: Comparison, policy: Policy):
     return next(one for one in answer.rows if one.policy is policy)
 
 
@@ -121,11 +136,28 @@ def test_the_table_of_a_site_shows_no_printed_column() -> None:
     assert [column for column in columns(printed) if str(column.header).startswith("Printed")]
 
 
-def columns(answer: PublishedAnswer):
-    return published_table(answer).renderables[2].columns
+def columns(answer: Comparison):
+    return comparison_table(answer).renderables[2].columns
 
 
 def test_every_partition_is_shown_with_what_was_printed_of_it() -> None:
     answer = asked(at(0, partition="6214e9", run_time_s=60), nodes=None)
     names = list(partition_table(answer).renderables[1].columns[0].cells)
     assert names[:2] == ["6214e9", "  printed"] and len(names) == 2 * len(PHILLY.nodes)
+
+
+def test_the_benchmark_prints_its_answer_or_what_to_do(tmp_path: Path) -> None:
+    trace = tmp_path / "venus.csv"
+    write_helios_csv(synthetic_trace(start=datetime(2020, 9, 1, tzinfo=UTC), days=1), trace)
+    command = [sys.executable, "-m", "benchmarks.published.compare", "--trace", str(trace), "--timezone", "UTC"]
+    command += ["--to", "2020-09-01T09:00", "--nodes", "1", "--draws", "0", "--json"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300
+        )
+
+    refused, answered = run(), run("--oversized", "skip")
+    assert refused.returncode == 1 and "--oversized skip" in refused.stderr
+    assert answered.returncode == 0 and "note: Left out: " in answered.stderr
+    assert len(json.loads(answered.stdout)["policies"]) == 5

@@ -1,7 +1,7 @@
 """The published simulator's way of simulating: every second of every partition, jobs as dicts, lists sorted anew.
 
-Written from a description of what the artifact of the SC'21 paper does (see ``helios.simulate.artifact``), without
-regard for speed: it is what the compiled loops are tested against, and their peer in ``benchmarks/peers.py``.
+Written from a description of what the artifact of the SC'21 paper does (see ``benchmarks.published.simulator``),
+without regard for speed: it is what the compiled loops are tested against, and their peer in ``benchmarks/peers.py``.
 """
 
 import math

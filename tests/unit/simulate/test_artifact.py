@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, Workload, replay
-from helios.simulate.artifact import PublishedPolicy, replay_as_published
 from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES, needs_traces
 
