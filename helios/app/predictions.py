@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
 from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order, seconds_of
-from helios.predict.live_predictor import LivePredictor
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.predict import DurationModel
+    from helios.predict.live_predictor import LivePredictor
 
 
 # The longest backlog of a live cluster, from its history and its queue: nothing of it has to be remembered.
@@ -185,6 +185,8 @@ class PredictorState:
 
     def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return ``PREDICTIONS`` of jobs as if submitted now; see :meth:`helios.predict.LivePredictor.predict`."""
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
+
         predictor = self.predictor or LivePredictor(self.history, model=self.model, timezone=self.timezone)
         return predictor.predict(queue, now=now, running=running)
 
@@ -262,6 +264,8 @@ class LivePredictions:
 
     def _read_anew(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor]:
         history = warehouse.jobs(self._cluster, last=self._last_jobs)
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
+
         return history, LivePredictor(history, timezone=timezone)
 
     def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:

@@ -222,7 +222,7 @@ def _clock(ground: PreflightContext) -> Iterator[Finding]:
 def _privileges(ground: PreflightContext) -> Iterator[Finding]:
     if _rules_slurm(ground):
         message = f"Helios runs as {ground.user}, who may do anything to this cluster"
-        hint = "Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/operate.md"
+        hint = "Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/install.md"
         yield _finding("privileges", message, hint=hint)
         return
     asked = ("--noheader", "--parsable2", "show", "user", f"name={ground.user}", "format=AdminLevel")

@@ -20,9 +20,9 @@ import helios
 from helios.jit import cached_jit, fingerprint, inline_jit
 
 CALLEE = """
-from helios.jit import part
+from helios.jit import inline_jit
 
-@part
+@inline_jit
 def step(x):
     return x + {by}
 """
@@ -35,9 +35,9 @@ class Pair(NamedTuple):
 """
 ASKING = """
 from callee import Pair
-from helios.jit import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def least(pair):
     return pair.least
 
@@ -45,9 +45,9 @@ print(least(Pair(least=1, most=2)), sum(least.stats.cache_hits.values()))
 """
 ENTRY = """
 from callee import step
-from helios.jit import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def twice(x):
     return step(step(x))
 

@@ -23,11 +23,12 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replay
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
 from helios.ports import Domain, Progress, Service, no_progress
 from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict.demand import DAY, Calendar, assemble, job_state, walk_forward
-from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
+from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import Ces, CesOptions, published_options
 from helios.services.energy_saving.node_choice import pool_nodes, to_sleep, to_wake
 from helios.services.node_fill_order import NodeFillOrder
