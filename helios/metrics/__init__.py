@@ -1,1 +1,4 @@
-"""Waits, use, energy and backlog: each defined once, for recorded and replayed history alike."""
+"""Metrics of queues, nodes, energy and backlog.
+
+Each is defined once, for recorded and replayed history alike.
+"""

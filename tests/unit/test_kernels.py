@@ -203,6 +203,15 @@ def test_an_edit_of_another_file_has_the_entry_compiled_anew(
     assert [says(before), says(before), says(after)] == said
 
 
+def test_what_a_release_with_other_class_names_kept_is_forgotten(tmp_path: Path) -> None:
+    said = []
+    for name in ("Pair", "Pair", "Couple", "Couple"):
+        (tmp_path / "entry.py").write_text(ASKING.replace("Pair", name))
+        (tmp_path / "callee.py").write_text(NAMES.format(first="least", second="most").replace("Pair", name))
+        said.append(run_by_itself(tmp_path))
+    assert said == ["1 0", "1 1", "1 0", "1 1"]
+
+
 def test_an_edit_of_how_nodes_are_taken_has_the_loop_of_a_replay_compiled_anew(tmp_path: Path) -> None:
     shutil.copytree(Path(helios.__file__).parent, tmp_path / "helios", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "entry.py").write_text(REPLAY)
