@@ -19,12 +19,12 @@ from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
 from helios.ports import Cluster, Domain, NodeCluster, Service
 from helios.services.registry import build, domain_of, find, installed, list_options
-from helios.slurm import accounting, parse
+from helios.slurm import accounting
 from helios.slurm.accounting import Accounting as SlurmAccounting
 from helios.slurm.backend import Backend
 from helios.slurm.connect import connect, open_cluster, open_nodes, partition_names
 from helios.slurm.hook_table import TABLE
-from helios.slurm.jobs import read_queue
+from helios.slurm.jobs import has_soft_limits
 from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.preflight import Check, Finding, controllers_time, examine, hook_table_check, power_checks
 from helios.slurm.shell import Shell
@@ -181,7 +181,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
         controller=lambda: _controller(cluster.backend),
         clock_skew_s=lambda: _skew_s(shell),
         site_factor=lambda urgency: ownership.site_factor(urgency, most=slurm.site_factor_most),
-        time_min=_time_min if _knows_soft_limits(cluster.backend) else None,
+        time_min=_time_min if has_soft_limits(cluster.backend.configuration()) else None,
         without_helios=lambda queue: _without_helios(queue, most=slurm.site_factor_most),
         know=cluster.know,
         nodes=_once(lambda: open_nodes(slurm, racks=settings.power.racks)),
@@ -242,18 +242,6 @@ def _skew_s(shell: Shell) -> float | None:
 
 def _time_min(seconds: float) -> int:
     return ownership.time_min(timedelta(seconds=seconds))
-
-
-def _knows_soft_limits(backend: Backend) -> bool:
-    configuration = backend.configuration()
-    look = read_queue(
-        [],
-        {},
-        release=parse.release(configuration.get("SLURM_VERSION", "")),
-        scheduler_parameters=configuration.get("SchedulerParameters", ""),
-        undo=JobsUndo(),
-    )
-    return look.soft_limits
 
 
 def _without_helios(queue: pd.DataFrame, *, most: int) -> NDArray[np.float64]:

@@ -1,8 +1,7 @@
-"""What a way into Slurm delivers, whichever it is: raw records in plain JSON values, and calls that change it.
+"""The interface to Slurm that commands and pyslurm share.
 
-Two ways in meet this protocol, Slurm's commands and pyslurm in its worker process; everything that judges what was
-read lives behind it, in ``translate.py`` and ``cluster.py``, once. Raw records carry Slurm's own meaning in plain JSON
-values, so that the worker can send them as lines of JSON:
+What was read is judged behind it, in ``translate.py``, ``jobs.py`` and ``nodes.py``, once. Raw records carry Slurm's
+own meaning in plain JSON values, so that the worker can send them as lines of JSON:
 
 - a time is whole seconds since the epoch, or None for Slurm's ``N/A``, ``Unknown`` and 0;
 - a length is seconds as a number, :data:`UNLIMITED`, or None for not set;
@@ -13,8 +12,8 @@ values, so that the worker can send them as lines of JSON:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypedDict
 
 from helios.model.hostlist import fold
@@ -31,7 +30,7 @@ NODES_PER_CALL = 200
 
 
 class RawJob(TypedDict):
-    """One record of ``slurmctld``'s queue: a job, one component of a heterogeneous job, or a whole pending array."""
+    """One record of the queue, which may be a component of a job or a whole pending array."""
 
     job_id: str
     """The number by which ``scontrol update`` knows it; of a pending array record, the master's."""
@@ -119,7 +118,7 @@ class RawNode(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUpdate:
-    """What is to be written to one job; at least one of the two settings.
+    """The values to write to one job, at least one of the two.
 
     Attributes
     ----------
@@ -149,7 +148,7 @@ class JobUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUpdate:
-    """What is to be written to one node; just one of the two.
+    """The power state or the weight to write to one node.
 
     Attributes
     ----------
@@ -172,36 +171,26 @@ class NodeUpdate:
             raise ValueError(f"{self.state} is never written to a node")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeBatch:
-    """Nodes that are written the same, in one call.
+def write_in_batches(
+    changes: Sequence[NodeUpdate], write: Callable[[Sequence[NodeUpdate]], Sequence[str]]
+) -> list[str]:
+    """Write nodes that are changed alike in one call, and return the answer to each change.
 
-    Attributes
+    Parameters
     ----------
-    nodes : str
-        As Slurm writes many: ``n[1-4,7]``.
-    places : tuple of int
-        Where among the changes each of them stands.
-    state, weight
-        As in :class:`NodeUpdate`.
+    write : callable
+        Writes changes whose ``node`` names up to ``NODES_PER_CALL`` nodes as Slurm does, ``n[1-4,7]``, and returns one
+        answer for each.
     """
-
-    nodes: str
-    places: tuple[int, ...]
-    state: str = ""
-    weight: int | None = None
-
-
-def batches(changes: Sequence[NodeUpdate]) -> list[NodeBatch]:
-    """Return changes of nodes gathered into calls of at most ``NODES_PER_CALL`` nodes, in the order of the first."""
     alike: dict[tuple[str, int | None], list[int]] = {}
-    for place, change in enumerate(changes):
-        alike.setdefault((change.state, change.weight), []).append(place)
-    return [
-        NodeBatch(nodes=fold(changes[place].node for place in part), places=tuple(part), state=state, weight=weight)
-        for (state, weight), places in alike.items()
-        for part in (places[first : first + NODES_PER_CALL] for first in range(0, len(places), NODES_PER_CALL))
+    for at, change in enumerate(changes):
+        alike.setdefault((change.state, change.weight), []).append(at)
+    batches = [
+        same[first : first + NODES_PER_CALL] for same in alike.values() for first in range(0, len(same), NODES_PER_CALL)
     ]
+    said = write([replace(changes[batch[0]], node=fold(changes[at].node for at in batch)) for batch in batches])
+    answers = {at: answer for batch, answer in zip(batches, said, strict=True) for at in batch}
+    return [answers[at] for at in range(len(changes))]
 
 
 class Backend(Protocol):

@@ -17,62 +17,20 @@ from functools import lru_cache
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 from helios.slurm import parse
-from helios.slurm.backend import Backend, JobUpdate, NodeBatch, NodeUpdate, RawJob, RawNode, batches
-from helios.slurm.shell import CommandResult, Shell, failure, lines, quoted
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, write_in_batches
+from helios.slurm.pyslurm_worker import BASE_STATE
+from helios.slurm.shell import Shell, failure, lines, quoted
 
 _FIELDS = (
-    "JobID",
-    "ArrayJobID",
-    "ArrayTaskID",
-    "HetJobID",
-    "HetJobOffset",
-    "RestartCnt",
-    "UserName",
-    "GroupName",
-    "Account",
-    "QOS",
-    "Partition",
-    "State",
-    "Reason",
-    "SubmitTime",
-    "EligibleTime",
-    "StartTime",
-    "TimeLimit",
-    "MinTime",
-    "NumNodes",
-    "NumCPUs",
-    "NumTasks",
-    "tres-alloc",
-    "tres-per-job",
-    "tres-per-node",
-    "tres-per-socket",
-    "tres-per-task",
-    "NodeList",
-    "PriorityLong",
-    "Reservation",
-    "Nice",
-    "Name",
-)
+    "JobID", "ArrayJobID", "ArrayTaskID", "HetJobID", "HetJobOffset", "RestartCnt", "UserName", "GroupName",
+    "Account", "QOS", "Partition", "State", "Reason", "SubmitTime", "EligibleTime", "StartTime", "TimeLimit",
+    "MinTime", "NumNodes", "NumCPUs", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
+    "tres-per-task", "NodeList", "PriorityLong", "Reservation", "Nice", "Name",
+)  # fmt: skip
 """Fields of ``squeue --Format``; the name, which may hold anything, last."""
 _BETWEEN = "\x1f"
 _JOB, _TASKS, _STATE = (_FIELDS.index(name) for name in ("JobID", "ArrayTaskID", "State"))
 
-_BASE_STATE = {
-    "CONFIGURING": "RUNNING",
-    "POWER_UP_NODE": "RUNNING",
-    "RESIZING": "RUNNING",
-    "SIGNALING": "RUNNING",
-    "STOPPED": "RUNNING",
-    "STAGE_OUT": "COMPLETING",
-    "REQUEUED": "PENDING",
-    "REQUEUE_HOLD": "PENDING",
-    "REQUEUE_FED": "PENDING",
-    "RESV_DEL_HOLD": "PENDING",
-    "SPECIAL_EXIT": "PENDING",
-}
-"""Flags that ``squeue`` prints in place of the base state (slurm.h ``JOB_STATE_FLAGS``)."""
-
-_PENDING_FLAGS = frozenset(flag for flag, base in _BASE_STATE.items() if base == "PENDING")
 _LANES = 4
 """``scontrol`` processes that write at once. One waits about 3 ms for each change whoever is idle (22.05.8)."""
 _MARK = "helios-"
@@ -152,37 +110,35 @@ class CommandsBackend(Backend):
         """Write the changes through a few ``scontrol`` processes, each of which reads many commands."""
         if not changes:
             return []
-        lanes = [range(first, len(changes), _LANES) for first in range(min(_LANES, len(changes)))]
-        with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
-            answered = list(pool.map(lambda lane: self._said([_command(changes[at]) for at in lane]), lanes))
-        by_place = {
-            at: text for lane, texts in zip(lanes, answered, strict=True) for at, text in zip(lane, texts, strict=True)
-        }
-        return [by_place[at] for at in range(len(changes))]
+        answers = [""] * len(changes)
+
+        def write_lane(first: int) -> None:
+            answers[first::_LANES] = self._said([_command(change) for change in changes[first::_LANES]])
+
+        with ThreadPoolExecutor(max_workers=_LANES) as pool:
+            list(pool.map(write_lane, range(min(_LANES, len(changes)))))
+        return answers
 
     def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         """Write the changes through one ``scontrol`` process, nodes that are written the same in one command."""
-        calls = batches(changes)
-        said = self._said([_node_command(call) for call in calls]) if calls else []
-        by_place = {place: answer for call, answer in zip(calls, said, strict=True) for place in call.places}
-        return [by_place[place] for place in range(len(changes))]
+        return write_in_batches(changes, lambda batches: self._said([_node_command(batch) for batch in batches]))
 
     def close(self) -> None:
         """Do nothing: no process outlives its call."""
 
     def _said(self, commands: Sequence[str]) -> list[str]:
         """Return the answers to commands, told apart by words between them that scontrol calls invalid."""
+        if not commands:
+            return []
         script = "".join(f"{command}\n{_MARK}{number}\n" for number, command in enumerate(commands))
-        answer = self._told(script)
-        parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", answer.complaint, flags=re.MULTILINE)
-        by_number = {int(number): said for said, number in zip(parts[0::2], parts[1::2], strict=False)}
-        return [_meaning(by_number.get(number)) for number in range(len(commands))]
-
-    def _told(self, script: str) -> CommandResult:
         try:
-            return self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape"))
+            complaint = self.shell.answer("scontrol", given=script.encode("utf-8", "surrogateescape")).complaint
         except ClusterUnavailable as reason:
-            return CommandResult(output=b"", complaint=reason.message, status=1)
+            complaint = reason.message
+        parts = re.split(rf"^.*\b{_MARK}(\d+)\b.*\n?", complaint, flags=re.MULTILINE)
+        said = {int(number): text for text, number in zip(parts[0::2], parts[1::2], strict=False)}
+        answers = (said.get(number, UNANSWERED) for number in range(len(commands)))
+        return [quoted(text) if text.strip() else "" for text in answers]
 
     def _cron_jobs(self) -> frozenset[str]:
         if self._scrontab is None:
@@ -206,21 +162,20 @@ def cron_jobs(shown: str) -> frozenset[str]:
 
 
 def _records(printed: bytes, end: str) -> list[list[str]]:
-    records = printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
-    if records.pop():
+    records = [
+        record.split(_BETWEEN, len(_FIELDS) - 1)
+        for record in printed.decode("utf-8", "surrogateescape").split(f"{end}\n")
+    ]
+    if records.pop() != [""]:
         raise AnswerNotUnderstood("squeue's answer ends in the middle of a job.", hint="Run: squeue --version")
-    return [_fields(record) for record in records]
-
-
-def _fields(record: str) -> list[str]:
-    parts = record.split(_BETWEEN, len(_FIELDS) - 1)
-    if len(parts) != len(_FIELDS):
-        raise AnswerNotUnderstood(f"squeue printed a job of {len(parts)} fields instead of {len(_FIELDS)}.")
-    return parts
+    for parts in records:
+        if len(parts) != len(_FIELDS):
+            raise AnswerNotUnderstood(f"squeue printed a job of {len(parts)} fields instead of {len(_FIELDS)}.")
+    return records
 
 
 def _is_pending_array(record: list[str]) -> bool:
-    return record[_STATE] in {"PENDING", *_PENDING_FLAGS} and parse.tasks(record[_TASKS]) > 1
+    return BASE_STATE.get(record[_STATE], record[_STATE]) == "PENDING" and parse.tasks(record[_TASKS]) > 1
 
 
 def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
@@ -234,13 +189,11 @@ def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[s
     of_job: dict[str, list[list[str]]] = {}
     for record in records:
         of_job.setdefault(record[_JOB], []).append(record)
-    joined = []
-    for job, group in of_job.items():
-        first = list(group[0])
-        if len(group) > 1:
-            first[_TASKS] = parse.join_words(int(line[_TASKS]) for line in group) + at_once.get(job, "")
-        joined.append(first)
-    return joined
+    for job, (first, *others) in of_job.items():
+        if others:
+            tasks = [int(record[_TASKS]) for record in (first, *others)]
+            first[_TASKS] = parse.join_words(tasks) + at_once.get(job, "")
+    return [first for first, *_ in of_job.values()]
 
 
 def _command(change: JobUpdate) -> str:
@@ -252,20 +205,14 @@ def _command(change: JobUpdate) -> str:
     return " ".join(words)
 
 
-def _node_command(call: NodeBatch) -> str:
-    wanted = f"State={call.state}" if call.state else f"Weight={call.weight}"
-    return f"update NodeName={call.nodes} {wanted}"
-
-
-def _meaning(said: str | None) -> str:
-    if said is None:
-        return UNANSWERED
-    return quoted(said) if said.strip() else ""
+def _node_command(change: NodeUpdate) -> str:
+    wanted = f"State={change.state}" if change.state else f"Weight={change.weight}"
+    return f"update NodeName={change.node} {wanted}"
 
 
 def _job(record: list[str], cron: frozenset[str]) -> RawJob:
     field = dict(zip(_FIELDS, record, strict=True))
-    state = _BASE_STATE.get(field["State"], field["State"])
+    state = BASE_STATE.get(field["State"], field["State"])
     pending = state == "PENDING"
     array_tasks = parse.text(field["ArrayTaskID"])
     het_job_id = parse.text(field["HetJobID"]) if field["HetJobID"] != "0" else None
@@ -410,10 +357,10 @@ class Sprio:
 
 
 def _parsed(line: str) -> tuple[str, SiteFactor]:
-    job_id, priority, site, *factors = (part.strip() for part in line.split("|"))
+    job_id, *words = (part.strip() for part in line.split("|"))
     try:
-        value, weight = int(site), int(priority)
+        priority, value = map(int, words[:2])
     except ValueError as reason:
         raise AnswerNotUnderstood(f"sprio printed a line that makes no sense: {line!r}") from reason
-    nothing = value == 0 and all(factor in {"", "0"} for factor in factors)
-    return job_id, SiteFactor(value=value, direct=nothing and weight > _ROUNDING)
+    nothing = value == 0 and set(words[2:]) <= {"", "0"}
+    return job_id, SiteFactor(value=value, direct=nothing and priority > _ROUNDING)

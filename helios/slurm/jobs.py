@@ -1,4 +1,4 @@
-"""A cluster made of metal: a way into Slurm as a :class:`helios.ports.Cluster`.
+"""Jobs of a real Slurm as a :class:`helios.ports.Cluster`.
 
 What to do is judged from what is read at that moment, never from what was written before; whatever is written is read
 back. A change that Slurm accepted and that does not show is a mismatch, not a success: before 26.05.3 a backfill pass
@@ -79,44 +79,37 @@ class QueueReading:
 
     def hidden(self, job_id: str) -> int:
         """Return the SiteFactor that Helios wrote to a pending job where Slurm hides what stands; 0: none."""
-        return (
-            self.undo.last(JobSetting.ORDER, self.jobs[job_id]) if self.value(JobSetting.ORDER, job_id) is None else 0
-        )
+        shown = self.value(JobSetting.ORDER, job_id) is not None
+        return 0 if shown else self.undo.last(JobSetting.ORDER, self.jobs[job_id])
 
     def suspect(self, setting: JobSetting, job_id: str) -> str:
         """Return why a value that bears the mark is left as it is; empty: it bears none, or is proved."""
         value = self.value(setting, job_id)
         if not value or self.is_ours(setting, job_id):
             return ""
-        # Without the flag Helios writes no TimeMin: there it is a user's.
-        is_order = setting is JobSetting.ORDER
-        bears = (
-            ownership.has_helios_mark(value) if is_order else self.soft_limits and ownership.has_helios_time_min(value)
-        )
-        return translate.unproved(self.undo) if bears else ""
+        if setting is JobSetting.ORDER:
+            bears_mark = ownership.has_helios_mark(value)
+        else:  # without the flag Helios writes no TimeMin: there it is a user's
+            bears_mark = self.soft_limits and ownership.has_helios_time_min(value)
+        return translate.unproved(self.undo) if bears_mark else ""
 
-    def excluded_reason(self, job_id: str) -> str:
-        """Return why a pending job must be left alone; empty: it need not."""
-        return translate.excluded_reason(self.jobs[job_id], self.factors.get(job_id), self.undo)
+    def is_to_revert(self, setting: JobSetting, job_id: str) -> bool:
+        """Return whether a revert of everything has something to do, or to say, about a setting of a pending job."""
+        if self.is_ours(setting, job_id) or self.suspect(setting, job_id):
+            return True
+        return setting is JobSetting.ORDER and self.hidden(job_id) != 0
+
+    def written(self, setting: JobSetting, job_id: str, value: int) -> Written:
+        """Return the entry of the undo file for a value of a pending job."""
+        job = self.jobs[job_id]
+        return Written(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
 
 
-def read_queue(
-    jobs: Sequence[RawJob],
-    factors: Mapping[str, SiteFactor],
-    *,
-    release: tuple[int, int],
-    scheduler_parameters: str,
-    undo: JobsUndo,
-) -> QueueReading:
-    """Return what was read as a :class:`QueueReading`."""
-    flags = {part.partition("=")[0].strip().lower() for part in scheduler_parameters.split(",")}
-    return QueueReading(
-        jobs={job["job_id"]: job for job in jobs if job["state"] == "PENDING"},
-        factors=factors,
-        release=release,
-        undo=undo,
-        soft_limits=release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags,
-    )
+def has_soft_limits(configuration: Mapping[str, str]) -> bool:
+    """Return whether a TimeMin is a soft limit on a cluster of this configuration."""
+    flags = {part.partition("=")[0].strip().lower() for part in configuration.get("SchedulerParameters", "").split(",")}
+    release = parse.release(configuration.get("SLURM_VERSION", ""))
+    return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags
 
 
 # What actions ask of Slurm's jobs, on the ground of what was read of them.
@@ -125,29 +118,22 @@ UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
 BLIND = "0 was written on demand where Slurm hides the value"
 
 
-def to_updates(actions: Sequence[JobAction], look: QueueReading, *, most: int) -> list[SettingChange[int]]:
-    """Return what the actions ask for, in their order.
-
-    Raises
-    ------
-    TypeError
-        There is no such action.
-    """
-    terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=most))
-    return [
-        change
-        for action in actions
-        for change in setting_changes(
-            action, terms, pending=lambda: look.jobs, is_set=lambda setting, job_id: _concerns(setting, look, job_id)
-        )
-    ]
-
-
 def judge_update(change: SettingChange[int], look: QueueReading) -> Outcome | None:
     """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
-    if change.job_id not in look.jobs:
+    setting, job_id = change.setting, change.job_id
+    if job_id not in look.jobs:
         return change.outcome(Result.GONE, remark=GONE)
-    return judge_change(change, _ground(change, look))
+    job = look.jobs[job_id]
+    context = ChangeContext(
+        before=look.value(setting, job_id),
+        is_set=look.is_ours(setting, job_id),
+        excluded_reason=translate.excluded_reason(job, look.factors.get(job_id), look.undo),
+        soft_limits=look.soft_limits,
+        time_limit=translate.minutes(job["time_limit_s"]),
+        hidden=look.hidden(job_id) if setting is JobSetting.ORDER else 0,
+        suspect=look.suspect(setting, job_id),
+    )
+    return judge_change(change, context)
 
 
 def size(change: SettingChange[int], look: QueueReading, *, most: int) -> float:
@@ -159,25 +145,6 @@ def size(change: SettingChange[int], look: QueueReading, *, most: int) -> float:
         return abs(change.wanted - before) / most
     limit = translate.minutes(look.jobs[change.job_id]["time_limit_s"])
     return abs(change.wanted - (before or limit)) / max(limit, change.wanted)
-
-
-def _ground(change: SettingChange[int], look: QueueReading) -> ChangeContext:
-    return ChangeContext(
-        before=look.value(change.setting, change.job_id),
-        is_set=look.is_ours(change.setting, change.job_id),
-        excluded_reason=look.excluded_reason(change.job_id),
-        soft_limits=look.soft_limits,
-        time_limit=translate.minutes(look.jobs[change.job_id]["time_limit_s"]),
-        hidden=look.hidden(change.job_id) if change.setting is JobSetting.ORDER else 0,
-        suspect=look.suspect(change.setting, change.job_id),
-    )
-
-
-def _concerns(setting: JobSetting, look: QueueReading, job_id: str) -> bool:
-    """Return whether a restore of everything has something to do, or to say, about a setting of a pending job."""
-    if look.is_ours(setting, job_id) or look.suspect(setting, job_id):
-        return True
-    return setting is JobSetting.ORDER and look.hidden(job_id) != 0
 
 
 SPENT = "the writes of this cycle are spent"
@@ -272,13 +239,19 @@ class SlurmCluster:
         if not actions:
             return []
         look = self._look()
-        changes = to_updates(actions, look, most=self._most)
-        outcomes = {at: said for at, change in enumerate(changes) if (said := judge_update(change, look)) is not None}
-        open_changes = [at for at in range(len(changes)) if at not in outcomes]
-        chosen = self._chosen({at: changes[at] for at in open_changes}, look)
-        outcomes |= {at: _left_out(changes[at], look, why) for at, why in chosen.left_out.items()}
-        self._undo.add(_meant(chosen.writes.values(), look), queue=self._queue)
-        written, others = self._written(chosen.writes, look)
+        terms = slurm_value_mapping(site_factor=partial(ownership.site_factor, most=self._most))
+        changes = [
+            change
+            for action in actions
+            for change in setting_changes(action, terms, pending=lambda: look.jobs, is_set=look.is_to_revert)
+        ]
+        judged = {at: judge_update(change, look) for at, change in enumerate(changes)}
+        outcomes = {at: outcome for at, outcome in judged.items() if outcome is not None}
+        outcomes |= self._left_out({at: change for at, change in enumerate(changes) if at not in outcomes}, look)
+        writes = {at: change for at, change in enumerate(changes) if at not in outcomes}
+        meant = [look.written(it.setting, it.job_id, it.wanted) for it in writes.values() if it.wanted]
+        self._undo.add(meant, queue=self._queue)
+        written, others = self._write(writes, look) if writes else ({}, [])
         outcomes |= written
         return [*(outcomes[at] for at in range(len(changes))), *others]
 
@@ -293,9 +266,16 @@ class SlurmCluster:
         real = applied_changes[(applied_changes["mode"] != Mode.SHADOW) & ~applied_changes["overridden"].astype(bool)]
         submitted_s = real["submitted_at"].astype("int64") // 1_000_000
         entries = [
-            self._of_the_applied_now(JobSetting(setting), str(job_id), int(submitted), float(value))
+            Written(
+                setting=JobSetting(setting),
+                job_id=str(job_id),
+                submitted=int(submitted),
+                value=ownership.site_factor(value, most=self._most)
+                if setting == JobSetting.ORDER
+                else ownership.time_min(timedelta(seconds=value)),
+            )
             for setting, job_id, submitted, value in zip(
-                real["setting"], real["job_id"], submitted_s, real["value"], strict=True
+                real["setting"], real["job_id"], submitted_s, real["value"].astype(float), strict=True
             )
         ]
         self._undo.refresh()
@@ -303,13 +283,6 @@ class SlurmCluster:
         if keep:
             with suppress(UndoNotWritten):  # the book knows them still
                 self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
-
-    def _of_the_applied_now(self, setting: JobSetting, job_id: str, submitted: int, value: float) -> Written:
-        is_order = setting is JobSetting.ORDER
-        worth = (
-            ownership.site_factor(value, most=self._most) if is_order else ownership.time_min(timedelta(seconds=value))
-        )
-        return Written(setting=setting, job_id=job_id, submitted=submitted, value=worth)
 
     def close(self) -> None:
         """Let go of the way in."""
@@ -320,44 +293,55 @@ class SlurmCluster:
         self._release = parse.release(configuration.get("SLURM_VERSION", ""))
         self._undo.refresh()
         self._queue = self.backend.queue()
-        look = read_queue(
-            self._queue,
-            self._sprio(),
+        look = QueueReading(
+            jobs=_pending(self._queue),
+            factors=self._sprio(),
             release=self._release,
-            scheduler_parameters=configuration.get("SchedulerParameters", ""),
             undo=self._undo,
+            soft_limits=has_soft_limits(configuration),
         )
         with suppress(UndoNotWritten):  # a kill switch works with a full disk too
             self._undo.add(_found(look), queue=self._queue)
         return look
 
-    def _chosen(self, changes: Mapping[int, SettingChange[int]], look: QueueReading) -> _Choice:
-        """Choose what is written now: of each setting of a job the last wish, within the budget of jobs."""
+    def _left_out(self, changes: Mapping[int, SettingChange[int]], look: QueueReading) -> dict[int, Outcome]:
+        """Return what is not written now, overruled by a later change or beyond the budget of jobs."""
         last = {(change.setting, change.job_id): at for at, change in changes.items()}
-        left_out = {at: OVERRULED for at, change in changes.items() if last[change.setting, change.job_id] != at}
         sizes: dict[str, float] = {}
-        for at in last.values():
-            job_id = changes[at].job_id
+        for (_, job_id), at in last.items():
             sizes[job_id] = max(sizes.get(job_id, 0.0), size(changes[at], look, most=self._most))
         first = set(sorted(sizes, key=lambda job_id: -sizes[job_id])[: self._writes_per_cycle])
-        late = {at: SPENT for at in last.values() if changes[at].job_id not in first}
-        writes = {at: changes[at] for at in last.values() if at not in late}
-        return _Choice(writes=writes, left_out=left_out | late)
+        outcomes: dict[int, Outcome] = {}
+        for at, change in changes.items():
+            before = look.value(change.setting, change.job_id)
+            if last[change.setting, change.job_id] != at:
+                outcomes[at] = change.outcome(Result.REFUSED, before=before, remark=OVERRULED)
+            elif change.job_id not in first:
+                outcomes[at] = change.outcome(Result.POSTPONED, before=before, remark=SPENT)
+        return outcomes
 
-    def _written(
+    def _write(
         self, changes: Mapping[int, SettingChange[int]], look: QueueReading
     ) -> tuple[dict[int, Outcome], list[Outcome]]:
         """Write and read back; return what became of each change, and of jobs that changed without one."""
-        if not changes:
-            return {}, []
         answers = self._answers(list(changes.values()), look)
         try:
-            after = self._seen_after(look)
+            after = replace(look, jobs=_pending(self.backend.queue()), factors=self._sprio())
         except HeliosError as reason:
-            return {at: _unread(change, look, reason) for at, change in changes.items()}, []
+            why = f"it was written, but could not be read back: {reason.message}"
+            return {
+                at: change.outcome(Result.FAILED, before=look.value(change.setting, change.job_id), remark=why)
+                for at, change in changes.items()
+            }, []
         outcomes = {at: outcome_after(change, look, after, answers[change.job_id]) for at, change in changes.items()}
+        # What was reverted and is seen to be gone, or was written away where nobody sees it.
+        gone = [
+            after.written(change.setting, change.job_id, 0)
+            for change in changes.values()
+            if change.takes_back and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
+        ]
         with suppress(UndoNotWritten):
-            self._undo.add(_gone(changes.values(), after))
+            self._undo.add(gone)
         return outcomes, list(_changed_unasked(changes.values(), look, after))
 
     def _answers(self, changes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
@@ -365,23 +349,17 @@ class SlurmCluster:
         updates = _to_updates(changes, look)
         arrays = [update for update in updates if look.jobs[update.job_id]["tasks"] > 1]
         others = [update for update in updates if look.jobs[update.job_id]["tasks"] <= 1]
-        said: list[str] = []
-        for group in (arrays, others):
-            said += self._group_answers(group, first=not said) if group else []
-        return {update.job_id: answer for update, answer in zip([*arrays, *others], said, strict=True)}
-
-    def _group_answers(self, updates: Sequence[JobUpdate], *, first: bool) -> list[str]:
-        try:
-            return self.backend.change(updates)
-        except HeliosError as reason:
-            if first:
-                raise
-            # Something was written before: that must be read back and told.
-            return [reason.message] * len(updates)
-
-    def _seen_after(self, look: QueueReading) -> QueueReading:
-        jobs = {job["job_id"]: job for job in self.backend.queue() if job["state"] == "PENDING"}
-        return replace(look, jobs=jobs, factors=self._sprio())
+        answers: dict[str, str] = {}
+        for group in filter(None, (arrays, others)):
+            try:
+                said = self.backend.change(group)
+            except HeliosError as reason:
+                if not answers:
+                    raise
+                # Something was written before: that must be read back and told.
+                said = [reason.message] * len(group)
+            answers |= {update.job_id: answer for update, answer in zip(group, said, strict=True)}
+        return answers
 
     def _known_release(self) -> tuple[int, int]:
         if self._release is None:
@@ -389,12 +367,8 @@ class SlurmCluster:
         return self._release
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """Which changes are written now, and why the others are not."""
-
-    writes: Mapping[int, SettingChange[int]]
-    left_out: Mapping[int, str]
+def _pending(jobs: Sequence[RawJob]) -> dict[str, RawJob]:
+    return {job["job_id"]: job for job in jobs if job["state"] == "PENDING"}
 
 
 def outcome_after(change: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
@@ -420,20 +394,6 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
-def _meant(changes: Iterable[SettingChange[int]], look: QueueReading) -> list[Written]:
-    """Return what is about to be written and would have to be reverted."""
-    return [_entry(change.setting, look.jobs[change.job_id], change.wanted) for change in changes if change.wanted]
-
-
-def _gone(changes: Iterable[SettingChange[int]], after: QueueReading) -> list[Written]:
-    """Return what was reverted and is seen to be gone, or was written away where nobody sees it."""
-    return [
-        _entry(change.setting, after.jobs[change.job_id], 0)
-        for change in changes
-        if change.takes_back and change.job_id in after.jobs and not after.value(change.setting, change.job_id)
-    ]
-
-
 def _found(look: QueueReading) -> Iterator[Written]:
     """Return what stands and only another record proves, and what Helios wrote and something else replaced."""
     for job_id, job in look.jobs.items():
@@ -445,15 +405,11 @@ def _found(look: QueueReading) -> Iterator[Written]:
                 continue
             if value and look.is_ours(setting, job_id):
                 if not look.undo.has(setting, job, value):
-                    yield _entry(setting, job, value)
+                    yield look.written(setting, job_id, value)
             elif last and value is not None:
-                yield _entry(setting, job, 0)
+                yield look.written(setting, job_id, 0)
             elif last and not look.undo.has(setting, job, last):
-                yield _entry(setting, job, last)
-
-
-def _entry(setting: JobSetting, job: RawJob, value: int) -> Written:
-    return Written(setting=setting, job_id=job["job_id"], submitted=job["submitted"], value=value)
+                yield look.written(setting, job_id, last)
 
 
 def _changed_unasked(
@@ -476,30 +432,12 @@ def _to_updates(changes: Sequence[SettingChange[int]], look: QueueReading) -> li
     by_job: dict[str, dict[JobSetting, int]] = {}
     for change in changes:
         by_job.setdefault(change.job_id, {})[change.setting] = change.wanted
-    return [
-        JobUpdate(
-            job_id=job_id,
-            tasks=_tasks_of(look.jobs[job_id]),
-            site_factor=wanted.get(JobSetting.ORDER),
-            time_min=wanted.get(JobSetting.SOFT_LIMIT),
-        )
-        for job_id, wanted in by_job.items()
-    ]
-
-
-def _tasks_of(job: RawJob) -> str:
-    """Return the tasks of an array's master, without the bound on how many run at once; empty: it is none."""
-    is_master = job["array_job_id"] == job["job_id"]
-    return (job["array_tasks"] or "").partition("%")[0] if is_master else ""
-
-
-def _left_out(change: SettingChange[int], look: QueueReading, why: str) -> Outcome:
-    result = Result.POSTPONED if why == SPENT else Result.REFUSED
-    return change.outcome(result, before=look.value(change.setting, change.job_id), remark=why)
-
-
-def _unread(change: SettingChange[int], look: QueueReading, reason: HeliosError) -> Outcome:
-    before = look.value(change.setting, change.job_id)
-    return change.outcome(
-        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.message}"
-    )
+    updates = []
+    for job_id, wanted in by_job.items():
+        job = look.jobs[job_id]
+        is_master = job["array_job_id"] == job_id
+        # Of an array's master its tasks, without the bound on how many run at once.
+        tasks = (job["array_tasks"] or "").partition("%")[0] if is_master else ""
+        site_factor, time_min = wanted.get(JobSetting.ORDER), wanted.get(JobSetting.SOFT_LIMIT)
+        updates.append(JobUpdate(job_id=job_id, tasks=tasks, site_factor=site_factor, time_min=time_min))
+    return updates

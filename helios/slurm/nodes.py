@@ -1,4 +1,4 @@
-"""The nodes of a cluster made of metal: a way into Slurm as a :class:`helios.ports.NodeCluster`.
+"""Nodes of a real Slurm as a :class:`helios.ports.NodeCluster`.
 
 What may be done is judged from what is read right before, and what was written is read back. Between the last look and
 the write a job may still be started on a node: Slurm then lets it run to its end before the node sleeps, and the
@@ -155,16 +155,23 @@ class PlannedNodeUpdate:
     note: str = ""
 
     @property
-    def takes_back(self) -> bool:
-        """Whether it is part of a ``RevertNodes``."""
-        return self.action == RevertNodes.__name__
-
-    @property
-    def change(self) -> NodeUpdate:
-        """The change that fulfils it; of the keep-awake list there is none."""
+    def update(self) -> NodeUpdate:
+        """The change of a node that is written; of the keep-awake list there is none."""
         if self.setting is NodeSetting.WEIGHT:
             return NodeUpdate(node=self.node, weight=_weight(self.wanted))
         return NodeUpdate(node=self.node, state=self.wanted)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it puts the node to sleep."""
+        return self.setting is NodeSetting.POWER and self.wanted == DOWN
+
+    @property
+    def rank(self) -> int:
+        """Where it stands among changes that share a budget, the lowest first."""
+        if self.action == RevertNodes.__name__:
+            return 0
+        return {UP: 1, DOWN: 3}.get(self.wanted, 2 if self.setting is NodeSetting.KEEP_AWAKE else 4)
 
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
         """Return ``result`` as the outcome of this change."""
@@ -180,15 +187,44 @@ class PlannedNodeUpdate:
         )
 
 
-def to_node_updates(actions: Sequence[NodeAction], look: NodeReading) -> list[PlannedNodeUpdate]:
-    """Return what the actions ask for, in their order.
+def to_node_updates(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
+    """Yield what an action asks for.
 
     Raises
     ------
     TypeError
         There is no such action on nodes.
     """
-    return [change for action in actions for change in _of(action, look)]
+
+    def planned(setting: NodeSetting, node: str, wanted: str, note: str = "") -> PlannedNodeUpdate:
+        name, reason = type(action).__name__, action.reason
+        return PlannedNodeUpdate(action=name, setting=setting, node=node, reason=reason, wanted=wanted, note=note)
+
+    if isinstance(action, PowerDown | PowerUp):
+        yield planned(NodeSetting.POWER, action.node, DOWN if isinstance(action, PowerDown) else UP)
+    elif isinstance(action, KeepAwake):
+        own = look.powering.settings.keep_awake if action.own is None else action.own
+        wanted = join_exceptions(own, [node for node in action.nodes if node in look.nodes])
+        # Slurm takes a list with a node that does not exist (26.05.5), and then may keep nothing awake.
+        missing = ", ".join(node for node in action.nodes if node not in look.nodes)
+        note = f"left out, as there are no such nodes: {missing}" if missing else ""
+        yield planned(NodeSetting.KEEP_AWAKE, "", wanted, note)
+    elif isinstance(action, FillFirst):
+        own_weights = {name: node["weight"] or 0 for name, node in look.nodes.items()}
+        own_weights |= {node: weight for node, weight in action.own if node in own_weights}
+        weights = weights_by_tier(
+            own_weights, [[node for node in tier if node in own_weights] for tier in action.tiers]
+        )
+        for node in dict.fromkeys(node for tier in action.tiers for node in tier):
+            yield planned(NodeSetting.WEIGHT, node, str(weights.get(node, "")))
+    elif isinstance(action, RevertNodes):
+        for node, own in action.own:
+            yield planned(action.setting, node, UP if action.setting is NodeSetting.POWER else own)
+    else:
+        raise TypeError(f"{type(action).__name__} is no action on nodes; there are {_NAMES}")
+
+
+_NAMES = ", ".join(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RevertNodes))
 
 
 def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
@@ -198,8 +234,11 @@ def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutco
     before = look.said(change.setting, change.node)
     if is_in_state(change, look):
         return change.outcome(Result.UNCHANGED, before=before, after=before)
-    result, why = _RESULTS[change.setting](change, look)
-    return change.outcome(result, before=before, remark=why) if why else None
+    wakes = change.setting is NodeSetting.POWER and change.wanted == UP
+    if wakes and power(look.nodes[change.node]) is NodePower.FALLING_ASLEEP:
+        return change.outcome(Result.POSTPONED, before=before, remark=FALLING)
+    why = _why_not(change, look)
+    return change.outcome(Result.REFUSED, before=before, remark=why) if why else None
 
 
 def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
@@ -218,7 +257,9 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
     if not seen:
         return change.outcome(Result.GONE, before=was, remark=NO_NODE)
     if is_in_state(change, after):
-        return change.outcome(Result.DONE, before=was, after=seen, remark=_landed(change, after))
+        # A job that came before the sleep did is in no danger: Slurm waits for its end.
+        remark = TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
+        return change.outcome(Result.DONE, before=was, after=seen, remark=remark)
     if answer:
         return change.outcome(Result.FAILED, before=was, after=seen, remark=answer)
     return change.outcome(
@@ -226,71 +267,31 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
     )
 
 
-def _landed(change: PlannedNodeUpdate, after: NodeReading) -> str:
-    """Return what to say of a job that came before the sleep did: it is in no danger, Slurm waits for its end."""
-    return TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
-
-
-def _of(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
-    name = type(action).__name__
-    if isinstance(action, PowerDown | PowerUp):
-        state = DOWN if isinstance(action, PowerDown) else UP
-        yield PlannedNodeUpdate(
-            action=name, setting=NodeSetting.POWER, node=action.node, reason=action.reason, wanted=state
-        )
-    elif isinstance(action, KeepAwake):
-        yield _kept(action, look)
-    elif isinstance(action, FillFirst):
-        for node, weight in _weights(action, look).items():
-            wanted = "" if weight is None else str(weight)
-            yield PlannedNodeUpdate(
-                action=name, setting=NodeSetting.WEIGHT, node=node, reason=action.reason, wanted=wanted
-            )
-    elif isinstance(action, RevertNodes):
-        for node, own in action.own:
-            wanted = UP if action.setting is NodeSetting.POWER else own
-            yield PlannedNodeUpdate(action=name, setting=action.setting, node=node, reason=action.reason, wanted=wanted)
-    else:
-        raise TypeError(f"{name} is no action on nodes; there are {', '.join(_NAMES)}")
-
-
-_NAMES = tuple(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, FillFirst, RevertNodes))
-
-
-def _kept(action: KeepAwake, look: NodeReading) -> PlannedNodeUpdate:
-    own = look.powering.settings.keep_awake if action.own is None else action.own
-    known = [node for node in action.nodes if node in look.nodes]
-    missing = [node for node in action.nodes if node not in look.nodes]
-    return PlannedNodeUpdate(
-        action=type(action).__name__,
-        setting=NodeSetting.KEEP_AWAKE,
-        node="",
-        reason=action.reason,
-        wanted=join_exceptions(own, known),
-        # Slurm takes a list with a node that does not exist (26.05.5), and then may keep nothing awake.
-        note=f"left out, as there are no such nodes: {', '.join(missing)}" if missing else "",
-    )
-
-
-def _weights(action: FillFirst, look: NodeReading) -> dict[str, int | None]:
-    """Return the weight of each node that a tier names; None: it does not exist."""
-    own = {name: node["weight"] or 0 for name, node in look.nodes.items()}
-    own |= {node: weight for node, weight in action.own if node in own}
-    tiers = [[node for node in tier if node in own] for tier in action.tiers]
-    return dict.fromkeys(node for tier in action.tiers for node in tier) | weights_by_tier(own, tiers)
-
-
-def _of_power(change: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
+def _why_not(change: PlannedNodeUpdate, look: NodeReading) -> str:
+    """Return why a change must not be written now; empty: it may be."""
+    if change.setting is NodeSetting.WEIGHT:
+        return "" if _weight(change.wanted) is not None else f"{change.wanted!r} is no weight"
+    if change.setting is NodeSetting.KEEP_AWAKE:
+        return _why_no_list(change, look)
     node = look.nodes[change.node]
-    if change.wanted == DOWN:
-        return Result.REFUSED, _why_awake(node, look)
-    if power(node) is NodePower.FALLING_ASLEEP:
-        return Result.POSTPONED, FALLING
-    return Result.REFUSED, in_hand(node) or ("" if power(node) else "it does not answer")
+    if change.wanted == UP:
+        return in_hand(node) or ("" if power(node) else "it does not answer")
+    return _why_awake(node, look)
+
+
+def _why_no_list(change: PlannedNodeUpdate, look: NodeReading) -> str:
+    if look.powering.release < KEEP_AWAKE_SINCE:
+        return TOO_OLD
+    if look.powering.settings.why_not and change.action != RevertNodes.__name__:
+        return look.powering.settings.why_not
+    try:
+        keep_awake_list(change.wanted)
+    except HostlistInvalid as reason:
+        return reason.message
+    return ""
 
 
 def _why_awake(node: RawNode, look: NodeReading) -> str:
-    """Return why a node must not be put to sleep now; empty: it may be."""
     if why := look.powering.settings.why_not or excluded_reason(node, look.powering.surroundings.exclusions):
         return why
     if power(node) is NodePower.WAKING:
@@ -300,33 +301,9 @@ def _why_awake(node: RawNode, look: NodeReading) -> str:
     return "SuspendExcNodes keeps it awake" if node["name"] in look.warm else ""
 
 
-def _of_the_list(change: PlannedNodeUpdate, look: NodeReading) -> tuple[Result, str]:
-    if look.powering.release < KEEP_AWAKE_SINCE:
-        return Result.REFUSED, TOO_OLD
-    if why := "" if change.takes_back else look.powering.settings.why_not:
-        return Result.REFUSED, why
-    try:
-        keep_awake_list(change.wanted)
-    except HostlistInvalid as reason:
-        return Result.REFUSED, reason.message
-    return Result.REFUSED, ""
-
-
-def _of_weight(change: PlannedNodeUpdate, _: NodeReading) -> tuple[Result, str]:
-    readable = _weight(change.wanted) is not None
-    return Result.REFUSED, "" if readable else f"{change.wanted!r} is no weight"
-
-
 def _weight(text: str) -> int | None:
     text = text.partition(".")[0]
     return parse.whole(text) if text.isascii() and text.isdigit() else None
-
-
-_RESULTS: Mapping[NodeSetting, Callable[[PlannedNodeUpdate, NodeReading], tuple[Result, str]]] = {
-    NodeSetting.POWER: _of_power,
-    NodeSetting.KEEP_AWAKE: _of_the_list,
-    NodeSetting.WEIGHT: _of_weight,
-}
 
 
 class SlurmNodes:
@@ -336,7 +313,7 @@ class SlurmNodes:
     ----------
     backend : Backend
         The way in.
-    desk : PowerDesk
+    operations : PowerConfigReader
         How the cluster powers its nodes.
     name : str
         The cluster's name.
@@ -400,34 +377,47 @@ class SlurmNodes:
         if not actions:
             return []
         look = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations())
-        changes = to_node_updates(actions, look)
-        outcomes = {
-            at: said for at, change in enumerate(changes) if (said := judge_node_update(change, look)) is not None
-        }
-        outcomes |= _left_out(changes, outcomes, look, self._writes_per_cycle)
+        changes = [change for action in actions for change in to_node_updates(action, look)]
+        judged = {at: judge_node_update(change, look) for at, change in enumerate(changes)}
+        outcomes = {at: outcome for at, outcome in judged.items() if outcome is not None}
+        last = {(change.setting, change.node): at for at, change in enumerate(changes)}
         open_changes = {at: change for at, change in enumerate(changes) if at not in outcomes}
-        outcomes |= self._written(open_changes, look)
+        due = [at for at, change in open_changes.items() if last[change.setting, change.node] == at]
+        due.sort(key=lambda at: changes[at].rank)
+        left_out = dict.fromkeys(open_changes.keys() - due, (Result.REFUSED, OVERRULED))
+        left_out |= dict.fromkeys(due[self._writes_per_cycle :], (Result.POSTPONED, SPENT))
+        for at, (result, why) in left_out.items():
+            before = look.said(changes[at].setting, changes[at].node)
+            outcomes[at] = changes[at].outcome(result, before=before, remark=why)
+        outcomes |= self._write({at: change for at, change in open_changes.items() if at not in outcomes}, look)
         return [outcomes[at] for at in range(len(changes))]
 
     def close(self) -> None:
         """Let go of the way in."""
         self.backend.close()
 
-    def _written(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
+    def _write(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
         """Write, read back, and return what became of each change; sleeps last, each judged once more right before."""
-        sleeps = {
-            at: change
-            for at, change in changes.items()
-            if change.wanted == DOWN and change.setting is NodeSetting.POWER
-        }
-        others = {at: change for at, change in changes.items() if at not in sleeps}
+        sleeps = {at: change for at, change in changes.items() if change.sleeps}
+        others = {at: change for at, change in changes.items() if not change.sleeps}
         answers = self._answers(others, first=True)
-        late: dict[int, NodeOutcome] = {}
+        outcomes: dict[int, NodeOutcome] = {}
         if sleeps:
-            late = self._too_late(sleeps, look, first=not others)
-            answers |= self._answers({at: change for at, change in sleeps.items() if at not in late}, first=not others)
-        written = {at: change for at, change in changes.items() if at not in late}
-        return late | self._read_back(written, answers, look)
+            outcomes = self._too_late(sleeps, look, first=not others)
+            ready = {at: change for at, change in sleeps.items() if at not in outcomes}
+            answers |= self._answers(ready, first=not others)
+        if not answers:
+            return outcomes
+        try:
+            lists = any(changes[at].setting is NodeSetting.KEEP_AWAKE for at in answers)
+            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations() if lists else look.powering)
+        except HeliosError as reason:
+            why = f"it was written, but could not be read back: {reason.message}"
+            for at in answers:
+                before = look.said(changes[at].setting, changes[at].node)
+                outcomes[at] = changes[at].outcome(Result.FAILED, before=before, remark=why)
+            return outcomes
+        return outcomes | {at: node_outcome_after(changes[at], look, after, answers[at]) for at in answers}
 
     def _too_late(
         self, sleeps: Mapping[int, PlannedNodeUpdate], look: NodeReading, *, first: bool
@@ -444,67 +434,23 @@ class SlurmNodes:
 
     def _answers(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
         """Write, and return Slurm's answer to each; where nothing was written before, a silent cluster is an error."""
-        lists = {at: change for at, change in changes.items() if change.setting is NodeSetting.KEEP_AWAKE}
-        nodes = {at: change for at, change in changes.items() if at not in lists}
-        answers = {at: self._told(change.wanted) for at, change in lists.items()}
+        answers: dict[int, str] = {}
+        nodes: dict[int, PlannedNodeUpdate] = {}
+        for at, change in changes.items():
+            if change.setting is not NodeSetting.KEEP_AWAKE:
+                nodes[at] = change
+                continue
+            try:
+                answers[at] = self.operations.keep_awake(change.wanted)
+            except HeliosError as reason:
+                answers[at] = reason.message  # the list may have been written: that must be read back and told
         if nodes:
-            said = self._changed(list(nodes.values()), first=first and not lists)
+            try:
+                said = self.backend.change_nodes([change.update for change in nodes.values()])
+            except HeliosError as reason:
+                if first and not answers:
+                    raise
+                # Something was written before: that must be read back and told.
+                said = [reason.message] * len(nodes)
             answers |= dict(zip(nodes, said, strict=True))
         return answers
-
-    def _changed(self, changes: Sequence[PlannedNodeUpdate], *, first: bool) -> list[str]:
-        try:
-            return self.backend.change_nodes([change.change for change in changes])
-        except HeliosError as reason:
-            if first:
-                raise
-            # Something was written before: that must be read back and told.
-            return [reason.message] * len(changes)
-
-    def _told(self, keep_awake: str) -> str:
-        try:
-            return self.operations.keep_awake(keep_awake)
-        except HeliosError as reason:
-            # The list may have been written: that must be read back and told.
-            return reason.message
-
-    def _read_back(
-        self, changes: Mapping[int, PlannedNodeUpdate], answers: Mapping[int, str], look: NodeReading
-    ) -> dict[int, NodeOutcome]:
-        if not changes:
-            return {}
-        try:
-            lists = any(change.setting is NodeSetting.KEEP_AWAKE for change in changes.values())
-            after = NodeReading.of(nodes=self.backend.nodes(), powering=self.operations() if lists else look.powering)
-        except HeliosError as reason:
-            return {at: _unread(change, look, reason) for at, change in changes.items()}
-        return {at: node_outcome_after(change, look, after, answers[at]) for at, change in changes.items()}
-
-
-def _left_out(
-    changes: Sequence[PlannedNodeUpdate], judged: Mapping[int, NodeOutcome], look: NodeReading, most: int
-) -> dict[int, NodeOutcome]:
-    """Return what is not written now: all but the last change of each setting, and what exceeds the budget."""
-    last = {(change.setting, change.node): at for at, change in enumerate(changes)}
-    open_changes = [at for at in range(len(changes)) if at not in judged]
-    overruled = [at for at in open_changes if last[changes[at].setting, changes[at].node] != at]
-    due = sorted(set(open_changes) - set(overruled), key=lambda at: (_cycle(changes[at]), at))
-    spent = due[most:]
-    said = dict.fromkeys(overruled, (Result.REFUSED, OVERRULED)) | dict.fromkeys(spent, (Result.POSTPONED, SPENT))
-    return {
-        at: changes[at].outcome(result, before=look.said(changes[at].setting, changes[at].node), remark=why)
-        for at, (result, why) in said.items()
-    }
-
-
-def _cycle(change: PlannedNodeUpdate) -> int:
-    if change.takes_back:
-        return 0
-    return {UP: 1, DOWN: 3}.get(change.wanted, 2 if change.setting is NodeSetting.KEEP_AWAKE else 4)
-
-
-def _unread(change: PlannedNodeUpdate, look: NodeReading, reason: HeliosError) -> NodeOutcome:
-    before = look.said(change.setting, change.node)
-    return change.outcome(
-        Result.FAILED, before=before, remark=f"it was written, but could not be read back: {reason.message}"
-    )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Finding:
     ----------
     check : str
         What was looked at.
-    verdict : Level
+    verdict : FindingLevel
         ``fail``: Helios cannot order jobs here, or must not; ``warn``: something does less than it could.
     fact : str
         What was found.
@@ -136,89 +137,70 @@ def _tried(check: Check, ground: PreflightContext) -> list[Finding]:
     try:
         return list(check(ground))
     except HeliosError as reason:
-        name = check.__name__.strip("_").replace("_", " ")
+        function = check.func if isinstance(check, partial) else check
+        name = function.__name__.strip("_").replace("_", " ")
         return [Finding(check=name, verdict=FindingLevel.WARN, message=reason.message, hint=reason.hint)]
+
+
+def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
+    """Return a finding that is as bad as ``level`` where there is something to do about it."""
+    return Finding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
 
 
 def _controller(ground: PreflightContext) -> Iterator[Finding]:
     version = ground.configuration.get("SLURM_VERSION", "unknown")
     name = ground.configuration.get("ClusterName", "of unknown name")
     known = OLDEST_RELEASE <= parse.release(version) <= NEWEST_RELEASE
-    yield Finding(
-        check="controller",
-        verdict=FindingLevel.OK if known else FindingLevel.WARN,
-        message=f"cluster {name} answers, Slurm {version}",
-        hint="" if known else "Helios was run with 22.05 to 26.05; try it in mode shadow first.",
-    )
+    hint = "" if known else "Helios was run with 22.05 to 26.05; try it in mode shadow first."
+    yield _finding("controller", f"cluster {name} answers, Slurm {version}", hint=hint)
 
 
 def _priority(ground: PreflightContext) -> Iterator[Finding]:
     kind = ground.configuration.get("PriorityType", "unknown")
-    multifactor = kind == "priority/multifactor"
-    yield Finding(
-        check="priority",
-        verdict=FindingLevel.OK if multifactor else FindingLevel.FAIL,
-        message=f"PriorityType is {kind}",
-        hint="" if multifactor else "Set PriorityType=priority/multifactor: else a SiteFactor has no effect.",
-    )
+    hint = "Set PriorityType=priority/multifactor: else a SiteFactor has no effect."
+    hint = "" if kind == "priority/multifactor" else hint
+    yield _finding("priority", f"PriorityType is {kind}", hint=hint, level=FindingLevel.FAIL)
     if "INCR_ONLY" in ground.configuration.get("PriorityFlags", ""):
-        yield Finding(
-            check="priority",
-            verdict=FindingLevel.FAIL,
-            message="PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be reverted",
-            hint="Take INCR_ONLY out of PriorityFlags.",
-        )
+        message = "PriorityFlags has INCR_ONLY: priorities never fall, so nothing that Helios raises can be reverted"
+        yield _finding("priority", message, hint="Take INCR_ONLY out of PriorityFlags.", level=FindingLevel.FAIL)
 
 
 def _weights(ground: PreflightContext) -> Iterator[Finding]:
     found = {name: _number(ground.configuration.get(f"PriorityWeight{name}", "")) for name in _WEIGHTS}
     said = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
     room, most = sum(found.values()), ground.site_factor_most
-    message = f"priority weights: {said}; Helios adds at most ±{most:,}"
+    hint = ""
     if not room:
         hint = "Nothing but Helios would order jobs, and none could be moved down: a priority cannot fall below 1."
-        yield Finding(check="weights", verdict=FindingLevel.WARN, message=message, hint=hint)
     elif most > room:
         hint = (
             f"Helios outweighs everything that the site set; a [slurm] site_factor_most below {room:,} leaves it a say."
         )
-        yield Finding(check="weights", verdict=FindingLevel.WARN, message=message, hint=hint)
-    else:
-        yield Finding(check="weights", verdict=FindingLevel.OK, message=message)
+    yield _finding("weights", f"priority weights: {said}; Helios adds at most ±{most:,}", hint=hint)
 
 
 def _soft_limits(ground: PreflightContext) -> Iterator[Finding]:
     flag = SOFT_LIMIT_FLAG in ground.configuration.get("SchedulerParameters", "").lower()
     able = parse.release(ground.configuration.get("SLURM_VERSION", "")) >= SOFT_LIMITS_SINCE
     if able and flag:
-        yield Finding(
-            check="soft limits", verdict=FindingLevel.OK, message=f"SchedulerParameters has {SOFT_LIMIT_FLAG}"
-        )
+        yield _finding("soft limits", f"SchedulerParameters has {SOFT_LIMIT_FLAG}")
         return
     hint = f"Add {SOFT_LIMIT_FLAG} to SchedulerParameters to use soft limits." if able else "They need Slurm 23.11."
     message = f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: Helios will refuse every soft limit"
-    yield Finding(check="soft limits", verdict=FindingLevel.WARN, message=message, hint=hint)
+    yield _finding("soft limits", message, hint=hint)
 
 
 def _rate_limit(ground: PreflightContext) -> Iterator[Finding]:
     limited = "rl_enable" in ground.configuration.get("SlurmctldParameters", "").lower()
-    exempt = ground.user in {"root", slurm_user(ground)}
-    slow = limited and not exempt
-    yield Finding(
-        check="rate limit",
-        verdict=FindingLevel.WARN if slow else FindingLevel.OK,
-        message="SlurmctldParameters has rl_enable: calls of one user are limited"
-        if limited
-        else "calls are not limited",
-        hint="Raise rl_bucket_size, or lower [slurm] writes_per_cycle: one change is one call." if slow else "",
-    )
+    message = "SlurmctldParameters has rl_enable: calls of one user are limited" if limited else "calls are not limited"
+    hint = "Raise rl_bucket_size, or lower [slurm] writes_per_cycle: one change is one call."
+    yield _finding("rate limit", message, hint=hint if limited and not _rules_slurm(ground) else "")
 
 
 def _power(ground: PreflightContext) -> Iterator[Finding]:
     after = ground.configuration.get("SuspendTime", "")
     on = ground.configuration.get("SuspendProgram", "(null)") != "(null)" and after not in {"", "INFINITE", "NONE"}
-    message = f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off"
-    yield Finding(check="power", verdict=FindingLevel.OK, message=message)
+    yield _finding("power", f"power saving is on: idle nodes sleep after {after}" if on else "power saving is off")
 
 
 def _accounting(ground: PreflightContext) -> Iterator[Finding]:
@@ -228,51 +210,32 @@ def _accounting(ground: PreflightContext) -> Iterator[Finding]:
     reach = "for ever" if kept is None else f"for {kept.days} days"
     short = kept is not None and kept < timedelta(days=30)
     hint = "Helios learns best from months: raise PurgeJobAfter in slurmdbd.conf." if short else ""
-    yield Finding(
-        check="accounting",
-        verdict=FindingLevel.WARN if short else FindingLevel.OK,
-        message=f"slurmdbd answers and keeps jobs {reach}",
-        hint=hint,
-    )
+    yield _finding("accounting", f"slurmdbd answers and keeps jobs {reach}", hint=hint)
 
 
 def _clock(ground: PreflightContext) -> Iterator[Finding]:
-    theirs = controllers_time(ground.shell)
-    skew = abs((ground.clock() - theirs).total_seconds())
-    bad = skew > ground.clock_skew_s
-    yield Finding(
-        check="clock",
-        verdict=FindingLevel.FAIL if bad else FindingLevel.OK,
-        message=f"the controller's clock differs by {skew:.0f} s",
-        hint="Let chrony or ntpd set both clocks; Helios writes nothing until then." if bad else "",
-    )
+    skew = abs((ground.clock() - controllers_time(ground.shell)).total_seconds())
+    hint = "Let chrony or ntpd set both clocks; Helios writes nothing until then." if skew > ground.clock_skew_s else ""
+    yield _finding("clock", f"the controller's clock differs by {skew:.0f} s", hint=hint, level=FindingLevel.FAIL)
 
 
 def _privileges(ground: PreflightContext) -> Iterator[Finding]:
-    if ground.user in {"root", slurm_user(ground)}:
-        yield Finding(
-            check="privileges",
-            verdict=FindingLevel.WARN,
-            message=f"Helios runs as {ground.user}, who may do anything to this cluster",
-            hint="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/install.md",
-        )
+    if _rules_slurm(ground):
+        message = f"Helios runs as {ground.user}, who may do anything to this cluster"
+        hint = "Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/install.md"
+        yield _finding("privileges", message, hint=hint)
         return
     asked = ("--noheader", "--parsable2", "show", "user", f"name={ground.user}", "format=AdminLevel")
     level = lines(ground.shell.run("sacctmgr", *asked))[0].strip() or "no account at all"
-    able = level in _LEVELS
-    yield Finding(
-        check="privileges",
-        verdict=FindingLevel.OK if able else FindingLevel.FAIL,
-        message=f"user {ground.user} has AdminLevel {level}",
-        hint="" if able else f"As an administrator: sacctmgr modify user {ground.user} set adminlevel=Operator",
-    )
+    hint = f"As an administrator: sacctmgr modify user {ground.user} set adminlevel=Operator"
+    message = f"user {ground.user} has AdminLevel {level}"
+    yield _finding("privileges", message, hint="" if level in _LEVELS else hint, level=FindingLevel.FAIL)
 
 
 def _private_data(ground: PreflightContext) -> Iterator[Finding]:
     private = ground.configuration.get("PrivateData", "none")
     if "jobs" in private:
-        message = f"PrivateData is {private}: only operators see other users' jobs"
-        yield Finding(check="private data", verdict=FindingLevel.OK, message=message)
+        yield _finding("private data", f"PrivateData is {private}: only operators see other users' jobs")
 
 
 def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
@@ -280,17 +243,16 @@ def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
     message = f"JobSubmitPlugins is {plugins}"
     if "lua" in re.split(r"\W+", plugins):
         script = Path(ground.configuration.get("SLURM_CONF", "")).parent / "job_submit.lua"
-        if _names_hook(script):
-            yield Finding(check=HOOK, verdict=FindingLevel.OK, message=message)
+        try:
+            calls_hook = b"helios_hook" in script.read_bytes()
+        except OSError:  # it may lie on another host only
+            calls_hook = True
+        if calls_hook:
+            yield _finding(HOOK, message)
             return
         message = f"{message}, and {script} does not call Helios' hook"
     hint = "Install the hook, after its table is published: docs/priority-hook.md"
-    yield Finding(
-        check=HOOK,
-        verdict=FindingLevel.WARN,
-        message=f"{message}: new jobs have no place until the next cycle",
-        hint=hint,
-    )
+    yield _finding(HOOK, f"{message}: new jobs have no place until the next cycle", hint=hint)
 
 
 def hook_table_check(table: Path) -> Check:
@@ -298,22 +260,12 @@ def hook_table_check(table: Path) -> Check:
 
     def check(ground: PreflightContext) -> Iterator[Finding]:
         user = slurm_user(ground)
-        place = closed_to(user, table)
-        if place is None:
-            return
-        message = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
-        hint = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
-        yield Finding(check=HOOK, verdict=FindingLevel.WARN, message=message, hint=hint)
+        if (place := closed_to(user, table)) is not None:
+            message = f"SlurmUser {user} may not read {place}: the hook leaves every new job unchanged"
+            hint = f"Let {user} into the group of {place}, then start slurmctld again: docs/priority-hook.md"
+            yield _finding(HOOK, message, hint=hint)
 
     return check
-
-
-def _names_hook(script: Path) -> bool:
-    """Return whether a script calls the hook; one that cannot be read here, as on another host, is believed to."""
-    try:
-        return b"helios_hook" in script.read_bytes()
-    except OSError:
-        return True
 
 
 _CHECKS: tuple[Check, ...] = (
@@ -339,6 +291,10 @@ def _number(text: str) -> int:
 def slurm_user(ground: PreflightContext) -> str:
     """Return the user that slurmctld runs as."""
     return ground.configuration.get("SlurmUser", "").partition("(")[0]
+
+
+def _rules_slurm(ground: PreflightContext) -> bool:
+    return ground.user in {"root", slurm_user(ground)}
 
 
 def controllers_time(shell: Shell) -> datetime:
@@ -378,18 +334,16 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
     tiers : int
         ``[power] tiers``.
     """
-    timer = _timer_of_keep_awake if mechanism == "keep_awake" else _timer_of_sleep
-    listed: tuple[Check, ...] = (_keep_awake,) if mechanism == "keep_awake" else ()
-
-    def node_weights(ground: PreflightContext) -> Iterator[Finding]:
-        return _node_weights(ground, tiers)
-
-    return (_power_programs, timer, _power_timeouts, _power_rates, *listed, _administrator, node_weights)
-
-
-def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
-    """Return a finding that is as bad as ``level`` where there is something to do about it."""
-    return Finding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
+    keeps_awake = mechanism == "keep_awake"
+    return (
+        _power_programs,
+        partial(_idle_timer, keeps_awake=keeps_awake),
+        _power_timeouts,
+        _power_rates,
+        *((_keep_awake,) if keeps_awake else ()),
+        _administrator,
+        partial(_node_weights, tiers=tiers),
+    )
 
 
 def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
@@ -403,31 +357,28 @@ def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
 
 
 def _program(key: str, path: Path) -> Finding:
+    message, hint = f"{key} is {path}", ""
     if not path.exists():
-        return _finding("power programs", f"{key} is {path}, which is not on this host to be looked at")
-    if os.access(path, os.X_OK):
-        return _finding("power programs", f"{key} is {path}")
-    hint = f"chmod 755 {path}; slurmctld's host must have it too."
-    return _finding("power programs", f"{key} is {path}, which cannot be run", hint=hint, level=FindingLevel.FAIL)
+        message += ", which is not on this host to be looked at"
+    elif not os.access(path, os.X_OK):
+        message += ", which cannot be run"
+        hint = f"chmod 755 {path}; slurmctld's host must have it too."
+    return _finding("power programs", message, hint=hint, level=FindingLevel.FAIL)
 
 
-def _timer_of_sleep(ground: PreflightContext) -> Iterator[Finding]:
-    hint = "Slurm would put nodes to sleep before Helios does: SuspendTime=604800, a week, leaves it to Helios."
-    yield _timer(ground, lambda after_s: hint if after_s < _DAY_S else "")
-
-
-def _timer_of_keep_awake(ground: PreflightContext) -> Iterator[Finding]:
-    hint = 'Hardly a node will ever sleep: with [power] mechanism = "keep_awake" set SuspendTime=600.'
-    yield _timer(ground, lambda after_s: hint if after_s >= _DAY_S else "")
-
-
-def _timer(ground: PreflightContext, judge: Callable[[float], str]) -> Finding:
+def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[Finding]:
     after_s = power_config(ground.configuration).settings.suspend_time_s
     if math.isinf(after_s):
         message = "SuspendTime is INFINITE: Slurm refuses every power_down, and wakes no node for a job"
         hint = "Set SuspendTime=604800 (a week) in slurm.conf."
-        return _finding("idle timer", message, hint=hint, level=FindingLevel.FAIL)
-    return _finding("idle timer", f"SuspendTime is {after_s:.0f} s", hint=judge(after_s))
+        yield _finding("idle timer", message, hint=hint, level=FindingLevel.FAIL)
+        return
+    hint = ""
+    if keeps_awake and after_s >= _DAY_S:
+        hint = 'Hardly a node will ever sleep: with [power] mechanism = "keep_awake" set SuspendTime=600.'
+    elif not keeps_awake and after_s < _DAY_S:
+        hint = "Slurm would put nodes to sleep before Helios does: SuspendTime=604800, a week, leaves it to Helios."
+    yield _finding("idle timer", f"SuspendTime is {after_s:.0f} s", hint=hint)
 
 
 def _power_timeouts(ground: PreflightContext) -> Iterator[Finding]:
@@ -469,7 +420,7 @@ def _keep_awake(ground: PreflightContext) -> Iterator[Finding]:
 
 
 def _administrator(ground: PreflightContext) -> Iterator[Finding]:
-    if ground.user in {"root", slurm_user(ground)}:
+    if _rules_slurm(ground):
         yield _finding("administrator", f"{ground.user} may change nodes")
         return
     said = ground.shell.answer("scontrol", "update", f"NodeName={PROBE}", "Weight=1").complaint
@@ -484,7 +435,7 @@ def _administrator(ground: PreflightContext) -> Iterator[Finding]:
     yield _finding("administrator", message, hint=hint, level=FindingLevel.FAIL)
 
 
-def _node_weights(ground: PreflightContext, tiers: int) -> Iterator[Finding]:
+def _node_weights(ground: PreflightContext, *, tiers: int) -> Iterator[Finding]:
     shown = lines(ground.shell.run("scontrol", "--all", "--oneliner", "show", "node"))
     found = (re.search(r" Weight=(\d+)", line) for line in shown)
     weights = sorted({int(match[1]) for match in found if match})

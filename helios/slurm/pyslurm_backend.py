@@ -1,4 +1,6 @@
-"""The way in through pyslurm, which lives in a worker process because its library ends, hangs and crashes processes.
+"""The way into Slurm through pyslurm, in a worker process.
+
+A process of its own, since pyslurm's library ends, hangs and crashes processes.
 
 The worker is ``pyslurm_worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so
 that it need not be visible where that Python runs (a chroot, a container). A request is one line of JSON, bounded in
@@ -21,18 +23,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable, HeliosError
-from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, batches
+from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, write_in_batches
 from helios.slurm.parse import release
+from helios.slurm.pyslurm_worker import PROTOCOL
 
-# A conversation with the pyslurm worker: its process, its pipes, and the lines of JSON that pass through them.
-#
-# What the lines mean is ``binding.py``'s; here is only who is listening, for how long, and how it ended.
-
-PROTOCOL = 1
 HINT = 'Set [slurm] python to a Python that has pyslurm, or [slurm] backend = "commands" to do without it.'
 
 _LONGEST_ANSWER = 1 << 30
@@ -81,9 +78,11 @@ class Worker:
             raise ClusterUnavailable(
                 f"The Python {argv[0]!r} for pyslurm cannot be started: {reason}", hint=HINT
             ) from reason
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._pipes = self._input, self._output, self._errors = tuple(cast(IO[bytes], pipe) for pipe in pipes)
         self._selector = selectors.DefaultSelector()
-        for pipe in (self._process.stdout, self._process.stderr):
-            self._selector.register(cast(IO[bytes], pipe), selectors.EVENT_READ)
+        for pipe in (self._output, self._errors):
+            self._selector.register(pipe, selectors.EVENT_READ)
 
     @property
     def pid(self) -> int:
@@ -103,7 +102,11 @@ class Worker:
         try:
             error = self.hear(within_s=within_s).get("error")
         except WorkerLost as reason:
-            raise _lost_in_import(reason) from reason
+            raise WorkerLost(
+                f"{reason.message} It was importing pyslurm, which waits a minute and then ends its process where"
+                " slurm.conf cannot be read or reached.",
+                died=reason.died,
+            ) from reason
         if error:
             raise ClusterRefused(f"Python {self.python} has no usable pyslurm: {error.get('message')}", hint=HINT)
 
@@ -121,7 +124,14 @@ class Worker:
         AnswerNotUnderstood
             It is not a JSON object.
         """
-        line = self._line(time.monotonic() + within_s, within_s)
+        until = time.monotonic() + within_s
+        chunks, size = [self._rest], len(self._rest)
+        while b"\n" not in chunks[-1]:
+            chunks.append(self._more(until, within_s))
+            size += len(chunks[-1])
+            if size > _LONGEST_ANSWER:
+                raise AnswerNotUnderstood(f"The pyslurm worker's answer is longer than {_LONGEST_ANSWER} bytes.")
+        line, _, self._rest = b"".join(chunks).partition(b"\n")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError) as reason:
@@ -141,7 +151,7 @@ class Worker:
     def end(self) -> None:
         """Let the worker end by itself, or else kill it."""
         with contextlib.suppress(OSError):
-            cast(IO[bytes], self._process.stdin).close()
+            self._input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GOODBYE_S)
         self.kill()
@@ -152,25 +162,15 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._selector.close()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for pipe in self._pipes:
             with contextlib.suppress(OSError):
-                cast(IO[bytes], pipe).close()
+                pipe.close()
 
     def _send(self, text: bytes) -> None:
         try:
-            cast(IO[bytes], self._process.stdin).write(text)  # far less than a pipe holds: it cannot block
+            self._input.write(text)  # far less than a pipe holds: it cannot block
         except OSError:
             raise self._lost() from None
-
-    def _line(self, until: float, within_s: float) -> bytes:
-        chunks, size = [self._rest], len(self._rest)
-        while b"\n" not in chunks[-1]:
-            chunks.append(self._more(until, within_s))
-            size += len(chunks[-1])
-            if size > _LONGEST_ANSWER:
-                raise AnswerNotUnderstood(f"The pyslurm worker's answer is longer than {_LONGEST_ANSWER} bytes.")
-        line, _, self._rest = b"".join(chunks).partition(b"\n")
-        return line
 
     def _more(self, until: float, within_s: float) -> bytes:
         """Return more of standard output; keep the end of standard error."""
@@ -180,7 +180,7 @@ class Worker:
                 raise WorkerLost(f"The pyslurm worker did not answer within {within_s:g} s{self._said()}.", died=False)
             for key, _ in ready:
                 text = os.read(key.fd, 1 << 20)
-                if key.fileobj is self._process.stdout:
+                if key.fileobj is self._output:
                     if not text:
                         raise self._lost()
                     return text
@@ -191,8 +191,8 @@ class Worker:
     def _lost(self) -> WorkerLost:
         """Say how a worker ended whose pipes are closed."""
         with contextlib.suppress(OSError):
-            os.set_blocking(cast(IO[bytes], self._process.stderr).fileno(), False)
-            self._complaint = (self._complaint + (cast(IO[bytes], self._process.stderr).read() or b""))[-_LONGEST_TAIL:]
+            os.set_blocking(self._errors.fileno(), False)
+            self._complaint = (self._complaint + (self._errors.read() or b""))[-_LONGEST_TAIL:]
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GOODBYE_S)
         return WorkerLost(self.ended() or "The pyslurm worker closed its standard output.", died=True)
@@ -200,14 +200,6 @@ class Worker:
     def _said(self) -> str:
         text = " ".join(self._complaint.decode("utf-8", "replace").split())
         return f"; it said: {text}" if text else ""
-
-
-def _lost_in_import(reason: WorkerLost) -> WorkerLost:
-    return WorkerLost(
-        f"{reason.message} It was importing pyslurm, which waits a minute and then ends its process where slurm.conf"
-        " cannot be read or reached.",
-        died=reason.died,
-    )
 
 
 WORKER = Path(__file__).with_name("pyslurm_worker.py")
@@ -329,16 +321,18 @@ class PyslurmBackend(Backend):
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write the changes one after the other; a worker that dies of one of them does not stop the rest."""
-        return self._each("change", [_of_job(change) for change in changes])
+        return self._each(
+            "change", [{"job_id": it.job_id, "site_factor": it.site_factor, "time_min": it.time_min} for it in changes]
+        )
 
     def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
         """Write the changes, nodes that are written the same in one request; a death does not stop the rest."""
-        calls = batches(changes)
-        said = self._each(
-            "change_nodes", [{"nodes": call.nodes, "state": call.state, "weight": call.weight} for call in calls]
+        return write_in_batches(
+            changes,
+            lambda batches: self._each(
+                "change_nodes", [{"nodes": it.node, "state": it.state, "weight": it.weight} for it in batches]
+            ),
         )
-        by_place = {place: answer for call, answer in zip(calls, said, strict=True) for place in call.places}
-        return [by_place[place] for place in range(len(changes))]
 
     def _each(self, call: str, requests: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the answers to requests that change something, one after the other."""
@@ -370,9 +364,7 @@ class PyslurmBackend(Backend):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, call: str, arguments: Mapping[str, Any], until: float) -> str:
@@ -420,14 +412,15 @@ class PyslurmBackend(Backend):
         try:
             worker.say({"id": self._requests, "call": call, "args": dict(arguments)})
             answer = worker.hear(within_s=within_s)
-            _check(answer, self._requests)
-        except AnswerNotUnderstood as reason:
-            self._failed(reason)
-            if call in _WRITES:
-                raise WorkerLost(reason.message, died=True) from reason
-            raise
+            complete = "result" in answer if answer.get("ok") else isinstance(answer.get("error"), dict)
+            if answer.get("id") != self._requests or not complete:
+                raise AnswerNotUnderstood(
+                    f"The pyslurm worker's answer to request {self._requests} makes no sense: {answer!r:.200}"
+                )
         except HeliosError as reason:
             self._failed(reason)
+            if isinstance(reason, AnswerNotUnderstood) and call in _WRITES:
+                raise WorkerLost(reason.message, died=True) from reason
             raise
         self._failures = 0
         return answer
@@ -460,18 +453,6 @@ class PyslurmBackend(Backend):
         self._why = reason.message
         pause = 0.0 if self._failures == 1 else min(2.0 ** (self._failures - 2), _LONGEST_PAUSE_S)
         self._not_before = self._clock() + pause
-
-
-def _of_job(change: JobUpdate) -> dict[str, Any]:
-    return {"job_id": change.job_id, "site_factor": change.site_factor, "time_min": change.time_min}
-
-
-def _check(answer: Mapping[str, Any], expected: int) -> None:
-    complete = "result" in answer if answer.get("ok") else isinstance(answer.get("error"), dict)
-    if answer.get("id") != expected or not complete:
-        raise AnswerNotUnderstood(
-            f"The pyslurm worker's answer to request {expected} makes no sense: {dict(answer)!r:.200}"
-        )
 
 
 def _records(answer: Any, kind: type[Any]) -> list[dict[str, Any]]:

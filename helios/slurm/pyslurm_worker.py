@@ -21,9 +21,11 @@ import pwd
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import IO, Any
 
 PROTOCOL = 1
+CALLS = ("versions", "queue", "nodes", "configuration", "change", "change_nodes")
 
 _STANDBY = 2027
 """ESLURM_IN_STANDBY_MODE: a backup controller that does not rule yet."""
@@ -36,64 +38,28 @@ _NOT_ALLOWED = (2002, 2010)
 _LIBRARY = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
 """Slurm's releases by the number of their library, libslurm.so.NN."""
 
-_OVER = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "LAUNCH_FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "RECONFIG_FAIL",
-        "REVOKED",
-        "TIMEOUT",
-    ]
-)
+_OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+})  # fmt: skip
 """States of jobs that hold nothing any more and wait for nothing."""
-_BASE_STATE = {
-    "CONFIGURING": "RUNNING",
-    "POWER_UP_NODE": "RUNNING",
-    "RESIZING": "RUNNING",
-    "SIGNALING": "RUNNING",
-    "STOPPED": "RUNNING",
+BASE_STATE = {
+    **dict.fromkeys(["CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STOPPED"], "RUNNING"),
     "STAGE_OUT": "COMPLETING",
-    "REQUEUED": "PENDING",
-    "REQUEUE_HOLD": "PENDING",
-    "REQUEUE_FED": "PENDING",
-    "RESV_DEL_HOLD": "PENDING",
-    "SPECIAL_EXIT": "PENDING",
+    **dict.fromkeys(["REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"], "PENDING"),
 }
 """Flags that Slurm names in place of the base state (slurm.h ``JOB_STATE_FLAGS``)."""
 
 _GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<kind>.+))?")
 
 
-class AccountNames:
-    """User and group names, each looked up once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, str] = {}
-
-    def user(self, number: int | None) -> str | None:
-        """Return the user's name; the number as text where the system has none."""
-        return self._name(number, "user", lambda uid: pwd.getpwuid(uid).pw_name)
-
-    def group(self, number: int | None) -> str | None:
-        """Return the group's name; the number as text where the system has none."""
-        return self._name(number, "group", lambda gid: grp.getgrgid(gid).gr_name)
-
-    def _name(self, number: int | None, kind: str, look_up: Callable[[int], str]) -> str | None:
-        if number is None:
-            return None
-        if (kind, number) not in self._known:
-            try:
-                self._known[kind, number] = look_up(number)
-            except KeyError:
-                self._known[kind, number] = str(number)
-        return self._known[kind, number]
+@cache
+def account_name(look_up: Callable[[int], Any], number: int | None) -> str | None:
+    """Return the name of a user or a group, the number as text where the system has none."""
+    try:
+        return None if number is None else str(look_up(number)[0])
+    except KeyError:
+        return str(number)
 
 
 class PyslurmApi:
@@ -118,9 +84,9 @@ class PyslurmApi:
 
     def queue(self) -> list[dict[str, Any]]:
         """Return the records of jobs that wait or hold resources."""
-        names = AccountNames()
+        account_name.cache_clear()  # names may have changed since the last call
         jobs = self.pyslurm.Jobs.load(preload_passwd_info=False).values()
-        return [raw_job(job, names) for job in jobs if job.state not in _OVER]
+        return [raw_job(job) for job in jobs if job.state not in _OVER]
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return all nodes."""
@@ -156,9 +122,9 @@ class PyslurmApi:
         return ""
 
 
-def raw_job(job: Any, names: AccountNames) -> dict[str, Any]:
+def raw_job(job: Any) -> dict[str, Any]:
     """Return a job as ``backend.RawJob``."""
-    state = _BASE_STATE.get(job.state, job.state)
+    state = BASE_STATE.get(job.state, job.state)
     pending = state == "PENDING"
     array_tasks = _array_tasks(job)
     tres = job.tres  # parsed anew by each access, like the others of this kind
@@ -172,8 +138,8 @@ def raw_job(job: Any, names: AccountNames) -> dict[str, Any]:
         "het_job_id": str(job.heterogeneous_id) if job.heterogeneous_id else None,
         "het_job_offset": (job.heterogeneous_offset or 0) if job.heterogeneous_id else None,
         "name": read(job, "name"),
-        "user": names.user(job.user_id),
-        "group": names.group(job.group_id),
+        "user": account_name(pwd.getpwuid, job.user_id),
+        "group": account_name(grp.getgrgid, job.group_id),
         "account": read(job, "account"),
         "qos": read(job, "qos"),
         "partition": read(job, "partition"),
@@ -310,58 +276,38 @@ def _as_seconds(value: Any) -> str:
     return "INFINITE" if value == "UNLIMITED" else f"{value or 0} sec"
 
 
-SETTINGS = {
-    "AccountingStorageEnforce": ("accounting_storage_enforce", _as_lower),
-    "AccountingStorageHost": ("accounting_storage_host", _as_text),
-    "AccountingStoragePort": ("accounting_storage_port", _as_count),
-    "AccountingStorageTRES": ("accounting_storage_tres", _as_text),
-    "AccountingStorageType": ("accounting_storage_type", _as_text),
-    "AuthType": ("auth_type", _as_text),
-    "BOOT_TIME": ("slurmctld_boot_time", _as_count),
-    "ClusterName": ("cluster_name", _as_text),
-    "GresTypes": ("gres_types", _as_text),
-    "JobSubmitPlugins": ("job_submit_plugins", _as_text),
-    "MaxArraySize": ("max_array_size", _as_count),
-    "MaxJobCount": ("max_job_count", _as_count),
-    "MessageTimeout": ("message_timeout", _as_seconds),
-    "MinJobAge": ("min_job_age", _as_seconds),
-    "NEXT_JOB_ID": ("next_job_id", _as_count),
-    "PreemptMode": ("preempt_mode", _as_text),
-    "PreemptType": ("preempt_type", _as_text),
-    "PriorityFlags": ("priority_flags", _as_flags),
-    "PrioritySiteFactorPlugin": ("priority_site_factor_plugin", _as_text),
-    "PriorityType": ("priority_type", _as_text),
-    "PriorityWeightAge": ("priority_weight_age", _as_count),
-    "PriorityWeightAssoc": ("priority_weight_assoc", _as_count),
-    "PriorityWeightFairShare": ("priority_weight_fair_share", _as_count),
-    "PriorityWeightJobSize": ("priority_weight_job_size", _as_count),
-    "PriorityWeightPartition": ("priority_weight_partition", _as_count),
-    "PriorityWeightQOS": ("priority_weight_qos", _as_count),
-    "PriorityWeightTRES": ("priority_weight_tres", _as_text),
-    "PrivateData": ("private_data", _as_lower),
-    "ReconfigFlags": ("reconfig_flags", _as_text),
-    "ResumeProgram": ("resume_program", _as_text),
-    "ResumeTimeout": ("resume_timeout", _as_seconds),
-    "SLURM_CONF": ("slurm_conf_path", _as_text),
-    "SLURM_VERSION": ("version", _as_text),
-    "SchedulerParameters": ("scheduler_parameters", _as_text),
-    "SchedulerType": ("scheduler_type", _as_text),
-    "ScronParameters": ("scron_parameters", _as_text),
-    "SelectType": ("select_type", _as_text),
-    "SelectTypeParameters": ("select_type_parameters", _as_text),
-    "SlurmctldParameters": ("slurmctld_parameters", _as_text),
-    "SlurmctldPort": ("slurmctld_port", _as_count),
-    "SlurmctldTimeout": ("slurmctld_timeout", _as_seconds),
-    "SlurmdTimeout": ("slurmd_timeout", _as_seconds),
-    "StateSaveLocation": ("state_save_location", _as_text),
-    "SuspendExcNodes": ("suspend_exclude_nodes", _as_text),
-    "SuspendExcParts": ("suspend_exclude_partitions", _as_text),
-    "SuspendExcStates": ("suspend_exclude_states", _as_text),
-    "SuspendProgram": ("suspend_program", _as_text),
-    "SuspendTime": ("suspend_time", _as_seconds),
-    "SuspendTimeout": ("suspend_timeout", _as_seconds),
+_WRITERS: dict[Callable[[Any], str], str] = {
+    _as_lower: "AccountingStorageEnforce PrivateData",
+    _as_text: (
+        "AccountingStorageHost AccountingStorageTRES AccountingStorageType AuthType ClusterName GresTypes "
+        "JobSubmitPlugins PreemptMode PreemptType PrioritySiteFactorPlugin PriorityType PriorityWeightTRES "
+        "ReconfigFlags ResumeProgram SLURM_CONF SLURM_VERSION SchedulerParameters SchedulerType ScronParameters "
+        "SelectType SelectTypeParameters SlurmctldParameters StateSaveLocation SuspendExcNodes SuspendExcParts "
+        "SuspendExcStates SuspendProgram"
+    ),
+    _as_count: (
+        "AccountingStoragePort BOOT_TIME MaxArraySize MaxJobCount NEXT_JOB_ID PriorityWeightAge PriorityWeightAssoc "
+        "PriorityWeightFairShare PriorityWeightJobSize PriorityWeightPartition PriorityWeightQOS SlurmctldPort"
+    ),
+    _as_seconds: "MessageTimeout MinJobAge ResumeTimeout SlurmctldTimeout SlurmdTimeout SuspendTime SuspendTimeout",
+    _as_flags: "PriorityFlags",
 }
-"""Keys of ``scontrol show config``: pyslurm's attribute, and how scontrol writes it; times in s since the epoch."""
+"""Keys of ``scontrol show config`` that Helios may ask for, by how scontrol writes them; times in s since the epoch."""
+_NAMED_OTHERWISE = {
+    "BOOT_TIME": "slurmctld_boot_time",
+    "SLURM_CONF": "slurm_conf_path",
+    "SLURM_VERSION": "version",
+    "SuspendExcNodes": "suspend_exclude_nodes",
+    "SuspendExcParts": "suspend_exclude_partitions",
+    "SuspendExcStates": "suspend_exclude_states",
+}
+"""Keys whose attribute in pyslurm is not the key in snake case."""
+SETTINGS = {
+    key: (_NAMED_OTHERWISE.get(key) or re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower(), write)
+    for write, keys in _WRITERS.items()
+    for key in keys.split()
+}
+"""Keys of ``scontrol show config``, each with pyslurm's attribute and how scontrol writes it."""
 
 
 def main() -> None:
@@ -382,18 +328,14 @@ def main() -> None:
 def answer(slurm: PyslurmApi, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to one request, whatever goes wrong."""
     try:
-        result = getattr(slurm, _known(request["call"]))(**request.get("args", {}))
+        if (call := request["call"]) not in CALLS:
+            raise ValueError(f"there is no call {call!r}")
+        result = getattr(slurm, call)(**request.get("args", {}))
     except Exception as reason:
         sent = getattr(reason, "errno", None) not in _NOT_SENT
         error = {"kind": _kind(reason), "message": f"{type(reason).__name__}: {reason}", "sent": sent}
         return {"id": request.get("id"), "ok": False, "error": error}
     return {"id": request["id"], "ok": True, "result": result}
-
-
-def _known(call: str) -> str:
-    if call not in ("versions", "queue", "nodes", "configuration", "change", "change_nodes"):
-        raise ValueError(f"there is no call {call!r}")
-    return call
 
 
 def _kind(reason: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from helios.errors import ConfigurationInvalid
@@ -15,21 +14,13 @@ FLAGS_SIMULATED = frozenset(
     {"NO_FAIR_TREE", "FAIR_TREE", "ACCRUE_ALWAYS", "SMALL_RELATIVE_TO_TIME", "MAX_TRES", *_NO_NORMAL}
 )
 _UNITS = {
-    "default_queue_depth": "default_queue_depth",
-    "sched_interval": "sched_interval_s",
-    "partition_job_depth": "partition_job_depth",
-    "batch_sched_delay": "batch_sched_delay_s",
-    "bf_interval": "bf_interval_s",
-    "bf_resolution": "bf_resolution_s",
-    "bf_max_job_test": "bf_max_job_test",
     "max_job_bf": "bf_max_job_test",
-    "bf_max_job_part": "bf_max_job_part",
-    "bf_max_job_user": "bf_max_job_user",
-    "bf_max_job_start": "bf_max_job_start",
-    "sched_max_job_start": "sched_max_job_start",
-    "bf_max_job_array_resv": "bf_max_job_array_resv",
-    "bf_node_space_size": "bf_node_space_size",
-}
+    **{key: f"{key}_s" for key in ("sched_interval", "batch_sched_delay", "bf_interval", "bf_resolution")},
+    **{key: key for key in [
+        "default_queue_depth", "partition_job_depth", "bf_max_job_test", "bf_max_job_part", "bf_max_job_user",
+        "bf_max_job_start", "sched_max_job_start", "bf_max_job_array_resv", "bf_node_space_size",
+    ]},
+}  # fmt: skip
 """Whole numbers of ``SchedulerParameters``, and the rule that each is."""
 _SWITCHES = {
     "defer": "defer",
@@ -83,24 +74,9 @@ _MATTERS = {
     "completewait": "in the replay nobody waits for nodes to be cleaned up",
 }
 _WAYS_TO_PLACE = frozenset({"CR_PACK_NODES", "CR_ONE_TASK_PER_CORE", "LL_SHARED_GRES", "MULTIPLE_SHARING_GRES_PJ"})
-_HARMLESS = frozenset(
-    {
-        "",
-        "(null)",
-        "none",
-        "no",
-        "off",
-        "0",
-        "1",
-        "n/a",
-        "infinite",
-        "-1",
-        "0 sec",
-        "0 min",
-        "00:00:00",
-        "topology/none",
-    }
-)
+_HARMLESS = frozenset({
+    "", "(null)", "none", "no", "off", "0", "1", "n/a", "infinite", "-1", "0 sec", "0 min", "00:00:00", "topology/none",
+})  # fmt: skip
 _HARMLESS_ENDS = ("/none", "/default", "/flat")
 
 
@@ -161,7 +137,9 @@ def priority_rules(settings: SchedulingSettings) -> PriorityRules:
         partition=settings.whole("priorityweightpartition", 0),
         qos=settings.whole("priorityweightqos", 0),
         association=settings.whole("priorityweightassoc", 0),
-        tres=_tres_weights(settings),
+        tres=settings.lines["priorityweighttres"].weights("priorityweighttres")
+        if "priorityweighttres" in settings.lines
+        else {},
         max_age_s=settings.minutes_s("prioritymaxage", usual.max_age_s),
         decay_half_life_s=settings.minutes_s("prioritydecayhalflife", usual.decay_half_life_s),
         calc_period_s=settings.minutes_s("prioritycalcperiod", usual.calc_period_s) or usual.calc_period_s,
@@ -177,7 +155,19 @@ def scheduling_rules(settings: SchedulingSettings) -> SchedulingRules:
     strange: list[str] = []
     for word in re.split(r"[,\s]+", settings.text("schedulerparameters")):
         key, _, value = word.partition("=")
-        _take_parameter(key.lower(), value, settings, values, strange)
+        key = key.lower()
+        if not key or key in _NO_BEARING:
+            continue
+        if key in _SWITCHES:
+            values[_SWITCHES[key]] = True
+        elif key in _UNITS:
+            values[_UNITS[key]] = _number(settings, key, value)
+        elif key == "bf_window":
+            values["bf_window_s"] = _number(settings, key, value) * MINUTE_S
+        elif key == "sched_min_interval":
+            values["sched_min_interval_s"] = _number(settings, key, value) / 1e6
+        else:
+            strange.append(f"{key}={value}" if value else key)
     if strange:
         settings.notes.append(f"Of SchedulerParameters, not simulated: {', '.join(sorted(strange))}.")
     kind = settings.text("schedulertype", "sched/backfill").lower()
@@ -223,34 +213,12 @@ _READ = frozenset({
 })  # fmt: skip
 
 
-def _take_parameter(
-    key: str, value: str, settings: SchedulingSettings, values: dict[str, int | float | bool], strange: list[str]
-) -> None:
-    if not key or key in _NO_BEARING:
-        return
-    if key in _SWITCHES:
-        values[_SWITCHES[key]] = True
-    elif key in _UNITS:
-        values[_UNITS[key]] = _number(settings, key, value, int)
-    elif key == "bf_window":
-        values["bf_window_s"] = _number(settings, key, value, int) * MINUTE_S
-    elif key == "sched_min_interval":
-        values["sched_min_interval_s"] = _number(settings, key, value, int) / 1e6
-    else:
-        strange.append(f"{key}={value}" if value else key)
-
-
-def _number(settings: SchedulingSettings, key: str, value: str, read: Callable[[str], int]) -> int:
+def _number(settings: SchedulingSettings, key: str, value: str) -> int:
     try:
-        return read(value)
+        return int(value)
     except ValueError:
         line = settings.lines["schedulerparameters"]
         raise ConfigurationInvalid(
             f"line {line.number}: SchedulerParameters has {key}={value}, which is not a whole number",
             hint=f"Write {key}=N.",
         ) from None
-
-
-def _tres_weights(settings: SchedulingSettings) -> Mapping[str, float]:
-    line = settings.lines.get("priorityweighttres")
-    return line.weights("priorityweighttres") if line is not None else {}

@@ -1,6 +1,6 @@
-"""Between Slurm's words and Helios': raw records become frames, and what is Helios' in them is told from the rest.
+"""Frames from Slurm's raw records.
 
-Pure functions.
+What is Helios' own in them is told from the rest here. Pure functions.
 """
 
 from __future__ import annotations
@@ -26,18 +26,10 @@ _ALONE = power.Surroundings()
 _NOTHING = JobsUndo()
 """Whoever has no record knows of nothing that Helios wrote: then all is somebody else's."""
 _HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
-_PLAIN: tuple[str, ...] = (
-    "restart",
-    "array_job_id",
-    "tasks",
-    "het_job_id",
-    "het_job_offset",
-    "user",
-    "group",
-    "account",
-    "qos",
-)
-_PLAIN += ("partition", "nodes", "cpus", "gpus", "gpu_type", "memory_mib", "node_list", "priority")
+_PLAIN = (
+    "restart", "array_job_id", "tasks", "het_job_id", "het_job_offset", "user", "group", "account", "qos", "partition",
+    "nodes", "cpus", "gpus", "gpu_type", "memory_mib", "node_list", "priority",
+)  # fmt: skip
 _TIMES = {
     "submitted_at": "submitted",
     "eligible_at": "eligible",
@@ -81,18 +73,16 @@ def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NO
     undo : JobsUndo
         What Helios wrote.
     """
-    return _kind_of_its_own(job) or _hand_on_it(job, factor, undo)
-
-
-def _kind_of_its_own(job: RawJob) -> str:
     if job["het_job_id"]:
         return f"it is a component of heterogeneous job {job['het_job_id']}"
     if job["cron"]:
         return "scrontab made it"
-    return f"it waits for reservation {job['reservation']}" if job["reservation"] else ""
+    if job["reservation"]:
+        return f"it waits for reservation {job['reservation']}"
+    return _why_not_ours(job, factor, undo)
 
 
-def _hand_on_it(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
+def _why_not_ours(job: RawJob, factor: SiteFactor | None, undo: JobsUndo) -> str:
     if job["state"] == "PENDING" and (job["priority"] == 0 or (job["reason"] or "").startswith("JobHeld")):
         return "it is held"
     if factor is not None and factor.direct:
@@ -116,15 +106,23 @@ def pending(
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
     ours = [is_our_time_min(job, undo, release=release) for job in waiting]
     soft = [_seconds(job["time_min_s"]) for job in waiting]
-    setting_kinds = {
+    said = [factors.get(job["job_id"]) for job in waiting]
+    columns = _columns(waiting) | {
         "state": [JobState.PENDING.value] * len(waiting),
         "reason": [job["reason"] for job in waiting],
-        "urgency": [_urgency_of(job, factors.get(job["job_id"]), most, undo) for job in waiting],
+        "urgency": [
+            ownership.urgency(factor.value, most=most)
+            if factor and is_our_site_factor(factor.value, job, undo)
+            else 0.0
+            for job, factor in zip(waiting, said, strict=True)
+        ],
         "soft_limit_s": [length if own else None for length, own in zip(soft, ours, strict=True)],
         "user_soft_limit_s": [None if own else length for length, own in zip(soft, ours, strict=True)],
-        "excluded_reason": [excluded_reason(job, factors.get(job["job_id"]), undo) or None for job in waiting],
+        "excluded_reason": [
+            excluded_reason(job, factor, undo) or None for job, factor in zip(waiting, said, strict=True)
+        ],
     }
-    return _frame(QUEUE, _columns(waiting) | setting_kinds, rows=len(waiting))
+    return _frame(QUEUE, columns, rows=len(waiting))
 
 
 def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
@@ -134,14 +132,16 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo 
     """
     holding = [job for job in jobs if job["state"] in _HOLDING]
     holding.sort(key=lambda job: (job["started"] or 0, int(job["job_id"])))
-    setting_kinds = {
+    columns = _columns(holding) | {
         "state": [_HOLDING[job["state"]].value for job in holding],
         "reason": ["Completing" if job["state"] == "COMPLETING" else job["reason"] for job in holding],
         "urgency": [0.0] * len(holding),
-        "user_soft_limit_s": [_of_the_user(job, release, undo) for job in holding],
+        "user_soft_limit_s": [
+            None if is_our_time_min(job, undo, release=release) else _seconds(job["time_min_s"]) for job in holding
+        ],
         "excluded_reason": [excluded_reason(job, None) or None for job in holding],
     }
-    return _frame(QUEUE, _columns(holding) | setting_kinds, rows=len(holding))
+    return _frame(QUEUE, columns, rows=len(holding))
 
 
 def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -> pd.DataFrame:
@@ -174,10 +174,11 @@ def readable(text: str) -> str:
 
 
 def _columns(jobs: Sequence[RawJob]) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: [_clean(dict(job)[name]) for job in jobs] for name in ("job_id", "name", *_PLAIN)}
+    rows = [dict(job) for job in jobs]
+    columns: dict[str, Any] = {name: [_clean(row[name]) for row in rows] for name in ("job_id", "name", *_PLAIN)}
     columns["array_task_id"] = [job["array_tasks"] for job in jobs]
     columns["time_limit_s"] = [_seconds(job["time_limit_s"]) for job in jobs]
-    return columns | {column: _times(dict(job)[key] for job in jobs) for column, key in _TIMES.items()}
+    return columns | {column: _times(row[key] for row in rows) for column, key in _TIMES.items()}
 
 
 def _clean(value: Any) -> Any:
@@ -186,17 +187,6 @@ def _clean(value: Any) -> Any:
 
 def _seconds(length: Length) -> float | None:
     return math.inf if length == UNLIMITED else length if isinstance(length, (int, float)) else None
-
-
-def _of_the_user(job: RawJob, release: tuple[int, int], undo: JobsUndo) -> float | None:
-    own = is_our_time_min(job, undo, release=release)
-    return None if own else _seconds(job["time_min_s"])
-
-
-def _urgency_of(job: RawJob, factor: SiteFactor | None, most: int, undo: JobsUndo) -> float:
-    if factor is None or not is_our_site_factor(factor.value, job, undo):
-        return 0.0
-    return ownership.urgency(factor.value, most=most)
 
 
 def _times(values: Iterable[Any]) -> pd.Series[Any]:

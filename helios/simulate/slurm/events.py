@@ -30,7 +30,7 @@ from helios.simulate.slurm.priority import (
     update,
     weigh,
 )
-from helios.simulate.slurm.running import end
+from helios.simulate.slurm.running import end, expect_anew
 from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOBODY, PENDING, SlurmState
 
 
@@ -209,7 +209,7 @@ def _backfill(state: SlurmState) -> None:
         update(state, clock.now_ms)
     if records == 0:
         clock.pushed, clock.planned_idle = 0, 0
-    elif clock.changed:
+    elif clock.changed or (clock.soft and expect_anew(state)):  # an expected end that moves is news too
         backfill_pass(state)
     if clock.pushed:
         update(state, clock.now_ms)

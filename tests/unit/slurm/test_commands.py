@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
+from helios.model.hostlist import expand
 from helios.slurm import parse
-from helios.slurm.backend import JobUpdate, NodeUpdate, batches
+from helios.slurm.backend import JobUpdate, NodeUpdate, write_in_batches
 from helios.slurm.commands import UNANSWERED, CommandsBackend, SiteFactor, Sprio, cron_jobs
 from helios.slurm.shell import Shell
 from tests.waiting import TEST_TIMEOUT_S
@@ -94,9 +95,15 @@ def test_nodes_of_one_command_have_its_answer_and_others_theirs(program: Program
 
 
 def test_a_call_is_never_for_more_nodes_than_the_controller_should_hold_its_lock_for() -> None:
-    calls = batches([NodeUpdate(node=f"n{number}", weight=1) for number in range(450)])
-    assert [len(call.places) for call in calls] == [200, 200, 50]
-    assert [place for call in calls for place in call.places] == list(range(450))
+    sizes: list[int] = []
+
+    def write(batches: Sequence[NodeUpdate]) -> list[str]:
+        sizes.extend(len(expand(batch.node)) for batch in batches)
+        return [batch.node for batch in batches]
+
+    answers = write_in_batches([NodeUpdate(node=f"n{number}", weight=1) for number in range(450)], write)
+    assert sizes == [200, 200, 50]
+    assert all(f"n{number}" in expand(answer) for number, answer in enumerate(answers))
 
 
 def test_a_change_that_scontrol_did_not_come_to_is_not_called_accepted(program: Program, tmp_path: Path) -> None:

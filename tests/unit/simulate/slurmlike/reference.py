@@ -656,7 +656,8 @@ class Reference:
         records, known = len(self.queue()), (self.pushed, self.planned_idle)
         self.pushed = self.planned_idle = False
         if records:
-            news, self.changed = self.changed, any(self.outruns(job) for job in self.held)
+            outrun = any(self.outruns(job) for job in self.held)
+            news, self.changed = self.changed or outrun, outrun
             self.passes += 1
             self.backfill_pass()
             if not news:  # by definition it does to jobs and nodes what the one before did
