@@ -16,10 +16,9 @@ import pandas as pd
 
 from helios.ingest import open_trace
 from helios.model import JOBS, in_submission_order
-from helios.predict import HistoryPredictor, JobTable
-from helios.predict.duration import train_on
+from helios.predict.duration import HistoryPredictor, train_on
 from helios.predict.evaluation import calibrated_quantiles, evaluation_set, scores_for
-from helios.predict.job_table import features_at_start
+from helios.predict.job_table import JobTable, features_at_start
 from helios.predict.scores import Scores
 
 LAST_ENDED = 500

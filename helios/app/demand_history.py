@@ -19,8 +19,10 @@ from helios.ingest.node_series import read_series, resample, sum_series
 from helios.metrics.node_usage import busy_intervals, most_at_once
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
-from helios.predict.demand import NEVER_S, Calendar, DemandJobState, job_state, walk_forward
 from helios.predict.demand.evaluation import judge
+from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.forecaster import walk_forward
+from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
 from helios.simulate import Backfill, Workload, replay
 from helios.units import best_unit
@@ -314,7 +316,8 @@ def _state(
     jobs: pd.DataFrame, asked: RequestedClusterShape, steps_s: Seconds, *, timezone: str, progress: Progress
 ) -> DemandJobState:
     """Return what jobs told, with run times as shrinkage would have predicted them at each submission."""
-    from helios.predict import HistoryPredictor, JobTable, causal_features  # noqa: PLC0415 - only jobs need them
+    from helios.predict.duration import HistoryPredictor  # noqa: PLC0415 - only jobs need them
+    from helios.predict.job_table import JobTable, causal_features  # noqa: PLC0415 - only jobs need them
 
     progress("Reading what jobs told", 0.0)
     jobs = in_submission_order(jobs)

@@ -19,7 +19,7 @@ from helios.report.prediction import Explanation, PastJob
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
-    from helios.predict import DurationModel
+    from helios.predict.duration import DurationModel
     from helios.predict.explain import Explained, SimilarJob
 
 NEAR = 3
@@ -88,7 +88,7 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
     """
 
     def choose(known_at: datetime) -> Chosen:
-        from helios.predict import from_record  # noqa: PLC0415 - see above
+        from helios.predict.model_record import from_record  # noqa: PLC0415 - see above
 
         with Warehouse.open(url) as warehouse:
             try:
@@ -107,7 +107,7 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
     """Return what trains a model on what had ended by the job's moment; shrinkage alone where that is too little."""
 
     def choose(known_at: datetime) -> Chosen:
-        from helios.predict import train  # noqa: PLC0415 - see above
+        from helios.predict.duration import train  # noqa: PLC0415 - see above
 
         before = history.jobs[history.jobs["submitted_at"] < known_at].reset_index(drop=True)
         try:

@@ -16,7 +16,6 @@ from helios.app.training import FEWEST_JUDGED, PreparedHistory, trainer_at
 from helios.errors import HeliosError, ModelUnreadable, NotEnoughHistory, UsageError
 from helios.model import AuditStep, ModelRecord
 from helios.ports import Progress, no_progress
-from helios.predict import HistoryPredictor
 from helios.predict.comparison import Comparison, Versus
 from helios.predict.drift import (
     FeatureShift,
@@ -27,7 +26,7 @@ from helios.predict.drift import (
     shifted_features,
     weeks_of_errors,
 )
-from helios.predict.duration import DurationModel
+from helios.predict.duration import DurationModel, HistoryPredictor
 from helios.predict.model_record import from_record, inputs_in
 from helios.warehouse import Warehouse
 from helios.warehouse.models import previous_model
@@ -343,7 +342,7 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
     ModelUnreadable
         It cannot be read; nothing was changed.
     """
-    from helios.predict import from_record  # noqa: PLC0415 - as above
+    from helios.predict.model_record import from_record  # noqa: PLC0415 - as above
 
     with Warehouse.open(url) as warehouse:
         if model_id != SHRINKAGE:
@@ -472,7 +471,7 @@ def compare(
     """
     pass
     from helios.app.training import prepare_history  # noqa: PLC0415 - as above
-    from helios.predict import from_record  # noqa: PLC0415 - as above
+    from helios.predict.model_record import from_record  # noqa: PLC0415 - as above
 
     if first == second:
         raise UsageError(f"{first} is the same model twice.", hint="See what there is: helios model list")
@@ -493,7 +492,7 @@ def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, a
 
 
 def _problem(warehouse: Warehouse, cluster: str) -> str:
-    from helios.predict import from_record  # noqa: PLC0415 - as above
+    from helios.predict.model_record import from_record  # noqa: PLC0415 - as above
 
     try:
         from_record(warehouse.model(cluster))
@@ -512,7 +511,7 @@ def _promoted(warehouse: Warehouse, cluster: str) -> str:
 def _first_that_serves(
     warehouse: Warehouse, cluster: str, before: Iterable[str | None]
 ) -> tuple[list[str], str | None]:
-    from helios.predict import from_record  # noqa: PLC0415 - as above
+    from helios.predict.model_record import from_record  # noqa: PLC0415 - as above
 
     passed: list[str] = []
     for model_id in before:

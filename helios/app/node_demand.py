@@ -19,17 +19,9 @@ from helios.control.observed import observed_nodes
 from helios.errors import NoSuchCluster
 from helios.metrics.node_usage import busy_intervals, most_at_once
 from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
-from helios.predict.demand import (
-    NEVER_S,
-    Calendar,
-    DemandForecaster,
-    DemandJobState,
-    Forecasts,
-    assemble,
-    job_state,
-    parse_holidays,
-    walk_forward,
-)
+from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.forecaster import DemandForecaster, walk_forward
+from helios.predict.demand.types import Calendar, DemandJobState, Forecasts, assemble, parse_holidays
 from helios.warehouse import Warehouse
 
 DAY = 86_400 // STEP_S

@@ -18,8 +18,8 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, measure, prepare_repla
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, no_progress
-from helios.predict import DurationModel, ReplayTrainedPredictor
-from helios.predict.replay_predictor import Forecaster, UserLast
+from helios.predict.duration import DurationModel
+from helios.predict.replay_predictor import Forecaster, ReplayTrainedPredictor, UserLast
 from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, OrderValue
 from helios.simulate import Backfill, Replay, WaitBound, replay
 

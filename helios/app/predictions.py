@@ -19,7 +19,7 @@ from helios.predict.live_predictor import LivePredictor
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from helios.predict import DurationModel
+    from helios.predict.duration import DurationModel
 
 
 # The longest backlog of a live cluster, from its history and its queue: nothing of it has to be remembered.
@@ -298,7 +298,7 @@ def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
 
 def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
     """Return the model, or why it cannot be read; then shrinkage predicts, and nothing is written by it."""
-    from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
+    from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
 
     try:
         return from_record(record), ""

@@ -21,8 +21,8 @@ from helios.predict.model_record import describe_provenance, to_record
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from helios.predict import Evaluation
     from helios.predict.duration import Trainer
+    from helios.predict.evaluation import Evaluation
 
 
 def learn(
@@ -91,7 +91,7 @@ def judge(
     NotEnoughHistory
         Either part is too short.
     """
-    from helios.predict import evaluate  # noqa: PLC0415 - as above
+    from helios.predict.evaluation import evaluate  # noqa: PLC0415 - as above
 
     return evaluate(
         history.jobs,

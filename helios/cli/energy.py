@@ -30,7 +30,7 @@ from helios.cli.output import progress_bars, say_notes, show, show_json, width, 
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress
-from helios.predict.demand import Calendar, parse_holidays
+from helios.predict.demand.types import Calendar, parse_holidays
 from helios.report.forecast import forecast_table
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _on_series(
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
     from helios.ingest.node_series import read_series, sum_series  # noqa: PLC0415 - as above
-    from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
+    from helios.predict.demand.types import Calendar, parse_holidays  # noqa: PLC0415 - as above
 
     per_node = gpus_per_node or settings.whatif.gpus_per_node
     share = None if total is None else total / len(files)
@@ -176,7 +176,7 @@ def _on_jobs(
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
-    from helios.predict.demand import Calendar, parse_holidays  # noqa: PLC0415 - as above
+    from helios.predict.demand.types import Calendar, parse_holidays  # noqa: PLC0415 - as above
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
     submitted = history.jobs["submitted_at"]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
-from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
+from helios.predict.causal_stats import COLUMN, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
 
 GROUPS = ("all", "new user", "burst", "more than 8 GPUs", "more than 8 CPUs, no GPU")
 """Whose intervals are kept right, each for itself, besides each user's."""
@@ -51,18 +51,6 @@ GRACE_S = 60.0
 # about the last thousand ends and begins too high, so that it takes some 700 that obeyed before a limit is believed.
 OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.02, 0.01, 0.999
 
-_ANCHOR_SD, _LOG_LIMIT, _GPUS, _LOG_CPUS, _USER_ENDED, _USER_GAP, _ALIKE_GAP = (
-    FEATURES.index(name)
-    for name in (
-        "anchor_sd",
-        "log_limit",
-        "gpus",
-        "log_cpus",
-        "user_ended",
-        "user_submission_gap",
-        "user_size_submission_gap",
-    )
-)
 # Between two whole numbers, for features are logarithms in single precision.
 _LOG_FEW = np.log1p(FEW_ENDED - 0.5)
 _LOG_MANY = np.log1p(MANY + 0.01)
@@ -293,22 +281,22 @@ def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> Non
     intervals.spread[job] = _spread(row)
     intervals.bounds[job, _BELOW] = np.log1p(quantiles[0])
     intervals.bounds[job, _ABOVE] = np.log1p(quantiles[2])
-    intervals.bounds[job, 2] = row[_LOG_LIMIT]
+    intervals.bounds[job, 2] = row[COLUMN.log_limit]
 
 
 @inline_jit
 def _membership(row: Any, member: Any) -> None:
     """Say which of ``GROUPS`` a job is in; an unknown user is not a new one."""
     member[0] = True
-    member[1] = row[_USER_ENDED] < _LOG_FEW
-    member[2] = row[_USER_GAP] < _LOG_USER_GAP or row[_ALIKE_GAP] < _LOG_ALIKE_GAP
-    member[3] = row[_GPUS] > MANY
-    member[4] = row[_GPUS] <= 0 and row[_LOG_CPUS] > _LOG_MANY
+    member[1] = row[COLUMN.user_ended] < _LOG_FEW
+    member[2] = row[COLUMN.user_submission_gap] < _LOG_USER_GAP or row[COLUMN.user_size_submission_gap] < _LOG_ALIKE_GAP
+    member[3] = row[COLUMN.gpus] > MANY
+    member[4] = row[COLUMN.gpus] <= 0 and row[COLUMN.log_cpus] > _LOG_MANY
 
 
 @inline_jit
 def _spread(row: Any) -> float:
-    spread = float(row[_ANCHOR_SD])
+    spread = float(row[COLUMN.anchor_sd])
     return spread if spread > SMALLEST_SPREAD else SMALLEST_SPREAD
 
 
@@ -337,7 +325,7 @@ def _move(intervals: Any, job: int, member: Any, row: Any, quantiles: Any) -> No
     spread = _spread(row)
     below = np.log1p(quantiles[0]) - spread * _offset(intervals, job, member, _BELOW)
     above = np.log1p(quantiles[2]) + spread * _offset(intervals, job, member, _ABOVE)
-    above = min(above, _highest(intervals, row[_LOG_LIMIT]))
+    above = min(above, _highest(intervals, row[COLUMN.log_limit]))
     quantiles[0] = max(min(np.expm1(below), quantiles[1]), 0.0)
     quantiles[2] = max(np.expm1(above), quantiles[1])
 

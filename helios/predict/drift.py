@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.predict.causal_stats import FEATURES
+from helios.predict.causal_stats import COLUMN, FEATURES
 from helios.predict.comparison import PredictorScore, predictor_score
 from helios.predict.job_table import JobTable
 
@@ -33,7 +33,6 @@ WEEK_S = 7 * 86_400
 _FLOOR = 1e-3
 # Edges need no more jobs than this; the shares are counted on all.
 _JOBS_FOR_EDGES = 50_000
-_USER_ENDED = FEATURES.index("user_ended")
 NOT_COMPARED = frozenset({"global_mean", "partition_mean", "user_ended", "user_size_ended", "user_submitted"})
 """Counts that only grow, and means that are one for all jobs of a day: they leave the bins of training by their
 nature (on KTH an index of 5), whatever the work is like."""
@@ -202,7 +201,7 @@ def stability_index(spread: Spread, values: NDArray[np.float32]) -> float:
 
 def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float | None:
     """Return the share of jobs whose user had no ended job, among those of known users; None: none is known."""
-    ended = features[rows, _USER_ENDED]
+    ended = features[rows, COLUMN.user_ended]
     known = ended[~np.isnan(ended)]
     return float((known == 0).mean()) if len(known) else None
 

@@ -28,7 +28,7 @@ from helios.jit import cached_jit
 from helios.ports import Progress, no_progress
 from helios.predict.bursts import without_repeats
 from helios.predict.calibration import Calibration, calibrate
-from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.causal_stats import COLUMN, FEATURES, NEVER_S
 from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
 from helios.predict.scores import spearman
 from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
@@ -142,7 +142,6 @@ HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
 # better.
 TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 CLEARLY = 0.005
-_ANCHOR, _ANCHOR_SD, _LOG_LIMIT = (FEATURES.index(name) for name in ("anchor", "anchor_sd", "log_limit"))
 # A century: a "prediction" beyond it is an overflow or a lie.
 LONGEST_S = 100 * 366 * 86_400.0
 Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
@@ -452,14 +451,14 @@ def fit(
         from_first = place[again.waited[second]]
         known = np.concatenate((known, again.at_start[second]))
         target = np.append(target, target[from_first])
-    training_set = TrainingSet(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
+    training_set = TrainingSet(features=known, residual=target - known[:, COLUMN.anchor], names=FEATURES)
     texts = _opinions(training_set, seed=seed, progress=progress, trainer=trainer)
     return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
 
 
 def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, trainer: Trainer) -> tuple[str, ...]:
     """Return three ensembles of the difference from the anchor and one of the level."""
-    level = replace(difference, residual=difference.residual + difference.features[:, _ANCHOR])
+    level = replace(difference, residual=difference.residual + difference.features[:, COLUMN.anchor])
     return (
         *trainer(difference, quantiles=QUANTILES, seed=seed, progress=_stretch(progress, 0.0, 0.75)),
         *trainer(level, quantiles=(0.5,), seed=seed, progress=_stretch(progress, 0.75, 1.0)),
@@ -470,7 +469,7 @@ def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, trainer
 def _mixed(opinions: Any, features: Any, trust: float) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
-        anchor, spread = float(features[row, _ANCHOR]), Z90 * float(features[row, _ANCHOR_SD])
+        anchor, spread = float(features[row, COLUMN.anchor]), Z90 * float(features[row, COLUMN.anchor_sd])
         middle = 0.5 * (anchor + opinions[row, 1] + opinions[row, LEVEL])
         for column in range(3):
             learned = middle if column == 1 else anchor + opinions[row, column]
@@ -487,8 +486,8 @@ def _mixed(opinions: Any, features: Any, trust: float) -> Any:
 def _shrinkage_quantiles(features: Any) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
-        anchor, spread = float(features[row, _ANCHOR]), Z90 * float(features[row, _ANCHOR_SD])
-        limit = float(features[row, _LOG_LIMIT])
+        anchor, spread = float(features[row, COLUMN.anchor]), Z90 * float(features[row, COLUMN.anchor_sd])
+        limit = float(features[row, COLUMN.log_limit])
         for column in range(3):
             log_run = anchor + (column - 1) * spread
             if log_run > limit:  # noqa: PLR1730 - min() would let an unknown limit's NaN through

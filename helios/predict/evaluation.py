@@ -18,7 +18,7 @@ from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
 from helios.predict.bursts import BurstUpdate
 from helios.predict.calibration import Calibration, calibrate
-from helios.predict.causal_stats import FEATURES
+from helios.predict.causal_stats import COLUMN
 from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
 from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
 from helios.predict.scores import EvaluationSet, GroupCoverage, Scores, evaluation_set, scores_for, spearman
@@ -35,8 +35,6 @@ __all__ = [
     "scores_for",
     "spearman",
 ]
-
-_USER_LAST = FEATURES.index("user_last_1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +283,7 @@ def _controls(
     judged: EvaluationSet,
 ) -> dict[str, Scores]:
     median_s = float(np.median(table.run_time_s[taught]))
-    last_s = np.expm1(features[tested, _USER_LAST].astype(np.float64))
+    last_s = np.expm1(features[tested, COLUMN.user_last_1].astype(np.float64))
     limit_s = table.time_limit_s[tested]
     shrinkage = HistoryPredictor()
     by_shrinkage = calibrated_quantiles(

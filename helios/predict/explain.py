@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from helios.jit import cached_jit
 from helios.predict.calibration import calibrate_each, empty_calibration
 from helios.predict.causal_stats import (
+    COLUMN,
     FEATURES,
     IN_CHAIN,
     LEVELS,
@@ -53,9 +54,6 @@ BASIS_WORDS = {
 }
 """What each of ``BASES`` means, for a person; each reads after "rests on"."""
 
-_USER_SIZE_ENDED, _USER_ENDED, _ACCOUNT_MEAN, _REQUEST_LAST = (
-    FEATURES.index(name) for name in ("user_size_ended", "user_ended", "account_mean", "request_last_1")
-)
 _USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
 
 
@@ -80,13 +78,15 @@ def _bases(features: Any) -> Any:
     bases = np.empty(len(features), dtype=np.int8)
     for row in range(len(features)):
         known = features[row]
-        if known[_USER_SIZE_ENDED] > 0:  # the logarithm of one more than their number; NaN, an unknown user, is not
+        if (
+            known[COLUMN.user_size_ended] > 0
+        ):  # the logarithm of one more than their number; NaN, an unknown user, is not
             bases[row] = _USER_SIZE
-        elif known[_USER_ENDED] > 0:
+        elif known[COLUMN.user_ended] > 0:
             bases[row] = _USER
-        elif not np.isnan(known[_ACCOUNT_MEAN]):
+        elif not np.isnan(known[COLUMN.account_mean]):
             bases[row] = _GROUP
-        elif not np.isnan(known[_REQUEST_LAST]):
+        elif not np.isnan(known[COLUMN.request_last_1]):
             bases[row] = _SIZE
         else:
             bases[row] = _ALL
@@ -262,7 +262,6 @@ PRIOR, NEIGHBOURHOOD = "prior", "neighbours"
 EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
 """Corrections that no feature makes: what the trees give any job, and what is done to their answer."""
 
-_ANCHOR, _ANCHOR_SD, _NEIGHBOUR_WEIGHT = (FEATURES.index(name) for name in ("anchor", "anchor_sd", "neighbour_weight"))
 # Columns of History.sums and History.counts.
 _WEIGHT, _SUM, _ENDED = 0, 1, 0
 
@@ -385,9 +384,9 @@ def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tu
         steps.append(_step(LEVELS[level], int(ended), float(sums[_WEIGHT]), log_run, float(drawn)))
         log_run = float(drawn)
     near = history.ring_length[history.ring_of[groups[USER]]] if groups[USER] >= 0 else 0
-    weight = float(np.nan_to_num(row[_NEIGHBOUR_WEIGHT]))
+    weight = float(np.nan_to_num(row[COLUMN.neighbour_weight]))
     # Ends at the anchor as the predictor knows it, in single precision.
-    return (*steps, _step(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, log_run, float(row[_ANCHOR])))
+    return (*steps, _step(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, log_run, float(row[COLUMN.anchor])))
 
 
 def _chain(groups: NDArray[np.int32]) -> list[int]:
@@ -408,7 +407,7 @@ def _step(level: str, jobs: int, weight: float, before: float, after: float) -> 
 def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_median: float) -> dict[str, float]:
     """Return the factor of each feature; the last one makes the product exact, whatever is done after the trees."""
     parts = {} if model is None else _contributions(model, row)
-    left = float(log_median - float(row[0, _ANCHOR]) - sum(parts.values()))
+    left = float(log_median - float(row[0, COLUMN.anchor]) - sum(parts.values()))
     return {name: float(np.exp(part)) for name, part in (parts | {AFTERWARDS: left}).items()}
 
 
@@ -419,7 +418,7 @@ def _contributions(model: DurationModel, row: NDArray[np.float32]) -> dict[str, 
         booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
         parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
         if ensemble == LEVEL:  # it starts from nothing, where the others start from the anchor
-            parts[-1] -= share * model.trust * float(row[0, _ANCHOR])
+            parts[-1] -= share * model.trust * float(row[0, COLUMN.anchor])
     return {name: float(part) for name, part in zip(names, parts, strict=True)}
 
 
@@ -428,8 +427,8 @@ def _spoken(model: DurationModel, row: NDArray[np.float32]) -> dict[int, float]:
 
     Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
     """
-    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, _ANCHOR])
+    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, COLUMN.anchor])
     learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
-    untrained = Z90 * float(row[0, _ANCHOR_SD]) * np.array([-1, 0, 1])
+    untrained = Z90 * float(row[0, COLUMN.anchor_sd]) * np.array([-1, 0, 1])
     place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])
     return {1: 0.5, LEVEL: 0.5} if place == 1 else {place: 1.0}

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from helios.model import JOBS
 from helios.predict.bursts import BurstUpdate
 from helios.predict.calibration import calibrate_again, calibrate_submitted, empty_intervals, learn_ends
-from helios.predict.causal_stats import FEATURES, NEVER_S, empty_stats, refresh_features, replay_events
+from helios.predict.causal_stats import COLUMN, FEATURES, NEVER_S, empty_stats, refresh_features, replay_events
 from helios.predict.duration import DurationModel, HistoryPredictor, fit
 from helios.predict.job_table import JobTable, event_order
 
 FIRST_FIT_JOBS = 1_000
-_USER_LAST, _GLOBAL_MEAN = FEATURES.index("user_last_1"), FEATURES.index("global_mean")
 
 
 class Forecaster(Protocol):
@@ -41,8 +40,8 @@ class UserLast:
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the same number three times for each row of ``FEATURES``, s."""
-        last = features[:, _USER_LAST].astype(np.float64)
-        run_s = np.expm1(np.where(np.isnan(last), features[:, _GLOBAL_MEAN], last))
+        last = features[:, COLUMN.user_last_1].astype(np.float64)
+        run_s = np.expm1(np.where(np.isnan(last), features[:, COLUMN.global_mean], last))
         return np.repeat(run_s[:, None], 3, axis=1)
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict import JobTable
 from helios.predict.comparison import (
     NEGLIGIBLE,
     TOO_MUCH,
@@ -21,6 +20,7 @@ from helios.predict.comparison import (
     predictor_score,
     user_clusters,
 )
+from helios.predict.job_table import JobTable
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 

@@ -7,13 +7,14 @@ from scipy.stats import spearmanr
 
 from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, in_submission_order
-from helios.predict import JobTable, causal_features, evaluate
 from helios.predict.evaluation import (
     EvaluationSet,
+    evaluate,
     evaluation_set,
     scores_for,
     spearman,
 )
+from helios.predict.job_table import JobTable, causal_features
 from helios.predict.scores import find_bursts, score_difference
 from tests.unit.predict.traces_of import a_campaign, a_trace
 

@@ -5,12 +5,11 @@ import pandas as pd
 import pytest
 
 from helios.model import JOBS, in_submission_order
-from helios.predict import JobTable, to_record, train
 from helios.predict.bursts import BurstUpdate
-from helios.predict.duration import DurationModel, HistoryPredictor, refit
+from helios.predict.duration import DurationModel, HistoryPredictor, refit, train
 from helios.predict.evaluation import calibrated_quantiles
-from helios.predict.job_table import features_at_start, group_columns
-from helios.predict.model_record import describe_provenance
+from helios.predict.job_table import JobTable, features_at_start, group_columns
+from helios.predict.model_record import describe_provenance, to_record
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 
 SEEDS = range(3)
