@@ -191,10 +191,10 @@ COMMANDS = (
         words=f"whatif slurm {SITE_FILES} --trace recorded/sacct.txt --set PriorityWeightFairshare=0 "
         "--service qssf --json",
     ),
-    Command(name="simulate", words=f"rehearse {ON_VENUS} --service qssf --every 30min --json"),
+    Command(name="simulate", words=f"simulate {ON_VENUS} --service qssf --every 30min --json"),
     Command(
         name="rehearse-two",
-        words=f"rehearse {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
+        words=f"simulate {ON_VENUS} --service qssf --service soft_limits --set qssf.promote_after_s=7200 "
         "--every 1h --predict-again never --json",
     ),
     Command(
@@ -236,11 +236,11 @@ COMMANDS = (
     Command(name="slurm-sync", words="trace sync --from {yesterday} --json", live=True),
     Command(name="slurm-doctor", words="doctor --json", code=1, live=True),
     Command(name="slurm-mode", words="mode qssf shadow --json", live=True),
-    Command(name="slurm-turn-shadow", after="slurm-history slurm-sync", words="turn --apply --json", live=True),
-    Command(name="slurm-turn-active", after="slurm-history slurm-sync", words="turn --as active --json", live=True),
+    Command(name="slurm-turn-shadow", after="slurm-history slurm-sync", words="cycle --apply --json", live=True),
+    Command(name="slurm-turn-active", after="slurm-history slurm-sync", words="cycle --as active --json", live=True),
     Command(name="slurm-why", after="slurm-history slurm-sync", words="why 17 --json", live=True),
     Command(name="slurm-power-status", words="power status --json", live=True),
-    Command(name="slurm-power-turn", words="power turn --as active --json", live=True),
+    Command(name="slurm-power-turn", words="power run-cycle --as active --json", live=True),
     Command(name="slurm-power-clear", words="power clear --json", live=True),
     Command(
         name="slurm-hook-publish",
@@ -356,7 +356,7 @@ VARYING = (
     ),
     (
         r"predicted \S+ \w+ \([^)]*\) on (\d+ GPUs?): [\d,]+ GPU-seconds; waited SOME TIME",
-        r"predicted SOME TIME on \1; waited SOME TIME",
+        "predicted SOME TIME; waited SOME TIME",
         "the prediction knows the hour at which the recorded answers are read",
     ),
 )

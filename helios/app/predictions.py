@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
-from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order, seconds_of
+from helios.model import JOBS, Snapshot, in_submission_order, seconds_of
 from helios.predict.live_predictor import LivePredictor
 from helios.warehouse import Warehouse
 
@@ -63,19 +63,14 @@ def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
     ended = history.loc[
         (history["ended_at"] > now - LOOKS_BACK) & history["started_at"].notna() & (history["gpus"] > 0), [*_ENDED]
     ]
-    known = (ended, _queued(snapshot.running), _queued(_ready(snapshot.pending, now)))
+    pending = snapshot.pending
+    ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
+    known = (ended, _queued(snapshot.running), _queued(ready))
     jobs = pd.concat([_plain(frame, group_of) for frame in known], ignore_index=True)
-    jobs = jobs[(jobs["group"] >= 0) & (jobs["gpus"] > 0)]
+    jobs = jobs[(jobs["partition"] >= 0) & (jobs["gpus"] > 0)]
     if not jobs["ended_s"].notna().any() or not capacity.any():
         return math.nan
-    past = JobTimes(
-        partition=jobs["group"].to_numpy(dtype=np.int64),
-        gpus=jobs["gpus"].to_numpy(dtype=np.int64),
-        since_s=jobs["since_s"].to_numpy(),
-        started_s=jobs["started_s"].to_numpy(),
-        ended_s=jobs["ended_s"].to_numpy(),
-        predicted_s=jobs["predicted_s"].to_numpy(),
-    )
+    past = JobTimes(**{str(name): column.to_numpy() for name, column in jobs.items()})
     now_s = now.timestamp()
     first_s = max(float(past.since_s.min()), now_s - LOOKS_BACK.total_seconds())
     return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
@@ -89,10 +84,6 @@ def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimat
     return BacklogEstimator(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
 
 
-def _ready(pending: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
-    return pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
-
-
 def _queued(queue: pd.DataFrame) -> pd.DataFrame:
     """Return jobs of ``QUEUE`` with all tasks of their records and what is expected of them."""
     expected_s = queue[["p10_s", "p50_s", "p90_s"]].to_numpy(dtype=np.float64) @ np.array(EXPECTED)
@@ -102,8 +93,8 @@ def _queued(queue: pd.DataFrame) -> pd.DataFrame:
 def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
     since = jobs["eligible_at"].fillna(jobs["submitted_at"])
     columns = {
-        "group": _group_of_each(jobs, group_of),
-        "gpus": jobs["gpus"].to_numpy(),
+        "partition": _group_of_each(jobs, group_of),
+        "gpus": jobs["gpus"].to_numpy(dtype=np.int64),
         "since_s": seconds_of(since),
         "started_s": seconds_of(jobs["started_at"]),
         "ended_s": seconds_of(jobs["ended_at"]) if "ended_at" in jobs else np.nan,
@@ -240,15 +231,25 @@ class LivePredictions:
         return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
+        from helios.predict.model_record import from_record  # noqa: PLC0415 - LightGBM, which a pause does not need
+
         if edition == (0, ""):
             return PredictorState(history=JOBS.empty(), model=None, trained_at=None, timezone="UTC", edition=edition)
         try:
             record = warehouse.model(self._cluster)
         except NotEnoughHistory:
             record = None
-        model, problem = _model_of(record) if record else (None, "")
+        model, problem = None, ""
+        try:
+            model = from_record(record) if record else None
+        except ModelUnreadable as reason:  # then shrinkage predicts, and nothing is written by it
+            problem = f"{reason.message.rstrip('.')}. {UNTRUSTED}"
         timezone = warehouse.timezone(self._cluster) or "UTC"
-        history, predictor = self._brought_up_to_date(warehouse, timezone) or self._read_anew(warehouse, timezone)
+        known = self._brought_up_to_date(warehouse, timezone)
+        if known is None:
+            history = warehouse.jobs(self._cluster, last=self._last_jobs)
+            known = history, LivePredictor(history, timezone=timezone)
+        history, predictor = known
         predictor.model = model
         return PredictorState(
             history=history,
@@ -259,10 +260,6 @@ class LivePredictions:
             predictor=predictor,
             problem=problem,
         )
-
-    def _read_anew(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor]:
-        history = warehouse.jobs(self._cluster, last=self._last_jobs)
-        return history, LivePredictor(history, timezone=timezone)
 
     def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
         """Read only the jobs that ended since the last time; None: that cannot be done, or is not all that is new."""
@@ -294,16 +291,6 @@ def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
     )
     totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
     return whole.assign(**dict(totals))
-
-
-def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
-    """Return the model, or why it cannot be read; then shrinkage predicts, and nothing is written by it."""
-    from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
-
-    try:
-        return from_record(record), ""
-    except ModelUnreadable as reason:
-        return None, f"{reason.message.rstrip('.')}. {UNTRUSTED}"
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:

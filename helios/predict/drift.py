@@ -8,18 +8,19 @@ how large it was in the weeks of training itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from helios.predict.causal_stats import COLUMN, FEATURES
-from helios.predict.comparison import PredictorScore, predictor_score
 from helios.predict.job_table import JobTable
+from helios.predict.scores import PredictorScore, predictor_score
 
 BINS = 10
 MOVED, CHANGED = 0.1, 0.25
@@ -93,18 +94,9 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Inputs:
-        """Return what :meth:`to_json` wrote; KeyError, TypeError: it did not."""
-        spreads = {
-            name: Spread(
-                edges=tuple(spread["edges"]),
-                shares=tuple(spread["shares"]),
-                missing=spread["missing"],
-                usual=spread["usual"],
-            )
-            for name, spread in told["spreads"].items()
-        }
-        return cls(jobs=told["jobs"], new_users=told["new_users"], new_names=told["new_names"], spreads=spreads)
+    def from_json(cls, stored: Mapping[str, Any]) -> Inputs:
+        """Return what :meth:`to_json` wrote; ValueError: it did not."""
+        return TypeAdapter(cls).validate_python(stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +153,15 @@ def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArra
     ----------
     features : float32 array of shape (table.n, len(FEATURES))
     """
-    weeks = list(_last_weeks(table.submitted_s, rows))
+    ages_s = table.submitted_s[rows].max(initial=0) - table.submitted_s[rows]
+    of_week = [rows[ages_s // WEEK_S == back] for back in range(WEEKS_OF_TRAINING)]
+    weeks = [week for week in of_week if len(week) >= FEWEST_JOBS]
     return Inputs(
         jobs=len(rows),
         new_users=new_users(features, rows),
         new_names=new_names(table, rows),
         spreads={
-            name: _with_usual(_spread(features[rows, column]), [features[week, column] for week in weeks])
+            name: _spread(features[rows, column], [features[week, column] for week in weeks])
             for column, name in enumerate(FEATURES)
             if name not in NOT_COMPARED
         },
@@ -184,9 +178,7 @@ def shifted_features(
     if len(rows) < FEWEST_JOBS:
         return ()
     found = [
-        FeatureShift(
-            feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual
-        )
+        FeatureShift(feature=name, index=stability_index(spread, features[rows, column]), usual=spread.usual)
         for column, name in enumerate(FEATURES)
         if (spread := inputs.spreads.get(name)) is not None
     ]
@@ -243,38 +235,19 @@ def weeks_of_errors(
     )
 
 
-def _last_weeks(submitted_s: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Give the rows of each of the last weeks of training that has enough of them."""
-    if len(rows) == 0:
-        return
-    week = (submitted_s[rows].max() - submitted_s[rows]) // WEEK_S
-    for back in range(WEEKS_OF_TRAINING):
-        found = rows[week == back]
-        if len(found) >= FEWEST_JOBS:
-            yield found
-
-
-def _spread(values: NDArray[np.float32]) -> Spread:
-    edges = _edges(values[~np.isnan(values)].astype(np.float64))
+def _spread(values: NDArray[np.float32], weeks: Sequence[NDArray[np.float32]] = ()) -> Spread:
+    edges = known = values[~np.isnan(values)].astype(np.float64)
+    if len(known):
+        some = known[:: max(1, len(known) // _JOBS_FOR_EDGES)]
+        tenths = np.quantile(some, np.arange(1, BINS) / BINS, method="inverted_cdf")
+        # An edge below the smallest value too: else what is smaller than all of training would lie in a bin of it.
+        edges = np.unique([np.nextafter(known.min(), -np.inf), *tenths])
+        edges = edges[np.isfinite(edges)]
     shares, missing = _shares(edges, values)
-    return Spread(edges=tuple(edges.tolist()), shares=shares, missing=missing, usual=None)
-
-
-def _edges(known: NDArray[np.float64]) -> NDArray[np.float64]:
-    if len(known) == 0:
-        return known
-    some = known[:: max(1, len(known) // _JOBS_FOR_EDGES)]
-    tenths = np.quantile(some, np.arange(1, BINS) / BINS, method="inverted_cdf")
-    # An edge below the smallest value too: else what is smaller than all of training would lie in a bin of training.
-    edges = np.unique([np.nextafter(known.min(), -np.inf), *tenths])
-    return np.asarray(edges[np.isfinite(edges)])
-
-
-def _with_usual(spread: Spread, weeks: Sequence[NDArray[np.float32]]) -> Spread:
+    spread = Spread(edges=tuple(edges.tolist()), shares=shares, missing=missing, usual=None)
     if len(weeks) < 3:
         return spread
-    usual = float(np.quantile([stability_index(spread, week) for week in weeks], USUAL))
-    return Spread(edges=spread.edges, shares=spread.shares, missing=spread.missing, usual=usual)
+    return replace(spread, usual=float(np.quantile([stability_index(spread, week) for week in weeks], USUAL)))
 
 
 def _shares(edges: NDArray[np.float64], values: NDArray[np.float32]) -> tuple[tuple[float, ...], float]:

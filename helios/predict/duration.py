@@ -11,10 +11,11 @@ after says how much of their correction orders jobs best, and calibrates the int
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
@@ -95,12 +96,6 @@ def train_locally(
     training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
 ) -> tuple[str, ...]:
     """Be a :class:`Trainer` on this machine, one thread for each quantile; the same seed gives the same trees."""
-    learn = _trainer(training_set, len(quantiles), seed, progress)
-    with ThreadPoolExecutor(len(quantiles)) as side_by_side:
-        return tuple(side_by_side.map(learn, quantiles))
-
-
-def _trainer(training_set: TrainingSet, n_ensembles: int, seed: int, progress: Progress) -> Callable[[float], str]:
     binned = lightgbm.Dataset(
         training_set.features,
         training_set.residual,
@@ -111,18 +106,18 @@ def _trainer(training_set: TrainingSet, n_ensembles: int, seed: int, progress: P
     ).construct()
     rounds_done, lock = 0, Lock()
 
-    def tell(_: Any) -> None:
+    def report_round(_: Any) -> None:
         nonlocal rounds_done
         with lock:
             rounds_done += 1
-            progress("Learning run times", rounds_done / (ROUNDS * n_ensembles))
+            progress("Learning run times", rounds_done / (ROUNDS * len(quantiles)))
 
-    def learn(quantile: float) -> str:
+    def grow(quantile: float) -> str:
         parameters = PARAMETERS | {"alpha": quantile, "seed": seed}
-        booster = lightgbm.train(parameters, binned, ROUNDS, callbacks=[tell])
-        return str(booster.model_to_string())
+        return str(lightgbm.train(parameters, binned, ROUNDS, callbacks=[report_round]).model_to_string())
 
-    return learn
+    with ThreadPoolExecutor(len(quantiles)) as side_by_side:
+        return tuple(side_by_side.map(grow, quantiles))
 
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -298,39 +293,34 @@ def train_on(
     ended = _ended_before(table, until_s)
     refuse_too_few(len(ended), until)
     groups = group_columns(table)
-
-    def fitted(
-        rows: NDArray[np.int64], stopped: datetime, share: tuple[float, float], most: int = MOST_JOBS
-    ) -> DurationModel:
-        return fit(
-            rows,
-            features=known.at_submission,
-            again=known,
-            most=most,
-            groups=groups,
-            submitted_s=table.submitted_s,
-            log_run=np.log1p(table.run_time_s),
-            cluster=cluster,
-            trained_until=stopped,
-            seed=seed,
-            progress=_stretch(progress, *share),
-            trainer=trainer,
-        )
-
+    fit_rows = partial(_fit_rows, table, known, groups=groups, cluster=cluster, seed=seed, trainer=trainer)
     until = until or datetime.fromtimestamp(int(table.ended_s[ended].max()) + 1, UTC)
     back_s = _held_back_from(table, ended)
     earlier = _ended_before(table, back_s)
     if len(earlier) < FEWEST_JOBS:
-        return fitted(ended, until, (0.0, 1.0))
-    judged = fitted(earlier, datetime.fromtimestamp(back_s, UTC), (0.0, 0.45), MOST_JOBS // 2)
+        return fit_rows(ended, until=until, progress=progress)
+    first = partial(_stretch, progress, 0.0, 0.45)
+    judged = fit_rows(earlier, until=datetime.fromtimestamp(back_s, UTC), progress=first, most=MOST_JOBS // 2)
     held_back = ended[table.submitted_s[ended] >= back_s]
-    judged = _believed(judged, known.at_submission[held_back], table.run_time_s[held_back])
+    trust = _best_trust(judged, known.at_submission[held_back], table.run_time_s[held_back])
+    # What jobs held back from it taught of its intervals, as they ended.
+    judged = replace(judged, trust=trust)
+    waited = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
+    quantiles = np.full((table.n, 3), np.nan)
+    quantiles[waited] = judged.predict(known.at_submission[waited])
+    _, calibration = calibrate(
+        known.at_submission,
+        quantiles,
+        groups=groups,
+        submitted_s=table.submitted_s,
+        ended_s=table.ended_s,
+        run_time_s=table.run_time_s,
+        until_s=until_s,
+    )
     return replace(
-        fitted(ended, until, (0.45, 1.0)),
-        trust=judged.trust,
-        calibration=_calibration(
-            judged, table, features=known.at_submission, groups=groups, back_s=back_s, until_s=until_s
-        ),
+        fit_rows(ended, until=until, progress=partial(_stretch, progress, 0.45, 1.0)),
+        trust=trust,
+        calibration=calibration,
         backtest=Backtest(until=judged.trained_until, jobs=judged.jobs, texts=judged.texts),
     )
 
@@ -340,18 +330,24 @@ def refit(
 ) -> DurationModel:
     """Return the model grown anew on what had ended before ``until``, believed and calibrated as it was."""
     ended = _ended_before(table, int(np.ceil(until.timestamp())))
-    grown = fit(
+    groups = group_columns(table)
+    grown = _fit_rows(table, known, ended, groups=groups, cluster=model.cluster, until=until, seed=seed)
+    return replace(grown, trust=model.trust, calibration=model.calibration)
+
+
+def _fit_rows(
+    table: JobTable, known: FeaturesAtStart, ended: NDArray[np.int64], *, until: datetime, **options: Any
+) -> DurationModel:
+    """Learn from the jobs ``ended`` of a table, as :func:`fit` does."""
+    return fit(
         ended,
         features=known.at_submission,
         again=known,
-        groups=group_columns(table),
         submitted_s=table.submitted_s,
         log_run=np.log1p(table.run_time_s),
-        cluster=model.cluster,
         trained_until=until,
-        seed=seed,
+        **options,
     )
-    return replace(grown, trust=model.trust, calibration=model.calibration)
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
@@ -368,42 +364,16 @@ def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
     return max(min(share_s, int(ends_s[-1]) - HELD_BACK_S), earliest_s)
 
 
-def _believed(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> DurationModel:
-    """Return ``model`` with the trust that orders jobs, which it has not seen, best."""
+def _best_trust(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> float:
+    """Return the trust with which ``model`` best orders jobs that it has not seen."""
     opinions = predict_trees(model.forest, features)
     scores = [spearman(_mixed(opinions, features, trust)[:, 1], run_time_s) or 0.0 for trust in TRUSTS]
-    best = max(scores)
-    return replace(
-        model, trust=next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= best - CLEARLY)
-    )
+    return next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= max(scores) - CLEARLY)
 
 
-def _calibration(
-    judged: DurationModel,
-    table: JobTable,
-    *,
-    features: NDArray[np.float32],
-    groups: NDArray[np.int32],
-    back_s: int,
-    until_s: int,
-) -> Calibration:
-    """Return what jobs held back from ``judged``, as they ended, taught of its intervals."""
-    held_back = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
-    quantiles = np.full((table.n, 3), np.nan)
-    quantiles[held_back] = judged.predict(features[held_back])
-    return calibrate(
-        features,
-        quantiles,
-        groups=groups,
-        submitted_s=table.submitted_s,
-        ended_s=table.ended_s,
-        run_time_s=table.run_time_s,
-        until_s=until_s,
-    )[1]
-
-
-def _stretch(progress: Progress, first: float, last: float) -> Progress:
-    return lambda setup, done: progress(setup, first + (last - first) * done)
+def _stretch(progress: Progress, first: float, last: float, setup: str, done: float) -> None:
+    """Report ``done`` as a part of the way from ``first`` to ``last``."""
+    progress(setup, first + (last - first) * done)
 
 
 def refuse_too_few(ended: int, until: datetime | None) -> None:
@@ -451,18 +421,13 @@ def fit(
         from_first = place[again.waited[second]]
         known = np.concatenate((known, again.at_start[second]))
         target = np.append(target, target[from_first])
-    training_set = TrainingSet(features=known, residual=target - known[:, COLUMN.anchor], names=FEATURES)
-    texts = _opinions(training_set, seed=seed, progress=progress, trainer=trainer)
-    return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
-
-
-def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, trainer: Trainer) -> tuple[str, ...]:
-    """Return three ensembles of the difference from the anchor and one of the level."""
-    level = replace(difference, residual=difference.residual + difference.features[:, COLUMN.anchor])
-    return (
-        *trainer(difference, quantiles=QUANTILES, seed=seed, progress=_stretch(progress, 0.0, 0.75)),
-        *trainer(level, quantiles=(0.5,), seed=seed, progress=_stretch(progress, 0.75, 1.0)),
+    difference = TrainingSet(features=known, residual=target - known[:, COLUMN.anchor], names=FEATURES)
+    level = replace(difference, residual=difference.residual + known[:, COLUMN.anchor])
+    texts = (
+        *trainer(difference, quantiles=QUANTILES, seed=seed, progress=partial(_stretch, progress, 0.0, 0.75)),
+        *trainer(level, quantiles=(0.5,), seed=seed, progress=partial(_stretch, progress, 0.75, 1.0)),
     )
+    return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
 
 
 @cached_jit

@@ -178,7 +178,10 @@ def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
     chosen = _nearest(table, ended[own], most)
     if len(chosen) < most:
         others = ended[~own]
-        kin = others[_kin(table, others)]
+        account = (table.account[others] == table.account[-1]) & (table.account[-1] >= 0)
+        stem = (table.stem[others] == table.stem[-1]) & (table.stem[-1] >= 0)
+        size = _size(table)
+        kin = others[account | stem | (size[others] == size[-1])]
         chosen += _nearest(table, kin, most - len(chosen))
     return tuple(chosen)
 
@@ -197,12 +200,6 @@ def _recent(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInG
 def _ended_before_the_last(table: JobTable) -> NDArray[np.int64]:
     """Return the rows that had ended by the last job's submission, with a known run time."""
     return np.flatnonzero((table.ended_s < table.submitted_s[-1]) & np.isfinite(table.run_time_s))
-
-
-def _kin(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    account = (table.account[rows] == table.account[-1]) & (table.account[-1] >= 0)
-    stem = (table.stem[rows] == table.stem[-1]) & (table.stem[-1] >= 0)
-    return np.asarray(account | stem | (_size(table)[rows] == _size(table)[-1]))
 
 
 def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[SimilarJob]:
@@ -348,7 +345,12 @@ def explain_last(
         ``jobs`` is empty or not in submission order.
     """
     table = JobTable.from_frame(jobs, timezone=timezone)
-    history, events, row = _known_at_the_end(table)
+    events = event_order(table)
+    history, ends = empty_stats(events), table.ends()
+    features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
+    # The last job's own arrival is counted too, which touches no mean.
+    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
+    row = features[-1:]
     predictor = model or HistoryPredictor()
     learned = (model.calibration if model else None) or empty_calibration()
     quantiles = calibrate_each(row, predictor.predict(row), learned)[0]
@@ -365,43 +367,26 @@ def explain_last(
     )
 
 
-def _known_at_the_end(table: JobTable) -> tuple[CausalStats, Events, NDArray[np.float32]]:
-    """Return what was learned by the last submission, and that job's features, of shape (1, len(FEATURES))."""
-    events = event_order(table)
-    history, ends = empty_stats(events), table.ends()
-    features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
-    # The last job's own arrival is counted too, which touches no mean.
-    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
-    return history, events, features[-1:]
-
-
 def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tuple[Contribution, ...]:
     groups, log_run = events.groups[-1], float(PRIOR_LOG_RUN)
     steps = [Contribution(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
-    for level in _chain(groups):
-        sums, ended = history.sums[groups[level]], history.counts[groups[level], _ENDED]
-        drawn = (sums[_SUM] + PSEUDO_JOBS[level] * log_run) / (sums[_WEIGHT] + PSEUDO_JOBS[level])
-        steps.append(_step(LEVELS[level], int(ended), float(sums[_WEIGHT]), log_run, float(drawn)))
-        log_run = float(drawn)
+
+    def add(level: str, jobs: int, weight: float, log_after: float) -> None:
+        nonlocal log_run
+        run_time_s, factor = float(np.expm1(log_after)), float(np.exp(log_after - log_run))
+        steps.append(Contribution(level=level, jobs=jobs, weight=weight, run_time_s=run_time_s, factor=factor))
+        log_run = log_after
+
+    for level, name in enumerate(LEVELS):
+        if groups[level] >= 0 and IN_CHAIN[level]:
+            sums, ended = history.sums[groups[level]], history.counts[groups[level], _ENDED]
+            drawn = (sums[_SUM] + PSEUDO_JOBS[level] * log_run) / (sums[_WEIGHT] + PSEUDO_JOBS[level])
+            add(name, int(ended), float(sums[_WEIGHT]), float(drawn))
     near = history.ring_length[history.ring_of[groups[USER]]] if groups[USER] >= 0 else 0
     weight = float(np.nan_to_num(row[COLUMN.neighbour_weight]))
     # Ends at the anchor as the predictor knows it, in single precision.
-    return (*steps, _step(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, log_run, float(row[COLUMN.anchor])))
-
-
-def _chain(groups: NDArray[np.int32]) -> list[int]:
-    """Return the levels that the shrinkage passes through."""
-    return [level for level in range(len(LEVELS)) if groups[level] >= 0 and IN_CHAIN[level]]
-
-
-def _step(level: str, jobs: int, weight: float, before: float, after: float) -> Contribution:
-    return Contribution(
-        level=level,
-        jobs=jobs,
-        weight=weight,
-        run_time_s=float(np.expm1(after)),
-        factor=float(np.exp(after - before)),
-    )
+    add(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, float(row[COLUMN.anchor]))
+    return tuple(steps)
 
 
 def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_median: float) -> dict[str, float]:
@@ -413,22 +398,16 @@ def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_medi
 
 def _contributions(model: DurationModel, row: NDArray[np.float32]) -> dict[str, float]:
     names = (*model.features, EVERY_JOB)
-    parts = np.zeros(len(names))
-    for ensemble, share in _spoken(model, row).items():
-        booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
-        parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
-        if ensemble == LEVEL:  # it starts from nothing, where the others start from the anchor
-            parts[-1] -= share * model.trust * float(row[0, COLUMN.anchor])
-    return {name: float(part) for name, part in zip(names, parts, strict=True)}
-
-
-def _spoken(model: DurationModel, row: NDArray[np.float32]) -> dict[int, float]:
-    """Return which ensembles give the median, and each one's share.
-
-    Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
-    """
     opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, COLUMN.anchor])
     learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
     untrained = Z90 * float(row[0, COLUMN.anchor_sd]) * np.array([-1, 0, 1])
+    # Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
     place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])
-    return {1: 0.5, LEVEL: 0.5} if place == 1 else {place: 1.0}
+    shares = {1: 0.5, LEVEL: 0.5} if place == 1 else {place: 1.0}
+    parts = np.zeros(len(names))
+    for ensemble, share in shares.items():
+        booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
+        parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
+        if ensemble == LEVEL:  # it starts from nothing, where the others start from the anchor
+            parts[-1] -= share * model.trust * anchor
+    return {name: float(part) for name, part in zip(names, parts, strict=True)}

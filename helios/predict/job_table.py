@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.jit import cached_jit, inline_jit
+from helios.jit import cached_jit
 from helios.model import JOBS, QUEUE, JobState
 from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, Events, empty_stats, refresh_features, replay_events
 from helios.predict.job_names import JobNameFamilies
@@ -401,37 +401,16 @@ def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, ends: Any, ends_s: Any, waited: Any, starts_s: Any, features: Any, at_start: Any
 ) -> None:
     jobs, next_end, asked = np.arange(len(events.submitted_s)), 0, 0
-    for job in jobs:
-        while asked < len(waited) and starts_s[asked] <= events.submitted_s[job]:
-            next_end = _ask(history, events, ends, ends_s, next_end, waited, starts_s, asked, features, at_start)
+    for place in range(len(jobs) + 1):
+        last = place == len(jobs)
+        while asked < len(waited) and (last or starts_s[asked] <= events.submitted_s[place]):
+            job, row = waited[asked : asked + 1], features[waited[asked]]
+            submitted = row.copy()
+            next_end = refresh_features(history, events, job, starts_s[asked], ends, ends_s, next_end, features)
+            at_start[asked], row[:] = row, submitted
             asked += 1
-        next_end = replay_events(history, events, jobs[job : job + 1], ends, ends_s, next_end, features)
-    while asked < len(waited):
-        next_end = _ask(history, events, ends, ends_s, next_end, waited, starts_s, asked, features, at_start)
-        asked += 1
-
-
-@inline_jit
-def _ask(  # noqa: PLR0917 - as above
-    history: Any,
-    events: Any,
-    ends: Any,
-    ends_s: Any,
-    next_end: int,
-    waited: Any,
-    starts_s: Any,
-    asked: int,
-    features: Any,
-    at_start: Any,
-) -> int:
-    job = waited[asked]
-    submitted = features[job].copy()
-    next_end = refresh_features(
-        history, events, waited[asked : asked + 1], starts_s[asked], ends, ends_s, next_end, features
-    )
-    at_start[asked] = features[job]
-    features[job] = submitted
-    return next_end
+        if not last:
+            next_end = replay_events(history, events, jobs[place : place + 1], ends, ends_s, next_end, features)
 
 
 # Numbers for what jobs have in common, which stay as they are when more jobs come.

@@ -30,10 +30,10 @@ from helios.predict.causal_stats import (
     empty_stats,
     replay_events,
 )
+from helios.predict.job_table import Categories, JobTable, event_order
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
-    from helios.predict.job_table import Categories, JobTable
 
 
 class LivePredictor:
@@ -62,7 +62,7 @@ class LivePredictor:
         self._timezone = timezone
         self._told: set[tuple[str, int, int]] = set()
         self._not_yet_past = JOBS.empty()
-        self._known: tuple[OnlineStats, Categories] | None = None
+        self._memory, self._vocabulary = OnlineStats(), Categories()
         self._lock = Lock()
         self.learn(history)
 
@@ -135,13 +135,18 @@ class LivePredictor:
         return new
 
     def _features(self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime) -> NDArray[np.float32]:
-        from helios.predict.job_table import event_order  # noqa: PLC0415 - numba takes a while
-
         moment = pd.Timestamp(now).floor("s")
         with self._lock:
-            memory, vocabulary = self._as_of(moment)
-            vocabulary = vocabulary.aside()
-            asked = _as_if_submitted(pending, moment.tz_convert(self._timezone), vocabulary)
+            self._learn_until(moment)
+            memory, vocabulary = self._memory, self._vocabulary.aside()
+            local = moment.tz_convert(self._timezone)
+            asked = JobTable.from_queue(
+                pending,
+                submitted_s=np.full(len(pending), int(moment.timestamp())),
+                hour=float(local.hour),
+                weekday=float(local.weekday()),
+                coding=vocabulary,
+            )
             groups = vocabulary.groups(asked)
             unended = [
                 _unended(frame, asked=asked, vocabulary=vocabulary)
@@ -155,37 +160,15 @@ class LivePredictor:
                 now_s=int(moment.timestamp()),
             )
 
-    def _as_of(self, moment: pd.Timestamp) -> tuple[OnlineStats, Categories]:
-        """Learn what ended strictly before ``moment``; return all that is known then."""
-        from helios.predict.job_table import JobTable, event_order  # noqa: PLC0415 - numba takes a while
-
-        pass
-        from helios.predict.job_table import Categories  # noqa: PLC0415 - likewise
-
-        if self._known is None:
-            self._known = OnlineStats(), Categories()
-        told, (memory, vocabulary) = self._not_yet_past, self._known
-        if told.empty:
-            return memory, vocabulary
+    def _learn_until(self, moment: pd.Timestamp) -> None:
+        """Learn what ended strictly before ``moment``."""
+        told = self._not_yet_past
         past = ((told["ended_at"] < moment) & (told["submitted_at"] < moment)).to_numpy()
         if past.any():
-            table = JobTable.from_frame(told[past], coding=vocabulary)
-            memory.learn(event_order(table, groups=vocabulary.groups(table)), table.ended_s)
+            table = JobTable.from_frame(told[past], coding=self._vocabulary)
+            groups = self._vocabulary.groups(table)
+            self._memory.learn(event_order(table, groups=groups), table.ended_s)
             self._not_yet_past = told[~past]
-        return memory, vocabulary
-
-
-def _as_if_submitted(pending: pd.DataFrame, moment: pd.Timestamp, vocabulary: Categories) -> JobTable:
-    """Return the jobs of ``pending`` as submitted at ``moment``, by the cluster's clock."""
-    from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
-
-    return JobTable.from_queue(
-        pending,
-        submitted_s=np.full(len(pending), int(moment.timestamp())),
-        hour=float(moment.hour),
-        weekday=float(moment.weekday()),
-        coding=vocabulary,
-    )
 
 
 def _unended(
@@ -195,8 +178,6 @@ def _unended(
 
     They were submitted before them, by the same users: features tell of nobody else's unended jobs.
     """
-    from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
-
     submitted_s = jobs["submitted_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
     theirs = np.isin(vocabulary.codes("user", jobs["user"].array), asked.user) & (submitted_s < asked.submitted_s[0])
     table = JobTable.from_queue(

@@ -135,7 +135,8 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         # As JSON, strictly: a list may become a tuple and text an enum, but text never a number.
         return TypeAdapter(declared).validate_json(to_json(dict(options), inf_nan_mode="constants"), strict=True)
     except ValidationError as reason:
-        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", hint=allowed) from reason
+        wrong = "; ".join(_complaint(error) for error in reason.errors())
+        raise ServiceInvalid(f"Service {name}: {wrong}.", hint=allowed) from reason
     except PydanticSerializationError as reason:
         raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", hint=allowed) from reason
 
@@ -266,10 +267,6 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _type_name(declared: Any) -> str:
     return declared.__name__ if inspect.isclass(declared) else str(declared).replace("typing.", "")
-
-
-def _what_is_wrong(reason: ValidationError) -> str:
-    return "; ".join(_complaint(error) for error in reason.errors())
 
 
 def _complaint(error: Mapping[str, Any]) -> str:

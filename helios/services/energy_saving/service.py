@@ -281,10 +281,8 @@ class Ces:
             pool = self._judged_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
             awake = [node for node in nodes if node.name not in taken]
             count = pool.powered - pool.level
-            pool = pool.with_nodes(
-                down=to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake),
-                up=to_wake(pool.members, -count, everywhere=nodes),
-            )
+            down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake)
+            pool = replace(pool, down=tuple(down), up=tuple(to_wake(pool.members, -count, everywhere=nodes)))
             taken |= {node.name for node in pool.down}
             judged.append(pool)
         return judged
@@ -329,17 +327,6 @@ class _Judged:
     def may_sleep(self, mechanism: str) -> list[Node]:
         # With the list as the mechanism Helios' own entries stand in it, and are its to take out.
         return [node for node in self.members if mechanism == "keep_awake" or not node.kept_awake]
-
-    def with_nodes(self, *, down: Sequence[Node], up: Sequence[Node]) -> _Judged:
-        return _Judged(
-            name=self.name,
-            members=self.members,
-            level=self.level,
-            needed=self.needed,
-            likely=self.likely,
-            down=tuple(down),
-            up=tuple(up),
-        )
 
     def why_asleep(self, node: Node, snapshot: Snapshot) -> str:
         idle_s = (snapshot.taken_at - node.idle_since).total_seconds()

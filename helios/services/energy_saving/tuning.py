@@ -8,7 +8,7 @@ function of the history of demand; a restart forgets nothing.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import product
 
@@ -100,12 +100,11 @@ class KnownDemand:
 
     def steps(self, first: int, after: int) -> KnownDemand:
         """Return the steps ``first`` to ``after`` - 1."""
-        return KnownDemand(
+        return replace(
+            self,
             busy=self.busy[first:after],
             total=self.total[first:after],
             most=self.most[first:after],
-            ahead_s=self.ahead_s,
-            levels=self.levels,
             ended_s=self.ended_s - STEP_S * (len(self.busy) - after),
             yardstick=self.yardstick[first:after],
         )
@@ -169,12 +168,10 @@ def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingP
     """
     if len(known.busy) < LEAST_DAYS * DAY:
         return None
+    memo = {} if memo is None else memo
     key = _key(known, goal)
-    if memo is None or key not in memo:
-        picked = _picked(known, goal)
-        if memo is None:
-            return picked
-        memo[key] = picked
+    if key not in memo:
+        memo[key] = _picked(known, goal)
     return memo[key]
 
 

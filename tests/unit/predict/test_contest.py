@@ -17,10 +17,10 @@ from helios.predict.comparison import (
     _rank_correlations,
     _weighted_medians,
     compare_predictors,
-    predictor_score,
     user_clusters,
 )
 from helios.predict.job_table import JobTable
+from helios.predict.scores import predictor_score
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 
