@@ -1,4 +1,7 @@
-"""How many nodes were needed: the demand of the past, from a series or counted from the jobs of a cluster."""
+"""How many nodes were needed.
+
+The demand of the past, from a series or counted from the jobs of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ def watch_files(
     gpus_per_node: int = 8,
     in_gpus: bool = False,
 ) -> DemandHistory:
-    """Read series of busy nodes; several files are parts of one cluster and are added up.
+    """Read series of busy nodes.
+
+    Several files are parts of one cluster and are added up.
 
     Parameters
     ----------
@@ -116,7 +121,10 @@ class RequestedClusterShape:
 
     @property
     def total(self) -> int | None:
-        """Nodes there are, of all partitions that are asked for; None: nobody said."""
+        """Nodes there are, of all partitions that are asked for.
+
+        None: nobody said.
+        """
         if self.nodes is None:
             return None
         return self.nodes.get(self.partition or "", sum(self.nodes.values()))
@@ -188,7 +196,10 @@ def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.Da
 
 
 def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float64]:
-    """Return what each job holds, in nodes; fractions where it shares one; whole GPUs where these are counted."""
+    """Return what each job holds, in nodes.
+
+    Fractions where it shares one; whole GPUs where these are counted.
+    """
     gpus = jobs["gpus"].to_numpy().astype(np.float64)
     if asked.in_gpus:
         return gpus

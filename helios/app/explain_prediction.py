@@ -1,4 +1,7 @@
-"""Gathers what it takes to explain one job's prediction: the history before it, its model, the queue if it lives."""
+"""Gathers what it takes to explain one job's prediction.
+
+The history before it, its model, the queue if it lives.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,9 @@ def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapsh
 
 
 def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
-    """Return what chooses among the models in the warehouse: the one named, else the one of the job's day.
+    """Return what chooses among the models in the warehouse.
+
+    The one named, else the one of the job's day.
 
     That is the newest that had stopped learning by then; where there is none, the one in charge, which is said.
     """
@@ -121,7 +126,10 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
 
 
 def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return what trains a model on what had ended by the job's moment; shrinkage alone where that is too little."""
+    """Return what trains a model on what had ended by the job's moment.
+
+    Shrinkage alone where that is too little.
+    """
 
     def choose(known_at: datetime) -> Chosen:
         from helios.predict.duration import train  # noqa: PLC0415 - see above
@@ -155,7 +163,10 @@ def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
 
 
 def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
-    """Return the ids nearest in number; none where ids are no numbers."""
+    """Return the ids nearest in number.
+
+    None where ids are no numbers.
+    """
     number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
     numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
     if pd.isna(number) or numbers.isna().all():

@@ -1,4 +1,7 @@
-"""Which model is in charge: promoted, kept or rolled back, each time with a reason that is written down."""
+"""Which model is in charge.
+
+Promoted, kept or rolled back, each time with a reason that is written down.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +257,10 @@ def describe_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
 
 
 def training_history(url: str, cluster: str | None, *, progress: Progress = no_progress) -> LoadedHistory:
-    """Read of a cluster's jobs what training needs, and no more; None: of the only cluster."""
+    """Read of a cluster's jobs what training needs, and no more.
+
+    None: of the only cluster.
+    """
     progress("Reading the warehouse", 0.0)
     if cluster:  # choosing among all clusters would count the jobs of each, seconds for a million
         with Warehouse.open(url) as warehouse:
@@ -282,7 +288,9 @@ def drift(
     now: datetime,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """Compare the last ``days`` before ``now`` with the training of a model; None: the one in charge.
+    """Compare the last ``days`` before ``now`` with the training of a model.
+
+    None: the one in charge.
 
     Raises
     ------
@@ -298,7 +306,10 @@ def drift(
 
 
 def remembered_drift(url: str, cluster: str) -> str | None:
-    """Return the line that the last night wrote about drift; None: none did."""
+    """Return the line that the last night wrote about drift.
+
+    None: none did.
+    """
     with Warehouse.open(url) as warehouse:
         return warehouse.remembered(cluster, DRIFT)
 
@@ -323,7 +334,9 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
 
 
 def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
-    """Put back in charge what was so before; a model that is gone or cannot be read is passed over.
+    """Put back in charge what was so before.
+
+    A model that is gone or cannot be read is passed over.
 
     Raises
     ------
@@ -379,7 +392,9 @@ def nightly(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
-    """Train on what had ended by ``now``, and promote the model if it is better; else keep what is in charge, say why.
+    """Train on what had ended by ``now``, and promote the model if it is better.
+
+    Else keep what is in charge, say why.
 
     It is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse beyond chance
     than the model in charge and than shrinkage, neither in median log error nor in rank correlation; with nothing but
@@ -464,7 +479,10 @@ def _promoted(warehouse: Warehouse, cluster: str) -> str:
 
 
 def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
-    """Return the model in charge, where nothing was ever decided the newest but ``besides``; None: shrinkage."""
+    """Return the model in charge, where nothing was ever decided the newest but ``besides``.
+
+    None: shrinkage.
+    """
     try:
         if besides is None or not warehouse.promotions(cluster).empty:
             return warehouse.model(cluster)
@@ -536,7 +554,10 @@ def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -
 
 
 def backtest_in(record: ModelRecord) -> Comparison | None:
-    """Return the contest that a record's scores are; None: its history was too short for one."""
+    """Return the contest that a record's scores are.
+
+    None: its history was too short for one.
+    """
     return Comparison.from_json(record.scores) if record.scores.get("against") else None
 
 
@@ -586,7 +607,9 @@ def judge_model(
 def common_jobs(
     studied: PreparedHistory, models: Mapping[str, DurationModel], *, now: datetime
 ) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
-    """Find jobs that two models can be judged on: those submitted after both had stopped learning.
+    """Find jobs that two models can be judged on.
+
+    Those submitted after both had stopped learning.
 
     Where these are too few, the later of the two is stood in for by its backtest, then both.
 
@@ -658,7 +681,10 @@ def _compare_unseen(
     seed: int,
     progress: Progress,
 ) -> Comparison | None:
-    """Judge stand-ins that know nothing of the stretch; None: there are none, or too few jobs came after them."""
+    """Judge stand-ins that know nothing of the stretch.
+
+    None: there are none, or too few jobs came after them.
+    """
     # What had not stopped learning by then is judged by its backtest, which stopped earlier, if it has one.
     seen = opponent is not None and opponent.trained_until > since
     backtest = opponent.as_judged() if opponent is not None and seen else None
@@ -678,7 +704,10 @@ def _compare_unseen(
 
 
 def _figures(comparison: Comparison) -> str:
-    """Say a comparison's figures in words: the log error and rank correlation of each."""
+    """Say a comparison's figures in words.
+
+    The log error and rank correlation of each.
+    """
     scores, errors, ranks = comparison.scores, [], []
     for name in (comparison.challenger, *comparison.against):
         called = {"model": "new", "user_last": "user's last"}.get(name, name)

@@ -1,4 +1,7 @@
-"""How many nodes a live cluster needs and will need: its history in steps, forecast, laid into the snapshot."""
+"""How many nodes a live cluster needs and will need.
+
+Its history in steps, forecast, laid into the snapshot.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ PLACED_AT_LEAST = 0.95
 
 
 class NodeDemand:
-    """Adds the demand for nodes to snapshots; learns once a day, forecasts once a step.
+    """Adds the demand for nodes to snapshots.
+
+    Learns once a day, forecasts once a step.
 
     Parameters
     ----------
@@ -63,7 +68,9 @@ class NodeDemand:
         self._learning: Future[dict[str, _Learned]] | None = None
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with ``demand``; as it is where nothing was learned yet.
+        """Return ``snapshot`` with ``demand``.
+
+        As it is where nothing was learned yet.
 
         Raises
         ------
@@ -94,7 +101,10 @@ class NodeDemand:
         return assemble(told, ended_s=ended_s) if told else None
 
     def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
-        """Have the forecasters learn anew where they never did, or a day ago; take over what they learned since."""
+        """Have the forecasters learn anew where they never did, or a day ago.
+
+        Take over what they learned since.
+        """
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
             self._learned = learning.result()
@@ -127,7 +137,10 @@ class _Learned:
     told_s: int
 
     def followed(self, seen: ObservedDemand, at: int) -> _Learned:
-        """Return it with the forecast of now; steps in which nobody asked have none."""
+        """Return it with the forecast of now.
+
+        Steps in which nobody asked have none.
+        """
         if self.told_s >= seen.ended_s:
             return self
         now = self.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
@@ -148,7 +161,10 @@ _NO_NODES = "no node of the cluster is in service"
 
 
 def _unplaced(history: pd.DataFrame) -> str:
-    """Return why the history does not say which nodes were busy; empty: it does, or there is none."""
+    """Return why the history does not say which nodes were busy.
+
+    Empty: it does, or there is none.
+    """
     ran = history[history["ended_at"].notna() & history["started_at"].notna()]
     placed = int(ran["node_list"].notna().sum())
     if placed >= PLACED_AT_LEAST * len(ran):
@@ -253,7 +269,10 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
 
 
 def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
-    """Return all jobs with the columns of both frames: those that ended, run and wait."""
+    """Return all jobs with the columns of both frames.
+
+    Those that ended, run and wait.
+    """
     columns = ["job_id", "user", "name", "partition", "submitted_at", "started_at", "time_limit_s", "nodes", "gpus"]
     columns.append("node_list")
     ended = history.loc[history["ended_at"].notna() & history["started_at"].notna(), [*columns, "ended_at"]]

@@ -1,4 +1,6 @@
-"""What predictions are worth: the queue they would have made, between today's and the one of true run times.
+"""What predictions are worth.
+
+The queue they would have made, between today's and the one of true run times.
 
 Every replay lets small jobs pass by EASY backfill that plans with time limits, so that only the order differs.
 """
@@ -109,7 +111,9 @@ def value_of_predictions(
 
 
 def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) -> OrderValue | str:
-    """Return the value of predictions, or why the jobs cannot be replayed: that must not cost the other figures.
+    """Return the value of predictions, or why the jobs cannot be replayed.
+
+    That must not cost the other figures.
 
     ``options`` are those of :func:`value_of_predictions`.
     """
@@ -151,7 +155,10 @@ class _ValueReplays:
         return {name: self._summary(result) for name, result in made.items()}
 
     def _predictor(self, forecaster: Forecaster | None) -> ReplayTrainedPredictor:
-        """Return a predictor that begins with ``forecaster``; the controls are never trained."""
+        """Return a predictor that begins with ``forecaster``.
+
+        The controls are never trained.
+        """
         return ReplayTrainedPredictor(
             self._setup.machine.jobs,
             history=self._setup.before,

@@ -37,7 +37,10 @@ class BacklogWatch:
         self._longest_s = math.nan
 
     def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
-        """Return the longest backlog of the weeks before ``snapshot``, s; see :func:`longest_backlog`."""
+        """Return the longest backlog of the weeks before ``snapshot``, s.
+
+        See :func:`longest_backlog`.
+        """
         now = snapshot.taken_at
         if self._at is None or not timedelta(0) <= now - self._at < timedelta(seconds=EVERY_S):
             self._at, self._longest_s = now, longest_backlog(snapshot, history)
@@ -45,7 +48,9 @@ class BacklogWatch:
 
 
 def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
-    """Return the longest backlog of the last ``LOOKS_BACK``, s; NaN: no GPU job has ended in it.
+    """Return the longest backlog of the last ``LOOKS_BACK``, s.
+
+    NaN: no GPU job has ended in it.
 
     It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
     nodes have when they work. What cannot start yet, or is held, stands in nobody's way; a job that wants no GPU, or a
@@ -77,7 +82,10 @@ def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
 
 
 def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
-    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
+    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on.
+
+    None: without GPUs.
+    """
     group_of, capacity = _groups(nodes)
     if not capacity.any():
         return None
@@ -110,12 +118,18 @@ def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.i
 
 
 def _group(partition: str, group_of: dict[str, int]) -> int:
-    """Return the group of the first known one of the partitions that a job would take; -1: none."""
+    """Return the group of the first known one of the partitions that a job would take.
+
+    -1: none.
+    """
     return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
 
 
 def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
-    """Return which group each partition is part of, and the GPUs of each: partitions that share nodes are one."""
+    """Return which group each partition is part of, and the GPUs of each.
+
+    Partitions that share nodes are one.
+    """
     named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "")]
     texts = named["partitions"].astype(str)
     groups: list[set[str]] = []
@@ -175,13 +189,18 @@ class PredictorState:
     problem: str = ""
 
     def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Return ``PREDICTIONS`` of jobs as if submitted now; see :meth:`helios.predict.LivePredictor.predict`."""
+        """Return ``PREDICTIONS`` of jobs as if submitted now.
+
+        See :meth:`helios.predict.LivePredictor.predict`.
+        """
         predictor = self.predictor or LivePredictor(self.history, model=self.model, timezone=self.timezone)
         return predictor.predict(queue, now=now, running=running)
 
 
 class LivePredictions:
-    """Adds predictions and the longest backlog to a snapshot; reads of the warehouse only what is new there.
+    """Adds predictions and the longest backlog to a snapshot.
+
+    Reads of the warehouse only what is new there.
 
     Parameters
     ----------
@@ -262,7 +281,10 @@ class LivePredictions:
         )
 
     def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
-        """Read only the jobs that ended since the last time; None: that cannot be done, or is not all that is new."""
+        """Read only the jobs that ended since the last time.
+
+        None: that cannot be done, or is not all that is new.
+        """
         known = self._known
         if known is None or known.predictor is None or known.timezone != timezone:
             return None
@@ -294,7 +316,10 @@ def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:
-    """Return what tells each job apart: its id and when it was submitted, in us since the epoch."""
+    """Return what tells each job apart.
+
+    Its id and when it was submitted, in us since the epoch.
+    """
     submitted = jobs["submitted_at"].to_numpy(dtype="datetime64[us]").astype(np.int64)
     return list(zip(jobs["job_id"], submitted.tolist(), strict=True))
 

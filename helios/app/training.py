@@ -1,4 +1,7 @@
-"""What a model makes of the past: train, keep, judge."""
+"""What a model makes of the past.
+
+Train, keep, judge.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,10 @@ class PreparedHistory:
         return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
 
     def backtest(self, model: DurationModel) -> Comparison | None:
-        """Judge the model's backtest beside the controls; None: there is none, or too few jobs came after it."""
+        """Judge the model's backtest beside the controls.
+
+        None: there is none, or too few jobs came after it.
+        """
         judged = model.as_judged()
         if judged is None:
             return None
@@ -195,13 +201,19 @@ class PreparedHistory:
         )
 
     def latest(self, now: datetime) -> datetime:
-        """Return ``now``, or the second after the last submission where that is earlier: a trace of long ago."""
+        """Return ``now``, or the second after the last submission where that is earlier.
+
+        A trace of long ago.
+        """
         if self.table.n == 0:
             return now
         return min(now, datetime.fromtimestamp(int(self.table.submitted_s[-1]) + 1, UTC))
 
     def known_until(self, now: datetime) -> datetime | None:
-        """Return ``now`` if jobs of the history end later, else None: all of it is known."""
+        """Return ``now`` if jobs of the history end later, else None.
+
+        All of it is known.
+        """
         ends = self.table.ended_s[self.table.ended_s != NEVER_S]
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None
 

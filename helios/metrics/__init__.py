@@ -1,1 +1,4 @@
-"""Waits, use, energy and backlog: each defined once, for recorded and replayed history alike."""
+"""Waits, use, energy and backlog.
+
+Each defined once, for recorded and replayed history alike.
+"""

@@ -1,4 +1,6 @@
-"""How long the last in a first-come queue would wait: the work before it over the GPUs that do it.
+"""How long the last in a first-come queue would wait.
+
+The work before it over the GPUs that do it.
 
 How much work stood there a week ago is known much better today, since most of it has ended; so what is past is reckoned
 anew at every look. A prediction enters only for what still waits, and only where it is less than what jobs that have
@@ -30,7 +32,9 @@ LEAST_S = 3 * 3_600
 
 
 def age_discount(waited: NDArray[Any], patience: float | NDArray[Any]) -> NDArray[np.float64]:
-    """Return what the key of a job counts that has waited: the square of the share of its patience that is left.
+    """Return what the key of a job counts that has waited.
+
+    The square of the share of its patience that is left.
 
     So it comes nearer to the front long before it goes first, and many long jobs start in quiet hours.
     """
@@ -133,7 +137,10 @@ class BacklogWindows:
         self.n, self.longest_s = 0, 0.0
 
     def settle(self, partition: NDArray[np.int32], look: NDArray[np.int64], gpu_s: NDArray[np.float64]) -> None:
-        """Take up jobs that have ended: where, since which look they count, and what they ran."""
+        """Take up jobs that have ended.
+
+        Where, since which look they count, and what they ran.
+        """
         np.add.at(self._work, (partition, look - self._first), gpu_s)
 
     def look(
@@ -179,7 +186,9 @@ class BacklogWindows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobTimes:
-    """Jobs of a cluster as they are known now, waiting ones too; arrays of shape (n_jobs,).
+    """Jobs of a cluster as they are known now, waiting ones too.
+
+    Arrays of shape (n_jobs,).
 
     Attributes
     ----------
@@ -222,7 +231,10 @@ def longest_backlog_s(past: JobTimes, *, capacity: NDArray[np.int64], now_s: flo
 
 
 def _backlog_gpu_s(jobs: JobTimes, looks_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
-    """Return the GPU seconds that stood before a partition at each look, told from now on; 0 where nothing waited."""
+    """Return the GPU seconds that stood before a partition at each look, told from now on.
+
+    0 where nothing waited.
+    """
     since_s, started_s, ended_s = (at_s - now_s for at_s in (jobs.since_s, jobs.started_s, jobs.ended_s))
     waits, has_ended = np.isnan(started_s), ~np.isnan(ended_s)
     ran_gpu_s = np.where(waits, 0.0, jobs.gpus * (np.where(has_ended, ended_s, 0.0) - started_s))

@@ -1,4 +1,6 @@
-"""Energy by a stated model, defined once: the same functions judge real, simulated and imagined node hours.
+"""Energy by a stated model, defined once.
+
+The same functions judge real, simulated and imagined node hours.
 
 The model is linear: a node awake draws ``node_idle_w`` and each GPU or CPU that a job holds adds to it; a node asleep
 draws ``node_sleep_w``, one on the way ``boot_w``; the building draws ``cooling_factor`` times all of it. That is what
@@ -49,7 +51,10 @@ class NodeSeconds:
 
     @property
     def utilization(self) -> float:
-        """Busy node seconds over powered ones: the node utilisation of CES; NaN: none was powered."""
+        """Busy node seconds over powered ones.
+
+        The node utilisation of CES; NaN: none was powered.
+        """
         return self.busy / self.powered if self.powered else float("nan")
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +71,10 @@ def energy_kwh(seconds: NodeSeconds, model: Energy) -> float:
 
 
 def payback_s(model: Energy) -> float:
-    """Return how long a node must be asleep for its energy to be less than if it had stayed awake, s; inf: never."""
+    """Return how long a node must be asleep for its energy to be less than if it had stayed awake, s.
+
+    Inf: never.
+    """
     saved_w = model.node_idle_w - model.node_sleep_w
     extra_j = (model.boot_s + model.shutdown_s) * max(model.boot_w - model.node_idle_w, 0.0)
     return extra_j / saved_w if saved_w > 0 else float("inf")

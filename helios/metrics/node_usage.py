@@ -1,4 +1,6 @@
-"""Which nodes held jobs, and when: from jobs with their nodes to busy intervals, and to how many were busy at once.
+"""Which nodes held jobs, and when.
+
+From jobs with their nodes to busy intervals, and to how many were busy at once.
 
 All times are int64 seconds since the epoch; an interval holds its start and not its end.
 """
@@ -21,7 +23,9 @@ Seconds = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BusyIntervals:
-    """Stretches of time on nodes; arrays of shape (n_intervals,).
+    """Stretches of time on nodes.
+
+    Arrays of shape (n_intervals,).
 
     Attributes
     ----------
@@ -38,7 +42,10 @@ class BusyIntervals:
     end_s: Seconds
 
     def merged(self) -> BusyIntervals:
-        """Return the stretches in which at least one of these was on the node: disjoint, by node and start."""
+        """Return the stretches in which at least one of these was on the node.
+
+        Disjoint, by node and start.
+        """
         if not len(self.node):
             return self
         order = np.lexsort((self.start_s, self.node))
@@ -57,7 +64,9 @@ class BusyIntervals:
 
 
 def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
-    """Return where and when jobs ran, an interval for each node of each job; jobs that never ran are left out.
+    """Return where and when jobs ran, an interval for each node of each job.
+
+    Jobs that never ran are left out.
 
     Parameters
     ----------
@@ -111,7 +120,10 @@ def most_at_once(
 
 
 def _most(start_s: Seconds, end_s: Seconds, first_s: int, step_s: int, n_steps: int) -> NDArray[np.float64]:
-    """Return the most at once in each step: at its begin, or just after one of the starts within it."""
+    """Return the most at once in each step.
+
+    At its begin, or just after one of the starts within it.
+    """
     edges_s = first_s + step_s * np.arange(n_steps, dtype=np.int64)
     starts, ends = np.sort(start_s), np.sort(end_s)
     most = _at(starts, ends, edges_s).astype(np.float64)
@@ -132,6 +144,9 @@ def _expanded(text: str) -> tuple[str, ...]:
 
 
 def whole_seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
-    """Return times as s since the epoch, rounded down; ``otherwise`` where one is missing."""
+    """Return times as s since the epoch, rounded down.
+
+    ``otherwise`` where one is missing.
+    """
     seconds = times.astype("int64").to_numpy() // 1_000_000
     return np.where(times.isna().to_numpy(), otherwise, seconds)

@@ -1,4 +1,6 @@
-"""What is measured, defined once: the same functions judge real and replayed history.
+"""What is measured, defined once.
+
+The same functions judge real and replayed history.
 
 All take arrays of shape (n_jobs,), times in whole seconds since the epoch. Source of the definitions: the
 glossary (docs/glossary.md).
@@ -66,7 +68,9 @@ def summarize_queue(
     gpus: NDArray[np.int32],
     total_gpus: int,
 ) -> QueueSummary:
-    """Measure one queue; at least one job.
+    """Measure one queue.
+
+    At least one job.
 
     Parameters
     ----------
@@ -113,7 +117,10 @@ def bounded_slowdown(*, wait_s: Seconds, run_time_s: Seconds) -> NDArray[np.floa
 def utilization(
     *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: NDArray[np.int32], total_gpus: int
 ) -> float:
-    """Return busy GPU seconds over GPU seconds between first submission and last end; 0 if no time passes."""
+    """Return busy GPU seconds over GPU seconds between first submission and last end.
+
+    0 if no time passes.
+    """
     span_s = int(ended_s.max() - submitted_s.min())
     busy_gpu_s = float(np.sum(gpus.astype(np.float64) * run_time_s))
     return busy_gpu_s / (total_gpus * span_s) if span_s > 0 else 0.0
@@ -141,7 +148,9 @@ def standard_error_of_mean(values: NDArray[np.float64], *, submitted_s: Seconds)
 def mean_level_over_time(
     *, begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64] | None = None, edges_s: Seconds
 ) -> NDArray[np.float64]:
-    """Return how much is between its begin and its end, on average within each step of time; exact, O(n log n).
+    """Return how much is between its begin and its end, on average within each step of time.
+
+    Exact, O(n log n).
 
     With begin = submission and end = start it is the queue's length; with begin = start, end = end and weight =
     GPUs it is the busy GPUs of jobs that are never preempted.

@@ -1,4 +1,6 @@
-"""The nouns: what was asked, what is, what was, what we expect.
+"""The nouns.
+
+What was asked, what is, what was, what we expect.
 
 The one place where columns are declared. Bulk data travels as pandas frames with these columns;
 every room checks them at its door with :meth:`FrameKind.check`. A change of a column is a change here,

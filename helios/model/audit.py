@@ -1,4 +1,7 @@
-"""What Helios writes down about itself: modes, cycles, decisions, what stands changed, what was read."""
+"""What Helios writes down about itself.
+
+Modes, cycles, decisions, what stands changed, what was read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Frames with declared columns: how bulk data travels between rooms, and how it is checked at their doors."""
+"""Frames with declared columns.
+
+How bulk data travels between rooms, and how it is checked at their doors.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,10 @@ def columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
 
 
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
-    """Return times as s since the epoch, to the microsecond; what is missing is NaN."""
+    """Return times as s since the epoch, to the microsecond.
+
+    What is missing is NaN.
+    """
     micros = times.to_numpy(dtype="datetime64[us]")
     seconds: NDArray[np.float64] = micros.astype(np.int64) / 1e6
     return np.where(np.isnat(micros), np.nan, seconds)

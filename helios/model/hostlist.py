@@ -1,4 +1,6 @@
-"""Slurm's way to write many nodes in few letters: ``gpu[01-04,07],login1``; expanded and folded by ClusterShell.
+"""Slurm's way to write many nodes in few letters.
+
+``gpu[01-04,07],login1``; expanded and folded by ClusterShell.
 
 Groups (``@rack1``) are not looked up: that would run programs that a configuration of the machine names.
 """
@@ -47,7 +49,9 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def fold(nodes: Iterable[str]) -> str:
-    """Return the nodes as one hostlist, as short as ClusterShell can make it; no nodes: empty.
+    """Return the nodes as one hostlist, as short as ClusterShell can make it.
+
+    No nodes: empty.
 
     Raises
     ------

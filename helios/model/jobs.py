@@ -111,7 +111,9 @@ PREDICTIONS = FrameKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A stretch of a trace file: the jobs understood and the rows refused.
+    """A stretch of a trace file.
+
+    The jobs understood and the rows refused.
 
     Attributes
     ----------
@@ -133,7 +135,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """A trained duration predictor as text: what it learned from, how good it is, and itself.
+    """A trained duration predictor as text.
+
+    What it learned from, how good it is, and itself.
 
     Attributes
     ----------
@@ -170,7 +174,10 @@ class ModelRecord:
 
     @property
     def known_good_at(self) -> datetime:
-        """When it was last known to be the best to have: made, or since then put or left in charge."""
+        """When it was last known to be the best to have.
+
+        Made, or since then put or left in charge.
+        """
         return max(self.trained_at, self.confirmed_at or self.trained_at)
 
 

@@ -56,7 +56,9 @@ NODE_STATES = FrameKind(
 
 
 def pools(nodes: pd.DataFrame) -> pd.Series[Any]:
-    """Return the pool of each node of a ``NODE_STATES`` frame: nodes of one pool can stand in for each other.
+    """Return the pool of each node of a ``NODE_STATES`` frame.
+
+    Nodes of one pool can stand in for each other.
 
     A pool is the nodes of exactly the same partitions and the same type of GPU; it is named by the partitions as the
     cluster writes them, and the type where there is one: ``gpu,debug (a100)``.

@@ -1,4 +1,6 @@
-"""How a site has set up its Slurm: what its files say, as far as it decides who starts when.
+"""How a site has set up its Slurm.
+
+What its files say, as far as it decides who starts when.
 
 Read from the text of ``slurm.conf`` and dumps of ``sacctmgr`` and ``sinfo``; consumed by the replay that follows
 Slurm's own rules. Defaults are those of ``slurm.conf(5)``, 25.11, so that an empty file means what it means to Slurm.
@@ -43,7 +45,9 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRules:
-    """A partition: a queue onto nodes that other partitions may share.
+    """A partition.
+
+    A queue onto nodes that other partitions may share.
 
     Attributes
     ----------
@@ -217,7 +221,9 @@ class QosRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """An association of the accounting: an account below another one, or a user in an account.
+    """An association of the accounting.
+
+    An account below another one, or a user in an account.
 
     Attributes
     ----------

@@ -1,4 +1,7 @@
-"""A cluster at one moment: its queue, its nodes, and all else that a service sees."""
+"""A cluster at one moment.
+
+Its queue, its nodes, and all else that a service sees.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ QUEUE = FrameKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """A cluster at one moment: all that a service sees.
+    """A cluster at one moment.
+
+    All that a service sees.
 
     Attributes
     ----------

@@ -1,4 +1,6 @@
-"""What was known when a job was submitted: one walk through submissions and ends, in the order of time.
+"""What was known when a job was submitted.
+
+One walk through submissions and ends, in the order of time.
 
 The walk keeps, for every group of jobs that are alike (same user, same user and size, ...), a few
 decayed sums; a job's features are read from them at its submission, before anything later is learned.
@@ -18,7 +20,10 @@ from helios.jit import cached_jit, inline_jit
 
 
 class FeatureColumns(NamedTuple):
-    """Columns of a row of features; what the job asked for comes before what history says."""
+    """Columns of a row of features.
+
+    What the job asked for comes before what history says.
+    """
 
     gpus: int
     log_cpus: int
@@ -130,7 +135,9 @@ _RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
 
 
 class Events(NamedTuple):
-    """What each job asked for, and what becomes known of it when it ends; one entry per job.
+    """What each job asked for, and what becomes known of it when it ends.
+
+    One entry per job.
 
     Attributes
     ----------
@@ -153,7 +160,10 @@ class Events(NamedTuple):
 
 
 class CausalStats(NamedTuple):
-    """What has been learned so far, by group; see the column constants of this module."""
+    """What has been learned so far, by group.
+
+    See the column constants of this module.
+    """
 
     sums: NDArray[np.float64]
     counts: NDArray[np.int64]
@@ -216,7 +226,9 @@ def replay_events(  # noqa: PLR0917 - numba kernels are called by position
 def refresh_features(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, jobs: Any, now_s: int, ends: Any, ends_s: Any, next_end: int, features: Any
 ) -> int:
-    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``; parameters as in :func:`replay_events`.
+    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``.
+
+    Parameters as in :func:`replay_events`.
 
     What ended jobs teach is brought up to date. What a job's row of ``features`` says of the act of submission, and of
     what else the user had in the queue then, stays: a model learned from these as they were at submission.

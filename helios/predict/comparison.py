@@ -1,4 +1,6 @@
-"""Two predictors on the same jobs: which is better, and whether chance alone explains it.
+"""Two predictors on the same jobs.
+
+Which is better, and whether chance alone explains it.
 
 Jobs of one user come in campaigns, so that a thousand jobs are not a thousand observations. What may have been chance
 is told by drawing whole users anew (paired bootstrap over clusters: Efron and Tibshirani, "An Introduction to the
@@ -122,7 +124,10 @@ class Comparison:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Comparison:
-        """Return what :meth:`to_json` wrote; ValueError: it did not."""
+        """Return what :meth:`to_json` wrote.
+
+        ValueError: it did not.
+        """
         return TypeAdapter(cls).validate_python(stored)
 
 
@@ -203,7 +208,10 @@ def _rank_correlations(
     cluster: NDArray[np.int64],
     counts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return Spearman's correlation in each draw, with the ranks of the whole; NaN: constant."""
+    """Return Spearman's correlation in each draw, with the ranks of the whole.
+
+    NaN: constant.
+    """
     a, b = (pd.Series(values).rank().to_numpy() for values in (predicted, truth_s))
     a, b = a - a.mean(), b - b.mean()
     moments = np.column_stack(

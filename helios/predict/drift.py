@@ -95,7 +95,10 @@ class Inputs:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Inputs:
-        """Return what :meth:`to_json` wrote; ValueError: it did not."""
+        """Return what :meth:`to_json` wrote.
+
+        ValueError: it did not.
+        """
         return TypeAdapter(cls).validate_python(stored)
 
 
@@ -171,7 +174,9 @@ def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArra
 def shifted_features(
     inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
 ) -> tuple[FeatureShift, ...]:
-    """Compare the jobs ``rows`` with training, the feature that moved farthest first; fewer than ``FEWEST_JOBS``: ().
+    """Compare the jobs ``rows`` with training, the feature that moved farthest first.
+
+    Fewer than ``FEWEST_JOBS``: ().
 
     Features that training did not know are left out.
     """
@@ -186,20 +191,29 @@ def shifted_features(
 
 
 def stability_index(spread: Spread, values: NDArray[np.float32]) -> float:
-    """Return the population stability index of ``values`` against ``spread``; what is missing is one bin more."""
+    """Return the population stability index of ``values`` against ``spread``.
+
+    What is missing is one bin more.
+    """
     p, q = _all_shares(spread.shares, spread.missing), _all_shares(*_shares(np.array(spread.edges), values))
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs whose user had no ended job, among those of known users; None: none is known."""
+    """Return the share of jobs whose user had no ended job, among those of known users.
+
+    None: none is known.
+    """
     ended = features[rows, COLUMN.user_ended]
     known = ended[~np.isnan(ended)]
     return float((known == 0).mean()) if len(known) else None
 
 
 def new_names(table: JobTable, rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs of a name that nobody had submitted before; None: no name is known."""
+    """Return the share of jobs of a name that nobody had submitted before.
+
+    None: no name is known.
+    """
     first = np.zeros(table.n, dtype=bool)
     first[np.unique(table.name, return_index=True)[1]] = True
     named = table.name[rows] >= 0
@@ -214,7 +228,9 @@ def weeks_of_errors(
     submitted_s: NDArray[np.int64],
     end_s: int,
 ) -> tuple[WeekOfErrors, ...]:
-    """Judge weeks that end at ``end_s`` and before, oldest first; a week without jobs is left out.
+    """Judge weeks that end at ``end_s`` and before, oldest first.
+
+    A week without jobs is left out.
 
     Parameters
     ----------

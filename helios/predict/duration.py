@@ -1,4 +1,6 @@
-"""Run times: shrinkage that serves from the first job, and boosted trees that learn what it misses.
+"""Run times.
+
+Shrinkage that serves from the first job, and boosted trees that learn what it misses.
 
 Four ensembles of trees (LightGBM, quantile loss on log run time): p10, p50 and p90 of the *difference* from the
 shrinkage anchor, which travels better to sites with few users or one dominating array than the level does; and the
@@ -95,7 +97,10 @@ class Trainer(Protocol):
 def train_locally(
     training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
 ) -> tuple[str, ...]:
-    """Be a :class:`Trainer` on this machine, one thread for each quantile; the same seed gives the same trees."""
+    """Be a :class:`Trainer` on this machine, one thread for each quantile.
+
+    The same seed gives the same trees.
+    """
     binned = lightgbm.Dataset(
         training_set.features,
         training_set.residual,
@@ -144,7 +149,9 @@ Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
 
 @dataclass(frozen=True, slots=True)
 class HistoryPredictor:
-    """Hierarchical shrinkage alone: no training, works from the first job.
+    """Hierarchical shrinkage alone.
+
+    No training, works from the first job.
 
     Quantiles come from the spread of the same groups, taken as normal in log time, and are cut at the
     job's time limit.
@@ -218,7 +225,9 @@ class DurationModel:
         object.__setattr__(self, "forest", parse_trees(self.texts, features=self.features))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return p10, p50, p90 of the run time in s, as learned: not calibrated.
+        """Return p10, p50, p90 of the run time in s, as learned.
+
+        Not calibrated.
 
         Parameters
         ----------
@@ -233,7 +242,10 @@ class DurationModel:
         return np.asarray(_mixed(predict_trees(self.forest, features), features, self.trust))
 
     def as_judged(self) -> DurationModel | None:
-        """Return the model that its backtest is: the same recipe, stopped earlier; None: there is none."""
+        """Return the model that its backtest is.
+
+        The same recipe, stopped earlier; None: there is none.
+        """
         if self.backtest is None:
             return None
         return replace(
@@ -402,7 +414,9 @@ def fit(
     progress: Progress = no_progress,
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Learn from the rows ``ended`` (ordered by end) of the other arrays: of bursts some, and the last ``MOST_JOBS``.
+    """Learn from the rows ``ended`` (ordered by end) of the other arrays.
+
+    Of bursts some, and the last ``MOST_JOBS``.
 
     Parameters
     ----------

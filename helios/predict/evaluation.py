@@ -187,7 +187,10 @@ def _course(
 def _as_learned(
     course: _Course, features: NDArray[np.float32], at_s: NDArray[np.int64], first: int
 ) -> NDArray[np.float64]:
-    """Return quantiles of all jobs, shape (n, 3), in s, each by who predicts ``at_s``; NaN before the job ``first``."""
+    """Return quantiles of all jobs, shape (n, 3), in s, each by who predicts ``at_s``.
+
+    NaN before the job ``first``.
+    """
     quantiles = np.full((len(features), 3), np.nan)
     who = np.searchsorted([since_s for since_s, _ in course], at_s, side="right") - 1
     who[:first] = -1

@@ -1,4 +1,6 @@
-"""Why a prediction is what it is: the shrinkage's steps, what the trees changed, and the past jobs most like it.
+"""Why a prediction is what it is.
+
+The shrinkage's steps, what the trees changed, and the past jobs most like it.
 
 Both parts work on the logarithm of run time, so each of their steps is a factor, and the factors multiply to the
 prediction. The trees' part is LightGBM's own (TreeSHAP; Lundberg et al. 2020, doi 10.1038/s42256-019-0138-9).
@@ -156,7 +158,10 @@ class RecentInGroup:
 
 
 def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
-    """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``); None: none had ended."""
+    """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``).
+
+    None: none had ended.
+    """
     return _recent(table, group_columns(table), basis)
 
 
@@ -220,7 +225,10 @@ def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[Simila
 
 
 def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many of each one's kind ended after it: an old job of a kind of its own is not crowded out."""
+    """Return how many of each one's kind ended after it.
+
+    An old job of a kind of its own is not crowded out.
+    """
     same_stem = table.stem == table.stem[-1]  # not the stem itself: where every name is another, all would be of age 0
     columns = (_size(table), _limit(table), table.partition, same_stem, table.user)
     kind = np.zeros(len(newest_first), dtype=np.int64)
@@ -390,7 +398,10 @@ def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tu
 
 
 def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_median: float) -> dict[str, float]:
-    """Return the factor of each feature; the last one makes the product exact, whatever is done after the trees."""
+    """Return the factor of each feature.
+
+    The last one makes the product exact, whatever is done after the trees.
+    """
     parts = {} if model is None else _contributions(model, row)
     left = float(log_median - float(row[0, COLUMN.anchor]) - sum(parts.values()))
     return {name: float(np.exp(part)) for name, part in (parts | {AFTERWARDS: left}).items()}

@@ -1,4 +1,7 @@
-"""Predictions for a live queue: what a model, or shrinkage alone, makes of jobs that wait now."""
+"""Predictions for a live queue.
+
+What a model, or shrinkage alone, makes of jobs that wait now.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ class LivePredictor:
         self.learn(history)
 
     def learn(self, ended: pd.DataFrame) -> int:
-        """Take note of jobs that have ended; those that it was told of before count once.
+        """Take note of jobs that have ended.
+
+        Those that it was told of before count once.
 
         A job teaches from the first :meth:`predict` for a moment after its end. Jobs told before that moment are
         learned in the order of their ends, however they were told; one that is told later is learned then, as if it
@@ -98,7 +103,9 @@ class LivePredictor:
         return len(fresh)
 
     def predict(self, pending: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Predict run times of jobs as if they were submitted now, in this order: what ended while they waited counts.
+        """Predict run times of jobs as if they were submitted now, in this order.
+
+        What ended while they waited counts.
 
         Nothing is remembered of them, or of what runs.
 
@@ -263,7 +270,9 @@ class OnlineStats:
     def describe(
         self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
     ) -> NDArray[np.float32]:
-        """Return the features of jobs submitted now, one after the other; nothing is learned from them.
+        """Return the features of jobs submitted now, one after the other.
+
+        Nothing is learned from them.
 
         Parameters
         ----------
@@ -301,7 +310,10 @@ class OnlineStats:
         self._n_groups, self._n_users = n_groups, self._n_users + len(fresh)
 
     def _copy_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> CausalStats:
-        """Return the history of groups ``numbers`` under their positions there; ``users`` are such positions."""
+        """Return the history of groups ``numbers`` under their positions there.
+
+        ``users`` are such positions.
+        """
         rows = np.minimum(numbers, self._n_groups)
         rings = self._history.ring_of[rows[users]]
         rings = np.where(rings < 0, self._n_users, rings)
@@ -323,7 +335,10 @@ class OnlineStats:
         submitted_s: NDArray[np.int64],
         now_s: int,
     ) -> None:
-        """Set how many jobs each user has submitted in a row: of other groups that is never read."""
+        """Set how many jobs each user has submitted in a row.
+
+        Of other groups that is never read.
+        """
         unended = dict(_by_group(users, submitted_s))
         lately = (history.ring_of >= 0) & (history.counts[:, _LAST_SUBMIT_S] >= now_s - BURST_GAP_S)
         for user in np.flatnonzero(lately).tolist():
@@ -349,12 +364,18 @@ def _joined(first: Any, second: Any) -> list[Any]:
 
 
 def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge; by half at least, so that room is rarely made."""
+    """Return by how much to enlarge.
+
+    By half at least, so that room is rarely made.
+    """
     return 0 if needed <= room else max(needed - room, room // 2)
 
 
 def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return groups as positions in ``numbers``, which ascend; -1: none, or not among them."""
+    """Return groups as positions in ``numbers``, which ascend.
+
+    -1: none, or not among them.
+    """
     if not len(numbers):
         return np.full_like(groups, -1)
     found = np.minimum(np.searchsorted(numbers, groups), len(numbers) - 1)
@@ -447,7 +468,10 @@ def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Float
 
 
 class _Odds:
-    """Log-odds of having ended by a time, of each of n jobs: three straight lines in log time, and their inverse."""
+    """Log-odds of having ended by a time, of each of n jobs.
+
+    Three straight lines in log time, and their inverse.
+    """
 
     def __init__(self, quantiles_s: Floats) -> None:
         low, self._median, high = np.log(np.maximum(quantiles_s, _SHORTEST_S)).T

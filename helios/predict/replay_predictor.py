@@ -1,4 +1,7 @@
-"""Predictions inside a replayed timeline: what has ended *there* teaches, nothing else."""
+"""Predictions inside a replayed timeline.
+
+What has ended *there* teaches, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ FIRST_FIT_JOBS = 1_000
 
 
 class Forecaster(Protocol):
-    """Says run times from the features of jobs; knows nothing else."""
+    """Says run times from the features of jobs.
+
+    Knows nothing else.
+    """
 
     @property
     def model_id(self) -> str:
@@ -34,7 +40,10 @@ class Forecaster(Protocol):
 
 
 class UserLast:
-    """The control: a job runs as long as the last job of its user that has ended, or as jobs here do on average."""
+    """The control.
+
+    A job runs as long as the last job of its user that has ended, or as jobs here do on average.
+    """
 
     model_id = "user_last"
 
@@ -126,7 +135,10 @@ class ReplayTrainedPredictor:
         self._n_told = told.stop
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
-        """Predict the run times of ``jobs``, submitted at ``now_s``; see ``ReplayPredictor``."""
+        """Predict the run times of ``jobs``, submitted at ``now_s``.
+
+        See ``ReplayPredictor``.
+        """
         rows = jobs + self._first
         self._events.submitted_s[rows] = now_s
         ends, ends_s = self._due(now_s)
@@ -147,7 +159,9 @@ class ReplayTrainedPredictor:
         running: NDArray[np.int64],
         since_s: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Predict ``jobs`` again, which still wait at ``now_s``; see ``ReplayPredictor``.
+        """Predict ``jobs`` again, which still wait at ``now_s``.
+
+        See ``ReplayPredictor``.
 
         What has ended since their submission teaches, and how long their siblings have run. What later models are
         trained on stays as it was at submission.

@@ -30,7 +30,9 @@ _TAILS = (5.0, 95.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvaluationSet:
-    """The jobs that predictions are judged on, and how they hang together; one entry per job.
+    """The jobs that predictions are judged on, and how they hang together.
+
+    One entry per job.
 
     Attributes
     ----------
@@ -54,7 +56,10 @@ class EvaluationSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCoverage:
-    """How often the upper bound held in a group: ``share`` of ``jobs``; None: there are none."""
+    """How often the upper bound held in a group.
+
+    ``share`` of ``jobs``; None: there are none.
+    """
 
     jobs: int
     share: float | None
@@ -205,13 +210,19 @@ def _medians_of_bursts(
 
 
 def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank; None where either is constant."""
+    """Return Spearman's rank correlation, ties at their mean rank.
+
+    None where either is constant.
+    """
     found = float(_rank_correlation(_in_order(predicted), _in_order(truth), np.ones(len(truth))))
     return None if np.isnan(found) else found
 
 
 def _spearman_90(median: NDArray[np.float64], judged: EvaluationSet) -> tuple[float, float] | None:
-    """Return the middle 90 % of rank correlations of resampled units; the draws are always the same."""
+    """Return the middle 90 % of rank correlations of resampled units.
+
+    The draws are always the same.
+    """
     n_units = int(judged.unit.max(initial=-1)) + 1
     if n_units < 2:
         return None
@@ -234,7 +245,10 @@ def _in_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 @cached_jit
 def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
-    """Correlate the mean ranks of values numbered by their order; not by BLAS, whose threads wait for each other."""
+    """Correlate the mean ranks of values numbered by their order.
+
+    Not by BLAS, whose threads wait for each other.
+    """
     x, y = _mean_ranks(a, weight), _mean_ranks(b, weight)
     xx, xy, yy = 0.0, 0.0, 0.0
     for job in range(len(weight)):

@@ -76,12 +76,17 @@ class InstalledService:
 
 
 def installed() -> dict[str, InstalledService]:
-    """Return every service that any installed package offers, by name; broken ones say why they are."""
+    """Return every service that any installed package offers, by name.
+
+    Broken ones say why they are.
+    """
     return {name: _described(name, entries) for name, entries in sorted(_entries().items())}
 
 
 def build(name: str, options: Mapping[str, Any]) -> Service:
-    """Return the service of that name, made with the given options; what is not given has its default.
+    """Return the service of that name, made with the given options.
+
+    What is not given has its default.
 
     Parameters
     ----------
@@ -164,12 +169,18 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
 
 
 def domain_of(service: object) -> Domain:
-    """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
+    """Return what a service, or a class of services, acts on.
+
+    Jobs, unless it says otherwise.
+    """
     return Domain(getattr(service, "domain", Domain.JOBS))
 
 
 def find_flaws(service_class: Any) -> list[str]:
-    """Return what keeps a class from being a service, each with what to do; empty: nothing."""
+    """Return what keeps a class from being a service, each with what to do.
+
+    Empty: nothing.
+    """
     if not inspect.isclass(service_class):
         return [f"{service_class!r} is not a class; let the entry point name the service's class"]
     flaws = []

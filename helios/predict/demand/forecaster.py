@@ -1,4 +1,7 @@
-"""The forecaster of one pool: learned once a day, asked at every step, and the walk that judges it on the past."""
+"""The forecaster of one pool.
+
+Learned once a day, asked at every step, and the walk that judges it on the past.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,9 @@ def belief(change: Values, told: Values, *, history: int) -> Values:
 
 
 def shares(history: int) -> Values:
-    """Return how much of each quantile is the trees' after ``history`` steps; the rest is the empirical one's.
+    """Return how much of each quantile is the trees' after ``history`` steps.
+
+    The rest is the empirical one's.
 
     Half where the history holds many independent exceedances, next to nothing for one day in a hundred.
 
@@ -178,7 +183,9 @@ _N_AHEAD, _N_LEVELS = len(AHEAD), len(LEVELS)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandForecaster:
-    """What was learned from the history of one pool; make one with :meth:`fit`.
+    """What was learned from the history of one pool.
+
+    Make one with :meth:`fit`.
 
     Attributes
     ----------
@@ -354,7 +361,10 @@ class _Past:
 
 
 def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, history_steps: int) -> DemandForecaster:
-    """Learn from the steps before ``until``; every outcome that was not known by then is left out by the learners."""
+    """Learn from the steps before ``until``.
+
+    Every outcome that was not known by then is left out by the learners.
+    """
     first = max(until - history_steps, 0)
     history, days = until - first, (until - first) / DAY
     trust, moves, forest = np.zeros((2, _N_AHEAD)), np.zeros((_N_AHEAD, _N_LEVELS)), None
@@ -384,7 +394,10 @@ def _rises(past: _Past, first: int, until: int) -> Values:
 
 
 def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
-    """Try what would have been learned before the last weeks on these: how far to believe it, by how much it missed."""
+    """Try what would have been learned before the last weeks on these.
+
+    How far to believe it, by how much it missed.
+    """
     then = until - held_back(until - first)
     trees = parse_trees(_learned(past, first, then, every=2 * EVERY))
     told = predict_trees(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
@@ -400,7 +413,10 @@ def _blended(trees: Values, rises: Values, share: Values) -> Values:
 
 
 def _ascending(most: Values) -> Values:
-    """Return quantiles that ascend in level, and in horizon: what is needed within 3 h is needed within 6 h."""
+    """Return quantiles that ascend in level, and in horizon.
+
+    What is needed within 3 h is needed within 6 h.
+    """
     return np.maximum.accumulate(np.sort(most, axis=2), axis=1)
 
 

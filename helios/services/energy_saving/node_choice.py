@@ -1,4 +1,7 @@
-"""Which nodes: the ones to put to sleep and the ones to wake, once it is known how many."""
+"""Which nodes.
+
+The ones to put to sleep and the ones to wake, once it is known how many.
+"""
 
 from __future__ import annotations
 
