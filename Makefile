@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest nightly behaviour slurm bench fuzz mutants reference clean
+.PHONY: help try test format lint types imports pytest nightly behaviour size slurm bench fuzz mutants reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,11 +44,16 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
+# Three on two processors: the tests of live clusters wait most of their time.
+WORKERS ?= 2
 pytest: $(VENV)/.tools slurm
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses $(WORKERS)
 
 nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup -m nightly
+	$(BIN)/pytest --numprocesses $(WORKERS) -m nightly
+
+size: $(VENV)/.tools ## Print code lines by package beside the budget
+	$(BIN)/python -m tests.size
 
 behaviour: $(VENV)/.tools ## Compare what Helios does with golden files, after a restructuring
 	$(BIN)/python -m tests.behaviour compare

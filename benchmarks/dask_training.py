@@ -3,7 +3,7 @@
     python -m benchmarks.dask_training [ROWS ...]
 
 Both share this machine's cores, so that the figure is what Dask *costs*: connecting, dealing out the rows, and the
-histograms that the workers exchange for every leaf. What it gains takes more machines: see docs/scale.md.
+histograms that the workers exchange for every leaf. What it gains takes more machines: see docs/predictions.md.
 """
 
 from __future__ import annotations

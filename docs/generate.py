@@ -14,6 +14,12 @@ from helios.config import load_configuration
 from helios.model import JOBS
 
 REFERENCE = Path(__file__).parent / "reference"
+OF_THE_USER = {
+    "database.url": "helios.db in the user's data folder",
+    "control.state_folder": "the user's state folder",
+    "report.folder": "reports in the user's data folder",
+}
+"""Defaults that differ from user to user, by key."""
 
 
 def pages() -> dict[str, str]:
@@ -65,7 +71,7 @@ def _settings() -> str:
         "|---|---|---|---|",
     ]
     for setting in load_configuration(environment={}, folder=Path("/nonexistent")).listing():
-        default = "helios.db in the user's data folder" if setting.key == "database.url" else setting.value
+        default = OF_THE_USER.get(setting.key, setting.value)
         lines.append(f"| `{setting.key}` | `{setting.variable}` | {default} | {setting.doc} |")
     return "\n".join(lines) + "\n"
 

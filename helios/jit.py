@@ -7,6 +7,7 @@ edit there alone would leave old code in use, and nothing would tell.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
@@ -43,6 +44,17 @@ class _Cache(FunctionCache):
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]  # because numba's is untyped
         return (*key, fingerprint(self._compiled), _laid_out(sig))
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what was kept, or None; what an older release kept under other class names is forgotten."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]  # as above
+        except (AttributeError, ImportError, pickle.UnpicklingError, EOFError):
+            try:
+                self.flush()  # type: ignore[no-untyped-call]  # as above
+            except OSError:
+                self.disable()  # type: ignore[no-untyped-call]  # as above
+            return None
 
 
 def _laid_out(kinds: Iterable[Any]) -> tuple[Any, ...]:

@@ -1,11 +1,33 @@
-"""What holds for every test: examples are not timed, and CI judges each change by the same ones."""
+"""What holds for every test: examples are not timed, CI judges each change by the same ones, and nothing is left."""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import Phase, settings
+
+from tests.reaper import REAPER
+
+if TYPE_CHECKING:
+    from tests.grouping import Grouping
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 # A mutant needs one example that it fails, not the smallest.
 settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have whatever the tests start end with them, also when they are interrupted or killed."""
+    REAPER.start()
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouping | None:
+    """Keep tests that share something on one worker, unless ``--dist`` asks for something else."""
+    from tests.grouping import Grouping  # noqa: PLC0415  # it needs pytest-xdist
+
+    return Grouping(config, log) if config.getvalue("dist") in {"load", "loadgroup"} else None

@@ -21,6 +21,8 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
+from tests.reaper import REAPER
+
 # PostgreSQL refuses to run as root; this user owns nothing and exists on every Unix.
 UNPRIVILEGED = "nobody"
 FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "listen_addresses=", "shared_buffers=64MB")
@@ -36,6 +38,7 @@ def postgres_server() -> Iterator[str]:
         return
     # A socket's path may have 107 bytes at most, so that pytest's own long folders will not do.
     folder = Path(tempfile.mkdtemp(prefix="helios-pg-", dir="/tmp"))
+    REAPER.remove(folder)
     try:
         with _running(folder) as socket:
             yield f"postgresql://postgres@/postgres?host={socket}"

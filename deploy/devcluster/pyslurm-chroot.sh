@@ -58,7 +58,8 @@ build() {
   say "a base of Debian $SUITE"
   mkdir -p "$ROOT"; chmod 755 "$ROOT"
   [ ! -e "$ROOT/debootstrap" ] || rm -rf --one-file-system "${ROOT:?}"/*  # debootstrap was interrupted
-  [ -e "$ROOT/usr/bin/apt-get" ] || debootstrap --variant=minbase "$SUITE" "$ROOT" "$from" >"$ROOT.log" 2>&1 ||
+  # What debootstrap mounts inside goes away with its namespace, also when it is killed.
+  [ -e "$ROOT/usr/bin/apt-get" ] || unshare --mount debootstrap --variant=minbase "$SUITE" "$ROOT" "$from" >"$ROOT.log" 2>&1 ||
     fail "debootstrap failed: $(tail -3 "$ROOT.log")"
   say "Slurm and a compiler"
   install_packages >>"$ROOT.log" 2>&1 || fail "packages could not be installed: $(tail -3 "$ROOT.log")"

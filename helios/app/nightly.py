@@ -18,9 +18,8 @@ from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
-from helios.report.admin.nightly import WEEKS_BEFORE, Digest, NightEnergy, nightly_digest
+from helios.report.admin.nightly import WEEKS_BEFORE, Digest, NightEnergy, as_mail, as_text, nightly_digest
 from helios.report.admin.nightly import Night as ReportedNight
-from helios.report.admin.nightly_page import as_mail, as_text
 from helios.report.admin.shadow import ShadowDay
 from helios.warehouse import Horizon, Warehouse
 

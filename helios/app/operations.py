@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
+from typing import TYPE_CHECKING
 
 from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
 from helios.app.job_controller import JobController, refuse_other_leader
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
-from helios.app.nightly import NightlyRun, run_nightly
 from helios.app.node_controller import NodeController
 from helios.app.sync import SyncResult, sync_history
 from helios.config import Configuration, Settings
@@ -20,6 +20,9 @@ from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
 from helios.ports import Domain, Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
+
+if TYPE_CHECKING:
+    from helios.app.nightly import NightlyRun
 
 ALL_DOMAINS = frozenset(Domain)
 
@@ -203,6 +206,8 @@ class Operations:
     def night(self, *, progress: Progress = no_progress) -> NightlyRun:
         """Do the nightly analysis once."""
         cycles = self.cycles
+        from helios.app.nightly import run_nightly  # noqa: PLC0415 - drawing takes a second to import
+
         return run_nightly(
             settings=self.settings,
             cluster=cycles.site.name,

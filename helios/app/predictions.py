@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
 from helios.model import JOBS, Snapshot, in_submission_order, seconds_of
-from helios.predict.live_predictor import LivePredictor
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
+    from helios.predict.live_predictor import LivePredictor
 
 
 # The longest backlog of a live cluster, from its history and its queue: nothing of it has to be remembered.
@@ -191,8 +191,10 @@ class PredictorState:
     def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return ``PREDICTIONS`` of jobs as if submitted now.
 
-        See :meth:`helios.predict.LivePredictor.predict`.
+        See :meth:`helios.predict.live_predictor.LivePredictor.predict`.
         """
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
+
         predictor = self.predictor or LivePredictor(self.history, model=self.model, timezone=self.timezone)
         return predictor.predict(queue, now=now, running=running)
 
@@ -250,6 +252,7 @@ class LivePredictions:
         return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
         from helios.predict.model_record import from_record  # noqa: PLC0415 - LightGBM, which a pause does not need
 
         if edition == (0, ""):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from helios.app.energy.ledger import energy_ledger
 from helios.app.history import choose_cluster
-from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
 from helios.config import Energy
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS
@@ -33,9 +33,12 @@ from helios.report.admin.shadow import (
 )
 from helios.report.admin.usage import select_jobs, usage_by, wait_s
 from helios.report.energy import EnergyLedger
-from helios.simulate import ORDERS, Backfill, Replay, Workload, replay
 from helios.units import best_unit
 from helios.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from helios.app.replay_cluster import ReplayCluster
+    from helios.simulate import Replay
 
 # One cluster of an open warehouse, and the window that an admin asks about.
 
@@ -383,6 +386,8 @@ def _compared(
 ) -> ShadowDay:
     """Fill in what the two replays say of the jobs that count."""
     urgency = replayed_urgencies(machine.jobs, decided)
+    from helios.simulate import ORDERS  # noqa: PLC0415 - it compiles
+
     without = _replayed(machine, ORDERS["fifo"], default_limit_s).wait_s[counted]
     with_them = _replayed(machine, _by(urgency), default_limit_s).wait_s[counted] if decided else without
     moved = moved_jobs(
@@ -418,6 +423,8 @@ def _machine(
     if replayable.empty:
         return None, notes
     try:
+        from helios.app.replay_cluster import replay_cluster_for  # noqa: PLC0415 - as above
+
         machine = replay_cluster_for(
             replayable, resource=resource, nodes=nodes, gpus_per_node=gpus_per_node, skip_oversized=True
         )
@@ -429,6 +436,8 @@ def _machine(
 def _replayed(machine: ReplayCluster, order: Order, default_limit_s: int) -> Replay:
     jobs = machine.jobs
     limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    from helios.simulate import Backfill, Workload, replay  # noqa: PLC0415 - as above
+
     workload = Workload(
         job_id=jobs["job_id"].to_numpy(dtype=object),
         submitted_s=jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),

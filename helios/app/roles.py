@@ -9,7 +9,7 @@ from helios.services.registry import installed
 from helios.warehouse import Warehouse
 
 
-def roles_granted(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
+def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
     """Give the roles of the daemons what they need; see :meth:`helios.warehouse.Warehouse.grant`."""
     on_nodes = sorted(name for name, offered in installed().items() if offered.domain is Domain.NODES)
     with Warehouse.open(settings.database.url) as warehouse:

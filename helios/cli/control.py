@@ -345,7 +345,7 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
     show(*found.parts())
 
 
-@power_commands.command("cycle", epilog="Example: helios power turn --as active")
+@power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
 def cycle(
     cluster: Cluster = None,
     apply: Annotated[
@@ -362,7 +362,7 @@ def cycle(
     """
     if apply and mode is not None:
         raise UsageError(
-            "--as only plans.", hint="Set the mode: helios mode ces active; then helios power turn --apply"
+            "--as only plans.", hint="Set the mode: helios mode ces active; then helios power run-cycle --apply"
         )
     cycles = Operations(configuration().settings, cluster=cluster).node_cycles
     if not cycles.services:
@@ -430,7 +430,7 @@ def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bo
         mode = f" ({modes[service].mode.value}, {scope(modes[service], of=Domain.NODES)})" if service in modes else ""
         show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
     if not applied:
-        say("Nothing was written. To act as far as the modes allow: helios power turn --apply")
+        say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
 
 
 def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:

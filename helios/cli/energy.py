@@ -232,7 +232,7 @@ def _answer(found: EnergyWhatIf, *, report: Path | None, as_json: bool) -> None:
     from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
     if report is not None:
-        from helios.report.energy_page import render_energy_whatif  # noqa: PLC0415 - as above
+        from helios.report.html import render_energy_whatif  # noqa: PLC0415 - as above
 
         write_page(report, render_energy_whatif(found))
     if as_json:

@@ -107,7 +107,7 @@ def explain_in_replay(
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - only this command needs it
     from helios.cli.whatif import read_estimate  # noqa: PLC0415 - that module registers this command
-    from helios.report.job_wait import story_screen  # noqa: PLC0415 - as above
+    from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
     settings = configuration().settings
@@ -134,7 +134,7 @@ def explain_in_replay(
     if as_json:
         show_json(story.to_json())
         return
-    show(story_screen(story))
+    show(wait_table(story))
 
 
 def add_to(commands: typer.Typer) -> None:

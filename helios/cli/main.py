@@ -92,6 +92,8 @@ class CommandGroup(TyperGroup):
         """Return the name, the command itself, and the arguments that are left for it."""
         name, command, rest = super().resolve_command(ctx, [renamed(args[0], RENAMED_COMMANDS), *args[1:]])
         rest = [renamed(word, RENAMED_OPTIONS) for word in rest]
+        if name == "power" and rest:
+            rest[0] = renamed(rest[0], {"turn": "run-cycle"})
         return name, command if name is None else imported(name), rest
 
 

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from helios.app import reports
-from helios.app.nightly import nightly_pages
 from helios.app.reports import ReportQuery
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import say, say_notes, show_json
@@ -340,6 +339,8 @@ def nightly(
     json: AsJson = False,
 ) -> None:
     """Write the report of a day: an HTML page, a plain text, and a mail with both, ready for sendmail -t."""
+    from helios.app.nightly import nightly_pages  # noqa: PLC0415 - drawing takes a second to import
+
     settings = configuration().settings
     report = nightly_pages(
         settings.database.url,
@@ -366,7 +367,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
 
         content = as_png(found)
     elif path.suffix in {".html", ".htm"}:
-        from helios.report.energy_page import render_energy  # noqa: PLC0415 - as above
+        from helios.report.html import render_energy  # noqa: PLC0415 - as above
 
         content = render_energy(found).encode()
     else:

@@ -8,22 +8,23 @@ import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from helios.app.demo import Demo, run_demo
 from helios.app.doctor import diagnose
 from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.errors import UsageError
 from helios.ports import Domain
-from helios.report.tables import evaluation_table, whatif_table
 from helios.slurm.hook_table import TABLE, read_table, retract
 from helios.slurm.preflight import FindingLevel
+
+if TYPE_CHECKING:
+    from helios.app.demo import Demo
 
 COLOURS = {FindingLevel.OK: "green", FindingLevel.WARN: "yellow", FindingLevel.FAIL: "bold red"}
 
@@ -184,6 +185,8 @@ def try_(
 
     Nothing outside the folder is touched. Example: helios try --days 10 --folder /tmp/helios-try
     """
+    from helios.app.demo import run_demo  # noqa: PLC0415 - it knows every room
+
     with progress_bars() as progress:
         trial = run_demo(
             folder, profile=profile.value, days=days, seed=seed, made_at=datetime.now(UTC), progress=progress
@@ -207,6 +210,8 @@ def try_(
 
 
 def _tell(trial: Demo) -> None:
+    from helios.report.tables import evaluation_table, whatif_table  # noqa: PLC0415 - as above
+
     say_notes(trial.result.notes)
     show(evaluation_table(trial.evaluation.to_json()), "", whatif_table(trial.result, width=width()), "")
     say("Next, with your own history (nothing touches the cluster):", *(f"  {step}" for step in _next_steps()))

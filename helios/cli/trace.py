@@ -217,10 +217,10 @@ def grant(
     The role of the jobs cannot write what nodes are powered by, nor the other way round. Run it again after an upgrade,
     and when a service that acts on nodes is configured.
     """
-    from helios.app.roles import roles_granted  # noqa: PLC0415 - an upgrade needs nothing of what it imports
+    from helios.app.roles import grant_roles  # noqa: PLC0415 - an upgrade needs nothing of what it imports
 
     settings = configuration().settings
-    roles_granted(settings, jobs=jobs, nodes=nodes, reader=reader)
+    grant_roles(settings, jobs=jobs, nodes=nodes, reader=reader)
     given = ", ".join(
         f"{role} ({what})" for what, role in (("jobs", jobs), ("nodes", nodes), ("reads", reader)) if role
     )

@@ -49,8 +49,8 @@ from helios.cli.whatif_sweep import (
 )
 from helios.errors import UsageError
 from helios.report.history import describe
-from helios.report.significance import differences_table, of_one_replay
-from helios.report.tables import whatif_table
+from helios.report.significance import of_one_replay
+from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif_text import nobody_waits
 from helios.simulate import Backfill
 

@@ -503,7 +503,7 @@ class _Cycle:
         return True
 
 
-# One power turn: take the lease, look, watch, ask, check, write down what is meant, act, write down what became of
+# One node cycle: take the lease, look, watch, ask, check, write down what is meant, act, write down what became of
 # it.
 #
 # The sister of :mod:`helios.control.cycle`, for services that act on nodes. Every failure on the way means that

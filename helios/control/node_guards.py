@@ -28,7 +28,7 @@ OLDEST_DEMAND = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCycleContext:
-    """What a power turn sees and remembers before it asks anybody.
+    """What a node cycle sees and remembers before it asks anybody.
 
     Attributes
     ----------

@@ -328,7 +328,7 @@ class NodeReversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReconcilePlan:
-    """What a power turn will do.
+    """What a node cycle will do.
 
     Attributes
     ----------

@@ -101,7 +101,7 @@ def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
     }
 
 
-# What a power turn hands back, and the count of nodes that it leaves for the energy ledger.
+# What a node cycle hands back, and the count of nodes that it leaves for the energy ledger.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -115,7 +115,7 @@ def state_digest(outcome: Outcome | NodeOutcome) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-# What the power turn takes from one cycle to the next, as text: a restart forgets no cool-down, cycle or failure.
+# What the node cycle takes from one cycle to the next, as text: a restart forgets no cool-down, cycle or failure.
 
 DAY = timedelta(days=1)
 APART = timedelta(hours=1)
@@ -149,7 +149,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeControllerState:
-    """What the last power turn left.
+    """What the last node cycle left.
 
     Attributes
     ----------

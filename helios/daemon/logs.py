@@ -54,7 +54,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _source(record: logging.LogRecord) -> str:
-    """Return who speaks: of Helios itself the last word of the logger's name, ``helios.daemon.turn``: turn."""
+    """Return who speaks: of Helios itself the last word of the logger's name, ``helios.daemon.cycle``: cycle."""
     return record.name.rpartition(".")[2] if record.name.startswith("helios.") else record.name
 
 

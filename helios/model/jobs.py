@@ -156,7 +156,7 @@ class ModelRecord:
     artifact : str
         The whole model as JSON text (LightGBM's own text format inside); no pickle.
     manifest : dict
-        What it was made of and how: see ``docs/models.md``; empty for a model of a Helios that wrote none.
+        What it was made of and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
     confirmed_at : datetime, optional
         When it was last put or left in charge of its cluster; None: it is not in charge, or nobody ever decided.
     """

@@ -23,7 +23,7 @@ BURST_GAP_S = 6 * 3600
 STRANGERS_GAP_S = 600
 """The same where the user is not known."""
 KEPT = 2.0
-"""Of a burst of n jobs at most this times sqrt(n) are kept; 1, 2 and 4 were tried: docs/scale.md."""
+"""Of a burst of n jobs at most this times sqrt(n) are kept; 1, 2 and 4 were tried: docs/experiments.md."""
 
 
 def without_repeats(

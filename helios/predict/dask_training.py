@@ -52,7 +52,7 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 class DaskTrainer:
     """A :class:`helios.predict.duration.Trainer` on the workers of a Dask cluster.
 
-    The same seed gives trees close to those grown here, not the same: see docs/scale.md.
+    The same seed gives trees close to those grown here, not the same: see docs/experiments.md.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ PARAMETERS = {
     "bagging_freq": 1,
     "lambda_l2": 1.0,
     # Half as many bins as before, and every feature in every tree (before: 70 %): the loss on KTH and SDSC-BLUE is the
-    # same or lower, and Dask's workers exchange half as much. What else was tried is in docs/scale.md.
+    # same or lower, and Dask's workers exchange half as much. What else was tried is in docs/experiments.md.
     "max_bin": 63,
     # The three quantiles learn side by side, one thread each: same trees on every machine, and no
     # OpenMP barrier to wait at when the machine is busy with something else.

@@ -80,9 +80,8 @@ def _bases(features: Any) -> Any:
     bases = np.empty(len(features), dtype=np.int8)
     for row in range(len(features)):
         known = features[row]
-        if (
-            known[COLUMN.user_size_ended] > 0
-        ):  # the logarithm of one more than their number; NaN, an unknown user, is not
+        # The logarithm of one more than their number; NaN, an unknown user, is not above 0.
+        if known[COLUMN.user_size_ended] > 0:
             bases[row] = _USER_SIZE
         elif known[COLUMN.user_ended] > 0:
             bases[row] = _USER

@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from markupsafe import escape
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -19,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 from numpy.typing import NDArray
 
 from helios.metrics.queue import SIZE_CLASSES, mean_level_over_time
-from helios.report.history import Description
+from helios.report.history import STATES, Description
 from helios.report.tables import CONTROL_NAMES
 from helios.report.whatif import Run, WhatIf
 from helios.units import duration
@@ -135,11 +136,17 @@ def time_axis(axes: Axes, *, narrow: bool = False, upright: bool = False) -> Non
     axis.set_minor_locator(NullLocator())
 
 
-def date_axis(axes: Axes, *, narrow: bool) -> None:
-    """Make the x axis one of dates."""
+def date_axis(axes: Axes, *, narrow: bool, offset: bool = True) -> None:
+    """Make the x axis one of dates, with what all have in common at its end where ``offset``."""
     ticks = AutoDateLocator(minticks=2, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because untyped
     axes.xaxis.set_major_locator(ticks)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks))  # type: ignore[no-untyped-call]  # because untyped
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks, show_offset=offset))  # type: ignore[no-untyped-call]  # because untyped
+
+
+def local_times(times: pd.Series, timezone: str) -> NDArray[np.datetime64]:
+    """Return moments as the clock on the wall shows them, for the labels of an axis."""
+    shown: NDArray[np.datetime64] = times.dt.tz_convert(timezone).dt.tz_localize(None).to_numpy(dtype="datetime64[s]")
+    return shown
 
 
 def rare_share_axis(axes: Axes) -> None:
@@ -193,14 +200,7 @@ def _themed(found: re.Match[str]) -> str:
 LINES = (GREY, BLUE, ORANGE, GREEN)
 LINE_ORDER = ("balanced", "qssf", "fewest_gpus", "fifo", "sjf")
 SIZE_MARKS = dict(zip(SIZE_CLASSES, ((BLUE, "o"), (ORANGE, "s"), (RED, "D")), strict=True))
-STATE_COLOURS = {
-    "completed": GREEN,
-    "cancelled": ORANGE,
-    "failed": RED,
-    "timeout": PURPLE,
-    "other": GREY,
-    "unknown": PALE,
-}
+STATE_COLOURS = dict(zip(STATES, (GREEN, ORANGE, RED, PURPLE, GREY, PALE), strict=True))
 GAINS, PAYS = "#eaf6f1", "#fdf1e7"
 N_STEPS = 300
 DRAIN = 0.15
@@ -219,11 +219,8 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
     if not known:
         return None
     low, high = 0.75 * min(*known, 0.5), 1.35 * max(*known, 2)
-    with canvas(
-        "Who gains and who pays: mean wait by job size, as a multiple of the first replay's",
-        height=1.2 + (0.46 if narrow else 0.36) * len(ratios),
-        narrow=narrow,
-    ) as drawing:
+    what = "Who gains and who pays: mean wait by job size, as a multiple of the first replay's"
+    with canvas(what, height=1.2 + (0.46 if narrow else 0.36) * len(ratios), narrow=narrow) as drawing:
         axes = drawing.panels[0]
         axes.axvspan(low, 1, color=GAINS, zorder=0)
         axes.axvspan(1, high, color=PAYS, zorder=0)
@@ -251,17 +248,22 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     """Draw mean and longest wait of every replay side by side; oracles in grey."""
     runs = [result.baseline, *result.feasible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
-    with canvas(
-        "Mean and longest wait of each replay",
-        height=0.6 + (0.38 if narrow else 0.27) * len(runs),
-        narrow=narrow,
-        columns=2,
-    ) as drawing:
-        for axes, name, title in zip(
-            drawing.panels, ("mean_wait_s", "max_wait_s"), ("Mean wait", "Longest wait"), strict=True
-        ):
+    colours = [
+        "#3c4043"
+        if run is result.baseline
+        else "#cfd3d8"
+        if run.is_oracle
+        else BLUE
+        if run.policy in {"balanced", "qssf"}
+        else "#7fb8d8"
+        for run in runs
+    ]
+    height = 0.6 + (0.38 if narrow else 0.27) * len(runs)
+    with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
+        shown_waits = (("mean_wait_s", "Mean wait"), ("max_wait_s", "Longest wait"))
+        for axes, (name, title) in zip(drawing.panels, shown_waits, strict=True):
             values = [getattr(run.summary, name) for run in runs]
-            bars = axes.barh(range(len(runs)), values, color=[_bar_colour(run, result) for run in runs], height=0.68)
+            bars = axes.barh(range(len(runs)), values, color=colours, height=0.68)
             axes.bar_label(bars, [duration(value) for value in values], padding=4, fontsize="small", color="#3c4043")
             axes.set_xlim(0, (1.45 if narrow else 1.22) * max([*values, 1]))
             axes.set_ylim(-0.6, len(runs) - 0.4)
@@ -309,10 +311,7 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
     with canvas("Queue length and utilisation over time", height=4.2, narrow=narrow, rows=2) as drawing:
         queue, used = drawing.panels
         for run, colour in zip(drawn, LINES, strict=False):
-            queued = mean_level_over_time(begins_s=run.submitted_s, ends_s=run.started_s, edges_s=edges_s)
-            busy = mean_level_over_time(
-                begins_s=run.started_s, ends_s=run.ended_s, weight=run.gpus.astype(np.int64), edges_s=edges_s
-            )
+            queued, busy = queue_and_use(run, slice(None), edges_s)
             queue.plot(moments, queued, color=colour, lw=1.4, label=run.label)
             used.plot(moments, busy / result.total_gpus, color=colour, lw=1.2)
         queue.set_title("Jobs waiting")
@@ -335,13 +334,8 @@ def error_profile(answer: Mapping[str, Any], *, narrow: bool = False) -> str:
         axes, width = drawing.panels[0], 0.84 / len(names)
         for place, (name, figures) in enumerate(names.items()):
             at = np.arange(len(bounds)) + (place - (len(names) - 1) / 2) * width
-            axes.bar(
-                at,
-                [figures[bound] for bound in bounds],
-                width=0.9 * width,
-                color=shades[place % len(shades)],
-                label=CONTROL_NAMES.get(name, name),
-            )
+            shares, colour = [figures[bound] for bound in bounds], shades[place % len(shades)]
+            axes.bar(at, shares, width=0.9 * width, color=colour, label=CONTROL_NAMES.get(name, name))
         axes.set_xticks(range(len(bounds)), ["within 10 %", "within 50 %", "within 100 %"])
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
@@ -397,12 +391,8 @@ def day_and_week(description: Description, *, narrow: bool = False) -> str:
     """Draw when jobs are submitted, by hour of the cluster's day and by weekday, and how busy each hour is if known."""
     hours = f"hour of the day ({description.timezone})"
     busy = description.busy_by_hour
-    with canvas(
-        "Submissions by hour and by weekday, and what is in use by hour",
-        height=2.3,
-        narrow=narrow,
-        columns=3 if busy else 2,
-    ) as drawing:
+    what = "Submissions by hour and by weekday, and what is in use by hour"
+    with canvas(what, height=2.3, narrow=narrow, columns=3 if busy else 2) as drawing:
         by_hour, by_day, *in_use = drawing.panels
         by_hour.bar(range(24), description.day_shape, color=BLUE, width=0.8)
         by_hour.set_title("Submissions by hour")
@@ -453,6 +443,17 @@ def time_steps(runs: Sequence[Run]) -> NDArray[np.int64]:
     return np.unique(np.linspace(first, end, N_STEPS + 1).astype(np.int64))
 
 
+def queue_and_use(
+    run: Run, rows: NDArray[np.bool_] | slice, edges_s: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how many of these jobs waited, and how many GPUs they held, on average in each step."""
+    started_s, gpus = run.started_s[rows], run.gpus[rows].astype(np.int64)
+    return (
+        mean_level_over_time(begins_s=run.submitted_s[rows], ends_s=started_s, edges_s=edges_s),
+        mean_level_over_time(begins_s=started_s, ends_s=run.ended_s[rows], weight=gpus, edges_s=edges_s),
+    )
+
+
 def _ratios(run: Run, today: Run) -> dict[str, float]:
     """Return the mean wait of each size against today's, where that size waits in either."""
     new, old = run.summary.mean_wait_s_by_size, today.summary.mean_wait_s_by_size
@@ -466,14 +467,6 @@ def _ratios(run: Run, today: Run) -> dict[str, float]:
 
 def _label(run: Run, narrow: bool) -> str:
     return run.label.replace(" + ", "\n+ ") if narrow else run.label
-
-
-def _bar_colour(run: Run, result: WhatIf) -> str:
-    if run is result.baseline:
-        return "#3c4043"
-    if run.is_oracle:
-        return "#cfd3d8"
-    return BLUE if run.policy in {"balanced", "qssf"} else "#7fb8d8"
 
 
 def shortened(name: str) -> str:

@@ -205,16 +205,6 @@ def energy_sentences(ledger: EnergyLedger) -> list[str]:
     return [*(_slept(ledger) if ledger.slept else _nothing_slept(ledger)), *_unseen(ledger)]
 
 
-def energy_line(ledger: EnergyLedger) -> str:
-    """Tell it in one line, for a mail."""
-    if not ledger.slept:
-        drawn, cost = _kwh(ledger.total["idle_kwh"]), _money(ledger.total["idle_cost"], ledger)
-        idle = f"; idle nodes drew {drawn} ({cost})" if ledger.total["idle_h"] > 0 else ""
-        return f"No node is known to have slept{idle}."
-    saved = ledger.against(ALWAYS_ON)
-    return f"Nodes asleep saved {_kwh(saved.kwh)} ({_money(saved.cost, ledger)}) against leaving them on."
-
-
 def savings(ledger: EnergyLedger) -> str:
     """Tell what sleep saved, with its uncertainty, against leaving the nodes on and against Slurm's idle timer."""
     saved, timer = ledger.against(ALWAYS_ON), ledger.against(timer_name(TIMERS_MIN[0]))
@@ -300,6 +290,3 @@ def _rounded(number: float) -> str:
 
 def _money(cost: float, ledger: EnergyLedger) -> str:
     return f"{cost:,.0f} {ledger.currency}" if abs(cost) >= 10 else f"{cost:,.2f} {ledger.currency}"
-
-
-# What sleeping nodes save: of imagined policies (``whatif``) and of the real cluster.

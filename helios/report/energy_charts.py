@@ -7,10 +7,8 @@ import io
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-from numpy.typing import NDArray
 
-from helios.report.charts import BLUE, GREY, INK, ORANGE, PALE, PURPLE, canvas
+from helios.report.charts import BLUE, GREY, INK, ORANGE, PALE, PURPLE, canvas, date_axis, local_times
 from helios.report.energy import ALWAYS_ON, TIMERS_MIN, EnergyLedger, energy_answer, timer_name
 from helios.units import DAY_S
 
@@ -71,7 +69,7 @@ def _has_savings(ledger: EnergyLedger) -> bool:
 
 def _draw_levels(axes: Axes, ledger: EnergyLedger, *, narrow: bool) -> None:
     levels = ledger.levels
-    times = _local(pd.concat([levels["time"], levels["ended_at"].tail(1)]), ledger.timezone)
+    times = local_times(pd.concat([levels["time"], levels["ended_at"].tail(1)]), ledger.timezone)
     base = np.zeros(len(times))
     for name, label, colour in LAYERS:
         mean = levels[name].to_numpy(dtype=np.float64)
@@ -88,12 +86,12 @@ def _draw_levels(axes: Axes, ledger: EnergyLedger, *, narrow: bool) -> None:
     axes.set_xlim(times[0], times[-1])
     axes.set_ylabel("nodes", color=GREY)
     axes.grid(visible=False)
-    _dates(axes, narrow=narrow)
+    date_axis(axes, narrow=narrow, offset=False)
 
 
 def _draw_savings(axes: Axes, ledger: EnergyLedger, *, narrow: bool) -> None:
     daily, timer = ledger.daily, TIMERS_MIN[0]
-    days = _local(daily["time"], ledger.timezone)
+    days = local_times(daily["time"], ledger.timezone)
     saved = daily[ALWAYS_ON].to_numpy(dtype=np.float64)
     by_timer = saved - daily[timer_name(timer)].to_numpy(dtype=np.float64)
     axes.bar(days, saved, width=2 * HALF_BAR_S / DAY_S, color=BLUE, label="kWh saved against leaving all nodes on")
@@ -103,17 +101,4 @@ def _draw_savings(axes: Axes, ledger: EnergyLedger, *, narrow: bool) -> None:
     axes.axhline(0, color=GREY, lw=0.8)
     axes.set_ylim(bottom=min(0.0, 1.1 * float(min(saved.min(), by_timer.min()))))
     axes.set_ylabel("kWh", color=GREY)
-    _dates(axes, narrow=narrow)
-
-
-def _local(times: pd.Series, timezone: str) -> NDArray[np.datetime64]:
-    """Return moments as the clock on the wall shows them, which is how the axis is to be labelled."""
-    shown: NDArray[np.datetime64] = times.dt.tz_convert(timezone).dt.tz_localize(None).to_numpy(dtype="datetime64[s]")
-    return shown
-
-
-def _dates(axes: Axes, *, narrow: bool) -> None:
-    locator = AutoDateLocator(minticks=3, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because matplotlib does not type it
-    axes.xaxis.set_major_locator(locator)
-    formatter = ConciseDateFormatter(locator, show_offset=False)  # type: ignore[no-untyped-call]  # because as above
-    axes.xaxis.set_major_formatter(formatter)
+    date_axis(axes, narrow=narrow, offset=False)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
 from helios.report.charts import BLUE, GREEN, GREY, INK, ORANGE, canvas
+from helios.report.tables import figure, plain_table
 from helios.units import duration_in_words, percent
 
 ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "idle_timer_30min"
@@ -19,8 +20,8 @@ MIDDLE, WIDE = 100, 150
 """Terminal columns from which less important figures are shown too, and from which all are."""
 FAR_RIGHT = 10.0
 """Wake-ups a day from which a name stands to the left of its dot."""
-_OTHER_TAIL = 0.025
-"""Chance left beyond each end of a 95 % interval."""
+POLICY_COLUMNS = ("Asleep", "In use", "Wake-ups a day", "Nodes each", "Short, node h", "kWh", "Saved kWh")
+"""Of a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +82,8 @@ class PolicyResult:
     saved_kwh: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, the keys always in the same order; what is not a number is null."""
-        return {
-            "policy": self.policy,
-            "mean_sleeping_nodes": _plain(self.mean_sleeping_nodes),
-            "node_utilization_before": _plain(self.node_utilization_before),
-            "node_utilization_after": _plain(self.node_utilization_after),
-            "wakeups_per_day": _plain(self.wakeups_per_day),
-            "sleeps_per_day": _plain(self.sleeps_per_day),
-            "short_node_events_per_day": _plain(self.short_node_events_per_day),
-            "jobs_delayed": self.jobs_delayed,
-            "mean_delay_s": _plain(self.mean_delay_s),
-            "energy_kwh": _plain(self.energy_kwh),
-            "wakeups_per_day_interval": [_plain(end) for end in self.wakeups_per_day_interval],
-            "nodes_per_wakeup": _plain(self.nodes_per_wakeup),
-            "node_hours_short": _plain(self.node_hours_short),
-            "share_of_jobs_delayed": _plain(self.share_of_jobs_delayed),
-            "longest_delay_s": _plain(self.longest_delay_s),
-            "cost": _plain(self.cost),
-            "currency": self.currency,
-            "co2_kg": _plain(self.co2_kg),
-            "saved_kwh": _plain(self.saved_kwh),
-        }
+        """Return plain values; what is not a number is null."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +132,6 @@ class EnergyWhatIf:
             "policies": [result.to_json() for result in self.policies],
             "notes": list(self.notes),
         }
-
-
-def poisson_interval(events: int, days: float) -> tuple[float, float]:
-    """Return the exact 95 % interval of a daily rate of which ``events`` were seen in ``days`` (Garwood 1936)."""
-    low = _mean_at(events - 1, 1 - _OTHER_TAIL) if events else 0.0
-    return low / days, _mean_at(events, _OTHER_TAIL) / days
 
 
 def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
@@ -230,32 +205,19 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
     return drawing.svg
 
 
-def _plain(number: float | None) -> float | None:
-    return None if number is None or not math.isfinite(number) else float(number) + 0.0  # no -0.0
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(end) for end in value]
+    if not isinstance(value, float):
+        return value
+    return value + 0.0 if math.isfinite(value) else None  # no -0.0
 
 
-def _mean_at(events: int, chance: float) -> float:
-    """Return the mean of the Poisson law under which at most ``events`` have this chance, by bisection."""
-    low, high = 0.0, 2.0 * events + 20.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _at_most(events, middle) > chance else (low, middle)
-    return (low + high) / 2
-
-
-def _at_most(events: int, mean: float) -> float:
-    if mean <= 0:
-        return 1.0
-    return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(events + 1))
-
-
-def _table(result: EnergyWhatIf, *, width: int) -> Table:
+def _table(result: EnergyWhatIf, *, width: int) -> RenderableType:
     jobs = any(policy.jobs_delayed is not None for policy in result.policies)
     names = _columns(jobs=jobs, width=width)
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("Policy", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table("Policy", *names)
+    table.columns[0].no_wrap = True
     baseline = result.of(ALWAYS_ON)
     for policy in result.policies:
         style = "dim" if policy.policy == ORACLE else "bold" if policy.policy.startswith("ces") else None
@@ -288,13 +250,30 @@ def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str
         "Delayed": "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}",
         "Longest": duration_in_words(longest) if longest else "-",
         "Sleeps/day": f"{policy.sleeps_per_day:.2f}",
-        "Nodes/wake": "-" if each is None else f"{each:.1f}",
+        "Nodes/wake": figure(each, 1),
         "Short/day": f"{policy.short_node_events_per_day:.2f}",
         "MWh": f"{policy.energy_kwh / 1e3:,.1f}",
         "Saved": percent(saved, 1),
         "Cost": f"{policy.cost:,.0f} {policy.currency}",
         "CO2 t": f"{policy.co2_kg / 1e3:,.1f}",
     }
+
+
+def policy_cells(policy: PolicyResult, names: Sequence[str]) -> list[str]:
+    """Return the row of a policy on a page, its name first."""
+    low, high = policy.wakeups_per_day_interval
+    delayed = policy.jobs_delayed
+    cells = {
+        "Asleep": f"{policy.mean_sleeping_nodes:.1f}",
+        "In use": percent(policy.node_utilization_after, 1),
+        "Wake-ups a day": f"{policy.wakeups_per_day:.2f} ({low:.2f}-{high:.2f})",
+        "Nodes each": figure(policy.nodes_per_wakeup, 1),
+        "Short, node h": f"{policy.node_hours_short:,.1f}",
+        "Jobs delayed": "-" if delayed is None else f"{delayed:,}",
+        "kWh": f"{policy.energy_kwh:,.0f}",
+        "Saved kWh": f"{policy.saved_kwh + 0.0:,.0f}",
+    }
+    return [policy.policy, *(cells[name] for name in names)]
 
 
 def _beside(ces: PolicyResult, control: PolicyResult) -> str:

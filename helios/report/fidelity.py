@@ -7,7 +7,7 @@ beside the control "in order of submission". The rank correlation of waits says 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
 from helios.errors import NotEnoughHistory
+from helios.metrics.statistics import rank_correlation
+from helios.report.tables import plain_table
 
 FEWEST_JOBS = 3
 """Jobs below which a rank correlation means nothing."""
@@ -57,10 +58,8 @@ class Fidelity:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values; what has no value is None."""
-        figures = {name: getattr(self, name) for name in self.__slots__} | {"mean_wait_error": self.mean_wait_error}
-        return {
-            name: None if isinstance(value, float) and np.isnan(value) else value for name, value in figures.items()
-        }
+        figures = asdict(self) | {"mean_wait_error": self.mean_wait_error}
+        return {name: None if pd.isna(value) else value for name, value in figures.items()}
 
 
 def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Times) -> Fidelity:
@@ -79,8 +78,8 @@ def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Tim
     return Fidelity(
         name=name,
         jobs=len(recorded_s),
-        order_correlation=_spearman(recorded_s, replayed_s),
-        wait_correlation=_spearman(recorded_s - eligible_s, replayed_s - eligible_s),
+        order_correlation=rank_correlation(recorded_s, replayed_s),
+        wait_correlation=rank_correlation(recorded_s - eligible_s, replayed_s - eligible_s),
         median_error_s=float(np.median(error_s)),
         p95_error_s=float(np.percentile(error_s, 95)),
         mean_wait_s=float(np.mean(replayed_s - eligible_s)),
@@ -90,15 +89,12 @@ def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Tim
 
 def fidelity_table(rows: Sequence[Fidelity]) -> RenderableType:
     """Compare replays with what was recorded, the first in bold."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    heads = ("Beside the recorded starts", "Order", "Waits", "Median error", "p95", "Mean wait", "Error")
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left", no_wrap=bool(place))
+    table = plain_table("Beside the recorded starts", "Order", "Waits", "Median error", "p95", "Mean wait", "Error")
     for place, row in enumerate(rows):
         table.add_row(
             escape(row.name),
-            _figure(row.order_correlation),
-            _figure(row.wait_correlation),
+            _correlation(row.order_correlation),
+            _correlation(row.wait_correlation),
             f"{row.median_error_s:,.1f} s",
             f"{row.p95_error_s:,.1f} s",
             f"{row.mean_wait_s:,.1f} s",
@@ -112,12 +108,5 @@ def fidelity_table(rows: Sequence[Fidelity]) -> RenderableType:
     return Group(table, legend)
 
 
-def _spearman(one: Times, other: Times) -> float:
-    ranks = [pd.Series(values).rank().to_numpy() for values in (one, other)]
-    if any(np.ptp(of) == 0 for of in ranks):
-        return float("nan")
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _figure(correlation: float) -> str:
-    return "-" if np.isnan(correlation) else f"{correlation:.3f}"
+def _correlation(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
 from helios.predict.demand.evaluation import (
     EMPIRICAL,
@@ -21,6 +20,7 @@ from helios.predict.demand.evaluation import (
     MostScore,
     PointScore,
 )
+from helios.report.tables import plain_table
 
 SURE = 2.0
 """Standard errors over days from which a difference is not laid to chance."""
@@ -31,6 +31,7 @@ NAMES = {
     "max_of_last_3_h": "most of the last 3 h",
     EMPIRICAL: "now + empirical quantile",
 }
+_JSON_NAMES = {"better": "mae_better_than_persistence", "sure_by": "mae_better_standard_error"}
 _PINBALL_SAID = (
     f"pinball of the rows: loss of the bound at {UPPER:g} on the most needed within the horizon; a method without "
     "quantiles takes what it expects for that bound."
@@ -76,8 +77,10 @@ class ForecastReport:
             "unit": self.unit,
             "steps": self.verdict.steps,
             "source": self.source,
-            "rows": [_row(score) for score in self.verdict.points],
-            "most_needed": [_most_row(score) for score in self.verdict.most],
+            "rows": [
+                {_JSON_NAMES.get(name, name): of for name, of in asdict(score).items()} for score in self.verdict.points
+            ],
+            "most_needed": [asdict(score) for score in self.verdict.most],
             "verdict": sentences(self),
             "notes": [*self.notes, _PINBALL_SAID],
         }
@@ -94,8 +97,14 @@ def forecast_table(report: ForecastReport) -> RenderableType:
         f"[dim]MAE in {report.unit}s, then SMAPE. Most needed: pinball loss at {UPPER:g}, and how often the bound was "
         f"enough; {100 * UPPER:.0f} % is right. Best: bold.[/]"
     )
-    parts: list[RenderableType] = [caption, "", _points_table(report), "", _most_table(report), ""]
-    return Group(*parts, *(escape(sentence) for sentence in sentences(report)), legend)
+    points = {(score.method, score.horizon_h): (score.mae, f"{score.smape:.1f} %") for score in report.verdict.points}
+    most = {
+        (score.method, score.horizon_h): (score.pinball, f"{100 * score.coverage:.0f} %")
+        for score in report.verdict.most
+        if score.level == UPPER
+    }
+    tables = (_score_table("Expected", points), "", _score_table("Most needed", most))
+    return Group(caption, "", *tables, "", *(escape(sentence) for sentence in sentences(report)), legend)
 
 
 def sentences(report: ForecastReport) -> list[str]:
@@ -106,9 +115,10 @@ def sentences(report: ForecastReport) -> list[str]:
 
 
 def _against_persistence(ours: Sequence[PointScore]) -> str:
-    better = [score.horizon_h for score in ours if _gain(score) > 0 and _is_sure(score)]
-    worse = [score.horizon_h for score in ours if _gain(score) < 0 and _is_sure(score)]
-    alike = [score.horizon_h for score in ours if score.horizon_h not in (*better, *worse)]
+    gains = {score.horizon_h: (score.better or 0.0, score.sure_by) for score in ours}
+    sure = {hour: gain for hour, (gain, by) in gains.items() if by is not None and abs(gain) > SURE * by}
+    better, worse = ([hour for hour, gain in sure.items() if (gain > 0) is way] for way in (True, False))
+    alike = [hour for hour in gains if hour not in sure]
     parts = []
     if better:
         parts.append(f"beats persistence at {_hours(better)}")
@@ -144,73 +154,16 @@ def _hours(hours: Sequence[int]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]} h" if len(words) > 1 else f"{words[0]} h"
 
 
-def _gain(score: PointScore) -> float:
-    return score.better or 0.0
-
-
-def _is_sure(score: PointScore) -> bool:
-    return score.sure_by is not None and abs(_gain(score)) > SURE * score.sure_by
-
-
-def _points_table(report: ForecastReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("Expected")
-    for hour in JUDGED_H:
-        table.add_column(f"{hour} h", justify="right")
-        table.add_column("", justify="right")
-    scores = {(score.method, score.horizon_h): score for score in report.verdict.points}
-    best = {
-        hour: min((score.mae for score in report.verdict.points if score.horizon_h == hour), default=0.0)
-        for hour in JUDGED_H
-    }
-    for method in dict.fromkeys(score.method for score in report.verdict.points):
-        cells = []
+def _score_table(head: str, figures: dict[tuple[str, int], tuple[float, str]]) -> RenderableType:
+    """Lay a figure and what stands beside it by method and horizon, the least of each horizon bold."""
+    table = plain_table(head, *(name for hour in JUDGED_H for name in (f"{hour} h", "")))
+    least = {hour: min((of[0] for (_, at), of in figures.items() if at == hour), default=0.0) for hour in JUDGED_H}
+    for method in dict.fromkeys(method for method, _ in figures):
+        cells: list[str] = []
         for hour in JUDGED_H:
-            score = scores.get((method, hour))
-            mae = "-" if score is None else f"{score.mae:.2f}"
-            bold = score is not None and score.mae == best[hour]
-            cells += [f"[bold]{mae}[/]" if bold else mae, "" if score is None else f"{score.smape:.1f} %"]
+            if found := figures.get((method, hour)):
+                cells += [f"[bold]{found[0]:.2f}[/]" if found[0] == least[hour] else f"{found[0]:.2f}", found[1]]
+            else:
+                cells += ["-", ""]
         table.add_row(NAMES[method], *cells)
     return table
-
-
-def _most_table(report: ForecastReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("Most needed")
-    for hour in JUDGED_H:
-        table.add_column(f"{hour} h", justify="right")
-        table.add_column("", justify="right")
-    upper = [score for score in report.verdict.most if score.level == UPPER]
-    best = {hour: min((score.pinball for score in upper if score.horizon_h == hour), default=0.0) for hour in JUDGED_H}
-    for method in dict.fromkeys(score.method for score in upper):
-        cells = []
-        for hour in JUDGED_H:
-            score = next((one for one in upper if (one.method, one.horizon_h) == (method, hour)), None)
-            loss = "-" if score is None else f"{score.pinball:.2f}"
-            bold = score is not None and score.pinball == best[hour]
-            cells += [f"[bold]{loss}[/]" if bold else loss, "" if score is None else f"{100 * score.coverage:.0f} %"]
-        table.add_row(NAMES[method], *cells)
-    return table
-
-
-def _row(score: PointScore) -> dict[str, Any]:
-    return {
-        "method": score.method,
-        "horizon_h": score.horizon_h,
-        "smape": score.smape,
-        "mae": score.mae,
-        "pinball": score.pinball,
-        "mae_mean": score.mae_mean,
-        "mae_better_than_persistence": score.better,
-        "mae_better_standard_error": score.sure_by,
-    }
-
-
-def _most_row(score: MostScore) -> dict[str, Any]:
-    return {
-        "method": score.method,
-        "horizon_h": score.horizon_h,
-        "level": score.level,
-        "pinball": score.pinball,
-        "coverage": score.coverage,
-    }

@@ -106,7 +106,9 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
     local = jobs["submitted_at"].dt.tz_convert(timezone).dt
     first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
     run_time_s = jobs["run_time_s"].dropna().to_numpy(dtype=np.float64)
-    wait_s, states = _waits(jobs), _states(jobs["state"])
+    able = jobs["eligible_at"].fillna(jobs["submitted_at"])
+    wait_s = np.asarray((jobs["started_at"] - able).dt.total_seconds(), dtype=np.float64)
+    states, shares = _states(jobs["state"]), np.linspace(0, 1, 101)
     return Description(
         cluster=cluster,
         timezone=timezone,
@@ -128,14 +130,10 @@ def describe(jobs: pd.DataFrame, *, cluster: str, timezone: str) -> Description:
         week_shape=_shape(local.day_of_week.to_numpy(), 7),
         busy_by_hour=_busy_by_hour(jobs, size, timezone),
         missing={name: int(jobs[name].isna().sum()) for name in MAY_BE_MISSING},
-        run_time_cdf=_distribution(run_time_s),
+        run_time_cdf=list(zip(np.quantile(run_time_s, shares).tolist(), shares.tolist(), strict=True))
+        if len(run_time_s)
+        else [],
     )
-
-
-def _waits(jobs: pd.DataFrame) -> NDArray[np.float64]:
-    """Return each job's recorded wait, s; NaN where its start is unknown."""
-    able = jobs["eligible_at"].fillna(jobs["submitted_at"])
-    return np.asarray((jobs["started_at"] - able).dt.total_seconds(), dtype=np.float64)
 
 
 def _quantiles(values: NDArray[np.floating[Any]]) -> dict[str, float]:
@@ -143,14 +141,6 @@ def _quantiles(values: NDArray[np.floating[Any]]) -> dict[str, float]:
         return {}
     found = np.quantile(values, list(QUANTILES.values()))
     return {"mean": float(values.mean()), **dict(zip(QUANTILES, found.tolist(), strict=True))}
-
-
-def _distribution(values: NDArray[np.float64]) -> list[tuple[float, float]]:
-    """Return 101 points (run time in s, share of jobs at or below it)."""
-    if not len(values):
-        return []
-    shares = np.linspace(0, 1, 101)
-    return list(zip(np.quantile(values, shares).tolist(), shares.tolist(), strict=True))
 
 
 def _states(states: pd.Series) -> NDArray[np.int64]:
@@ -174,6 +164,7 @@ def _by_size(
     for number, name in enumerate(SIZES):
         inside = classes == number
         if inside.any():
+            known = wait_s[inside & ~np.isnan(wait_s)]
             rows.append(
                 {
                     "size": name,
@@ -181,15 +172,10 @@ def _by_size(
                     "share_of_jobs": float(inside.mean()),
                     "share_of_hours": float(hours[inside].sum()) / total_hours,
                     "states": _shares(states[inside]),
-                    "mean_wait_s": _mean_of_known(wait_s[inside]),
+                    "mean_wait_s": float(known.mean()) if len(known) else None,
                 }
             )
     return rows
-
-
-def _mean_of_known(values: NDArray[np.float64]) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
 
 
 def _busiest(users: pd.Series, hours: NDArray[np.float64]) -> list[dict[str, Any]]:

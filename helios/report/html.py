@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from helios.metrics.queue import SIZE_CLASSES
 from helios.report import charts, whatif_charts
+from helios.report.admin.sacct_format import FieldKind, ReportTable, chosen_fields, write_values
+from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
+from helios.report.energy_charts import nodes_over_time, saved_by_day
+from helios.report.energy_whatif import POLICY_COLUMNS, EnergyWhatIf, energy_figure, energy_verdict, policy_cells
 from helios.report.history import Description
-from helios.report.significance import CRITERIA, Differences, of_one_replay
+from helios.report.significance import CRITERIA, Differences, of_one_replay, signed
 from helios.report.tables import CONTROL_NAMES, best_figures, named_missing
 from helios.report.whatif import GroupGain, WhatIf, biggest_users, by_size, by_user, losing_jobs
 from helios.report.whatif_text import nobody_waits, propose_scenario, verdict
 from helios.units import change, duration, percent
-
-
-def _longer(seconds: float) -> str:
-    """Write a difference of waits with its sign: ``+3h05m``."""
-    text = duration(abs(seconds))
-    return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"
 
 
 def _moment(at_s: int) -> str:
@@ -37,7 +37,7 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_PAGES.filters.update(duration=duration, percent=percent, named_missing=named_missing, longer=_longer, moment=_moment)
+_PAGES.filters.update(duration=duration, percent=percent, named_missing=named_missing, longer=signed, moment=_moment)
 
 
 def render_whatif(
@@ -77,12 +77,12 @@ def render_whatif(
         named_users=biggest_users(users),
         losing_jobs=losing_jobs(chosen, result) if chosen is not None else [],
         sure=_how_sure(result, differences),
-        figures=_comparison(result) | _gains(result, users),
+        figures=_figures(result, users),
         description=description,
         history=_history(description),
         evaluation=evaluation,
         control_names=CONTROL_NAMES,
-        errors=_inline(charts.error_profile, evaluation) if evaluation else None,
+        errors=inline(charts.error_profile, evaluation) if evaluation else None,
         next_steps=list(next_steps),
     )
 
@@ -94,23 +94,104 @@ def render_description(description: Description) -> str:
     )
 
 
-def _comparison(result: WhatIf) -> dict[str, Markup | None]:
-    waited = not nobody_waits(result)
-    return {
-        "who_gains": _inline(charts.who_gains, result) if waited else None,
-        "mean_and_longest": _inline(charts.mean_and_longest, result) if waited else None,
-        "waits": _inline(charts.waits, result) if waited else None,
-        "over_time": _inline(charts.over_time, result),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCells:
+    """A table as text, with its heads and whether each column is of text."""
+
+    header: Sequence[tuple[str, bool]]
+    rows: Sequence[Sequence[str]]
 
 
-def _gains(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:
-    waited = not nobody_waits(result)
-    return {
-        "users": _inline(partial(whatif_charts.users, reference=result.reference), users),
-        "cumulative_gain": _inline(whatif_charts.cumulative_gain, result) if waited else None,
-        "by_partition": _inline(whatif_charts.by_partition, result) if waited else None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSection:
+    """A part of a page; the first is its verdict and shows no title."""
+
+    title: str = ""
+    sentences: Sequence[str] = ()
+    figures: Sequence[Markup | None] = ()
+    tables: Sequence[TableCells] = ()
+    notes: Sequence[str] = ()
+
+
+def render_sections(
+    title: str, subtitle: str, sections: Sequence[PageSection], *, alarming: bool = False, footer: str = ""
+) -> str:
+    """Return a page of sentences, figures and tables."""
+    return _PAGES.get_template("sections.html.j2").render(
+        title=title, subtitle=subtitle, sections=sections, alarming=alarming, footer=footer
+    )
+
+
+def to_cells(answer: ReportTable) -> TableCells:
+    """Return the table as a page shows it, without columns that have no value."""
+    fields = [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
+    columns = [
+        [
+            duration(value)
+            if field.kind is FieldKind.LENGTH and pd.notna(value)
+            else write_values(value, field.kind, timezone=answer.timezone)
+            for value in answer.rows[field.column].tolist()
+        ]
+        for field in fields
+    ]
+    header = [(field.name, field.kind is FieldKind.TEXT) for field in fields]
+    return TableCells(header=header, rows=list(zip(*columns, strict=True)))
+
+
+def render_energy(ledger: EnergyLedger) -> str:
+    """Return the page of an energy ledger."""
+    answer = energy_answer(ledger)
+    drawn = {
+        "What the nodes did": inline(nodes_over_time, ledger),
+        "What sleep saved": inline(saved_by_day, ledger),
     }
+    sections = [
+        PageSection(sentences=energy_sentences(ledger)),
+        *(PageSection(title=title, figures=[figure]) for title, figure in drawn.items() if figure),
+        PageSection(title="Node hours, energy and money", tables=[to_cells(answer)], notes=ledger.notes),
+    ]
+    return render_sections(answer.title, f"Times on the cluster's own clock ({ledger.timezone}).", sections)
+
+
+def render_energy_whatif(found: EnergyWhatIf) -> str:
+    """Return the page of an energy what-if."""
+    jobs = any(policy.jobs_delayed is not None for policy in found.policies)
+    names = [*POLICY_COLUMNS[:5], *(["Jobs delayed"] if jobs else []), *POLICY_COLUMNS[5:]]
+    rows = [policy_cells(policy, names) for policy in found.policies]
+    first, end = found.window
+    sections = [
+        PageSection(sentences=energy_verdict(found)),
+        PageSection(title="Nodes asleep against wake-ups", figures=[inline(energy_figure, found)]),
+        PageSection(
+            title="Every policy",
+            sentences=[
+                "Asleep: nodes not powered, on average. In use: of the powered ones, the share with a job. Short: node "
+                "hours by which fewer were awake than were needed. In brackets 95 % intervals."
+            ],
+            tables=[TableCells(header=[("Policy", True), *((name, False) for name in names)], rows=rows)],
+            notes=found.notes,
+        ),
+    ]
+    subtitle = (
+        f"{found.total_nodes:,.0f} nodes, {first:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} ({end:%Z}), "
+        f"{found.days:.1f} days."
+    )
+    return render_sections(f"Nodes asleep: {found.name}", subtitle, sections)
+
+
+def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:
+    drawn: dict[str, Callable[..., str | None]] = {"over_time": charts.over_time}
+    if not nobody_waits(result):
+        drawn |= {
+            "who_gains": charts.who_gains,
+            "mean_and_longest": charts.mean_and_longest,
+            "waits": charts.waits,
+            "cumulative_gain": whatif_charts.cumulative_gain,
+            "by_partition": whatif_charts.by_partition,
+        }
+    names = ("over_time", "who_gains", "mean_and_longest", "waits", "cumulative_gain", "by_partition")
+    figures = {name: inline(drawn[name], result) if name in drawn else None for name in names}
+    return figures | {"users": inline(partial(whatif_charts.users, reference=result.reference), users)}
 
 
 def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
@@ -118,12 +199,11 @@ def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any]
     found = differences if differences is not None else of_one_replay(result)
     if nobody_waits(result) or not found.others:
         return None
-    shown = [name for name in CRITERIA if any(other.differences[name] for other in found.others)]
     return {
         "told": f"{found.told} {found.not_covered}",
-        "header": [CRITERIA[name] for name in shown],
-        "baseline": (found.baseline.label, [duration(found.baseline.figures[name]) for name in shown]),
-        "rows": [(other.label, [other.differences[name] for name in shown]) for other in found.others],
+        "header": [CRITERIA[name] for name in found.shown],
+        "baseline": (found.baseline.label, [duration(found.baseline.figures[name]) for name in found.shown]),
+        "rows": [(other.label, [other.differences[name] for name in found.shown]) for other in found.others],
     }
 
 
@@ -131,14 +211,14 @@ def _history(description: Description | None) -> dict[str, Markup | None]:
     if description is None:
         return {}
     return {
-        "Jobs by size": _inline(charts.sizes, description),
-        "How long jobs run": _inline(charts.run_times, description) if description.run_time_cdf else None,
-        "When jobs are submitted": _inline(charts.day_and_week, description),
-        "Busiest users": _inline(charts.busiest_users, description) if description.busiest_users else None,
+        "Jobs by size": inline(charts.sizes, description),
+        "How long jobs run": inline(charts.run_times, description) if description.run_time_cdf else None,
+        "When jobs are submitted": inline(charts.day_and_week, description),
+        "Busiest users": inline(charts.busiest_users, description) if description.busiest_users else None,
     }
 
 
-def _inline(draw: Callable[..., str | None], shown: Any) -> Markup | None:
+def inline(draw: Callable[..., str | None], shown: Any) -> Markup | None:
     """Draw for a desk and for a phone, of which the page shows one.
 
     A figure is marked as safe: it is ours, and its texts are escaped by the drawing library.

@@ -1,19 +1,19 @@
-"""A job's own story in a replay: what held it in each stretch of its wait; ``helios.report.job_wait`` tells it."""
+"""What held a job in each stretch of its wait in a replay, as a table of causes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
-from helios.units import duration, duration_in_words
+from helios.report.tables import plain_table
+from helios.units import count_in_words, duration, duration_in_words
 
 
 class Cause(StrEnum):
@@ -44,10 +44,14 @@ class Blocker:
     user: str
     gpus: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; an unknown user is null."""
+        return {"job_id": self.job_id, "user": self.user or None, "gpus": self.gpus}
+
     def named(self, unit: str) -> str:
         """Write it within a sentence."""
         whose = f" of {self.user}" if self.user else ""
-        return f"job {self.job_id}{whose} ({describe_size(self.gpus, unit)})"
+        return f"job {self.job_id}{whose} ({count_in_words(self.gpus, unit)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +97,13 @@ class WaitInterval:
             "from": self.began_at.isoformat(),
             "to": self.ended_at.isoformat(),
             "length_s": self.length_s,
-            "cause": self.cause.value,
-            "behind": None if self.blocker is None else self.blocker.job_id,
+            "cause": self.cause,
+            "behind": self.blocker and self.blocker.job_id,
             "free": list(self.free),
             "largest_that_fits": list(self.room),
             "fitted_s": self.fitted_s,
             "scattered_s": self.scattered_s,
-            "head_expected_at": None if self.reserved_at is None else self.reserved_at.isoformat(),
+            "head_expected_at": self.reserved_at and self.reserved_at.isoformat(),
         }
 
 
@@ -211,9 +215,7 @@ class WaitExplanation:
     def to_json(self) -> dict[str, Any]:
         """Return the same as plain values."""
         return {
-            "job_id": self.job.job_id,
-            "user": self.job.user or None,
-            "gpus": self.job.gpus,
+            **self.job.to_json(),
             "resource": f"{self.unit.lower()}s",
             "cluster": self.cluster,
             "partition": self.partition,
@@ -227,22 +229,15 @@ class WaitExplanation:
             "planned_by": self.planned_by or None,
             "rank": self.rank,
             "queued": self.queued,
-            "wait_s_by_cause": {cause.value: total_s(self.of(cause)) for cause in Cause},
+            "wait_s_by_cause": {cause: total_s(self.of(cause)) for cause in Cause},
             "intervals": [interval.to_json() for interval in self.intervals],
             "held_by": [
-                {
-                    "job_id": holder.job.job_id,
-                    "user": holder.job.user or None,
-                    "gpus": holder.job.gpus,
-                    "held_s": holder.held_s,
-                    "until": holder.until.isoformat(),
-                }
+                {**holder.job.to_json(), "held_s": holder.held_s, "until": holder.until.isoformat()}
                 for holder in self.holders
             ],
-            "overtaken": {"by_order": self.overtaken.by_order, "by_backfill": self.overtaken.by_backfill},
-            "shorter_limit": None
-            if self.shorter is None
-            else {"planned_s": self.shorter.planned_s, "started_at": self.shorter.started_at.isoformat()},
+            "overtaken": asdict(self.overtaken),
+            "shorter_limit": self.shorter
+            and asdict(self.shorter) | {"started_at": self.shorter.started_at.isoformat()},
             "beside": [
                 {"replay": other.label, "started_at": other.started_at.isoformat(), "wait_s": other.wait_s}
                 for other in self.beside
@@ -257,234 +252,98 @@ def total_s(intervals: Sequence[WaitInterval]) -> int:
     return sum(interval.length_s for interval in intervals)
 
 
-def describe_size(gpus: int, unit: str) -> str:
-    """Write a number of GPUs."""
-    return f"{gpus:,} {unit}{'' if gpus == 1 else 's'}"
+ROWS = 3
+"""Jobs that a row names, those that held it longest."""
+PLANNED_BY = {
+    "limit": " (its time limit)",
+    "predicted": " (predicted)",
+    "expected": " (expected)",
+    "true": " (the truth)",
+}
+WORDS = {
+    Cause.PRIORITY: "Jobs before it in the order",
+    Cause.RESOURCES: "Next in line: too few {unit}s free",
+    Cause.PIECES: "Next in line: enough {unit}s free, in pieces",
+    Cause.RESERVED: "It fits, but backfill keeps the place",
+}
 
 
-# A job's own story in a replay, told in the words that ``helios why`` uses too.
-
-NAMED = 3
-"""Jobs that a sentence names, the ones that matter most."""
-ROWS = 12
-"""Phases that a screen shows, the longest."""
-
-
-def story_lines(story: WaitExplanation) -> list[str]:
-    """Return the story as sentences, the most important first."""
-    return [
-        _headline(story),
-        *_causes(story),
-        *_holders(story),
-        *_overtaken(story),
-        *_shorter(story),
-        *_beside(story),
-        _run_time(story),
-        *_recorded(story),
-    ]
+def wait_table(story: WaitExplanation) -> RenderableType:
+    """Return what held a job, cause by cause, with what else is known of its wait."""
+    table = plain_table("What held it", "For", f"{story.unit}s free", "Largest that fits")
+    table.add_column("Behind", overflow="fold")
+    for cause in sorted(Cause, key=lambda cause: -total_s(story.of(cause))):
+        if found := story.of(cause):
+            table.add_row(
+                WORDS[cause].format(unit=story.unit),
+                duration(total_s(found)),
+                _span([interval.free for interval in found]),
+                _span([interval.room for interval in found]),
+                escape(_blockers(story, found)),
+            )
+    facts = [escape(line) for line in wait_facts(story)]
+    parts: list[RenderableType] = ["", table, ""] if story.intervals else []
+    return Group(facts[0], *parts, *facts[1:])
 
 
-def story_screen(story: WaitExplanation) -> RenderableType:
-    """Return the story for a terminal: sentences, and the stretches of the wait one by one where there are several."""
-    parts: list[RenderableType] = [escape(line) for line in story_lines(story)]
-    if len(story.intervals) > 1:
-        parts += ["", _table(story)]
-    return Group(*parts)
-
-
-def _headline(story: WaitExplanation) -> str:
-    whose = f" of {story.job.user}" if story.job.user else ""
-    today = ", what a Slurm site has today" if story.is_today else ""
-    waited = f"waited {duration_in_words(story.wait_s)}" if story.wait_s else "did not wait"
+def wait_facts(story: WaitExplanation) -> list[str]:
+    """Return a job's wait as sentences, the most important first."""
+    job, unit, today = story.job, story.unit, ", what a Slurm site has today"
     rank = f", number {story.rank:,} of {story.queued:,} in the queue at first" if story.rank else ""
-    return (
-        f"Job {story.job.job_id}{whose} in {story.partition}: {describe_size(story.job.gpus, story.unit)}, submitted "
-        f"{story.submitted_at:%Y-%m-%d %H:%M:%S} UTC. Under {story.label}{today}, it {waited}{rank}."
-    )
-
-
-def _causes(story: WaitExplanation) -> list[str]:
-    told = {
-        Cause.PRIORITY: _behind,
-        Cause.RESOURCES: _for_gpus,
-        Cause.PIECES: _in_pieces,
-        Cause.RESERVED: _reserved,
-    }
-    longest_first = sorted(Cause, key=lambda cause: -total_s(story.of(cause)))
-    return [
-        f"- {duration_in_words(total_s(found))} {told[cause](story, found)}."
-        for cause in longest_first
-        if (found := story.of(cause))
+    waited = f"waited {duration_in_words(story.wait_s)}{rank}" if story.wait_s else "did not wait"
+    lines = [
+        f"Job {job.job_id}{f' of {job.user}' if job.user else ''} in {story.partition}: "
+        f"{count_in_words(job.gpus, unit)}, submitted {story.submitted_at:%Y-%m-%d %H:%M:%S} UTC. Under "
+        f"{story.label}{today if story.is_today else ''}, it {waited}."
     ]
-
-
-def _behind(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    fitted_s = sum(interval.fitted_s for interval in found)
-    idle = f"; for {duration_in_words(fitted_s)} it would have fitted, but nothing may pass" if fitted_s else ""
-    scattered_s = sum(interval.scattered_s for interval in found)
-    pieces = f", for {duration_in_words(scattered_s)} enough for who came first, but in pieces" if scattered_s else ""
-    return f"on priority{_blockers(story, found, 'behind')}; {_free(story, found)}{pieces}{idle}"
-
-
-def _for_gpus(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    return f"next in line, for {describe_size(story.job.gpus, story.unit)}; {_free(story, found)}"
-
-
-def _in_pieces(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    return (
-        f"next in line, for {describe_size(story.job.gpus, story.unit)} in one piece; {_free(story, found)}, "
-        f"but on nodes that "
-        f"hold a job of {_span(found, 'room')} at most"
-    )
-
-
-def _reserved(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    known = {interval.reserved_at for interval in found if interval.reserved_at is not None}
-    by = f", expected to start by {min(known):%Y-%m-%d %H:%M} UTC" if len(known) == len(found) == 1 else ""
-    return f"it would have fitted, but backfill kept the place{_blockers(story, found, 'for')}{by}"
-
-
-def _blockers(story: WaitExplanation, found: list[WaitInterval], how: str) -> str:
-    """Name the jobs that were first, those that were so longest, and count the rest."""
-    lasted: dict[Blocker, int] = {}
-    for interval in found:
-        if interval.blocker is not None:
-            lasted[interval.blocker] = lasted.get(interval.blocker, 0) + interval.length_s
-    ranked = sorted(lasted, key=lambda job: -lasted[job])
-    if len(ranked) == 1:
-        return f" {how} {ranked[0].named(story.unit)}"
-    parts = [f"{duration_in_words(lasted[job])} {how} {job.named(story.unit)}" for job in ranked[:NAMED]]
-    if rest := ranked[NAMED:]:
-        others = f"{len(rest):,} other{'' if len(rest) == 1 else 's'}"
-        parts.append(f"{duration_in_words(sum(lasted[job] for job in rest))} {how} {others}")
-    return f": {', '.join(parts)}"
-
-
-def _free(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    span = _span(found, "free")
-    if span == "0":
-        return f"no {story.unit} was free"
-    return f"{span} {story.unit}{' was' if span == '1' else 's were'} free"
-
-
-def _span(found: list[WaitInterval], what: str) -> str:
-    """Write the fewest and the most, as ``4 to 12``."""
-    pairs = [getattr(interval, what) for interval in found]
-    least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _holders(story: WaitExplanation) -> list[str]:
-    if not story.holders:
-        return []
-    named = ", ".join(
-        f"{holder.job.named(story.unit)} for {duration_in_words(holder.held_s)}" for holder in story.holders
-    )
-    return [f"Most was held meanwhile by {named}."]
-
-
-def _overtaken(story: WaitExplanation) -> list[str]:
-    ordered, passed = story.overtaken.by_order, story.overtaken.by_backfill
-    if not ordered + passed:
-        return ["No job that was submitted later started earlier."] if story.wait_s else []
-    n = ordered + passed
-    how = " and ".join(
-        part
-        for part in (
-            f"{ordered:,} that the order put before it" if ordered else "",
-            f"{passed:,} that backfill let pass" if passed else "",
+    if story.holders:
+        held = (f"{holder.job.named(unit)} for {duration_in_words(holder.held_s)}" for holder in story.holders)
+        lines.append(f"Most was held meanwhile by {', '.join(held)}.")
+    if story.wait_s:
+        ordered, passed = story.overtaken.by_order, story.overtaken.by_backfill
+        lines.append(
+            f"Jobs submitted later that started earlier: {ordered:,} by the order, {passed:,} let past by backfill."
         )
-        if part
-    )
-    return [f"{n:,} job{'' if n == 1 else 's'} submitted later started earlier: {how}."]
-
-
-def _shorter(story: WaitExplanation) -> list[str]:
-    if story.shorter is None:
-        return []
-    earlier_s = (story.started_at - story.shorter.started_at).total_seconds()
-    if story.planned_by == "limit":
-        means = f"With a time limit of {duration_in_words(story.shorter.planned_s)}"
-    else:
-        means = f"Planned with {duration_in_words(story.shorter.planned_s)}"
-    return [
-        f"{means} backfill would have started it by {story.shorter.started_at:%Y-%m-%d %H:%M} UTC, "
-        f"{duration_in_words(earlier_s)} earlier."
-    ]
-
-
-def _beside(story: WaitExplanation) -> list[str]:
-    return [
-        f"Under {other.label}{', what a Slurm site has today' if other.is_today else ''}, it would have started at "
-        f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {duration_in_words(other.wait_s)}"
-        f"{_difference(other.wait_s, story.wait_s)}."
+    if story.shorter is not None:
+        means = "With a time limit of" if story.planned_by == "limit" else "Planned with"
+        earlier_s = (story.started_at - story.shorter.started_at).total_seconds()
+        lines.append(
+            f"{means} {duration_in_words(story.shorter.planned_s)} backfill would have started it by "
+            f"{story.shorter.started_at:%Y-%m-%d %H:%M} UTC, {duration_in_words(earlier_s)} earlier."
+        )
+    lines += [
+        f"Under {other.label}{today if other.is_today else ''}, it would have started at "
+        f"{other.started_at:%Y-%m-%d %H:%M:%S} UTC, having waited {duration_in_words(other.wait_s)}."
         for other in story.beside
     ]
-
-
-def _difference(other_s: int, mine_s: int) -> str:
-    if other_s == mine_s:
-        return ": no difference"
-    return f": {duration_in_words(abs(other_s - mine_s))} {'longer' if other_s > mine_s else 'shorter'}"
-
-
-def _run_time(story: WaitExplanation) -> str:
-    parts = []
+    ran = [f"It ran {duration_in_words(story.run_time_s)}"]
     if story.believed_s is not None:
-        parts.append(f"the order believed {duration_in_words(story.believed_s)}")
+        ran.append(f"the order believed {duration_in_words(story.believed_s)}")
     if story.planned_s is not None:
-        source = {"limit": "its time limit", "predicted": "predicted", "expected": "expected", "true": "the truth"}.get(
-            story.planned_by, ""
+        ran.append(f"backfill planned with {duration_in_words(story.planned_s)}{PLANNED_BY.get(story.planned_by, '')}")
+    lines.append(f"{'; '.join(ran)}.")
+    if story.recorded_wait_s is not None:
+        lines.append(
+            f"In truth it waited {duration_in_words(story.recorded_wait_s)}: a replay knows no fairshare, limits or "
+            "drained nodes."
         )
-        parts.append(f"backfill planned with {duration_in_words(story.planned_s)}{f' ({source})' if source else ''}")
-    believed = f"; {', '.join(parts)}" if parts else ""
-    return f"It ran {duration_in_words(story.run_time_s)}{believed}."
+    return lines
 
 
-def _recorded(story: WaitExplanation) -> list[str]:
-    if story.recorded_wait_s is None:
-        return []
-    return [
-        f"In truth it waited {duration_in_words(story.recorded_wait_s)}: a replay knows no fairshare, limits "
-        f"or drained "
-        "nodes."
-    ]
+def _blockers(story: WaitExplanation, found: list[WaitInterval]) -> str:
+    """Name the jobs that came first, those that did so longest, and count the rest."""
+    lasted: Counter[Blocker] = Counter()
+    for interval in found:
+        if interval.blocker is not None:
+            lasted[interval.blocker] += interval.length_s
+    named = [f"{job.named(story.unit)} {duration(of_s)}" for job, of_s in lasted.most_common(ROWS)]
+    rest_s = lasted.total() - sum(of_s for _, of_s in lasted.most_common(ROWS))
+    if len(lasted) > ROWS:
+        named.append(f"{len(lasted) - ROWS:,} more {duration(rest_s)}")
+    return ", ".join(named)
 
 
-def _table(story: WaitExplanation) -> Table:
-    """Return the wait phase by phase, a phase being stretches in a row with one cause; the longest ones."""
-    phases = [list(phase) for _, phase in groupby(story.intervals, key=lambda interval: interval.cause)]
-    kept = sorted(phases, key=lambda phase: -total_s(phase))[:ROWS]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("From (UTC)")
-    table.add_column("Lasted", justify="right")
-    table.add_column(f"{story.unit}s free", justify="right")
-    table.add_column("What held it")
-    for phase in sorted(kept, key=lambda phase: phase[0].began_at):
-        free = _span(phase, "free").replace(" to ", "-")
-        table.add_row(
-            f"{phase[0].began_at:%m-%d %H:%M:%S}", duration(total_s(phase)), free, escape(_held(story, phase))
-        )
-    if left := len(phases) - len(kept):
-        rest_s = story.wait_s - sum(total_s(phase) for phase in kept)
-        table.add_row("", duration(rest_s), "", f"{left:,} shorter phase{'' if left == 1 else 's'}")
-    return table
-
-
-def _held(story: WaitExplanation, phase: list[WaitInterval]) -> str:
-    cause, last = phase[0].cause, phase[-1]
-    if cause is Cause.PRIORITY:
-        return f"priority: {_in_cycle(story, phase)} first"
-    if cause is Cause.RESERVED:
-        by = f", expected by {last.reserved_at:%m-%d %H:%M}" if last.reserved_at is not None else ""
-        return f"backfill: it fits, but could delay {_in_cycle(story, phase)}{by}"
-    if cause is Cause.PIECES:
-        return f"resources: next in line; the largest job that fits is {_span(phase, 'room')}"
-    return "resources: next in line"
-
-
-def _in_cycle(story: WaitExplanation, phase: list[WaitInterval]) -> str:
-    jobs = list(dict.fromkeys(interval.blocker for interval in phase if interval.blocker is not None))
-    if len(jobs) == 1:
-        return jobs[0].named(story.unit)
-    return f"{len(jobs):,} jobs in turn, {jobs[0].named(story.unit)} to {jobs[-1].named(story.unit)}"
+def _span(pairs: list[tuple[int, int]]) -> str:
+    """Write the fewest and the most, as ``4-12``."""
+    least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
+    return f"{least:,}" if least == most else f"{least:,}-{most:,}"

@@ -9,10 +9,9 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
 from helios.metrics.queue import QueueSummary
-from helios.report.tables import WIDE
+from helios.report.tables import WIDE, figure, plain_table
 from helios.units import best_unit, change, duration, percent
 
 PROMOTED = "*"
@@ -43,7 +42,7 @@ def models_table(
     """
     if not models:
         return "No model yet: helios model train"
-    table = _table("", "Model", "Jobs", "Rank", "Error", "Shrinkage", "p10-p90", right_from=2)
+    table = plain_table("", "Model", "Jobs", "Rank", "Error", "Shrinkage", "p10-p90", right_from=2)
     wide = width >= WIDE
     for name in ("Learned until", "First job", "Trained at") if wide else ():
         table.add_column(name, justify="right")
@@ -54,14 +53,14 @@ def models_table(
 
 def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
     """Compare predictors on the same jobs; the challenger's differences from each, with what chance explains."""
-    table = _table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90", right_from=1)
+    table = plain_table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90")
     challenger = comparison["challenger"]
     for name in (challenger, *comparison["against"]):
         style = "bold" if name == challenger else None
-        table.add_row(escape(_named(name)), *_score(comparison["scores"][name]), style=style)
-    beside = _table(f"{escape(_named(challenger))} against", "Rank better by", "Error less by", right_from=1)
+        table.add_row(escape(NAMES.get(name, name)), *_score(comparison["scores"][name]), style=style)
+    beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
     for name, against in comparison["against"].items():
-        beside.add_row(escape(_named(name)), _signed(against["rank"], 1), _signed(against["error"], -1))
+        beside.add_row(escape(NAMES.get(name, name)), _signed(against["rank"], 1), _signed(against["error"], -1))
     caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_many(comparison)}."
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
@@ -105,9 +104,9 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
         PROMOTED if model["promoted"] else "",
         model["model_id"],
         f"{model['jobs']:,}",
-        _figure(mine.get("spearman")),
-        _figure(mine.get("median_abs_log_error")),
-        f"{_figure(shrinkage.get('spearman'))} {_figure(shrinkage.get('median_abs_log_error'))}" if shrinkage else "-",
+        figure(mine.get("spearman")),
+        figure(mine.get("median_abs_log_error")),
+        f"{figure(shrinkage.get('spearman'))} {figure(shrinkage.get('median_abs_log_error'))}" if shrinkage else "-",
         percent(mine.get("coverage_p10_p90")),
     ]
     first = model["manifest"].get("first_submission")
@@ -124,7 +123,7 @@ def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
         said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
         said.append("Nothing was ever decided: the newest is in charge.")
-    said += [f"It is not to be trusted. {model['trouble']}" for model in models if model["problem"]]
+    said += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
     if drift:
         said.append(f"Drift: {drift}.")
     legend = (
@@ -149,12 +148,12 @@ def _who(outcome: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(comparison: Mapping[str, Any], name: str) -> str:
-    challenger, against = _named(comparison["challenger"]), comparison["against"][name]
+    challenger, against = NAMES.get(comparison["challenger"], comparison["challenger"]), comparison["against"][name]
     if against["is_chance"]:
-        return f"Against {_named(name)}: no difference beyond chance."
+        return f"Against {NAMES.get(name, name)}: no difference beyond chance."
     worse, better = against["worse_in"], against["better_in"]
     parts = [f"better in {' and '.join(better)}"] * bool(better) + [f"worse in {' and '.join(worse)}"] * bool(worse)
-    return f"Against {_named(name)}: {challenger} is {', '.join(parts)}."
+    return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
 
 
 def _many(comparison: Mapping[str, Any]) -> str:
@@ -178,27 +177,27 @@ def _of_drift(drift: Mapping[str, Any]) -> str:
 def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
     if not drift["inputs"]:
         return f"Inputs: {drift['jobs']:,} jobs are too few to compare; chance alone would move them."
-    table = _table("Feature", "Index", "Usual", "That is", right_from=1)
+    table = plain_table("Feature", "Index", "Usual", "That is")
     shown = drift["inputs"] if width >= WIDE else drift["inputs"][:SHOWN_FEATURES]
     for one in shown:
         word = f"{one['steadiness']}, unusual" if one["unusual"] else one["steadiness"]
         style = "bold" if one["unusual"] else None
-        table.add_row(escape(one["feature"]), f"{one['index']:.2f}", _figure(one["usual"]), word, style=style)
+        table.add_row(escape(one["feature"]), f"{one['index']:.2f}", figure(one["usual"]), word, style=style)
     left = len(drift["inputs"]) - len(shown)
     return Group(table, f"[dim]and {left} more, none farther (--json)[/]") if left else table
 
 
-def _weeks(weeks: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", right_from=1)
+def _weeks(weeks: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90")
     for week in weeks:
         model = week["model"]
         table.add_row(
             week["begin"][:10],
             f"{week['jobs']:,}",
-            _figure(model["median_abs_log_error"]),
-            _figure(week["shrinkage"]["median_abs_log_error"]),
+            figure(model["median_abs_log_error"]),
+            figure(week["shrinkage"]["median_abs_log_error"]),
             f"{model['bias_log']:+.2f}",
-            _figure(model["spearman"]),
+            figure(model["spearman"]),
             percent(model["coverage_p10_p90"]),
         )
     return table
@@ -206,7 +205,7 @@ def _weeks(weeks: Sequence[Mapping[str, Any]]) -> Table:
 
 def _score(score: Mapping[str, Any]) -> list[str]:
     return [
-        _figure(score["spearman"], digits=3),
+        figure(score["spearman"], 3),
         f"{score['median_abs_log_error']:.2f}",
         f"{score['bias_log']:+.2f}",
         percent(score["coverage_p10_p90"]),
@@ -217,31 +216,11 @@ def _signed(difference: Mapping[str, Any] | None, sign: int) -> str:
     if difference is None:
         return "-"
     low, high = sorted((sign * difference["low"], sign * difference["high"]))
-    return (
-        f"{sign * difference['value']:+.3f} ({low:+.2f}, {high:+.2f})".replace("(", "[")
-        .replace(")", "]")
-        .replace("[", "\\[")
-    )
-
-
-def _figure(value: float | None, *, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _named(name: str) -> str:
-    return NAMES.get(name, name)
+    return f"{sign * difference['value']:+.3f} \\[{low:+.2f}, {high:+.2f}]"  # escaped for rich
 
 
 def _minute(moment: str | datetime) -> str:
     return str(moment)[:16].replace("T", " ")
-
-
-def _table(*names: str, right_from: int) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    for place, name in enumerate(names):
-        right = place >= right_from
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return table
 
 
 # What predictions are worth to a queue: replays with them, between what a site has today and what is possible.
@@ -326,13 +305,15 @@ def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
 
 def value_table(value: OrderValue) -> RenderableType:
     """Compare the replays, and say in words what the predictions are worth."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("Replayed, with EASY by limits")
-    for name in ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}"):
-        table.add_column(name, justify="right")
+    heads = ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}")
+    table = plain_table("Replayed, with EASY by limits", *heads)
     for name, words in REPLAY_NAMES.items():
         if name in value.replays:
-            table.add_row(*_cells(value, name, words), style="bold" if name == MODEL else None)
+            summary, share = value.replays[name], value.share(name)
+            waits_s = (summary.median_wait_s, summary.p99_wait_s, summary.max_wait_s, summary.mean_wait_s_by_size[">8"])
+            gain = percent(None if name == TODAY else share)
+            cells = (words, duration(summary.mean_wait_s), gain, *map(duration, waits_s))
+            table.add_row(*cells, style="bold" if name == MODEL else None)
     return Group(table, "", *(escape(sentence) for sentence in in_words(value)))
 
 
@@ -352,17 +333,3 @@ def in_words(value: OrderValue) -> Sequence[str]:
         f"would save under the same bound{beside}.",
         f"Bound on waiting: {value.guard}. Whoever has waited longer goes first.",
     )
-
-
-def _cells(value: OrderValue, name: str, words: str) -> list[str]:
-    summary, share = value.replays[name], value.share(name)
-    large = summary.mean_wait_s_by_size[">8"]
-    return [
-        words,
-        duration(summary.mean_wait_s),
-        "-" if share is None or name == TODAY else percent(share),
-        duration(summary.median_wait_s),
-        duration(summary.p99_wait_s),
-        duration(summary.max_wait_s),
-        "-" if large is None else duration(large),
-    ]

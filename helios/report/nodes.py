@@ -96,25 +96,18 @@ class NodeStatus:
     def _applied_changes(self) -> Table:
         names = ("Nodes", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
-        rows = list(self._alike())
-        for nodes, cells, since in rows[:MOST_SHOWN]:
-            table.add_row(
-                *(escape(cell) for cell in (fold_names(nodes) or "(the list)", *cells)), f"{since:%m-%d %H:%M}"
-            )
-        if len(rows) > MOST_SHOWN:
-            table.add_row(f"... and {len(rows) - MOST_SHOWN:,} more: --json shows all")
-        return table
-
-    def _alike(self) -> Iterator[tuple[list[str], tuple[str, ...], datetime]]:
-        """Yield the nodes of which the same stands, what that is, and since when it stands on the first of them."""
         found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
         for row in self.applied_changes.to_dict("records"):
             theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
             stands = f"{row['setting']}: {row['value']}{theirs}"
-            cells = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
-            found.setdefault(cells, []).append((_text(row["node"]), row["written_at"]))
-        for cells, rows in found.items():
-            yield [node for node, _ in rows], cells, min(since for _, since in rows)
+            same = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
+            found.setdefault(same, []).append((_text(row["node"]), row["written_at"]))
+        for same, rows in list(found.items())[:MOST_SHOWN]:
+            nodes, since = fold_names(node for node, _ in rows) or "(the list)", min(at for _, at in rows)
+            table.add_row(*map(escape, (nodes, *same)), f"{since:%m-%d %H:%M}")
+        if len(found) > MOST_SHOWN:
+            table.add_row(f"... and {len(found) - MOST_SHOWN:,} more: --json shows all")
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,23 +136,18 @@ class NodeExplanation:
             yield "Helios has decided nothing about it in the last 30 days."
             return
         yield ""
-        if width >= WIDE:
-            yield self._table()
-            return
-        for when, service, mode, action, outcome, why in self._last():
-            yield f"{when}  {service} ({mode})  {action}  {outcome}"
-            yield f"    {why}"
-
-    def _table(self) -> Table:
         table = Table("When (UTC)", "Service", "Mode", "Action", "Outcome", "Why", box=None, pad_edge=False)
-        for cells in self._last():
-            table.add_row(*cells)
-        return table
-
-    def _last(self) -> Iterator[tuple[str, ...]]:
         for row in self.decisions.head(LAST_LINES).to_dict("records"):
-            cells = (row["service"], row["mode"], row["action"], row["outcome"], row["reason"])
-            yield f"{row['decided_at']:%m-%d %H:%M:%S}", *(escape(_text(cell)) for cell in cells)
+            columns = ("service", "mode", "action", "outcome", "reason")
+            when = f"{row['decided_at']:%m-%d %H:%M:%S}"
+            service, mode, action, outcome, why = (escape(_text(row[name])) for name in columns)
+            if width >= WIDE:
+                table.add_row(when, service, mode, action, outcome, why)
+            else:
+                yield f"{when}  {service} ({mode})  {action}  {outcome}"
+                yield f"    {why}"
+        if width >= WIDE:
+            yield table
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -1,4 +1,4 @@
-"""An explained prediction as a person reads it: the answer, what it rests on, each step to it, past jobs like it."""
+"""An explained prediction as tables of its contributions and of similar jobs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 
+from helios.report.tables import plain_table
 from helios.units import duration, duration_in_words, percent
 
 if TYPE_CHECKING:
     from helios.predict.explain import Explained, RecentInGroup
 
-
-# What each feature of a prediction says, in words; features that tell of one thing are told together.
-
 Features = Mapping[str, float]
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
 
 LAST_OF = {
     "user": "of this user",
@@ -39,62 +37,141 @@ LAST_OF = {
 }
 """By level: whose last ended jobs are meant."""
 
-_GROUPS = {
-    "gpus": "request",
-    "log_cpus": "request",
-    "log_nodes": "request",
-    "log_memory": "request",
-    "log_limit": "limit",
-    "hour": "time",
-    "weekday": "time",
-    "anchor": "averages",
-    "anchor_sd": "spread",
-    "neighbour_mean": "neighbours",
-    "neighbour_weight": "neighbours",
-    "neighbour_sd": "spread",
-    "user_any_limit_sd": "spread",
-    "nearest": "neighbours",
-    "nearest_distance": "neighbours",
-    "user_limit_share": "limit_share",
-    "user_last_share": "limit_share",
-    "user_failed_share": "failed_share",
-    "user_last_failed": "failed_share",
-    "user_recent_median": "recent",
-    "user_recent_least": "recent",
-    "user_recent_most": "recent",
-    "user_end_gap": "end_gap",
-    "user_any_limit_end_gap": "end_gap",
-    "user_submitted": "experience",
-    "user_burst": "rhythm",
-    "every_job": "every_job",
-    "afterwards": "afterwards",
+
+@dataclass(frozen=True, slots=True)
+class _Phrase:
+    """What features that tell of one thing say together.
+
+    Attributes
+    ----------
+    features : str
+        Which, as a pattern; levels that are added bring features of these forms.
+    needs : tuple of str
+        Features whose values ``known`` takes.
+    known : callable
+    otherwise : str
+        What is said where any of ``needs`` is unknown.
+    """
+
+    features: str
+    needs: tuple[str, ...]
+    known: Callable[..., str]
+    otherwise: str = ""
+
+
+def _time(log_s: float) -> str:
+    return duration_in_words(max(float(np.expm1(log_s)), 0.0))
+
+
+def _count(log_number: float) -> int:
+    return round(float(np.expm1(log_number)))
+
+
+def _counted(number: float, unit: str) -> str:
+    return f"{number:,.0f} {unit}{'' if number == 1 else 's'}"
+
+
+def _unended(unended: float, age: float) -> str:
+    if not _count(unended):
+        return "no other job of this user waits or runs"
+    mean = "" if np.isnan(age) else f", for {_time(age)} on average"
+    return f"{_counted(_count(unended), 'job')} of this user wait or run{mean}"
+
+
+def _rhythm(gap: float, burst: float) -> str:
+    place = f", job {_count(burst) + 1} of a burst" if np.expm1(burst) >= 0.5 else ""
+    return f"submitted {_time(gap)} after this user's last{place}"
+
+
+def _request(gpus: float, log_cpus: float, log_nodes: float) -> str:
+    asked = ((gpus, "GPU"), (float(np.expm1(log_cpus)), "CPU"), (float(np.expm1(log_nodes)), "node"))
+    told = [_counted(round(number), unit) for number, unit in asked if number > 0]
+    return f"it asks for {', '.join(told)}" if told else "what it asks for"
+
+
+_PHRASES = {
+    "request": _Phrase(
+        "gpus|log_(cpus|nodes|memory)", ("gpus", "log_cpus?", "log_nodes?"), _request, "what it asks for"
+    ),
+    "limit": _Phrase(
+        "log_limit",
+        ("log_limit",),
+        lambda limit: f"its time limit of {_time(limit)}" if np.isfinite(limit) else "it has no time limit",
+        "its time limit, which is unknown",
+    ),
+    "time": _Phrase(
+        "hour|weekday",
+        ("hour", "weekday"),
+        lambda hour, day: f"submitted on a {WEEKDAYS[int(day) % 7]} at {int(hour)} h, the site's time",
+        "when it was submitted",
+    ),
+    "spread": _Phrase(
+        "(anchor|neighbour|user_any_limit)_sd",
+        ("anchor_sd",),
+        lambda spread: f"such run times vary by a factor of {np.exp(spread):.1f}",
+        "how run times vary",
+    ),
+    "neighbours": _Phrase(
+        "neighbour_(mean|weight)|nearest(_distance)?",
+        ("neighbour_mean",),
+        lambda near: f"this user's jobs most like it: {_time(near)}",
+        "no job of this user has ended",
+    ),
+    "limit_share": _Phrase(
+        r"user_(limit|last)_share|\w+_by_limit",
+        ("user_limit_share",),
+        lambda share: f"this user's jobs use {percent(share)} of their limit",
+        "nothing is known of their limits",
+    ),
+    "failed_share": _Phrase(
+        "user_failed_share|user_last_failed",
+        ("user_failed_share",),
+        lambda share: f"{percent(share)} of this user's jobs fail",
+        "nothing is known of failures",
+    ),
+    "recent": _Phrase(
+        "user_recent_(median|least|most)",
+        ("user_recent_least", "user_recent_most"),
+        lambda least, most: f"this user's latest jobs ran {_time(least)} to {_time(most)}",
+        "how long this user's latest jobs ran",
+    ),
+    "end_gap": _Phrase(
+        "user(_any_limit)?_end_gap",
+        ("user_end_gap",),
+        lambda gap: f"a job of this user ended {_time(gap)} before",
+        "when a job of this user last ended",
+    ),
+    "unended": _Phrase(r"\w+_unended(_age)?", ("user_unended", "user_unended_age?"), _unended),
+    "experience": _Phrase(
+        r"user_submitted|\w+_ended",
+        ("user_ended", "user_size_ended"),
+        lambda ended, alike: f"{_counted(_count(ended), 'job')} of this user ended, {_count(alike):,} of them like it",
+        "how many jobs of this user ended",
+    ),
+    "rhythm": _Phrase(
+        r"user_burst|\w+_submission_gap",
+        ("user_submission_gap", "user_burst?"),
+        _rhythm,
+        "this is this user's first job",
+    ),
+    "averages": _Phrase(r"anchor|\w+_mean", (), lambda: "the averages above, weighed anew"),
+    "every_job": _Phrase("every_job", (), lambda: "what the averages miss for any job here"),
+    "afterwards": _Phrase("afterwards", (), lambda: "what is done to the answer"),
 }
-_OF_THE_USER = frozenset(
-    {"neighbours", "limit_share", "failed_share", "recent", "end_gap", "experience", "unended", "rhythm"}
-)
-# What a level's name is followed by; levels that are added bring features of these forms.
-_FORMS = (
-    (re.compile(r"(\w+)_last_\d+"), r"\1_last"),
-    (re.compile(r"\w+_mean"), "averages"),
-    (re.compile(r"\w+_by_limit"), "limit_share"),
-    (re.compile(r"\w+_(unended|unended_age)"), "unended"),
-    (re.compile(r"\w+_ended"), "experience"),
-    (re.compile(r"\w+_submission_gap"), "rhythm"),
-)
+"""By group; a feature belongs to the first whose pattern fits. After a feature, ``?``: it may be unknown."""
+
+_ABOUT_USER = {"neighbours", "limit_share", "failed_share", "recent", "end_gap", "experience", "unended", "rhythm"}
 
 
 def describe_group(feature: str) -> str:
-    """Return what a feature tells of; a feature that no word was written for stands for itself."""
-    if feature in _GROUPS:
-        return _GROUPS[feature]
-    for form, group in _FORMS:
-        if match := form.fullmatch(feature):
-            return match.expand(group)
-    return feature
+    """Return what a feature tells of; one without words stands for itself."""
+    if match := re.fullmatch(r"(\w+_last)_\d+", feature):
+        return match[1]
+    return next((group for group, words in _PHRASES.items() if re.fullmatch(words.features, feature)), feature)
 
 
 def has_words(feature: str) -> bool:
-    """Return whether words were written for ``feature``."""
+    """Return whether words were written for a feature."""
     group = describe_group(feature)
     return group in _PHRASES or group.removesuffix("_last") in LAST_OF
 
@@ -102,138 +179,23 @@ def has_words(feature: str) -> bool:
 def phrase(group: str, features: Features) -> str:
     """Return what is known of a group of features, as a clause; see :func:`describe_group`."""
     level = group.removesuffix("_last")
-    if (group in _OF_THE_USER or level.startswith("user")) and (stranger := _stranger(group, features)):
-        return stranger
+    if group in _ABOUT_USER or level.startswith("user"):
+        ended = features.get("user_ended", np.nan)
+        if np.isnan(ended):
+            return "its user is unknown"
+        if not _count(ended) and group not in {"unended", "rhythm"}:
+            return "no job of this user has ended"
     if group != level and level in LAST_OF:
-        return _last(level, features)
+        recent = (features.get(f"{group}_{age}", np.nan) for age in range(1, 10))
+        times = ", ".join(duration(max(float(np.expm1(value)), 0.0)) for value in recent if not np.isnan(value))
+        return f"the last {LAST_OF[level]} ran {times}" if times else f"no job {LAST_OF[level]} has ended"
     if group in _PHRASES:
-        return _PHRASES[group](features)
-    value = features.get(group, np.nan)
-    words = group.replace("_", " ")
-    return f"{words}: unknown" if np.isnan(value) else f"{words}: {value:.3g}"
-
-
-def _stranger(group: str, features: Features) -> str:
-    """Return what stands for all that is not known of a user; empty: the user is known, and jobs have ended."""
-    ended = _count(features, "user_ended")
-    if np.isnan(ended):
-        return "its user is unknown"
-    return "no job of this user has ended" if ended == 0 and group not in {"unended", "rhythm"} else ""
-
-
-def _request(features: Features) -> str:
-    cpus, nodes = _count(features, "log_cpus"), _count(features, "log_nodes")
-    asked = [(features.get("gpus", np.nan), "GPU"), (cpus, "CPU"), (nodes, "node")]
-    told = [_counted(number, unit) for number, unit in asked if number > 0]
-    return f"it asks for {', '.join(told)}" if told else "what it asks for"
-
-
-def _time_limit(features: Features) -> str:
-    limit_s = np.expm1(features.get("log_limit", np.nan))
-    if np.isnan(limit_s):
-        return "its time limit, which is unknown"
-    return f"its time limit of {duration_in_words(limit_s)}" if np.isfinite(limit_s) else "it has no time limit"
-
-
-def _time(features: Features) -> str:
-    hour, weekday = features.get("hour", np.nan), features.get("weekday", np.nan)
-    if np.isnan(hour) or np.isnan(weekday):
-        return "when it was submitted"
-    return f"submitted on a {WEEKDAYS[int(weekday) % 7]} at {int(hour)} h, the site's time"
-
-
-def _spread(features: Features) -> str:
-    spread = features.get("anchor_sd", np.nan)
-    return "how run times vary" if np.isnan(spread) else f"such run times vary by a factor of {np.exp(spread):.1f}"
-
-
-def _neighbours(features: Features) -> str:
-    near = features.get("neighbour_mean", np.nan)
-    return "no job of this user has ended" if np.isnan(near) else f"this user's jobs most like it: {_time_of(near)}"
-
-
-def _limit_share(features: Features) -> str:
-    return _share(features, "user_limit_share", "this user's jobs use {share} of their limit", "of their limits")
-
-
-def _failed_share(features: Features) -> str:
-    return _share(features, "user_failed_share", "{share} of this user's jobs fail", "of failures")
-
-
-def _share(features: Features, name: str, told: str, of_what: str) -> str:
-    share = features.get(name, np.nan)
-    return f"nothing is known {of_what}" if np.isnan(share) else told.format(share=percent(share))
-
-
-def _recent(features: Features) -> str:
-    least, most = (features.get(f"user_recent_{which}", np.nan) for which in ("least", "most"))
-    if np.isnan(least) or np.isnan(most):
-        return "how long this user's latest jobs ran"
-    return f"this user's latest jobs ran {_time_of(least)} to {_time_of(most)}"
-
-
-def _end_gap(features: Features) -> str:
-    gap = features.get("user_end_gap", np.nan)
-    return "when a job of this user last ended" if np.isnan(gap) else f"a job of this user ended {_time_of(gap)} before"
-
-
-def _experience(features: Features) -> str:
-    ended, alike = _count(features, "user_ended"), _count(features, "user_size_ended")
-    return f"{_counted(ended, 'job')} of this user ended, {alike:,.0f} of them like it"
-
-
-def _unended(features: Features) -> str:
-    unended = _count(features, "user_unended")
-    if unended == 0:
-        return "no other job of this user waits or runs"
-    age = features.get("user_unended_age", np.nan)
-    mean = "" if np.isnan(age) else f", for {_time_of(age)} on average"
-    return f"{_counted(unended, 'job')} of this user wait or run{mean}"
-
-
-def _rhythm(features: Features) -> str:
-    gap, burst = features.get("user_submission_gap", np.nan), _count(features, "user_burst")
-    if np.isnan(gap):
-        return "this is this user's first job"
-    of_burst = f", job {burst + 1:.0f} of a burst" if burst >= 1 else ""
-    return f"submitted {_time_of(gap)} after this user's last{of_burst}"
-
-
-def _last(level: str, features: Features) -> str:
-    recent = [features.get(f"{level}_last_{age}", np.nan) for age in range(1, 10)]
-    times = ", ".join(duration(max(float(np.expm1(value)), 0.0)) for value in recent if not np.isnan(value))
-    return f"the last {LAST_OF[level]} ran {times}" if times else f"no job {LAST_OF[level]} has ended"
-
-
-def _count(features: Features, name: str) -> float:
-    return float(np.round(np.expm1(features.get(name, np.nan))))
-
-
-def _counted(number: float, unit: str) -> str:
-    return f"{number:,.0f} {unit}" if number == 1 else f"{number:,.0f} {unit}s"
-
-
-def _time_of(log_seconds: float) -> str:
-    return duration_in_words(max(float(np.expm1(log_seconds)), 0.0))
-
-
-_PHRASES: dict[str, Callable[[Features], str]] = {
-    "request": _request,
-    "limit": _time_limit,
-    "time": _time,
-    "averages": lambda _: "the averages above, weighed anew",
-    "spread": _spread,
-    "neighbours": _neighbours,
-    "limit_share": _limit_share,
-    "failed_share": _failed_share,
-    "recent": _recent,
-    "end_gap": _end_gap,
-    "experience": _experience,
-    "unended": _unended,
-    "rhythm": _rhythm,
-    "every_job": lambda _: "what the averages miss for any job here",
-    "afterwards": lambda _: "what is done to the answer",
-}
+        words = _PHRASES[group]
+        values = [features.get(name.removesuffix("?"), np.nan) for name in words.needs]
+        lacks = any(np.isnan(value) for value, name in zip(values, words.needs, strict=True) if name[-1] != "?")
+        return words.otherwise if lacks else words.known(*values)
+    value, name = features.get(group, np.nan), group.replace("_", " ")
+    return f"{name}: unknown" if np.isnan(value) else f"{name}: {value:.3g}"
 
 
 STEP_WORDS = {
@@ -262,7 +224,6 @@ BASIS_WORDS = {
 }
 """Whose jobs a prediction rests on, by ``helios.predict.explain.BASES``."""
 
-EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
 WORTH_A_LINE = 1.05
 """Factor below which a correction, and the inverse of it, goes into "everything else"."""
 MOST_LINES = 7
@@ -285,7 +246,7 @@ class PastJob:
     differs : tuple of str
         In what it is not the same, in the words of these attributes; "size" for GPUs or CPUs.
     distance : float
-        0: the same request, and nothing has ended since; see ``docs/explain.md``.
+        0: the same request, and nothing has ended since; see ``docs/predictions.md``.
     """
 
     job_id: str
@@ -361,10 +322,10 @@ class Explanation:
 
 
 def explanation_screen(told: Explanation) -> RenderableType:
-    """Return the explanation for a terminal, readable at 80 columns."""
+    """Return the answer, the contributions to it and similar jobs, readable at 80 columns."""
     parts: list[RenderableType] = [escape(line) for line in answer_lines(told)]
-    parts += ["", f"[bold]Why {duration_in_words(told.explained.quantiles_s[1])}[/]", _step_table(told.explained)]
-    parts += ["", f"[bold]{_heading(told)}[/]", *([_alike_table(told)] if told.alike else [])]
+    parts += ["", _contributions(told.explained), ""]
+    parts.append(_similar_jobs(told.alike) if told.alike else "No past job had its user, account, size or name.")
     if told.notes:
         parts += ["", *(escape(f"Note: {note}.") for note in told.notes)]
     return Group(*parts)
@@ -372,11 +333,26 @@ def explanation_screen(told: Explanation) -> RenderableType:
 
 def answer_lines(told: Explanation) -> list[str]:
     """Return the answer as sentences: the job, the prediction, the truth if it is known, what it rests on."""
-    lines = [_headline(told), _prediction(told)]
+    run = f", run {told.restart + 1}" if told.restart else ""
+    whose = f" of {_short(told.user)}" if told.user else ""
+    where = f" in {told.partition}" if told.partition else ""
+    limit = f", limit {_limit(told.time_limit_s, duration_in_words)}" if not np.isnan(told.time_limit_s) else ""
+    when = "" if told.known_at == told.submitted_at else f" as of {told.known_at:%Y-%m-%d %H:%M} UTC"
+    p10_s, p50_s, p90_s = told.explained.quantiles_s
+    low, middle, high = map(duration_in_words, (p10_s, p50_s, p90_s))
+    lines = [
+        f"Job {told.job_id}{run}{whose} on {told.cluster}{where}: {_size(told.gpus, told.cpus)}{limit}, submitted "
+        f"{told.submitted_at:%Y-%m-%d %H:%M} UTC.",
+        f"Predicted run time{when}: {middle}; 8 of 10 such jobs take {low} to {high} (by {told.explained.source}).",
+    ]
     if not np.isnan(told.run_time_s):
-        lines.append(_truth(told))
+        place = "within" if p10_s <= told.run_time_s <= p90_s else "below" if told.run_time_s < p10_s else "above"
+        state = f" ({told.state})" if told.state else ""
+        lines.append(f"It ran {duration_in_words(told.run_time_s)}{state}, {place} that range.")
     if told.remaining_s is not None:
-        lines.append(_remaining(told.elapsed_s, told.remaining_s))
+        low, middle, high = map(duration_in_words, told.remaining_s)
+        ran = duration_in_words(told.elapsed_s)
+        lines.append(f"It has run {ran}; {middle} remain, in 8 of 10 such cases {low} to {high}.")
     return [*lines, rests_on(told.explained.basis, told.explained.recent, user=told.user, account=told.account)]
 
 
@@ -387,12 +363,10 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
     whose = BASIS_WORDS.get(basis, basis).format(
         user=_short(user) or "this user", account=_short(account), others="others" if user else "anyone"
     )
-    ended = "1 ended job" if recent.jobs == 1 else f"{recent.jobs:,} ended jobs"
     shortest, longest = duration_in_words(recent.shortest_s), duration_in_words(recent.longest_s)
-    took = f"took {shortest}" if shortest == longest else f"took {shortest} to {longest}"
-    they = "it" if recent.jobs == 1 else "they"
-    last = they if recent.jobs == recent.last else f"the last {recent.last}"
-    return f"It rests on {ended} {whose}: {last} {took}."
+    took = shortest if shortest == longest else f"{shortest} to {longest}"
+    they = "it" if recent.jobs == 1 else "they" if recent.jobs == recent.last else f"the last {recent.last}"
+    return f"It rests on {_counted(recent.jobs, 'ended job')} {whose}: {they} took {took}."
 
 
 def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
@@ -410,121 +384,52 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
     if rest := ranked[len(told) :]:
         told.append(("everything else", float(np.prod([factor for _, factor in rest]))))
     last = explained.corrections.get(AFTERWARDS, 1.0)
-    # Rounding alone leaves it within a millionth of 1.
-    return told + ([(_afterwards(explained), last)] if abs(np.log(last)) > 1e-6 else [])
+    if abs(np.log(last)) > 1e-6:  # rounding alone leaves it within a millionth of 1
+        told.append(
+            ("what recent errors taught" if EVERY_JOB in explained.corrections else "cut at its time limit", last)
+        )
+    return told
 
 
-def _afterwards(explained: Explained) -> str:
-    return "what recent errors taught" if EVERY_JOB in explained.corrections else "cut at its time limit"
-
-
-def _headline(told: Explanation) -> str:
-    whose = f" of {_short(told.user)}" if told.user else ""
-    where = f" in {told.partition}" if told.partition else ""
-    run = f", run {told.restart + 1}" if told.restart else ""
-    limit = f", limit {_limit(told.time_limit_s)}" if not np.isnan(told.time_limit_s) else ""
-    return (
-        f"Job {told.job_id}{run}{whose} on {told.cluster}{where}: {_size(told.gpus, told.cpus)}{limit}, "
-        f"submitted {told.submitted_at:%Y-%m-%d %H:%M} UTC."
-    )
-
-
-def _prediction(told: Explanation) -> str:
-    p10_s, p50_s, p90_s = told.explained.quantiles_s
-    when = "" if told.known_at == told.submitted_at else f" as of {told.known_at:%Y-%m-%d %H:%M} UTC"
-    return (
-        f"Predicted run time{when}: {duration_in_words(p50_s)}; 8 of 10 such jobs take {duration_in_words(p10_s)} to "
-        f"{duration_in_words(p90_s)} (by {told.explained.source})."
-    )
-
-
-def _truth(told: Explanation) -> str:
-    p10_s, _, p90_s = told.explained.quantiles_s
-    where = "within" if p10_s <= told.run_time_s <= p90_s else "below" if told.run_time_s < p10_s else "above"
-    state = f" ({told.state})" if told.state else ""
-    return f"It ran {duration_in_words(told.run_time_s)}{state}, {where} that range."
-
-
-def _remaining(elapsed_s: float, remaining_s: tuple[float, float, float]) -> str:
-    low, middle, high = (duration_in_words(part_s) for part_s in remaining_s)
-    return f"It has run {duration_in_words(elapsed_s)}; {middle} remain, in 8 of 10 such cases {low} to {high}."
-
-
-def _step_table(explained: Explained) -> RenderableType:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("From the widest group to the narrowest", overflow="fold")
-    for name in ("Ended", "Factor", "Run time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for cells in _shrinkage_rows(explained):
-        table.add_row(*cells)
-    if lines := corrections_in_words(explained):
-        _add_corrections(table, lines, explained)
-    return table
-
-
-def _shrinkage_rows(explained: Explained) -> list[tuple[str, str, str, str]]:
+def _contributions(explained: Explained) -> RenderableType:
+    """Return each step from the widest group of jobs to the prediction with its factor."""
+    table = plain_table("From the widest group to the narrowest", "Ended", "Factor", "Run time")
     # A group in which nothing has ended changes nothing; what was believed before the first end is then no news.
     known = [step for step in explained.steps if step.jobs] or [explained.steps[0]]
-    return [
-        (
-            STEP_WORDS.get(step.level, step.level.replace("_", " ")),
-            f"{step.jobs:,}",
-            _factor(step.factor) if place else "",
-            duration_in_words(step.run_time_s),
-        )
-        for place, step in enumerate(known)
-    ]
-
-
-def _add_corrections(table: Table, lines: list[tuple[str, float]], explained: Explained) -> None:
-    if EVERY_JOB in explained.corrections:
+    for place, step in enumerate(known):
+        words = STEP_WORDS.get(step.level, step.level.replace("_", " "))
+        change = _factor(step.factor) if place else ""
+        table.add_row(words, f"{step.jobs:,}", change, duration_in_words(step.run_time_s))
+    lines = corrections_in_words(explained)
+    if lines and EVERY_JOB in explained.corrections:
         table.add_row("[dim]what the model's trees make of it:[/]")
     after_s = 1.0 + explained.steps[-1].run_time_s
     for text, factor in lines:
         after_s *= factor
         table.add_row(escape(text), "", _factor(factor), duration_in_words(max(after_s - 1.0, 0.0)))
-
-
-def _heading(told: Explanation) -> str:
-    if not told.alike:
-        return "No past job had its user, account, size or name."
-    number = "Past job" if len(told.alike) == 1 else f"{len(told.alike)} past jobs"
-    return f"{number} most like it, all ended by then"
-
-
-def _alike_table(told: Explanation) -> RenderableType:
-    table = Table(box=None, pad_edge=False)
-    for name in ("Job", "Ended (UTC)", "Size", "Limit", "Ran"):
-        table.add_column(name, no_wrap=True, justify="left" if name in {"Job", "Ended (UTC)"} else "right")
-    table.add_column("Differs in", overflow="fold")
-    for job in told.alike:
-        cells = (job.job_id, f"{job.ended_at:%Y-%m-%d %H:%M}", _size(job.gpus, job.cpus), _brief_limit(job))
-        table.add_row(*map(escape, (*cells, duration(job.run_time_s), _difference(job))))
     return table
 
 
-def _difference(job: PastJob) -> str:
-    # Size and limit have their own columns; the others are named with their value.
-    named = {
-        what: f"{what} {_short(getattr(job, what)) or 'unknown'}" for what in ("partition", "name", "user", "account")
-    }
-    return ", ".join(named.get(what, what) for what in job.differs) or "nothing"
+def _similar_jobs(alike: tuple[PastJob, ...]) -> RenderableType:
+    table = plain_table("Past jobs most like it", "Ended (UTC)", "Size", "Limit", "Ran")
+    table.add_column("Differs in", overflow="fold")
+    for job in alike:
+        # Size and limit have their own columns; the others are named with their value.
+        values = {name: getattr(job, name) for name in ("partition", "name", "user", "account")}
+        differs = (f"{name} {_short(values[name]) or 'unknown'}" if name in values else name for name in job.differs)
+        cells = (job.job_id, f"{job.ended_at:%Y-%m-%d %H:%M}", _size(job.gpus, job.cpus), _limit(job.time_limit_s))
+        table.add_row(*map(escape, (*cells, duration(job.run_time_s), ", ".join(differs) or "nothing")))
+    return table
 
 
 def _size(gpus: int, cpus: float) -> str:
     if gpus:
-        return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-    if np.isnan(cpus):
-        return "size unknown"
-    return "1 CPU" if cpus == 1 else f"{cpus:,.0f} CPUs"
+        return _counted(gpus, "GPU")
+    return "size unknown" if np.isnan(cpus) else _counted(cpus, "CPU")
 
 
-def _limit(limit_s: float) -> str:
-    return duration_in_words(limit_s) if np.isfinite(limit_s) else "none"
-
-
-def _brief_limit(job: PastJob) -> str:
-    return duration(job.time_limit_s) if np.isfinite(job.time_limit_s) else "none" if job.time_limit_s > 0 else "-"
+def _limit(limit_s: float, write: Callable[[float], str] = duration) -> str:
+    return "-" if np.isnan(limit_s) else write(limit_s) if np.isfinite(limit_s) else "none"
 
 
 def _factor(factor: float) -> str:

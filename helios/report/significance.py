@@ -1,11 +1,9 @@
-"""How sure a what-if is: each replay's difference to the baseline, with an interval that chance alone would explain.
+"""How sure the differences between the replays of a what-if are.
 
-Jobs wait behind each other, so that the number of jobs says little of the number of observations. What is drawn anew is
+Jobs wait behind each other, so that the number of jobs says little of the number of observations. What is resampled is
 whole stretches of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
 1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays see the same draw, so that
-differences are paired. With few stretches the spread of such draws is too small by (k - 1) / k and far from normal:
-hence Student's t with k - 1 degrees of freedom, fewer where the draws are few too (Hesterberg, The American
-Statistician 69(4), 2015, sections 3 and 5). What is skewed is held less often: benchmarks/sweep.py prints how often.
+differences are paired. What is skewed is held less often: benchmarks/sweep.py prints how often.
 """
 
 from __future__ import annotations
@@ -13,21 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import sqrt
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 
 from helios.metrics.queue import DAY_S, FEWEST_DAYS, QueueSummary
+from helios.metrics.statistics import CONFIDENCE, confidence_interval
 from helios.report.whatif import Run, WhatIf
 from helios.units import duration
 
-CONFIDENCE = 0.95
 RESAMPLES = 1_000
 WEEK_S = 7 * DAY_S
 FEWEST_WEEKS = 4
@@ -36,9 +29,11 @@ NOTICED_S = 1.0
 """Difference below which nobody would notice, s."""
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
 
+Floats = NDArray[np.float64]
+
 
 class ResampledUnit(StrEnum):
-    """What is drawn anew."""
+    """What is resampled."""
 
     WEEKS = "weeks"
     DAYS = "days"
@@ -47,11 +42,11 @@ class ResampledUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A figure less the baseline's, s, and between what it lies with ``CONFIDENCE``; None: nothing tells."""
+    """A figure less the baseline's, s, with its ``CONFIDENCE`` interval where one is known."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def is_none(self) -> bool:
@@ -62,13 +57,8 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        known = self.low is not None
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "no_difference": self.is_none if known else None,
-        }
+        none = None if self.low is None else self.is_none
+        return {"value": self.value, "low": self.low, "high": self.high, "no_difference": none}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +67,6 @@ class Compared:
 
     Attributes
     ----------
-    label : str
-        Of the replay.
     figures : mapping of float or None
         For each of ``CRITERIA``, s: of the one replay, or the mean over the repeats; None: no such job.
     differences : mapping of Difference or None
@@ -89,14 +77,6 @@ class Compared:
     figures: Mapping[str, float | None]
     differences: Mapping[str, Difference | None]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "label": self.label,
-            "figures": dict(self.figures),
-            "differences": {name: found.to_json() if found else None for name, found in self.differences.items()},
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
@@ -104,12 +84,12 @@ class Differences:
 
     Attributes
     ----------
-    over : Over, optional
-        What was drawn anew; None: the window is too short for anything.
+    over : ResampledUnit, optional
+        What was resampled; None: the window is too short for anything.
     blocks : int
         How many weeks or days there were to draw from; 0 with seeds.
     repeats : int
-        Replays of each plan; 0: the one replay, cut into blocks afterwards.
+        Replays of each scenario; 0: the one replay, cut into blocks afterwards.
     baseline : Compared
         What the others are compared with.
     others : tuple of Compared
@@ -130,8 +110,13 @@ class Differences:
         return next((one.figures for one in (self.baseline, *self.others) if one.label == label), {})
 
     @property
+    def shown(self) -> list[str]:
+        """The criteria of which any difference is known."""
+        return [name for name in CRITERIA if any(other.differences[name] for other in self.others)]
+
+    @property
     def told(self) -> str:
-        """Say how the intervals came about."""
+        """How the intervals came about."""
         if self.over is None:
             return f"Fewer than {FEWEST_DAYS} days were replayed: nothing tells how sure these differences are."
         if not self.repeats:
@@ -139,16 +124,14 @@ class Differences:
                 f"95 % intervals of the one replay: its {self.blocks} {self.over} drawn anew {RESAMPLES:,} times, "
                 "waits as they are."
             )
+        how = f"Means and 95 % intervals over {self.repeats} replays"
         if self.over is ResampledUnit.SEEDS:
-            return f"Means and 95 % intervals over {self.repeats} replays, arrivals drawn anew within their hour."
-        return (
-            f"Means and 95 % intervals over {self.repeats} replays of {self.blocks} {self.over} drawn anew from "
-            f"{self.blocks}."
-        )
+            return f"{how}, arrivals drawn anew within their hour."
+        return f"{how} of {self.blocks} {self.over} drawn anew from {self.blocks}."
 
     @property
     def not_covered(self) -> str:
-        """Say what the intervals leave out."""
+        """What the intervals leave out."""
         if self.over is None:
             return "--repeat 10 replays it with arrivals drawn anew."
         if not self.repeats:
@@ -167,12 +150,19 @@ class Differences:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {
-            "over": self.over.value if self.over else None,
+            "over": self.over,
             "blocks": self.blocks,
             "repeats": self.repeats,
             "confidence": CONFIDENCE,
             "baseline": {"label": self.baseline.label, "figures": dict(self.baseline.figures)},
-            "others": [other.to_json() for other in self.others],
+            "others": [
+                {
+                    "label": other.label,
+                    "figures": dict(other.figures),
+                    "differences": {name: found and found.to_json() for name, found in other.differences.items()},
+                }
+                for other in self.others
+            ],
             "how": self.told,
             "not_covered": self.not_covered,
         }
@@ -199,41 +189,56 @@ def over_repeats(
     blocks : int
         Weeks or days drawn from; with seeds it does not count.
     """
-    arrays = {label: {name: _array(figures, name) for name in CRITERIA} for label, figures in replays.items()}
     independent = None if over is ResampledUnit.SEEDS else blocks
-    base = arrays[baseline]
+    # None becomes NaN.
+    arrays = {
+        label: {name: np.array([figure[name] for figure in figures], dtype=np.float64) for name in CRITERIA}
+        for label, figures in replays.items()
+    }
 
     def compared(label: str) -> Compared:
+        mine, base = arrays[label], arrays[baseline]
         return Compared(
             label=label,
-            figures={name: _mean(values) for name, values in arrays[label].items()},
-            differences={name: _repeated(arrays[label][name] - base[name], independent) for name in CRITERIA},
+            figures={name: float(np.nanmean(of)) if not np.isnan(of).all() else None for name, of in mine.items()},
+            differences={name: _of_draws(mine[name] - base[name], independent) for name in CRITERIA},
         )
 
     return Differences(
         over=over,
-        blocks=0 if independent is None else blocks,
+        blocks=independent or 0,
         repeats=len(replays[baseline]),
-        baseline=Compared(label=baseline, figures=compared(baseline).figures, differences={}),
+        baseline=compared(baseline),
         others=tuple(compared(label) for label in replays if label != baseline),
     )
 
 
 def of_one_replay(result: WhatIf) -> Differences:
-    """Compare the replays of a what-if that was made once: what is drawn anew is stretches of its jobs' waits.
+    """Compare the replays of a what-if that was made once, by resampling stretches of its jobs' waits.
 
     Conditional on the replay, and on means only: see :attr:`Differences.not_covered`.
     """
     base = result.baseline
+    before = whatif_figures(base.summary)
     over, block = _blocks(base.submitted_s)
-    blocks = int(block.max(initial=-1)) + 1
-    counts = _draws(blocks) if over else None
+
+    def compared(run: Run) -> Compared:
+        figures = whatif_figures(run.summary)
+        found: dict[str, Difference | None] = {}
+        for name, new in figures.items():
+            old = before[name]
+            found[name] = None if new is None or old is None else Difference(value=new - old)
+        for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.gpus > 8)):
+            if over is not None and found[name] is not None:
+                found[name] = between(run, base, counted)
+        return Compared(label=run.label, figures=figures, differences=found)
+
     return Differences(
         over=over,
-        blocks=blocks if over else 0,
+        blocks=int(block.max(initial=-1)) + 1 if over else 0,
         repeats=0,
-        baseline=Compared(label=base.label, figures=whatif_figures(base.summary), differences={}),
-        others=tuple(_cut(run, base, block, counts) for run in result.runs if run is not base),
+        baseline=Compared(label=base.label, figures=before, differences={}),
+        others=tuple(compared(run) for run in result.runs if run is not base),
     )
 
 
@@ -245,77 +250,23 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     counted : array of shape (n_jobs,), optional
         Which jobs; None: all. Without any the answer is None.
     """
-    longer_s = (run.wait_s - base.wait_s).astype(np.float64)
-    kept = np.ones(len(longer_s), dtype=bool) if counted is None else counted
+    kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():
         return None
+    longer_s = (run.wait_s - base.wait_s).astype(np.float64)[kept]
     over, block = _blocks(base.submitted_s)
+    value = float(longer_s.mean())
     if over is None:
-        return Difference(value=float(longer_s[kept].mean()), low=None, high=None)
-    return _redrawn(longer_s[kept], block[kept], _draws(int(block.max()) + 1))
-
-
-def confidence_interval(
-    draws: NDArray[np.float64], *, value: float, independent: int | None
-) -> tuple[float | None, float | None]:
-    """Return the ``CONFIDENCE`` interval around ``value`` from its redrawn values.
-
-    Parameters
-    ----------
-    draws : array of shape (n_draws,)
-    independent : int, optional
-        Weeks or days drawn from, whose number bounds what draws can know; None: each draw is an observation.
-    """
-    n = len(draws)
-    if n < 2 or (independent is not None and independent < 2):
-        return None, None
-    # Both the draws and what they are drawn from are few: the doubts about the spread add up.
-    degrees = n - 1.0 if independent is None else 1 / (1 / (n - 1) + 1 / (independent - 1))
-    wider = 1.0 if independent is None else independent / (independent - 1)
-    half = student_quantile(degrees) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
-    return value - half, value + half
-
-
-def student_quantile(degrees: float) -> float:
-    """Return Student's t below which (1 + ``CONFIDENCE``) / 2 lies.
-
-    From 2 degrees of freedom on by the expansion in their inverse, to 1 % (from 4 on to .1 %; Abramowitz and Stegun,
-    26.7.5); below, that of one.
-    """
-    if degrees < 2:
-        return 12.7062
-    x, n = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), degrees
-    return (
-        x
-        + (x**3 + x) / (4 * n)
-        + (5 * x**5 + 16 * x**3 + 3 * x) / (96 * n**2)
-        + (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / (384 * n**3)
-        + (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / (92_160 * n**4)
-    )
-
-
-def differences_table(found: Differences) -> RenderableType:
-    """Show each replay's difference to the baseline with its interval below; readable at 80 columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("Difference", overflow="fold")
-    shown = [name for name in CRITERIA if any(other.differences[name] for other in found.others)]
-    for name in shown:
-        table.add_column(CRITERIA[name], justify="right", no_wrap=True)
-    table.add_row(
-        f"[dim]{escape(found.baseline.label)}[/]", *(duration(found.baseline.figures[name]) for name in shown)
-    )
-    for other in found.others:
-        table.add_row(escape(other.label), *(_cell(other.differences[name]) for name in shown))
-    return Group(f"{found.told} {found.not_covered}", "", table)
-
-
-def _cell(found: Difference | None) -> str:
-    if found is None:
-        return "-"
-    if found.low is None or found.high is None:
-        return signed(found.value)
-    interval = f"[dim]{signed(found.low)}..{signed(found.high)}[/]"
-    return f"no difference\n{interval}" if found.is_none else f"[bold]{signed(found.value)}[/]\n{interval}"
+        return Difference(value=value)
+    blocks = int(block.max()) + 1
+    # How often each block is drawn; always the same.
+    counts = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), size=RESAMPLES).astype(float)
+    jobs = np.bincount(block[kept], minlength=blocks).astype(np.float64)
+    sums = np.bincount(block[kept], weights=longer_s, minlength=blocks)
+    drawn_jobs = counts @ jobs
+    draws = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0]
+    low, high = confidence_interval(draws, value=value, independent=int(np.count_nonzero(jobs)))
+    return Difference(value=value, low=low, high=high)
 
 
 def signed(seconds: float) -> str:
@@ -324,16 +275,7 @@ def signed(seconds: float) -> str:
     return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"
 
 
-def _array(figures: Sequence[Mapping[str, float | None]], name: str) -> NDArray[np.float64]:
-    return np.array([figure[name] for figure in figures], dtype=np.float64)  # None becomes NaN
-
-
-def _mean(values: NDArray[np.float64]) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
-
-
-def _repeated(draws: NDArray[np.float64], independent: int | None) -> Difference | None:
+def _of_draws(draws: Floats, independent: int | None) -> Difference | None:
     known = draws[~np.isnan(draws)]
     if not len(known):
         return None
@@ -342,44 +284,10 @@ def _repeated(draws: NDArray[np.float64], independent: int | None) -> Difference
     return Difference(value=value, low=low, high=high)
 
 
-def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.int64]]:
+def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.intp]]:
     """Return what the jobs' time is cut into, and each job's week or day, counted from the first that has jobs."""
     since_s = submitted_s - submitted_s.min()
     if since_s.max() >= (FEWEST_WEEKS - 1) * WEEK_S + WEEK_S // 2:
-        return ResampledUnit.WEEKS, _numbered(since_s // WEEK_S)
-    days = _numbered(since_s // DAY_S)
+        return ResampledUnit.WEEKS, np.unique(since_s // WEEK_S, return_inverse=True)[1]
+    days = np.unique(since_s // DAY_S, return_inverse=True)[1]
     return (ResampledUnit.DAYS if days.max() + 1 >= FEWEST_DAYS else None), days
-
-
-def _numbered(of: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.unique(of, return_inverse=True)[1].astype(np.int64)
-
-
-def _draws(blocks: int) -> NDArray[np.float64]:
-    """Return how often each block is drawn, an array of shape (RESAMPLES, blocks); always the same."""
-    drawn = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), size=RESAMPLES)
-    return drawn.astype(np.float64)
-
-
-def _cut(run: Run, base: Run, block: NDArray[np.int64], counts: NDArray[np.float64] | None) -> Compared:
-    figures, before = whatif_figures(run.summary), whatif_figures(base.summary)
-    longer_s = (run.wait_s - base.wait_s).astype(np.float64)
-    differences: dict[str, Difference | None] = {}
-    for name in CRITERIA:
-        new, old = figures[name], before[name]
-        differences[name] = None if new is None or old is None else Difference(value=new - old, low=None, high=None)
-    for name, counted in (("mean_wait_s", np.ones(len(longer_s), dtype=bool)), ("mean_wait_large_s", run.gpus > 8)):
-        if counts is not None and differences[name] is not None:
-            differences[name] = _redrawn(longer_s[counted], block[counted], counts)
-    return Compared(label=run.label, figures=figures, differences=differences)
-
-
-def _redrawn(longer_s: NDArray[np.float64], block: NDArray[np.int64], counts: NDArray[np.float64]) -> Difference:
-    """Return the mean of ``longer_s`` and its interval, blocks drawn ``counts`` times."""
-    jobs = np.bincount(block, minlength=counts.shape[1]).astype(np.float64)
-    sums = np.bincount(block, weights=longer_s, minlength=counts.shape[1])
-    drawn_jobs = counts @ jobs
-    drawn = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0]
-    value = float(longer_s.mean())
-    low, high = confidence_interval(drawn, value=value, independent=int(np.count_nonzero(jobs)))
-    return Difference(value=value, low=low, high=high)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -13,9 +11,9 @@ import pandas as pd
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.markup import escape
-from rich.table import Table
 
 from helios.report.significance import CRITERIA, Differences, whatif_figures
+from helios.report.tables import plain_table
 from helios.units import change, duration
 
 MOST_GROUPS_SHOWN = 12
@@ -57,13 +55,7 @@ class SweepRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "label": self.label,
-            "is_today": self.is_today,
-            "is_oracle": self.is_oracle,
-            "figures": dict(self.figures),
-            "failed": list(self.failed),
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,53 +145,43 @@ class Sweep:
 
 def sweep_csv(found: Sweep) -> str:
     """Return one line for each cell: what it is, its figures, or why it failed."""
-    rows = [_flat(line) for line in found.lines]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return str(
+        pd.DataFrame([_flat(line) for line in found.lines], dtype=object).to_csv(index=False, lineterminator="\n")
+    )
 
 
 def sweep_tables(found: Sweep) -> RenderableType:
     """Show each group with its best figures bold, below them how the plans fare over all groups."""
-    parts: list[RenderableType] = [_head(found)]
+    known = f", {found.known_before:,} of them known before" if found.known_before else ""
+    head = (
+        f"{escape(found.cluster)}: {found.cells:,} replays{known}. Best of those that can be had: bold; "
+        "(today): what a Slurm site has; ns: no difference to it beyond chance."
+    )
+    parts: list[RenderableType] = [head]
     if len(found.groups) <= MOST_GROUPS_SHOWN:
         for group in found.groups:
             parts += ["", _group_table(group, found)]
     if len(found.groups) > 1:
         parts += ["", _summary(found)]
-    return Lines(*parts, *_failures(found))
-
-
-def _head(found: Sweep) -> str:
-    known = f", {found.known_before:,} of them known before" if found.known_before else ""
-    return (
-        f"{escape(found.cluster)}: {found.cells:,} replays{known}. Best of those that can be had: bold; "
-        "(today): what a Slurm site has; ns: no difference to it beyond chance."
-    )
+    if found.failed:
+        reasons = dict.fromkeys(reason for group in found.groups for row in group.rows for reason in row.failed)
+        parts += ["", f"{found.failed:,} replays failed, and are tried again the next time:"]
+        parts += [escape(f"  {reason}") for reason in reasons]
+    return Lines(*parts)
 
 
 def _group_table(group: Group, found: Sweep) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("Replayed", overflow="fold")
-    for name in ("Mean wait", "vs today", "p99", "Longest", "Mean, >8"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table("Replayed", "Mean wait", "vs today", "p99", "Longest", "Mean, >8")
     for row in sorted(group.rows, key=lambda row: (row.is_oracle, not row.figures)):
         label = escape(f"{row.label} (today)" if row.is_today else row.label)
         if not row.figures:
             table.add_row(label, "failed", "", "", "", "")
             continue
-        cells = {name: _marked(row, name, group) for name in CRITERIA}
-        mean, *rest = cells.values()
+        best = {name for name in CRITERIA if row in group.best(name)}
+        figures = {name: duration(row.figures[name]) for name in CRITERIA}
+        mean, *rest = (f"[bold green]{text}[/]" if name in best else text for name, text in figures.items())
         table.add_row(label, mean, _against(row, group), *rest, style="dim" if row.is_oracle else "")
     return Lines(f"[bold]{escape(_named(group, found))}[/]", table)
-
-
-def _marked(row: SweepRow, name: str, group: Group) -> str:
-    text = duration(row.figures[name])
-    return f"[bold green]{text}[/]" if row in group.best(name) else text
 
 
 def _against(row: SweepRow, group: Group) -> str:
@@ -207,12 +189,7 @@ def _against(row: SweepRow, group: Group) -> str:
     if base is None or row is base:
         return ""
     text = change(row.figures["mean_wait_s"], base.figures["mean_wait_s"])
-    told = (
-        next((other for other in group.differences.others if other.label == row.label), None)
-        if group.differences
-        else None
-    )
-    difference = told.differences["mean_wait_s"] if told else None
+    difference = group.differences.of(row.label, "mean_wait_s") if group.differences else None
     return f"{text} ns" if difference is not None and difference.is_none else text
 
 
@@ -247,10 +224,8 @@ def _written(name: str, value: Any) -> str:
 
 def _summary(found: Sweep) -> RenderableType:
     """Show for each plan its changes against the baseline over all groups, and how often it was the best."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column(f"Over all {len(found.groups)} windows and settings", overflow="fold")
-    for name in ("Mean wait", "vs today", "worst", "Longest, worst", "Best mean in"):
-        table.add_column(name, justify="right", no_wrap=True)
+    heads = ("Mean wait", "vs today", "worst", "Longest, worst", "Best mean in")
+    table = plain_table(f"Over all {len(found.groups)} windows and settings", *heads)
     labels = dict.fromkeys(row.label for group in found.groups for row in group.rows if row.figures)
     for label in labels:
         pairs = list(_pairs(label, found))
@@ -282,17 +257,6 @@ def _pairs(label: str, found: Sweep) -> Iterator[tuple[SweepRow, SweepRow]]:
 def _ratio(pair: tuple[SweepRow, SweepRow], name: str) -> float:
     new, old = (row.figures[name] or 0.0 for row in pair)
     return new / old if old else new
-
-
-def _failures(found: Sweep) -> list[RenderableType]:
-    if not found.failed:
-        return []
-    reasons = dict.fromkeys(reason for group in found.groups for row in group.rows for reason in row.failed)
-    return [
-        "",
-        f"{found.failed:,} replays failed, and are tried again the next time:",
-        *(escape(f"  {reason}") for reason in reasons),
-    ]
 
 
 def _flat(line: Mapping[str, Any]) -> dict[str, Any]:

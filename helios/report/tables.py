@@ -13,7 +13,7 @@ from rich.table import Table
 
 from helios.metrics.queue import SIZE_CLASSES
 from helios.report.history import Description
-from helios.report.significance import Differences
+from helios.report.significance import CRITERIA, Difference, Differences, signed
 from helios.report.whatif import Run, WhatIf
 from helios.report.whatif_text import verdict
 from helios.units import bar, change, duration, percent, sparkline
@@ -35,6 +35,15 @@ GROUP_NAMES = {
 }
 
 
+def plain_table(*names: str, right_from: int = 1) -> Table:
+    """Return an empty table whose columns from ``right_from`` on hold numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for place, name in enumerate(names):
+        right = place >= right_from
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
 def whatif_table(result: WhatIf, *, width: int, differences: Differences | None = None) -> RenderableType:
     """Compare the replays: what a site has today, what it could have, the oracles; below them the verdict.
 
@@ -47,10 +56,11 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     """
     baseline, feasible, oracles = result.baseline, result.feasible, result.oracles
     against = "vs today" if baseline.is_today else "vs 1st"
-    table = _table("Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1)
-    if width >= WIDE:
-        for name in ("Median", "JCT", "Slowdown", "Used", "Queued"):
-            table.add_column(name, justify="right")
+    table = plain_table(
+        "Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1
+    )
+    for name in ("Median", "JCT", "Slowdown", "Used", "Queued") if width >= WIDE else ():
+        table.add_column(name, justify="right")
     best = best_figures([baseline, *feasible])
     for run in (baseline, *feasible):
         table.add_row(*_cells(run, baseline, best, width))
@@ -66,6 +76,25 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         "Wait by size: mean. Best of those that can be had: bold."
     )
     return Group(caption, "", table, "", *(escape(sentence) for sentence in verdict(result, differences)))
+
+
+def differences_table(found: Differences) -> RenderableType:
+    """Show each replay's difference to the baseline with its interval below; readable at 80 columns."""
+    table = plain_table("Difference", *(CRITERIA[name] for name in found.shown))
+    base = found.baseline
+    table.add_row(f"[dim]{escape(base.label)}[/]", *(duration(base.figures[name]) for name in found.shown))
+    for other in found.others:
+        table.add_row(escape(other.label), *(_difference_cell(other.differences[name]) for name in found.shown))
+    return Group(f"{found.told} {found.not_covered}", "", table)
+
+
+def _difference_cell(found: Difference | None) -> str:
+    if found is None:
+        return "-"
+    if found.low is None or found.high is None:
+        return signed(found.value)
+    interval = f"[dim]{signed(found.low)}..{signed(found.high)}[/]"
+    return f"no difference\n{interval}" if found.is_none else f"[bold]{signed(found.value)}[/]\n{interval}"
 
 
 def best_figures(runs: Sequence[Run]) -> dict[str, float]:
@@ -115,12 +144,14 @@ _LEGEND = (
 
 
 def _order_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table("Predictor", "Rank corr.", "90 % range", "By burst", "Log error", "p10-p90", "MAE", right_from=1)
+    table = plain_table(
+        "Predictor", "Rank corr.", "90 % range", "By burst", "Log error", "p10-p90", "MAE", right_from=1
+    )
     for place, (name, figures) in enumerate(rows.items()):
         cells = (
-            _correlation(figures["spearman"]),
+            figure(figures["spearman"], 3),
             "-" if not figures.get("spearman_90") else "{:.2f}..{:.2f}".format(*figures["spearman_90"]),
-            _correlation(figures.get("spearman_by_burst")),
+            figure(figures.get("spearman_by_burst"), 3),
             f"{figures['median_abs_log_error']:.2f}",
             percent(figures["coverage_p10_p90"]),
             duration(figures["mae_s"]),
@@ -130,7 +161,7 @@ def _order_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = _table("Errors", "<=10 %", "<=50 %", "<=100 %", "Bias", "Width", right_from=1)
+    table = plain_table("Errors", "<=10 %", "<=50 %", "<=100 %", "Bias", "Width")
     for place, (name, figures) in enumerate(rows.items()):
         bias, width = figures.get("bias_log"), figures.get("log_width")
         cells = (
@@ -145,7 +176,7 @@ def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 def _bound_table(answer: Mapping[str, Any]) -> Table:
     """Show the share of jobs at or below p90: calibrated, as it was learned, and by shrinkage."""
     sources = (answer, answer.get("uncalibrated") or {}, answer["controls"].get("shrinkage") or {})
-    table = _table("At or below p90 (90 % is right)", "Jobs", "Helios", "uncalibrated", "shrinkage", right_from=1)
+    table = plain_table("At or below p90 (90 % is right)", "Jobs", "Helios", "uncalibrated", "shrinkage")
     table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(of.get("coverage_p90")) for of in sources))
     for group, found in answer["coverage_p90_by_group"].items():
         shares = [(of.get("coverage_p90_by_group") or {}).get(group, {}).get("share") for of in sources]
@@ -153,17 +184,16 @@ def _bound_table(answer: Mapping[str, Any]) -> Table:
     return table
 
 
-def _correlation(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def figure(value: float | None, digits: int = 2) -> str:
+    """Write a number with so many digits; None is a dash."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def description_tables(description: Description) -> list[RenderableType]:
     """Show what a history holds: figures, sizes with states and mean waits, busiest users, day and week."""
     unit = description.unit
-    parts: list[RenderableType] = [_overview(description, unit), "", _sizes(description, unit)]
-    if description.busiest_users:
-        parts += ["", _busiest(description, unit)]
-    return [*parts, "", _shapes(description)]
+    busiest = ["", _busiest(description, unit)] if description.busiest_users else []
+    return [_overview(description, unit), "", _sizes(description, unit), *busiest, "", _shapes(description)]
 
 
 def load_table(answer: Mapping[str, Any]) -> RenderableType:
@@ -177,7 +207,7 @@ def load_table(answer: Mapping[str, Any]) -> RenderableType:
     )
     if not answer["rejects"]:
         return Group(head, "Every row could be read.")
-    table = _table("Rows that make no sense", "Rows", right_from=1)
+    table = plain_table("Rows that make no sense", "Rows")
     for reason, rows in sorted(answer["rejects"].items(), key=lambda item: -item[1]):
         table.add_row(escape(reason), f"{rows:,}")
     return Group(head, "", table, "They are kept with their line and text: helios trace rejects")
@@ -187,21 +217,13 @@ def rejects_table(rows: pd.DataFrame, counts: pd.DataFrame) -> RenderableType:
     """Show refused rows with file, line and reason, below their counts."""
     if rows.empty:
         return "No row was refused."
-    summary = _table("Reason", "Rows", right_from=1)
+    summary = plain_table("Reason", "Rows")
     for reason, number in zip(counts["reason"], counts["rows"], strict=True):
         summary.add_row(escape(str(reason)), f"{number:,}")
-    table = _table("Line", "Reason", "Text", "File")
+    table = plain_table("Line", "Reason", "Text", "File", right_from=4)
     for row in rows.itertuples(index=False):
         table.add_row(str(row.line), escape(str(row.reason)), escape(str(row.text)[:200]), escape(str(row.path)))
     return Group(summary, "", table)
-
-
-def _table(*names: str, right_from: int | None = None) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    for place, name in enumerate(names):
-        right = right_from is not None and place >= right_from
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return table
 
 
 def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> list[str]:
@@ -233,26 +255,26 @@ def _marked(name: str, value: float | None, best: Mapping[str, float]) -> str:
 
 
 def _overview(description: Description, unit: str) -> RenderableType:
+    first, last = (at[:16].replace("T", " ") for at in (description.first_submitted_at, description.last_submitted_at))
+    run_time_s, wait_s = description.run_time_s, description.wait_s
+    rows = {
+        "Cluster": escape(description.cluster),
+        "Jobs": f"{description.jobs:,} ({description.gpu_jobs:,} with GPUs)",
+        "Submitted": f"{first} to {last} UTC, {description.days:.1f} days",
+        "Users": f"{description.users:,}" if description.users else "unknown",
+        "Partitions": f"{description.partitions:,}" if description.partitions else "unknown",
+        f"{unit} hours": f"{description.resource_hours:,.0f}",
+        "Run time": _spread(run_time_s) if run_time_s else "unknown",
+        "Wait": _spread(wait_s) if wait_s else "unknown (no start is recorded)",
+        "Unknown": named_missing(description),
+        "Resource": "CPUs: no job asks for a GPU" if description.resource == "cpus" else "",
+    }
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    known = description.run_time_s
-    table.add_row("Cluster", escape(description.cluster))
-    table.add_row("Jobs", f"{description.jobs:,} ({description.gpu_jobs:,} with GPUs)")
-    table.add_row(
-        "Submitted",
-        f"{description.first_submitted_at[:16].replace('T', ' ')} to "
-        f"{description.last_submitted_at[:16].replace('T', ' ')} UTC, {description.days:.1f} days",
-    )
-    table.add_row("Users", f"{description.users:,}" if description.users else "unknown")
-    table.add_row("Partitions", f"{description.partitions:,}" if description.partitions else "unknown")
-    table.add_row(f"{unit} hours", f"{description.resource_hours:,.0f}")
-    table.add_row("Run time", _spread(known) if known else "unknown")
-    table.add_row("Wait", _spread(description.wait_s) if description.wait_s else "unknown (no start is recorded)")
-    if missing := named_missing(description):
-        table.add_row("Unknown", missing)
-    if description.resource == "cpus":
-        table.add_row("Resource", "CPUs: no job asks for a GPU")
+    for name, text in rows.items():
+        if text:
+            table.add_row(name, text)
     return table
 
 
@@ -263,7 +285,7 @@ def _spread(quantiles: Mapping[str, float]) -> str:
 
 def _sizes(description: Description, unit: str) -> RenderableType:
     names = ("Done", "Cancelled", "Failed", "Timeout", "Other")
-    table = _table(f"{unit}s", "Jobs", "", f"{unit} hours", *names, "Wait", right_from=1)
+    table = plain_table(f"{unit}s", "Jobs", "", f"{unit} hours", *names, "Wait")
     table.columns[2].justify = "left"
     for row in description.sizes:
         states = row["states"]
@@ -290,7 +312,7 @@ def _shapes(description: Description) -> RenderableType:
 
 
 def _busiest(description: Description, unit: str) -> RenderableType:
-    table = _table("Busiest users", "Jobs", f"{unit} hours", "Share", right_from=1)
+    table = plain_table("Busiest users", "Jobs", f"{unit} hours", "Share")
     for row in description.busiest_users:
         table.add_row(escape(row["user"]), f"{row['jobs']:,}", f"{row['hours']:,.0f}", percent(row["share_of_hours"]))
     return table

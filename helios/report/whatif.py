@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.queue import QueueSummary
-from helios.units import best_unit, duration_in_words
+from helios.units import best_unit, count_in_words, duration_in_words
 
 POLICY_NAMES = {
     "fifo": "FIFO",
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Say in a few words what was replayed: ``QSSF predicted + EASY (limit)``."""
+        """A few words for what was replayed, as ``QSSF predicted + EASY (limit)``."""
         return scenario_label(
             policy=self.policy,
             run_times=self.run_times,
@@ -86,10 +86,7 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
         return {
-            "policy": self.policy,
-            "run_times": self.run_times,
-            "estimates": self.estimates,
-            "backfill": self.backfill,
+            **{name: getattr(self, name) for name in ("policy", "run_times", "estimates", "backfill")},
             **({"options": dict(self.options)} if self.options else {}),
             **({} if self.bound_s is None else {"bound_s": self.bound_s}),
             **self.summary.to_json(),
@@ -106,15 +103,11 @@ def scenario_label(
 ) -> str:
     """Name a replay in a few words; the parts are those of a :class:`Run`."""
     believed = f" {run_times}" if run_times else ""
-    told = "".join(f", {_told(name, value)}" for name, value in (options or {}).items())
+    told = ""
+    for name, value in (options or {}).items():
+        written = "never" if value is None else duration_in_words(value) if name.endswith("_s") else f"{value:g}"
+        told += f", {name.removesuffix('_s')} {written}"
     return f"{POLICY_NAMES.get(policy, policy)}{believed}{BACKFILL_NAMES[backfill].format(estimates)}{told}"
-
-
-def _told(name: str, value: float | None) -> str:
-    """Write an option as ``share 0.9`` or ``least 3 h``."""
-    if value is None:
-        return f"{name.removesuffix('_s')} never"
-    return f"{name.removesuffix('_s')} {duration_in_words(value)}" if name.endswith("_s") else f"{name} {value:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,8 +184,8 @@ class WhatIf:
     @property
     def size(self) -> str:
         """Say how large the cluster is: ``133 nodes of 8 GPUs``."""
-        nodes, of = sum(self.partitions.values()), self.gpus_per_node
-        return f"{nodes:,} node{'' if nodes == 1 else 's'} of {of:,} {self.unit}{'' if of == 1 else 's'}"
+        nodes, gpus = sum(self.partitions.values()), self.gpus_per_node
+        return f"{nodes:,} node{'' if nodes == 1 else 's'} of {count_in_words(gpus, self.unit)}"
 
     @property
     def total_gpus(self) -> int:
@@ -301,7 +294,12 @@ class Loser:
 def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
     """Compare the waits of each size of job, smallest first; sizes are doubled from class to class."""
     top = np.ceil(np.log2(run.gpus)).astype(np.int64)
-    return [_gain(_class_name(int(size)), top == size, run, result.baseline) for size in np.unique(top)]
+    gains = []
+    for size in np.unique(top).tolist():
+        low, high = (2 ** (size - 1) + 1 if size else 1), 2**size
+        name = str(high) if low >= high else f"{low:,}-{high:,}"
+        gains.append(_gain(name, top == size, run, result.baseline))
+    return gains
 
 
 def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
@@ -309,12 +307,8 @@ def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
     names = result.named.users if result.named is not None else ()
     order = np.argsort(run.users, kind="stable")
     codes, first = np.unique(run.users[order], return_index=True)
-    groups = np.split(order, first[1:])
-    gains = [
-        _gain(names[code], rows, run, result.baseline)
-        for code, rows in zip(codes.tolist(), groups, strict=True)
-        if 0 <= code < len(names)
-    ]
+    groups = zip(codes.tolist(), np.split(order, first[1:]), strict=True)
+    gains = [_gain(names[code], rows, run, result.baseline) for code, rows in groups if 0 <= code < len(names)]
     return sorted(gains, key=lambda gain: (-gain.change_s, gain.name))
 
 
@@ -325,7 +319,24 @@ def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[Gro
 
 def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[Loser]:
     """Return the jobs that wait longer most, the worst first; none: no names, or nobody does."""
-    return [] if result.named is None else list(_losers(run, result, most))
+    named, baseline = result.named, result.baseline
+    if named is None:
+        return []
+    longer_s, partitions = run.wait_s - baseline.wait_s, list(result.partitions)
+    worst = [job for job in np.argsort(-longer_s, kind="stable")[:most].tolist() if longer_s[job] > SAME_S]
+    return [
+        Loser(
+            job_id=str(named.job_ids[job]),
+            user=named.users[run.users[job]] if 0 <= run.users[job] < len(named.users) else "",
+            partition=partitions[named.partition[job]],
+            gpus=int(run.gpus[job]),
+            run_time_s=int(run.ended_s[job] - run.submitted_s[job] - run.wait_s[job]),
+            submitted_s=int(run.submitted_s[job]),
+            before_s=int(baseline.wait_s[job]),
+            after_s=int(run.wait_s[job]),
+        )
+        for job in worst
+    ]
 
 
 def saved_gpu_hours(run: Run, baseline: Run) -> NDArray[np.float64]:
@@ -335,25 +346,6 @@ def saved_gpu_hours(run: Run, baseline: Run) -> NDArray[np.float64]:
     """
     saved = (baseline.wait_s - run.wait_s) * run.gpus.astype(np.int64)
     return np.cumsum(saved) / HOUR_S
-
-
-def _losers(run: Run, result: WhatIf, most: int) -> Iterator[Loser]:
-    longer_s, named = run.wait_s - result.baseline.wait_s, result.named
-    partitions = list(result.partitions)
-    for job in np.argsort(-longer_s, kind="stable")[:most].tolist():
-        if named is None or longer_s[job] <= SAME_S:
-            return
-        code, place = int(run.users[job]), int(named.partition[job])
-        yield Loser(
-            job_id=str(named.job_ids[job]),
-            user=named.users[code] if 0 <= code < len(named.users) else "",
-            partition=partitions[place] if place < len(partitions) else "",
-            gpus=int(run.gpus[job]),
-            run_time_s=int(run.ended_s[job] - run.submitted_s[job] - run.wait_s[job]),
-            submitted_s=int(run.submitted_s[job]),
-            before_s=int(result.baseline.wait_s[job]),
-            after_s=int(run.wait_s[job]),
-        )
 
 
 def _gain(name: str, rows: NDArray[np.int64] | NDArray[np.bool_], run: Run, baseline: Run) -> GroupGain:
@@ -367,12 +359,6 @@ def _gain(name: str, rows: NDArray[np.int64] | NDArray[np.bool_], run: Run, base
         after=Waits.of(after_s),
         longer=float((after_s - before_s > SAME_S).mean()),
     )
-
-
-def _class_name(top: int) -> str:
-    """Name the sizes above 2 ** (top - 1) and up to 2 ** top."""
-    low, high = (2 ** (top - 1) + 1 if top else 1), 2**top
-    return str(high) if low >= high else f"{low:,}-{high:,}"
 
 
 def noticed_s(before_s: float) -> float:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from helios.metrics.queue import mean_level_over_time
 from helios.report.charts import (
     BLUE,
     INK,
@@ -19,12 +17,13 @@ from helios.report.charts import (
     canvas,
     date_axis,
     percent_axis,
+    queue_and_use,
     shortened,
     shown,
     time_axis,
     time_steps,
 )
-from helios.report.whatif import GroupGain, Run, WhatIf, saved_gpu_hours
+from helios.report.whatif import GroupGain, WhatIf, saved_gpu_hours
 from helios.report.whatif_text import propose_scenario
 
 PANELS = 6
@@ -40,26 +39,29 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
     if chosen is None or named is None or len(result.partitions) < 2:
         return None
     pair = (result.baseline, chosen)
-    drawn = _busiest(result, chosen)
+    # Those in which most is waited for, in the order of the cluster.
+    waited = (pair[0].wait_s + pair[1].wait_s) * chosen.gpus.astype(np.float64)
+    total = np.bincount(named.partition, weights=waited, minlength=len(result.partitions))
+    drawn = sorted(np.argsort(-total, kind="stable")[:PANELS].tolist())
     edges_s = time_steps(pair)
     moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     names = list(result.partitions)
-    with canvas(
-        "Queue length and utilisation of each partition over time",
-        height=0.8 + (1.15 if narrow else 0.95) * len(drawn),
-        narrow=narrow,
-        rows=len(drawn),
-        columns=2,
-    ) as drawing:
+    what = "Queue length and utilisation of each partition over time"
+    height = 0.8 + (1.15 if narrow else 0.95) * len(drawn)
+    with canvas(what, height=height, narrow=narrow, rows=len(drawn), columns=2) as drawing:
         for place, partition in enumerate(drawn):
             rows = named.partition == partition
             gpus = result.gpus_per_node * result.partitions[names[partition]]
             queue, used = drawing.panels[2 * place : 2 * place + 2]
             for run, colour in zip(pair, LINES, strict=False):
-                queued, busy = _levels(run, rows, edges_s)
+                queued, busy = queue_and_use(run, rows, edges_s)
                 queue.plot(moments, queued, color=colour, lw=1.3, label=run.label)
                 used.plot(moments, busy / gpus, color=colour, lw=1.1)
-            _scale(queue, used)
+            queue.set_ylim(bottom=0)
+            queue.yaxis.set_major_locator(MaxNLocator(3))
+            percent_axis(used)
+            used.set_ylim(0, 1.05)
+            used.set_yticks([0, 0.5, 1])
             title = f"{shortened(names[partition])}, {gpus:,} {result.unit}{'' if gpus == 1 else 's'}"
             queue.set_title(f"{title}: jobs waiting")
             used.set_title(f"{result.unit}s in use")
@@ -131,35 +133,6 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
         axes.set_ylabel("mean wait then")
         drawing.figure.legend(loc="outside upper left", ncols=1 if narrow else 3)
     return drawing.svg
-
-
-def _busiest(result: WhatIf, run: Run) -> list[int]:
-    """Return the partitions in which most is waited for, in the order of the cluster."""
-    if result.named is None:
-        return []
-    waited = (result.baseline.wait_s + run.wait_s) * run.gpus.astype(np.float64)
-    total = np.bincount(result.named.partition, weights=waited, minlength=len(result.partitions))
-    return sorted(np.argsort(-total, kind="stable")[:PANELS].tolist())
-
-
-def _levels(
-    run: Run, rows: NDArray[np.bool_], edges_s: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how many of these jobs waited, and how many GPUs they held, on average in each step."""
-    submitted_s, started_s, ended_s = run.submitted_s[rows], run.started_s[rows], run.ended_s[rows]
-    gpus = run.gpus[rows].astype(np.int64)
-    return (
-        mean_level_over_time(begins_s=submitted_s, ends_s=started_s, edges_s=edges_s),
-        mean_level_over_time(begins_s=started_s, ends_s=ended_s, weight=gpus, edges_s=edges_s),
-    )
-
-
-def _scale(queue: Axes, used: Axes) -> None:
-    queue.set_ylim(bottom=0)
-    queue.yaxis.set_major_locator(MaxNLocator(3))
-    percent_axis(used)
-    used.set_ylim(0, 1.05)
-    used.set_yticks([0, 0.5, 1])
 
 
 def _spread(length: int, most: int = 600) -> NDArray[np.int64]:

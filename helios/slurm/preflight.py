@@ -254,7 +254,7 @@ def _privileges(ground: PreflightContext) -> Iterator[Finding]:
             check="privileges",
             verdict=FindingLevel.WARN,
             message=f"Helios runs as {ground.user}, who may do anything to this cluster",
-            hint="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/operate.md",
+            hint="Fit for a trial. For more, give it a user of its own that is a Slurm Operator: docs/install.md",
         )
         return
     asked = ("--noheader", "--parsable2", "show", "user", f"name={ground.user}", "format=AdminLevel")

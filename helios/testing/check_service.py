@@ -124,7 +124,7 @@ def _of_the_sleeps(sleeps: list[PowerDown], snapshot: Snapshot) -> Iterator[str]
             continue
         node = nodes.loc[sleep.node]
         if isinstance(node["excluded_reason"], str):
-            yield f"it puts node {sleep.node} to sleep, which must be left alone ({node['hands_off']}): see hands_off"
+            yield f"it puts node {sleep.node} to sleep, which must be left alone: {node['excluded_reason']}"
         elif node["state"] != "IDLE" or node["power"] != NodePower.AWAKE:
             yield f"it puts node {sleep.node} to sleep, which is not idle and awake: see state and power"
 

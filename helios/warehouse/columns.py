@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pandas.api.types import pandas_dtype
 
 from helios.errors import FrameInvalid, UsageError
-from helios.model import JOBS, TIME, in_submission_order
+from helios.model import JOBS, TIME, FrameKind, in_submission_order
 from helios.warehouse.keys import StringTable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,6 +47,24 @@ def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa
             raise FrameInvalid(f"{int(jobs[name].isna().sum()):,} jobs have no {name}, by which they are told apart")
     columns = {column.name: stored_column(jobs[column.name], column.dtype, book) for column in JOBS.columns}
     return pa.table({"cluster_id": pa.array(np.full(len(jobs), cluster_id))} | columns)
+
+
+def column_types(kind: FrameKind) -> dict[str, str]:
+    """Return the declared type of each column of a kind of frame."""
+    return {column.name: column.dtype for column in kind.columns}
+
+
+def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Table:
+    """Return a frame of a cluster as stored columns, categories as text.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is missing or of another type.
+    """
+    kind.check(frame)
+    columns = {column.name: stored_column(frame[column.name], column.dtype) for column in kind.columns}
+    return pa.table({"cluster_id": pa.array([cluster_id] * len(frame), pa.int64())} | columns)
 
 
 def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None) -> Any:

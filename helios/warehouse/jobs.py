@@ -1,4 +1,4 @@
-"""One trace file into the warehouse, all of it or nothing."""
+"""Rows of history, predictions and decisions, and the load of a trace."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 from pandas.api.types import pandas_dtype
-from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, update
 
 from helios.errors import FrameInvalid
 from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJECTS, TIME, Batch, FrameKind
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk, arrow_schema
-from helios.warehouse.columns import stored_column, stored_jobs, stored_time
+from helios.warehouse.columns import column_types, stored_column, stored_jobs, stored_time
 from helios.warehouse.keys import StringTable, cluster_id_for_loading
-from helios.warehouse.models import incumbent_id
 from helios.warehouse.revising import Revisions, revise
 
 
@@ -147,14 +146,11 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Lo
     return _report(connection, after, cluster=trace.cluster, already_loaded=False)
 
 
-def reject_counts(connection: Connection, *, load_id: int) -> dict[str, int]:
-    """Return the rejects of a load counted by reason, most frequent first."""
-    rows = func.count().label("rows")
-    reason = schema.rejects.c.reason
-    query = (
-        select(reason, rows).where(schema.rejects.c.load_id == load_id).group_by(reason).order_by(rows.desc(), reason)
-    )
-    return {str(found): int(number) for found, number in connection.execute(query)}
+def reject_counts(of: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the rejects of some loads counted by reason, most frequent first."""
+    reason, rows = schema.rejects.c.reason, func.count().label("rows")
+    counts = select(reason, rows).join_from(schema.rejects, schema.loads).where(of)
+    return counts.group_by(reason).order_by(rows.desc(), reason)
 
 
 def _begin(connection: Connection, cluster_id: int, trace: LoadedFile) -> int:
@@ -194,7 +190,7 @@ def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
 
 
 def _keep_rejects(connection: Connection, bulk: Bulk, load_id: int, rejects: pd.DataFrame) -> None:
-    columns = {column.name: stored_column(rejects[column.name], column.dtype) for column in REJECTS.columns}
+    columns = {name: stored_column(rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
     bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(rejects)} | columns))
 
 
@@ -211,7 +207,10 @@ def _report(connection: Connection, row: Row[tuple[object, ...]], *, cluster: st
         jobs_new=row.jobs_new,
         jobs_updated=row.jobs_updated,
         jobs_unchanged=row.jobs_unchanged,
-        rejects=reject_counts(connection, load_id=row.load_id),
+        rejects={
+            str(reason): int(rows)
+            for reason, rows in connection.execute(reject_counts(schema.loads.c.load_id == row.load_id))
+        },
         already_loaded=already_loaded,
         notes=tuple(json.loads(row.notes)),
     )
@@ -219,8 +218,6 @@ def _report(connection: Connection, row: Row[tuple[object, ...]], *, cluster: st
 
 # What else is remembered of a cluster: loads, rejects, nodes, predictions, decisions.
 
-NODE_TYPES = {column.name: column.dtype for column in NODES.columns}
-NODE_EVENT_TYPES = {column.name: column.dtype for column in NODE_EVENTS.columns}
 LOADS = {
     "load_id": "int64",
     "path": "str",
@@ -236,51 +233,14 @@ LOADS = {
     "watermark": TIME,
 }
 REJECTS_OF_A_CLUSTER = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
-REJECT_COUNTS = {"reason": "str", "rows": "int64"}
 JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
-PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | {c.name: c.dtype for c in PREDICTIONS.columns}
-DECISION_TYPES = {column.name: column.dtype for column in DECISIONS.columns}
+PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | column_types(PREDICTIONS)
 _NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
 
 
-def jobs_in_cluster(table: Table, cluster_id: int, names: Sequence[str]) -> Select[Any]:
+def select_columns(table: Table, cluster_id: int, names: Iterable[str]) -> Select[Any]:
     """Return the query of some columns of all rows of a cluster."""
     return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
-
-
-def last_jobs(query: Select[Any], cluster_id: int, number: int) -> Select[Any]:
-    """Narrow a query of jobs to the ``number`` submitted last, and those submitted together with their first."""
-    submitted_at = schema.jobs.c.submitted_at
-    of_cluster_ = select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
-    first = of_cluster_.order_by(submitted_at.desc()).offset(max(number - 1, 0)).limit(1).scalar_subquery()
-    return query.where(submitted_at >= func.coalesce(first, 0))
-
-
-def edition(connection: Connection, cluster_id: int) -> tuple[int, str]:
-    """Return the number of a cluster's last load (0: none) and the id of the model in charge (empty: none)."""
-    loads = schema.loads
-    load = connection.execute(select(func.max(loads.c.load_id)).where(loads.c.cluster_id == cluster_id)).scalar()
-    return int(load or 0), incumbent_id(connection, cluster_id)
-
-
-def read_rejects(cluster_id: int, *, limit: int | None) -> Select[Any]:
-    """Return the query of a cluster's rejects: loads in their order, lines in theirs."""
-    rejects, loads = schema.rejects, schema.loads
-    return (
-        select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path)
-        .join_from(rejects, loads, rejects.c.load_id == loads.c.load_id)
-        .where(loads.c.cluster_id == cluster_id)
-        .order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id)
-        .limit(limit)
-    )
-
-
-def read_reject_counts(cluster_id: int) -> Select[Any]:
-    """Return the query of a cluster's rejects counted by reason over all loads, most frequent first."""
-    rejects, rows = schema.rejects, func.count().label("rows")
-    loads = select(schema.loads.c.load_id).where(schema.loads.c.cluster_id == cluster_id)
-    chosen = select(rejects.c.reason, rows).where(rejects.c.load_id.in_(loads))
-    return chosen.group_by(rejects.c.reason).order_by(rows.desc(), rejects.c.reason)
 
 
 def add_nodes(connection: Connection, cluster_id: int, nodes: pd.DataFrame) -> None:
@@ -299,10 +259,10 @@ def add_predictions(
     connection: Connection, bulk: Bulk, cluster_id: int, frame: pd.DataFrame, *, made_at: datetime
 ) -> int:
     """Store predictions; one for the same job and ``made_at`` stays as it is. Return how many were new."""
-    for name, dtype in (JOB_OF_A_PREDICTION | {c.name: c.dtype for c in PREDICTIONS.columns}).items():
+    declared = {name: dtype for name, dtype in PREDICTION_TYPES.items() if name != "made_at"}
+    for name, dtype in declared.items():
         if name not in frame:
             raise FrameInvalid(f"a predictions frame lacks its column {name!r}, of type {dtype}")
-    declared = {name: dtype for name, dtype in PREDICTION_TYPES.items() if name != "made_at"}
     columns = {name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype) for name, dtype in declared.items()}
     same = {"cluster_id": [cluster_id] * len(frame), "made_at": [stored_time(made_at)] * len(frame)}
     return bulk.insert(connection, schema.predictions, pa.table(same | columns))
@@ -316,10 +276,11 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
     FrameInvalid
         A column is not declared in ``DECISIONS``, or lacks values that are never missing.
     """
-    if unknown := sorted(set(decisions.columns) - set(DECISION_TYPES)):
+    types = column_types(DECISIONS)
+    if unknown := sorted(set(decisions.columns) - set(types)):
         raise FrameInvalid(f"a decisions frame has no column {', '.join(unknown)}")
     _refuse_missing("decisions", decisions, _NEVER_MISSING_IN_DECISIONS)
-    rows = _rows(decisions, {name: dtype for name, dtype in DECISION_TYPES.items() if name in decisions})
+    rows = _rows(decisions, {name: dtype for name, dtype in types.items() if name in decisions})
     if rows:
         connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
 
@@ -327,17 +288,14 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
 def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
     """Return the decisions about one job or node, oldest first: columns of ``DECISIONS`` as they are stored."""
     query = decision_columns(cluster_id, target, since=since)
-    rows = connection.execute(query).all()
-    columns = zip(*rows, strict=True) if rows else [()] * len(DECISION_TYPES)
-    types = arrow_schema(query).types
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    return pa.table(arrays, names=list(DECISION_TYPES))
+    rows = [dict(row._mapping) for row in connection.execute(query)]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(query))
 
 
 def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
     """Return the query of the decisions about one job or node."""
     table = schema.decisions
-    query = jobs_in_cluster(table, cluster_id, list(DECISION_TYPES)).where(table.c.target == target)
+    query = select_columns(table, cluster_id, DECISIONS.names).where(table.c.target == target)
     if since is not None:
         query = query.where(table.c.decided_at >= stored_time(since))
     return query.order_by(table.c.decided_at, table.c.decision_id)
@@ -345,7 +303,7 @@ def decision_columns(cluster_id: int, target: str, *, since: datetime | None) ->
 
 def _stored(kind: FrameKind, frame: pd.DataFrame, *, never_missing: Sequence[str]) -> list[dict[str, Any]]:
     _refuse_missing(kind.name, kind.check(frame), never_missing)
-    return _rows(frame, {column.name: column.dtype for column in kind.columns})
+    return _rows(frame, column_types(kind))
 
 
 def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
@@ -355,11 +313,9 @@ def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> Non
 
 
 def _rows(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> list[dict[str, Any]]:
-    columns = {
-        name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype).to_pylist()
-        for name, dtype in dtypes.items()
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    columns = {name: stored_column(frame[name].astype(pandas_dtype(dtype)), dtype) for name, dtype in dtypes.items()}
+    rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
+    return rows
 
 
 def _replace(

@@ -1,11 +1,11 @@
-"""The models of a cluster, and who put which of them in charge: what the warehouse remembers of them."""
+"""The models of a cluster, and who put which of them in charge."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from sqlalchemy import Connection, Engine, Row, Select, delete, insert, select
@@ -14,7 +14,7 @@ from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import frame_of, stored_time
+from helios.warehouse.columns import column_types, frame_of, stored_time
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
@@ -26,7 +26,7 @@ MODELS = {
     "scores": "object",
     "manifest": "object",
 }
-PROMOTION_TYPES = {column.name: column.dtype for column in PROMOTIONS.columns}
+T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -41,9 +41,20 @@ class ModelStore:
 
     def add_model(self, record: ModelRecord) -> None:
         """Store a trained model under its cluster; one of the same id is replaced. It is not promoted by that."""
+        row = {
+            "model_id": record.model_id,
+            "trained_at": stored_time(record.trained_at),
+            "trained_until": stored_time(record.trained_until),
+            "jobs": record.jobs,
+            "features": json.dumps(record.features),
+            "scores": json.dumps(record.scores),
+            "manifest": json.dumps(record.manifest),
+            "artifact": record.artifact,
+        }
         with writing(self._engine) as connection:
             cluster_id = cluster_id_for_loading(connection, name=record.cluster, timezone=None)
-            _add(connection, cluster_id, record)
+            connection.execute(delete(schema.models).filter_by(cluster_id=cluster_id, model_id=record.model_id))
+            connection.execute(insert(schema.models).values(cluster_id=cluster_id, **row))
 
     def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
         """Return a cluster's model of that id; None means the one in charge.
@@ -74,7 +85,7 @@ class ModelStore:
             query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             promoted, _ = _promoted(connection, cluster_id)
-        texts: dict[str, Any] = {name: [_mapping(text) for text in found[name]] for name in ("scores", "manifest")}
+        texts: dict[str, Any] = {name: [_parse(text, {}) for text in found[name]] for name in ("scores", "manifest")}
         is_promoted = (found["model_id"] == (promoted or "")).to_numpy(dtype=bool)
         return found.assign(scores=texts["scores"], manifest=texts["manifest"], promoted=is_promoted)
 
@@ -144,8 +155,8 @@ class ModelStore:
 
     def _promotions(self, connection: Connection, cluster_id: int) -> pd.DataFrame:
         table = schema.promotions
-        query = select(*(table.c[name] for name in PROMOTION_TYPES)).where(table.c.cluster_id == cluster_id)
-        return frame_of(self._bulk.select(connection, query.order_by(table.c.promotion_id)), PROMOTION_TYPES)
+        query = select(*(table.c[name] for name in PROMOTIONS.names)).where(table.c.cluster_id == cluster_id)
+        return frame_of(self._bulk.select(connection, query.order_by(table.c.promotion_id)), column_types(PROMOTIONS))
 
 
 def incumbent_id(connection: Connection, cluster_id: int) -> str:
@@ -203,8 +214,7 @@ def _newest_first(query: Select[Any]) -> Select[Any]:
 
 
 def _one(cluster_id: int, model_id: str) -> Select[Any]:
-    models = schema.models
-    return select(models).where((models.c.cluster_id == cluster_id) & (models.c.model_id == model_id))
+    return select(schema.models).filter_by(cluster_id=cluster_id, model_id=model_id)
 
 
 def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotEnoughHistory:
@@ -216,25 +226,6 @@ def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotE
     return NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", hint=hint)
 
 
-def _add(connection: Connection, cluster_id: int, record: ModelRecord) -> None:
-    models = schema.models
-    connection.execute(
-        delete(models).where((models.c.cluster_id == cluster_id) & (models.c.model_id == record.model_id))
-    )
-    row = {
-        "cluster_id": cluster_id,
-        "model_id": record.model_id,
-        "trained_at": stored_time(record.trained_at),
-        "trained_until": stored_time(record.trained_until),
-        "jobs": record.jobs,
-        "features": json.dumps(record.features),
-        "scores": json.dumps(record.scores),
-        "manifest": json.dumps(record.manifest),
-        "artifact": record.artifact,
-    }
-    connection.execute(insert(models).values(row))
-
-
 def _record(row: Row[Any], *, cluster: str, confirmed_at: datetime | None) -> ModelRecord:
     return ModelRecord(
         model_id=row.model_id,
@@ -242,26 +233,21 @@ def _record(row: Row[Any], *, cluster: str, confirmed_at: datetime | None) -> Mo
         trained_at=_EPOCH + timedelta(microseconds=row.trained_at),
         trained_until=_EPOCH + timedelta(microseconds=row.trained_until),
         jobs=row.jobs,
-        features=tuple(_words(row.features)),
-        scores=_mapping(row.scores),
-        manifest=_mapping(row.manifest),
+        features=tuple(map(str, _parse(row.features, []))),
+        scores=_parse(row.scores, {}),
+        manifest=_parse(row.manifest, {}),
         artifact=row.artifact,
         confirmed_at=confirmed_at,
     )
 
 
-def _mapping(text: str | None) -> dict[str, Any]:
-    """Return what a JSON text holds; empty where it is none: a model is what its artifact says, this is a copy."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _parse(text: str | None, nothing: T) -> T:
+    """Return what a JSON text holds, ``nothing`` where it is of another type or broken.
 
-
-def _words(text: str) -> list[str]:
+    A model is what its artifact says; these texts are copies.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(text or "null")
     except (ValueError, RecursionError):
-        return []
-    return [str(word) for word in found] if isinstance(found, list) else []
+        return nothing
+    return found if isinstance(found, type(nothing)) else nothing

@@ -7,6 +7,7 @@ kept once in ``names`` and referred to by number, both because bulk loads and re
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -24,7 +25,21 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from helios.model import JOBS, TIME
+from helios.model import (
+    APPLIED_CHANGES,
+    APPLIED_NODE_CHANGES,
+    COVERAGE,
+    CYCLES,
+    DECISIONS,
+    JOBS,
+    NODE_EVENTS,
+    NODE_TALLIES,
+    NODES,
+    PREDICTIONS,
+    PROMOTIONS,
+    TIME,
+    FrameKind,
+)
 
 metadata = MetaData(
     naming_convention={
@@ -44,18 +59,25 @@ NEVER_MISSING = {"job_id", "restart", "submitted_at", "gpus"}
 JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
 
 
-def _job_column(name: str, dtype: str) -> Column[Any]:
-    types: dict[str, TypeEngine[Any]] = {
-        "category": BigInteger(),
-        TIME: BigInteger(),
-        "int32": Integer(),
-        "float64": Double(),
-        "str": Text(),
-    }
-    return Column(name, JobId if name == "job_id" else types[dtype], nullable=name not in NEVER_MISSING)
+# A column of a frame as it is stored; the few-valued text of jobs is stored as numbers of names instead.
+TYPES: Mapping[str, TypeEngine[Any]] = {
+    "category": Text(),
+    "str": Text(),
+    "float64": Double(),
+    "int32": Integer(),
+    "int64": BigInteger(),
+    TIME: BigInteger(),
+}
 
 
-def _of_a_cluster() -> Column[int]:
+def _columns(kind: FrameKind, *nullable: str) -> Iterator[Column[Any]]:
+    """Yield the columns of a kind of frame, of which those named may be missing."""
+    for column in kind.columns:
+        kept_as = JobId if column.name == "job_id" else TYPES[column.dtype]
+        yield Column(column.name, kept_as, nullable=column.name in nullable)
+
+
+def _cluster_column() -> Column[int]:
     return Column("cluster_id", Integer, ForeignKey("clusters.cluster_id"), nullable=False)
 
 
@@ -83,7 +105,14 @@ jobs = Table(
     "jobs",
     metadata,
     Column("cluster_id", Integer, nullable=False),
-    *(_job_column(column.name, column.dtype) for column in JOBS.columns),
+    *(
+        Column(
+            column.name,
+            BigInteger() if column.dtype == "category" else JobId if column.name == "job_id" else TYPES[column.dtype],
+            nullable=column.name not in NEVER_MISSING,
+        )
+        for column in JOBS.columns
+    ),
     PrimaryKeyConstraint(*JOB_KEY),
     sqlite_with_rowid=False,
 )
@@ -92,7 +121,7 @@ loads = Table(
     "loads",
     metadata,
     Column("load_id", Integer, primary_key=True),
-    _of_a_cluster(),
+    _cluster_column(),
     Column("path", Text, nullable=False),
     Column("sha256", Text, nullable=False),
     Column("format", Text, nullable=False),
@@ -122,32 +151,23 @@ rejects = Table(
 nodes = Table(
     "nodes",
     metadata,
-    _of_a_cluster(),
-    Column("name", Text, nullable=False),
-    Column("partition", Text, nullable=False),
-    Column("cpus", Double),
-    Column("gpus", Integer, nullable=False),
-    Column("gpu_type", Text),
-    Column("memory_mib", Double),
+    _cluster_column(),
+    *_columns(NODES, "cpus", "gpu_type", "memory_mib"),
     PrimaryKeyConstraint("cluster_id", "name", "partition"),
 )
 
 node_events = Table(
     "node_events",
     metadata,
-    _of_a_cluster(),
-    Column("node", Text, nullable=False),
-    Column("started_at", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("ended_at", BigInteger),
-    Column("reason", Text),
+    _cluster_column(),
+    *_columns(NODE_EVENTS, "ended_at", "reason"),
     PrimaryKeyConstraint("cluster_id", "node", "started_at", "state"),
 )
 
 models = Table(
     "models",
     metadata,
-    _of_a_cluster(),
+    _cluster_column(),
     Column("model_id", Text, nullable=False),
     Column("trained_at", BigInteger, nullable=False),
     Column("trained_until", BigInteger, nullable=False),
@@ -164,29 +184,20 @@ promotions = Table(
     "promotions",
     metadata,
     Column("promotion_id", Number, primary_key=True),
-    _of_a_cluster(),
-    Column("promoted_at", BigInteger, nullable=False),
-    Column("step", Text, nullable=False),
-    Column("model_id", Text),
-    Column("previous", Text),
-    Column("candidate", Text),
-    Column("promoted_by", Text, nullable=False),
-    Column("why", Text, nullable=False),
+    _cluster_column(),
+    *_columns(PROMOTIONS, "model_id", "previous", "candidate"),
     Index(None, "cluster_id", "promotion_id"),
 )
 
 predictions = Table(
     "predictions",
     metadata,
-    _of_a_cluster(),
+    _cluster_column(),
     Column("submitted_at", BigInteger, nullable=False),
     Column("job_id", JobId, nullable=False),
     Column("restart", Integer, nullable=False),
     Column("made_at", BigInteger, nullable=False),
-    Column("p10_s", Double),
-    Column("p50_s", Double),
-    Column("p90_s", Double),
-    Column("source", Text),
+    *_columns(PREDICTIONS, *PREDICTIONS.names),
     PrimaryKeyConstraint("cluster_id", "submitted_at", "job_id", "restart", "made_at"),
 )
 
@@ -194,17 +205,8 @@ decisions = Table(
     "decisions",
     metadata,
     Column("decision_id", Number, primary_key=True),
-    _of_a_cluster(),
-    Column("decided_at", BigInteger, nullable=False),
-    Column("service", Text, nullable=False),
-    Column("mode", Text, nullable=False),
-    Column("action", Text, nullable=False),
-    Column("target", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("before", Text),
-    Column("after", Text),
-    Column("model_id", Text),
-    Column("outcome", Text),
+    _cluster_column(),
+    *_columns(DECISIONS, "before", "after", "model_id", "outcome"),
     Index(None, "cluster_id", "decided_at"),
     Index(None, "cluster_id", "target", "decided_at"),
 )
@@ -212,7 +214,7 @@ decisions = Table(
 leases = Table(
     "leases",
     metadata,
-    _of_a_cluster(),
+    _cluster_column(),
     Column("domain", Text, nullable=False),
     Column("token", BigInteger, nullable=False),
     Column("holder", Text),
@@ -223,56 +225,32 @@ leases = Table(
 applied_changes = Table(
     "applied_changes",
     metadata,
-    _of_a_cluster(),
-    Column("setting", Text, nullable=False),
-    Column("job_id", JobId, nullable=False),
-    Column("submitted_at", BigInteger, nullable=False),
-    Column("service", Text, nullable=False),
-    Column("mode", Text, nullable=False),
-    Column("value", Double),
-    Column("after", Text),
-    Column("written_at", BigInteger, nullable=False),
-    Column("overridden", Integer, nullable=False),
+    _cluster_column(),
+    *_columns(APPLIED_CHANGES, "value", "after"),
     PrimaryKeyConstraint("cluster_id", "setting", "job_id", "mode"),
 )
 
 applied_node_changes = Table(
     "applied_node_changes",
     metadata,
-    _of_a_cluster(),
-    Column("setting", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("service", Text, nullable=False),
-    Column("mode", Text, nullable=False),
-    Column("value", Text),
-    Column("own", Text),
-    Column("after", Text),
-    Column("written_at", BigInteger, nullable=False),
-    Column("overridden", Integer, nullable=False),
+    _cluster_column(),
+    *_columns(APPLIED_NODE_CHANGES, "value", "own", "after"),
     PrimaryKeyConstraint("cluster_id", "setting", "node", "mode"),
 )
 
 node_tallies = Table(
     "node_tallies",
     metadata,
-    _of_a_cluster(),
-    Column("taken_at", BigInteger, nullable=False),
-    Column("pool", Text, nullable=False),
-    Column("total", Integer, nullable=False),
-    Column("busy", Integer, nullable=False),
-    Column("asleep", Integer, nullable=False),
-    Column("falling_asleep", Integer, nullable=False),
-    Column("waking", Integer, nullable=False),
-    Column("by_helios", Integer, nullable=False),
-    Column("wanted", Double),
+    _cluster_column(),
+    *_columns(NODE_TALLIES, "wanted"),
     PrimaryKeyConstraint("cluster_id", "taken_at", "pool"),
 )
 
-# What a room wants back after a restart, as text of its own making.
+# What control wants back after a restart, as text of its own making.
 memories = Table(
     "memories",
     metadata,
-    _of_a_cluster(),
+    _cluster_column(),
     Column("name", Text, nullable=False),
     Column("text", Text, nullable=False),
     Column("written_at", BigInteger, nullable=False),
@@ -283,7 +261,7 @@ modes = Table(
     "modes",
     metadata,
     Column("mode_id", Number, primary_key=True),
-    _of_a_cluster(),
+    _cluster_column(),
     Column("service", Text, nullable=False),
     Column("mode", Text, nullable=False),
     Column("partitions", Text),
@@ -297,26 +275,15 @@ cycles = Table(
     "cycles",
     metadata,
     Column("cycle_id", Number, primary_key=True),
-    _of_a_cluster(),
-    Column("taken_at", BigInteger, nullable=False),
-    Column("seconds", Double),
-    Column("pending", BigInteger, nullable=False),
-    Column("running", BigInteger, nullable=False),
-    Column("gpus_pending", BigInteger, nullable=False),
-    Column("gpus_running", BigInteger, nullable=False),
-    Column("acted", Integer, nullable=False),
-    Column("suspended", Text),
-    Column("counts", Text),
+    _cluster_column(),
+    *_columns(CYCLES, "seconds", "suspended", "counts"),
     Index(None, "cluster_id", "taken_at"),
 )
 
 coverage = Table(
     "coverage",
     metadata,
-    _of_a_cluster(),
-    Column("source", Text, nullable=False),
-    Column("started_at", BigInteger, nullable=False),
-    Column("ended_at", BigInteger, nullable=False),
-    Column("read_at", BigInteger, nullable=False),
+    _cluster_column(),
+    *_columns(COVERAGE),
     PrimaryKeyConstraint("cluster_id", "source", "started_at"),
 )

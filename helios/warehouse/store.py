@@ -1,24 +1,36 @@
-"""The warehouse as the rest of the house sees it: history in, history out, by columns."""
+"""The warehouse as other packages see it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-from sqlalchemy import Connection, Engine, Select, Table, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, func, insert, select
 
 from helios.errors import FrameInvalid, SchemaOutdated
-from helios.model import JOBS, TIME, Batch
+from helios.model import (
+    COVERAGE,
+    CYCLES,
+    DECISIONS,
+    JOBS,
+    MODES,
+    NODE_EVENTS,
+    NODE_TALLIES,
+    NODES,
+    TIME,
+    Batch,
+    FrameKind,
+)
 from helios.ports import Domain
-from helios.warehouse import control_state, grants, migrate, schema
+from helios.warehouse import grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk
-from helios.warehouse.columns import frame_of, in_order, stored_column, stored_time
-from helios.warehouse.control_state import SqlLedger
-from helios.warehouse.engine import engine_for, reading, shown, sqlite_path, writing
+from helios.warehouse.columns import column_types, frame_of, in_order, stored_column, stored_frame, stored_time
+from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
+from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
 from helios.warehouse.keys import (
     CLUSTERS,
@@ -28,17 +40,17 @@ from helios.warehouse.keys import (
     find_cluster_id,
     known_clusters,
 )
-from helios.warehouse.models import ModelStore
+from helios.warehouse.models import ModelStore, incumbent_id
 from helios.warehouse.retention import Horizon, forget
 
 _ORDER = ("submitted_at", "job_id", "restart")
-_JOB_TYPES = {column.name: column.dtype for column in JOBS.columns}
+_PREDICTIONS_ORDER = (*_ORDER, "made_at")
 _AT_ONCE = 2_000
 """Values written out in one condition."""
 
 
 class Warehouse(ModelStore):
-    """All that Helios remembers, in one SQLite or PostgreSQL database.
+    """A SQLite or PostgreSQL database with all that Helios remembers.
 
     Made by :meth:`open`; a context manager that closes it. Every method that writes is one transaction. Every method
     raises :class:`~helios.errors.WarehouseUnavailable` if the database fails, and those that read of a cluster raise
@@ -86,7 +98,7 @@ class Warehouse(ModelStore):
         WarehouseUnavailable
             The URL is wrong, or the driver missing.
         """
-        file = sqlite_path(engine_for(url))
+        file = sqlite_file(url)
         return file is None or file.exists()
 
     def __enter__(self) -> Self:
@@ -200,13 +212,16 @@ class Warehouse(ModelStore):
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            query = jobs_module.jobs_in_cluster(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
-            query = _between(query, schema.jobs, "submitted_at", since, until)
+            query = jobs_module.select_columns(schema.jobs, cluster_id, list(dict.fromkeys([*wanted, *_ORDER])))
+            query = _between(query, schema.jobs.c.submitted_at, since, until)
             if unended_at is not None:
                 ended_at = schema.jobs.c.ended_at
                 query = query.where(ended_at.is_(None) | (ended_at >= stored_time(unended_at)))
             if last is not None:
-                query = jobs_module.last_jobs(query, cluster_id, last)
+                submitted_at = schema.jobs.c.submitted_at
+                newest = select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+                first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
+                query = query.where(submitted_at >= func.coalesce(first, 0))
             ordered = in_order(self._bulk.select(connection, query))
             return frame_of(
                 ordered, {name: JOBS.by_name[name].dtype for name in wanted}, StringTable(connection, self._bulk)
@@ -218,46 +233,48 @@ class Warehouse(ModelStore):
         master, _, task = name.partition("_")
         named = (jobs.job_id == name) | ((jobs.array_job_id == master) & (jobs.array_task_id == task))
         with reading(self._engine) as connection:
-            of_cluster = jobs.cluster_id == find_cluster_id(connection, cluster)
-            within = jobs.submitted_at >= stored_time(since)
-            times = list(connection.execute(select(jobs.submitted_at).where(of_cluster, within, named)).scalars())
-            query = jobs_module.jobs_in_cluster(schema.jobs, find_cluster_id(connection, cluster), JOBS.names)
+            cluster_id = find_cluster_id(connection, cluster)
+            within = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
+            within = within.where(jobs.submitted_at >= stored_time(since), named)
+            times = list(connection.execute(within).scalars())
+            query = jobs_module.select_columns(schema.jobs, cluster_id, JOBS.names)
             found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(found), _JOB_TYPES, StringTable(connection, self._bulk))
+            frame = frame_of(in_order(found), column_types(JOBS), StringTable(connection, self._bulk))
         array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
         return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
 
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
         """Return how many of a cluster's jobs submitted at or after ``since`` have an end."""
-        ended = func.count(schema.jobs.c.ended_at)
+        jobs = schema.jobs.c
         with reading(self._engine) as connection:
-            query = select(ended).where(schema.jobs.c.cluster_id == find_cluster_id(connection, cluster))
-            return int(connection.execute(_between(query, schema.jobs, "submitted_at", since, None)).scalar_one())
+            query = select(func.count(jobs.ended_at)).where(jobs.cluster_id == find_cluster_id(connection, cluster))
+            return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
 
     def edition(self, cluster: str) -> tuple[int, str]:
         """Return what changes with every load and promotion: the last load's number, the id of the model in charge."""
         with reading(self._engine) as connection:
-            return jobs_module.edition(connection, find_cluster_id(connection, cluster))
+            cluster_id = find_cluster_id(connection, cluster)
+            newest = select(func.max(schema.loads.c.load_id)).where(schema.loads.c.cluster_id == cluster_id)
+            return int(connection.execute(newest).scalar() or 0), incumbent_id(connection, cluster_id)
 
     def loads(self, cluster: str) -> pd.DataFrame:
         """Return what was loaded into a cluster, oldest first; the watermark is the last submission in the file."""
-        with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                schema.loads, find_cluster_id(connection, cluster), list(jobs_module.LOADS)
-            )
-            return self._frame(connection, query.order_by(schema.loads.c.load_id), jobs_module.LOADS)
+        return self._read(cluster, schema.loads, jobs_module.LOADS, "load_id")
 
     def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
         """Return the rows refused of all loads of a cluster: columns of ``REJECTS`` and the file's ``path``."""
+        rejects, loads = schema.rejects, schema.loads
+        query = select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path).join_from(rejects, loads)
+        query = query.order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id).limit(limit)
         with reading(self._engine) as connection:
-            query = jobs_module.read_rejects(find_cluster_id(connection, cluster), limit=limit)
+            query = query.where(loads.c.cluster_id == find_cluster_id(connection, cluster))
             return self._frame(connection, query, jobs_module.REJECTS_OF_A_CLUSTER)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster, most frequent first."""
         with reading(self._engine) as connection:
-            query = jobs_module.read_reject_counts(find_cluster_id(connection, cluster))
-            return self._frame(connection, query, jobs_module.REJECT_COUNTS)
+            query = jobs_module.reject_counts(schema.loads.c.cluster_id == find_cluster_id(connection, cluster))
+            return self._frame(connection, query, {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
         """Store a ``NODES`` frame; a node that is known by name and partition is replaced."""
@@ -266,11 +283,7 @@ class Warehouse(ModelStore):
 
     def nodes(self, cluster: str) -> pd.DataFrame:
         """Return a cluster's nodes, a ``NODES`` frame ordered by name and partition."""
-        with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                schema.nodes, find_cluster_id(connection, cluster), list(jobs_module.NODE_TYPES)
-            )
-            found = self._frame(connection, query, jobs_module.NODE_TYPES)
+        found = self._read(cluster, schema.nodes, NODES)
         return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
 
     def add_node_events(self, cluster: str, events: pd.DataFrame) -> None:
@@ -287,14 +300,12 @@ class Warehouse(ModelStore):
         """
         events = schema.node_events
         with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                events, find_cluster_id(connection, cluster), list(jobs_module.NODE_EVENT_TYPES)
-            )
-            query = _between(query, events, "started_at", None if reaching else since, until)
+            query = jobs_module.select_columns(events, find_cluster_id(connection, cluster), NODE_EVENTS.names)
+            query = _between(query, events.c.started_at, None if reaching else since, until)
             if reaching and since is not None:
                 query = query.where(events.c.ended_at.is_(None) | (events.c.ended_at > stored_time(since)))
             query = query.order_by(events.c.started_at, events.c.node)
-            return _blank_as_missing(self._frame(connection, query, jobs_module.NODE_EVENT_TYPES), "state")
+            return _blank_as_missing(self._frame(connection, query, NODE_EVENTS), "state")
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions; return how many were new.
@@ -314,14 +325,8 @@ class Warehouse(ModelStore):
         self, cluster: str, *, since: datetime | None = None, until: datetime | None = None
     ) -> pd.DataFrame:
         """Return the predictions for jobs submitted in [since, until), by submit time, id and time made."""
-        table = schema.predictions
-        with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                table, find_cluster_id(connection, cluster), list(jobs_module.PREDICTION_TYPES)
-            )
-            query = _between(query, table, "submitted_at", since, until)
-            query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
-            return self._frame(connection, query, jobs_module.PREDICTION_TYPES)
+        types = jobs_module.PREDICTION_TYPES
+        return self._read(cluster, schema.predictions, types, *_PREDICTIONS_ORDER, since=since, until=until)
 
     def predictions_of(self, cluster: str, submitted_at: pd.Series[Any]) -> pd.DataFrame:
         """Return the predictions for jobs submitted at these very times, each by the time it was made.
@@ -330,16 +335,11 @@ class Warehouse(ModelStore):
         """
         table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
         with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                table, find_cluster_id(connection, cluster), list(jobs_module.PREDICTION_TYPES)
-            )
-            query = query.order_by(table.c.submitted_at, table.c.job_id, table.c.restart, table.c.made_at)
+            types = jobs_module.PREDICTION_TYPES
+            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), types)
+            query = query.order_by(*(table.c[name] for name in _PREDICTIONS_ORDER))
             parts = [
-                self._frame(
-                    connection,
-                    query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])),
-                    jobs_module.PREDICTION_TYPES,
-                )
+                self._frame(connection, query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])), types)
                 for at in range(0, max(len(times), 1), _AT_ONCE)
             ]
         return pd.concat(parts, ignore_index=True)
@@ -359,22 +359,15 @@ class Warehouse(ModelStore):
 
     def decisions(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the decisions made in [since, until), oldest first."""
-        table = schema.decisions
-        with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                table, find_cluster_id(connection, cluster), list(jobs_module.DECISION_TYPES)
-            )
-            query = _between(query, table, "decided_at", since, until)
-            return self._frame(
-                connection, query.order_by(table.c.decided_at, table.c.decision_id), jobs_module.DECISION_TYPES
-            )
+        order = ("decided_at", "decision_id")
+        return self._read(cluster, schema.decisions, DECISIONS, *order, since=since, until=until)
 
     def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the decisions about one job or node made since, oldest first; by an index, however long the audit."""
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             found = jobs_module.decisions_about(connection, cluster_id, target, since=since)
-        return frame_of(found, jobs_module.DECISION_TYPES)
+        return frame_of(found, column_types(DECISIONS))
 
     def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
         """Delete what is older than ``horizon``, a bounded number of rows at a time; return how many went, by what."""
@@ -389,85 +382,98 @@ class Warehouse(ModelStore):
     def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
         """Return a domain's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
         with reading(self._engine) as connection:
-            return control_state.lease(connection, find_cluster_id(connection, cluster), domain)
+            return read_lease(connection, find_cluster_id(connection, cluster), domain)
 
     def time_of_leases(self, now: datetime) -> datetime:
         """Return the time by which leases run: the database's clock where it has one, else ``now``."""
         with reading(self._engine) as connection:
-            return control_state.time_of_leases(connection, now)
+            return datetime.fromtimestamp(lease_time_us(connection, now) / 1e6, UTC)
 
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
         """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
+        memories = schema.memories
         with writing(self._engine) as connection:
-            control_state.store_state(connection, self._cluster_id(connection, cluster), name=name, text=text, at=at)
+            key = {"cluster_id": self._cluster_id(connection, cluster), "name": name}
+            connection.execute(delete(memories).filter_by(**key))
+            connection.execute(insert(memories).values(key | {"text": text, "written_at": stored_time(at)}))
 
     def remembered(self, cluster: str, name: str) -> str | None:
         """Return the text stored under ``name``; None: there is none."""
         with reading(self._engine) as connection:
-            return control_state.recall_state(connection, find_cluster_id(connection, cluster), name=name)
+            key = {"cluster_id": find_cluster_id(connection, cluster), "name": name}
+            return connection.execute(select(schema.memories.c.text).filter_by(**key)).scalar_one_or_none()
 
     def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
         """Append a ``MODES`` frame: how far services may go from now on; ``cluster`` is made if it is new."""
-        with writing(self._engine) as connection:
-            control_state.add_mode(connection, self._bulk, self._cluster_id(connection, cluster), modes)
+        self._append(cluster, schema.modes, MODES, modes)
 
     def modes(self, cluster: str) -> pd.DataFrame:
         """Return every setting of a mode, oldest first; the last of a service is in force."""
-        return self._rows_of(cluster, schema.modes, control_state.MODE_TYPES, "mode_id")
+        return self._read(cluster, schema.modes, MODES, "mode_id")
 
     def add_cycles(self, cluster: str, cycles: pd.DataFrame) -> None:
         """Append a ``CYCLES`` frame."""
-        with writing(self._engine) as connection:
-            control_state.add_cycles(connection, self._bulk, self._cluster_id(connection, cluster), cycles)
+        self._append(cluster, schema.cycles, CYCLES, cycles)
 
     def cycles(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return the turns taken in [since, until), oldest first, a ``CYCLES`` frame."""
-        table = schema.cycles
-        with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                table, find_cluster_id(connection, cluster), list(control_state.CYCLE_TYPES)
-            )
-            query = _between(query, table, "taken_at", since, until)
-            return self._frame(
-                connection, query.order_by(table.c.taken_at, table.c.cycle_id), control_state.CYCLE_TYPES
-            )
+        """Return the cycles taken in [since, until), oldest first, a ``CYCLES`` frame."""
+        return self._read(cluster, schema.cycles, CYCLES, "taken_at", "cycle_id", since=since, until=until)
 
     def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
         """Append a ``NODE_TALLIES`` frame; a pool's counts at a time that is known stay as they are."""
-        with writing(self._engine) as connection:
-            control_state.add_tallies(connection, self._bulk, self._cluster_id(connection, cluster), tallies)
+        self._append(cluster, schema.node_tallies, NODE_TALLIES, tallies)
 
     def node_tallies(self, cluster: str, start: datetime | None = None, end: datetime | None = None) -> pd.DataFrame:
         """Return the counts of nodes taken in [start, end), oldest first, then by pool, a ``NODE_TALLIES`` frame."""
-        table = schema.node_tallies
-        with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(
-                table, find_cluster_id(connection, cluster), list(control_state.TALLY_TYPES)
-            )
-            query = _between(query, table, "taken_at", start, end)
-            return self._frame(connection, query.order_by(table.c.taken_at, table.c.pool), control_state.TALLY_TYPES)
+        return self._read(cluster, schema.node_tallies, NODE_TALLIES, "taken_at", "pool", since=start, until=end)
 
     def forget_tallies(self, cluster: str, before: datetime) -> int:
         """Delete the counts of nodes taken before a time; return how many rows went."""
+        tallies = schema.node_tallies.c
         with writing(self._engine) as connection:
-            return control_state.forget_tallies(connection, find_cluster_id(connection, cluster), before=before)
+            of_cluster = tallies.cluster_id == find_cluster_id(connection, cluster)
+            return connection.execute(
+                delete(schema.node_tallies).where(of_cluster, tallies.taken_at < stored_time(before))
+            ).rowcount
 
     def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
         """Note that the history of [started_at, ended_at) was read; what touches is joined."""
+        table, start, end = schema.coverage, stored_time(started_at), stored_time(ended_at)
         with writing(self._engine) as connection:
-            cluster_id = self._cluster_id(connection, cluster)
-            control_state.cover(
-                connection, cluster_id, source=source, started_at=started_at, ended_at=ended_at, read_at=read_at
-            )
+            key = {"cluster_id": self._cluster_id(connection, cluster), "source": source}
+            touching = (table.c.started_at <= end) & (table.c.ended_at >= start)
+            for row in connection.execute(select(table).filter_by(**key).where(touching)).all():
+                start, end = min(start, row.started_at), max(end, row.ended_at)
+            connection.execute(delete(table).filter_by(**key).where(touching))
+            joined = {"started_at": start, "ended_at": end, "read_at": stored_time(read_at)}
+            connection.execute(insert(table).values(key | joined))
 
     def coverage(self, cluster: str) -> pd.DataFrame:
         """Return the stretches of live history that were read, oldest first, a ``COVERAGE`` frame."""
-        return self._rows_of(cluster, schema.coverage, control_state.COVERAGE_TYPES, "started_at")
+        return self._read(cluster, schema.coverage, COVERAGE, "started_at")
 
-    def _rows_of(self, cluster: str, table: Table, dtypes: Mapping[str, str], order: str) -> pd.DataFrame:
+    def _append(self, cluster: str, table: Table, kind: FrameKind, frame: pd.DataFrame) -> None:
+        """Add the rows whose key is not there yet; ``cluster`` is made if it is new."""
+        with writing(self._engine) as connection:
+            rows = stored_frame(kind, frame, self._cluster_id(connection, cluster))
+            self._bulk.insert(connection, table, rows)
+
+    def _read(
+        self,
+        cluster: str,
+        table: Table,
+        types: FrameKind | Mapping[str, str],
+        *order: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> pd.DataFrame:
+        """Return a cluster's rows, those with the first column of ``order`` in [since, until)."""
+        columns = types.names if isinstance(types, FrameKind) else types
         with reading(self._engine) as connection:
-            query = jobs_module.jobs_in_cluster(table, find_cluster_id(connection, cluster), list(dtypes))
-            return self._frame(connection, query.order_by(table.c[order]), dtypes)
+            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), columns)
+            if order:
+                query = _between(query, table.c[order[0]], since, until)
+            return self._frame(connection, query.order_by(*(table.c[name] for name in order)), types)
 
     def _make_or_refuse(self) -> None:
         found, expected = self.revision(), self.head()
@@ -480,20 +486,21 @@ class Warehouse(ModelStore):
                 hint="Bring it up to date: helios db upgrade",
             )
 
-    def _frame(self, connection: Connection, query: Select[Any], dtypes: Mapping[str, str]) -> pd.DataFrame:
-        return frame_of(self._bulk.select(connection, query), dtypes)
+    def _frame(self, connection: Connection, query: Select[Any], types: FrameKind | Mapping[str, str]) -> pd.DataFrame:
+        found = self._bulk.select(connection, query)
+        return frame_of(found, column_types(types) if isinstance(types, FrameKind) else types)
 
     def _cluster_id(self, connection: Connection, cluster: str) -> int:
         return cluster_id_for_loading(connection, name=cluster, timezone=None)
 
 
 def _between(
-    query: Select[Any], table: Table, name: str, since: datetime | None, until: datetime | None
+    query: Select[Any], column: ColumnElement[Any], since: datetime | None, until: datetime | None
 ) -> Select[Any]:
     if since is not None:
-        query = query.where(table.c[name] >= stored_time(since))
+        query = query.where(column >= stored_time(since))
     if until is not None:
-        query = query.where(table.c[name] < stored_time(until))
+        query = query.where(column < stored_time(until))
     return query
 
 

@@ -34,7 +34,7 @@ def postgres_template(postgres: str) -> Iterator[str]:
         yield str(make_url(url).database)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of a database on each of the two kinds: with the schema for who asks for ``warehouse`` too, else empty."""
     made = "warehouse" in request.fixturenames

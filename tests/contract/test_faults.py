@@ -148,7 +148,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
         yield another
 
 
-KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgres"))]
+KINDS = ["sqlite", "postgresql"]
 HOW_MANY = [SOME, pytest.param(ALL, marks=pytest.mark.nightly)]
 
 

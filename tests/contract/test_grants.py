@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import DatabaseError
 
-from helios.app.roles import roles_granted
+from helios.app.roles import grant_roles
 from helios.config import Settings
 from helios.errors import LeaseLost, UsageError
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES, DECISIONS, MODES, NODE_TALLIES, FrameKind
@@ -22,7 +22,6 @@ from helios.warehouse.engine import engine_for
 from tests.builders import a_batch, a_job
 from tests.postgres import fresh_database
 
-pytestmark = pytest.mark.xdist_group("postgres")
 NOW = datetime.now(UTC)
 MINUTE = timedelta(minutes=1)
 
@@ -38,8 +37,8 @@ def granted(postgres: str) -> Iterator[dict[str, str]]:
         with Warehouse.open(owner) as warehouse:
             warehouse.load([a_batch(a_job())], cluster="venus", path="p", sha256="1", format="sacct", timezone="UTC")
         settings = Settings.model_validate({"database": {"url": owner}})
-        roles_granted(settings, **roles)
-        roles_granted(settings, **roles)  # as after an upgrade
+        grant_roles(settings, **roles)
+        grant_roles(settings, **roles)  # as after an upgrade
         yield {"owner": owner} | {
             name: make_url(owner).set(username=role).render_as_string(hide_password=False)
             for name, role in roles.items()
@@ -156,13 +155,13 @@ def test_who_only_reads_reads_all(granted: dict[str, str]) -> None:
 def test_a_role_that_nothing_holds_back_is_refused(granted: dict[str, str]) -> None:
     settings = Settings.model_validate({"database": {"url": granted["owner"]}})
     with pytest.raises(UsageError, match="no role"):
-        roles_granted(settings, jobs="nobody_of_that_name", nodes=None, reader=None)
+        grant_roles(settings, jobs="nobody_of_that_name", nodes=None, reader=None)
     with pytest.raises(UsageError, match="superuser"):
-        roles_granted(settings, jobs=str(make_url(granted["owner"]).username), nodes=None, reader=None)
+        grant_roles(settings, jobs=str(make_url(granted["owner"]).username), nodes=None, reader=None)
 
 
 def test_on_sqlite_there_are_no_roles_and_it_says_what_there_is(tmp_path: Path) -> None:
     settings = Settings.model_validate({"database": {"url": f"sqlite:///{tmp_path / 'helios.db'}"}})
     with pytest.raises(UsageError, match="no roles") as refusal:
-        roles_granted(settings, jobs="a", nodes="b", reader=None)
+        grant_roles(settings, jobs="a", nodes="b", reader=None)
     assert "file of its own" in refusal.value.hint

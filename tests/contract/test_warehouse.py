@@ -11,9 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from alembic.autogenerate import compare_metadata
-from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
@@ -45,7 +43,7 @@ from helios.model import (
     in_submission_order,
 )
 from helios.ports import LONGEST_LEASE, Domain
-from helios.warehouse import LoadReport, Warehouse, control_state, engine, migrate
+from helios.warehouse import LoadReport, Warehouse, control_state, engine
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
@@ -713,73 +711,6 @@ def test_a_schema_of_a_newer_helios_is_refused(database: str) -> None:
         warehouse.upgrade()
 
 
-def take_back_to_the_first_schema(database: str) -> None:
-    later = (
-        "leases",
-        "standings",
-        "memories",
-        "modes",
-        "turns",
-        "coverage",
-        "node_standings",
-        "node_tallies",
-        "promotions",
-    )
-    migrated(database, "0006", "downgrade")
-    with engine_for(database).begin() as connection:
-        for table in later:
-            connection.execute(text(f"DROP TABLE {table}"))
-        connection.execute(text("ALTER TABLE models DROP COLUMN manifest"))
-        connection.execute(text("DROP INDEX ix_decisions_cluster_id_target_decided_at"))
-    set_revision(database, "0001")
-
-
-def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database: str) -> None:
-    with Warehouse.open(database) as first:
-        load(first, a_batch(a_job()))
-    take_back_to_the_first_schema(database)
-    with pytest.raises(SchemaOutdated, match="helios db upgrade"):
-        Warehouse.open(database)
-    with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006"]
-    with Warehouse.open(database) as newer:
-        assert len(newer.jobs("venus")) == 1
-        assert newer.cycles("venus").empty
-
-
-def migrated(database: str, revision: str, step: str) -> None:
-    script = ScriptDirectory(migrate.migrations_folder()).get_revision(revision)
-    assert script is not None
-    with engine_for(database).begin() as connection, Operations.context(MigrationContext.configure(connection)):
-        getattr(script.module, step)()
-
-
-def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
-    with Warehouse.open(database) as warehouse:
-        warehouse.add_model(a_model())
-    migrated(database, "0004", "downgrade")
-    migrated(database, "0004", "upgrade")
-    with Warehouse.open(database) as warehouse:
-        assert warehouse.model("venus") == a_model()
-        assert warehouse.promotions("venus").empty
-
-
-def test_the_lease_of_the_jobs_survives_the_way_to_domains_and_back(database: str) -> None:
-    with Warehouse.open(database) as warehouse:
-        token = warehouse.ledger("venus").acquire(holder="a", now=NOON, lasts=MINUTE)
-        warehouse.ledger("venus", Domain.NODES).acquire(holder="b", now=NOON, lasts=MINUTE)
-        before = warehouse.lease("venus")
-    migrated(database, "0006", "downgrade")
-    migrated(database, "0003", "downgrade")
-    with engine_for(database).connect() as connection:
-        assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
-    migrated(database, "0003", "upgrade")
-    migrated(database, "0006", "upgrade")
-    with Warehouse.open(database) as warehouse:
-        assert warehouse.lease("venus") == before
-        assert warehouse.lease("venus", domain=Domain.NODES) is None
-
-
 def test_a_database_of_another_program_is_left_alone(database: str) -> None:
     with create_engine(engine_for(database).url).begin() as connection:
         connection.execute(text("CREATE TABLE jobs (number INTEGER)"))
@@ -837,7 +768,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the database's clock, where it has one, show what whoever asks calls now."""
-    monkeypatch.setattr(control_state, "_time", lambda _, now: stored_time(now))
+    monkeypatch.setattr(control_state, "lease_time_us", lambda _, now: stored_time(now))
 
 
 @pytest.mark.usefixtures("one_clock")

@@ -15,6 +15,8 @@ from helios.config import SlurmSettings
 from helios.slurm.commands import CommandsBackend
 from helios.slurm.pyslurm_backend import PyslurmBackend
 from tests.live.rig import Rig
+from tests.reaper import REAPER
+from tests.waiting import TEST_TIMEOUT_S
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "devcluster" / "pyslurm-chroot.sh"
 COMMANDS = ("scontrol", "squeue", "sinfo", "sprio", "sacct", "sacctmgr")
@@ -46,11 +48,13 @@ class Chroot(Rig):
         if os.geteuid() != 0:
             raise NotToBeHad("a chroot needs root")
         self.root.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self.root.with_suffix(".lock").open("w")
+        lock = self.root.with_suffix(".lock")
+        self._lock = lock.open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as reason:
             raise NotToBeHad(f"another session uses {self.root}") from reason
+        REAPER.stop(self.root, lock=lock)
         for word in ("build", "forget", "up"):
             self._done(word)
         self._write_commands()
@@ -75,7 +79,7 @@ class Chroot(Rig):
             encoding="utf-8",
             errors="surrogateescape",
             input=given,
-            timeout=60,
+            timeout=TEST_TIMEOUT_S,
             cwd="/",
         )
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.live.chroot import Chroot, NotToBeHad, chroot_folder
-from tests.live.rig import SLEEPY, Rig, missing, roomy_folder
-
-HERE = Path(__file__).parent
-OWN = {
-    "test_proof": "proof",
-    "test_fidelity": "fidelity",
-    "test_pyslurm": "pyslurm",
-    "test_nodes_pyslurm": "pyslurm",
-} | dict.fromkeys(
-    ("test_power", "test_power_daemon", "test_power_rig", "test_nodes_commands", "test_release_nodes"), "power"
-)
-"""Tests with clusters of their own, and the groups that they are kept in."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep live tests that share a cluster on one worker."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(OWN.get(item.path.stem, "live")))
+from tests.live.rig import SLEEPY, Rig, roomy_folder, skip_without_slurm
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +37,7 @@ def sleepy_cluster() -> Iterator[Rig]:
 
 
 def _brought_up(settings: dict[str, str]) -> Iterator[Rig]:
-    if why := missing():
-        # CI installs Slurm: there a skip would hide that nothing was tested.
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    skip_without_slurm()
     rig = Rig(roomy_folder(), settings=settings)
     try:
         rig.control("up")

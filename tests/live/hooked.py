@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from helios.actions import JobSetting
 from helios.slurm.hook_table import PUBLISHED, TABLE, HookRow, publish, render, retract
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo, Written
-from tests.live.rig import Rig, missing
+from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "job_submit.lua"
 ODD_USER = "ann+o.hara@lab"
@@ -79,11 +78,9 @@ def script_for(table: Path) -> str:
 
 @pytest.fixture(scope="module")
 def hooked_cluster() -> Iterator[Hooked]:
-    if why := missing():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    skip_without_slurm()
     # Not pytest's own folder: every other pytest that starts closes that to users other than its own.
-    folder = Path(tempfile.mkdtemp(prefix="helios-hook-"))
-    folder.chmod(0o755)
+    folder = roomy_folder()
     script = folder / "job_submit.lua"
     script.write_text(script_for(folder / "state" / TABLE))
     subprocess.run(["useradd", "--badname", "-M", "-d", "/tmp", ODD_USER], check=False, capture_output=True)

@@ -20,6 +20,7 @@ from helios.model import JOBS, REJECTS, Batch, in_submission_order
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig
 from tests.traces import TRACES
+from tests.waiting import TEST_TIMEOUT_S
 
 TRACE = TRACES / "KTH-SP2-1996-2.1-cln.swf.gz"
 # A stretch of KTH with a queue, chosen with the simulator (benchmarks/live_chance.py) as one whose outcome
@@ -153,7 +154,7 @@ def replay(stretch: Stretch, rigs: Sequence[Rig]) -> None:
         for rig in rigs:
             arrival.submit(rig)
     for rig in rigs:
-        rig.until(lambda rig=rig: not rig.lines("squeue", "-h", "-o", "%i"), longest_s=600)
+        rig.until(lambda rig=rig: not rig.lines("squeue", "-h", "-o", "%i"))
 
 
 def waits(rig: Rig, name: str) -> Waits:
@@ -183,13 +184,13 @@ def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
         [sys.executable, "-m", "helios", "daemon", "--no-nightly"], env=environment, stderr=log, stdout=log, cwd=folder
     )
     try:
-        rig.until(lambda: "ingest:" in (folder / "daemon.log").read_text() or daemon.poll() is not None, longest_s=240)
+        rig.until(lambda: "ingest:" in (folder / "daemon.log").read_text() or daemon.poll() is not None)
         assert daemon.poll() is None, (folder / "daemon.log").read_text()
         yield
         assert daemon.poll() is None, (folder / "daemon.log").read_text()
     finally:
         daemon.terminate()
-        code = daemon.wait(timeout=120)
+        code = daemon.wait(timeout=TEST_TIMEOUT_S)
         log.close()
     assert code == 0, (folder / "daemon.log").read_text()
 

@@ -12,10 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from tests.reaper import REAPER
+from tests.waiting import TEST_TIMEOUT_S
+
 DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
 USERS = ("alice", "bob", "carol")
-LONGEST_S = 90.0
-"""A loaded machine takes its time; who waits for what comes at once does not wait longer for it."""
 SLEEPY = {
     "POWER": "1",
     "NODES": "8",
@@ -61,7 +64,7 @@ class Rig:
             env=self.environment | settings,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=TEST_TIMEOUT_S,
         )
         assert done.returncode == 0, f"devcluster {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -76,7 +79,7 @@ class Rig:
             capture_output=True,
             text=True,
             input=given,
-            timeout=60,
+            timeout=TEST_TIMEOUT_S,
             cwd="/",
         )
         assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
@@ -203,7 +206,7 @@ class Rig:
         self.until(lambda: not self.lines("squeue", "-h", "-o", "%i"))
 
     @staticmethod
-    def until(claim: Callable[[], object], *, longest_s: float = LONGEST_S) -> None:
+    def until(claim: Callable[[], object], *, longest_s: float = TEST_TIMEOUT_S) -> None:
         """Wait for a real daemon to make ``claim`` true, at most ``longest_s``."""
         limit = time.monotonic() + longest_s
         while not (seen := claim()):
@@ -212,10 +215,21 @@ class Rig:
 
 
 def roomy_folder() -> Path:
-    """Make a folder that Slurm's users can enter; pytest closes its own to everybody else."""
+    """Make a folder that Slurm's users can enter; pytest closes its own to everybody else.
+
+    Where nobody removes it before, it goes with the process, and so does every process that has to do with it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="helios-live-"))
     folder.chmod(0o755)
+    REAPER.remove(folder)
     return folder
+
+
+def skip_without_slurm() -> None:
+    """Skip where no cluster can be brought up."""
+    if why := missing():
+        # CI installs Slurm: there a skip would hide that nothing was tested.
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
 
 
 def missing() -> str:

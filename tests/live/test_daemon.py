@@ -1,6 +1,5 @@
 """The daemon on a real Slurm: it acts, and however it ends, nothing of it is left."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -12,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.live.rig import Rig
+from tests.waiting import TEST_TIMEOUT_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-LONGEST_S = 120.0
-"""A daemon that imports all of Helios, reads a first history and takes a cycle, on a machine that does much else."""
 
 
 class Site:
@@ -30,7 +28,6 @@ class Site:
             "HELIOS_DAEMON_LISTEN": "",
             "HELIOS_DAEMON_CYCLE_S": "5",
             "HELIOS_DAEMON_INGEST_S": "30",
-            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", str(folder / "numba")),
         }
         self.daemon: subprocess.Popen[bytes] | None = None
 
@@ -59,7 +56,7 @@ class Site:
         return (self.folder / "log").read_text()
 
     def until_all_are_set(self) -> None:
-        self.rig.until(lambda: (factors := self.rig.site_factors()) and all(factors.values()), longest_s=LONGEST_S)
+        self.rig.until(lambda: (factors := self.rig.site_factors()) and all(factors.values()))
 
     def end(self) -> None:
         if self.daemon is not None:
@@ -84,7 +81,7 @@ def test_a_stopped_daemon_leaves_the_cluster_as_if_it_had_never_been(site: Site)
     daemon = site.start()
     site.until_all_are_set()
     daemon.terminate()
-    assert daemon.wait(LONGEST_S) == 0, site.log()
+    assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     assert set(site.rig.site_factors().values()) == {0}
     assert "nothing is left" in site.log()
 
@@ -93,7 +90,7 @@ def test_after_a_killed_daemon_the_unit_s_script_takes_back_and_helios_may_go_on
     daemon = site.start()
     site.until_all_are_set()
     daemon.send_signal(signal.SIGKILL)
-    daemon.wait(LONGEST_S)
+    daemon.wait(TEST_TIMEOUT_S)
     assert all(site.rig.site_factors().values())
     for script in (DEPLOY / "systemd" / "helios-after-crash.sh", DEPLOY / "slurm" / "helios-release.sh"):
         shutil.copy(script, site.folder)
@@ -113,13 +110,11 @@ def test_a_controller_that_goes_away_and_comes_back_ends_nothing(site: Site) -> 
     daemon = site.start()
     site.until_all_are_set()
     site.rig.control("stop", "slurmctld")
-    site.rig.until(lambda: "Unable to contact" in site.log(), longest_s=LONGEST_S)
+    site.rig.until(lambda: "Unable to contact" in site.log())
     site.rig.control("start", "slurmctld")
     known = len(site.log())
-    site.rig.until(
-        lambda: "acts again" in site.log()[known:] or "works again" in site.log()[known:], longest_s=LONGEST_S
-    )
+    site.rig.until(lambda: "acts again" in site.log()[known:] or "works again" in site.log()[known:])
     site.until_all_are_set()
     daemon.terminate()
-    assert daemon.wait(LONGEST_S) == 0, site.log()
+    assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     assert set(site.rig.site_factors().values()) == {0}

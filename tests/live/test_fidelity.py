@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from helios.report.fidelity import fidelity_table
 from tests.live.recorded import Recording, give_shares, held_against, record
-from tests.live.rig import Rig, missing, roomy_folder
+from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 from tests.live.stretch import Stretch, submissions
 from tests.traces import needs_traces
 
@@ -28,8 +27,7 @@ LEAST_ORDER, MOST_WAIT_ERROR = 0.75, 0.35
 @pytest.fixture
 def cluster() -> Iterator[Rig]:
     """A cluster of its own: nobody else's jobs may be in the queue."""
-    if why := missing():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    skip_without_slurm()
     rig = Rig(roomy_folder(), settings=STRETCH.settings)
     try:
         rig.control("up")

@@ -26,6 +26,7 @@ from helios.slurm.nodes import SlurmNodes
 from helios.slurm.undo_file import UNDO_FILE, write_undo
 from tests.live.chroot import Chroot
 from tests.live.test_release_script import SCRIPT
+from tests.waiting import TEST_TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,7 @@ def test_the_kill_switch_without_python_gives_the_sites_own_list_back(chroot: Ch
         env={"PATH": f"{chroot.scratch}:{os.defpath}:/usr/sbin:/sbin"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert the_list(chroot) == own

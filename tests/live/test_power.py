@@ -22,6 +22,7 @@ from helios.ports import Domain
 from helios.services.energy_saving import Ces, CesOptions
 from helios.testing import a_demand
 from tests.live.rig import Rig
+from tests.waiting import TEST_TIMEOUT_S
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 OWN_WEIGHTS = {"n1": 10, "n2": 10, "n3": 10, "n4": 20, "n5": 20, "n6": 50, "n7": 50, "n8": 50}
@@ -147,7 +148,7 @@ def test_a_job_for_a_sleeping_node_wakes_it_and_runs_to_its_end(helios: Helios) 
     told = helios.until(lambda report: report.asleep_by_helios == 0)  # Slurm is at it a second later
     assert told.slept == ()
     assert "Slurm woke it for a job" in helios.said_of("n1")
-    helios.rig.until(lambda: helios.cycle() and helios.rig.job_state(job) == "COMPLETED", longest_s=90)
+    helios.rig.until(lambda: helios.cycle() and helios.rig.job_state(job) == "COMPLETED")
 
 
 def test_what_must_not_sleep_never_does_whatever_a_service_asks(helios: Helios) -> None:
@@ -283,7 +284,7 @@ def test_the_script_wakes_all_and_gives_back_the_weights_with_the_database_gone(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rig.until(lambda: {rig.nodes()[node] for node in ("n1", "n4")} == {"IDLE"})

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.live.rig import Rig
-from tests.live.test_daemon import LONGEST_S, Site
+from tests.live.test_daemon import Site
 from tests.live.test_power import OWN_WEIGHTS, Helios, asleep, little_demand_for_all
+from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["little_demand_for_all"]
 
@@ -46,7 +47,7 @@ def answer(site: Site, *words: str) -> dict[str, object]:
 
 
 def test_a_plan_changes_nothing_and_a_pause_wakes_all(site: Site) -> None:
-    plan = answer(site, "power", "cycle", "--as", "active", "--json")
+    plan = answer(site, "power", "run-cycle", "--as", "active", "--json")
     assert plan["decisions"]
     assert site.rig.weights() == OWN_WEIGHTS
     assert asleep(site.rig, "n1")
@@ -56,8 +57,8 @@ def test_a_plan_changes_nothing_and_a_pause_wakes_all(site: Site) -> None:
 
 def test_a_stopped_daemon_leaves_the_nodes_as_if_it_had_never_been(site: Site) -> None:
     daemon = site.start()
-    site.rig.until(lambda: site.rig.weights() != OWN_WEIGHTS, longest_s=LONGEST_S)
+    site.rig.until(lambda: site.rig.weights() != OWN_WEIGHTS)
     daemon.terminate()
-    assert daemon.wait(LONGEST_S) == 0, site.log()
+    assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     site.rig.until(lambda: set(site.rig.nodes().values()) == {"IDLE"})
     assert site.rig.weights() == OWN_WEIGHTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.replayed import Stretch, helped, replay, waits
-from tests.live.rig import Rig, missing, roomy_folder
+from tests.live.rig import Rig, roomy_folder, skip_without_slurm
 from tests.traces import needs_traces
 
 # benchmarks/live_chance.py: of 40 pairs of clusters, submitted to up to 4 s late, none had more than 0.41 of the mean,
@@ -27,8 +26,7 @@ def stretch() -> Stretch:
 @pytest.fixture
 def pair(stretch: Stretch) -> Iterator[tuple[Rig, Rig]]:
     """Two clusters alike, of their own: both are loaded for minutes."""
-    if why := missing():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    skip_without_slurm()
     settings = {"USERS": " ".join(stretch.users)}
     rigs: list[Rig] = []
     try:

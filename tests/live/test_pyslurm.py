@@ -296,6 +296,11 @@ def _without_signature(node: RawNode) -> RawNode:
 def stopped(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
+        # A signal is taken when the process next runs: until then a thread of the controller may still answer.
+        while any(
+            stat.read_text().rpartition(")")[2].split()[0] != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+        ):
+            time.sleep(0.01)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -15,6 +15,7 @@ from helios.slurm.connect import open_nodes
 from helios.slurm.undo_file import NodesUndo, read_undo, write_undo
 from tests.live.rig import Rig
 from tests.live.test_release_script import SCRIPT, SETPRIV, Ran, path
+from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["path"]  # a fixture: a PATH without Python
 
@@ -32,7 +33,7 @@ def release(rig: Rig, path: Path, undo: Path, *options: str, user: str | None = 
         env={"PATH": str(path), "SLURM_CONF": rig.environment["SLURM_CONF"]},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +15,8 @@ from helios.actions import JobSetting
 from helios.slurm.hook_table import HookRow
 from helios.slurm.jobs_undo import JOBS_FILE
 from tests.live.hooked import Hooked, hooked, hooked_cluster
+from tests.live.rig import roomy_folder
+from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["hooked", "hooked_cluster"]
 
@@ -36,8 +37,7 @@ class Ran:
 @pytest.fixture
 def path() -> Iterator[Path]:
     """A PATH on which there is no Python, and that every user can read."""
-    folder = Path(tempfile.mkdtemp(prefix="helios-path-"))
-    folder.chmod(0o755)
+    folder = roomy_folder()
     for tool in (*TOOLS, *SLURMS):
         found = shutil.which(tool)
         assert found, tool
@@ -57,7 +57,7 @@ def release(
         env={"PATH": str(path), "SLURM_CONF": hooked.rig.environment["SLURM_CONF"]} | dict(more or {}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TEST_TIMEOUT_S,
     )
     return Ran(status=done.returncode, said=done.stdout + done.stderr)
 

@@ -6,14 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.live.rig import Rig
-from tests.live.test_daemon import LONGEST_S, Site
+from tests.live.rig import Rig, roomy_folder
+from tests.live.test_daemon import Site
+from tests.waiting import TEST_TIMEOUT_S
 
 HOLD = "import socket, sys; taken = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(flush=True); input()"
 AS_ALICE = ("setpriv", "--reuid", "alice", "--regid", "alice", "--clear-groups")
@@ -22,8 +21,7 @@ AS_ALICE = ("setpriv", "--reuid", "alice", "--regid", "alice", "--clear-groups")
 @pytest.fixture
 def site(rig: Rig) -> Iterator[Site]:
     """A daemon to be, in a folder that everybody may enter, with jobs that wait."""
-    folder = Path(tempfile.mkdtemp(prefix="helios-strangers-"))
-    folder.chmod(0o755)
+    folder = roomy_folder()
     rig.fill()
     rig.submit(user="bob")
     made = Site(rig, folder)
@@ -59,7 +57,7 @@ def test_a_user_who_takes_the_port_and_reaches_for_locks_and_files_changes_nothi
             assert "denied" in site.rig.run("flock", "-n", str(path), "cat", str(path), user="alice", check=False)
         assert f"another process listens on 127.0.0.1:{port}" in site.log()
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(LONGEST_S) == 0, site.log()
+        assert daemon.wait(TEST_TIMEOUT_S) == 0, site.log()
     finally:
         taker.kill()
         taker.wait()

@@ -14,6 +14,7 @@ from helios.app.whatif import WhatIfRequest
 from helios.ingest import write_helios_csv
 from tests.live.rig import Rig
 from tests.unit.app.test_draws import a_site
+from tests.waiting import TEST_TIMEOUT_S
 
 pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")
 PLAN = """
@@ -44,7 +45,7 @@ def swept(rig: Rig, folder: Path, *, queue: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=TEST_TIMEOUT_S,
     )
 
 

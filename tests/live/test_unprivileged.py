@@ -23,10 +23,10 @@ import pytest
 from helios.slurm.accounting import SACCT_FIELDS
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig, roomy_folder
+from tests.waiting import TEST_TIMEOUT_S
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
 NAMES = 100
-LONGEST_S = 120.0
 FORGED = 900_000
 """Job ids from here on are in no accounting of this cluster."""
 FEW_FILES = 256
@@ -48,7 +48,6 @@ class Service:
             "HELIOS_DAEMON_CYCLE_S": "2",
             "HELIOS_DAEMON_INGEST_S": "30",
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "/tmp/helios-numba-of-tests"),
         }
 
     def run(self, *words: str, cwd: Path = Path("/"), **more: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +77,7 @@ class Service:
 
     def until_placed(self, job: str, daemon: subprocess.Popen[bytes]) -> None:
         """Wait until a cycle has given a pending job its place; a daemon that ends gives none."""
-        self.rig.until(lambda: self.rig.site_factors().get(job) or daemon.poll() is not None, longest_s=LONGEST_S)
+        self.rig.until(lambda: self.rig.site_factors().get(job) or daemon.poll() is not None)
         assert daemon.poll() is None, (self.folder / "log").read_text()[-3000:]
 
 
@@ -184,7 +183,7 @@ def test_the_release_script_follows_no_link_when_root_runs_it(rig: Rig, target: 
         for path in (state, state / "hook"):
             shutil.chown(path, "alice", "alice")
         words = [str(RELEASE), "--state", str(state), "--wait", "1"]
-        subprocess.run(words, env=rig.environment, cwd="/", check=False, capture_output=True, timeout=120)
+        subprocess.run(words, env=rig.environment, cwd="/", check=False, capture_output=True, timeout=TEST_TIMEOUT_S)
         assert (folder / "precious").read_text() == "root's own\n"
         assert sorted(path.name for path in folder.iterdir()) == ["precious", "state"]
     finally:
@@ -259,7 +258,6 @@ def test_no_crafted_job_name_forges_a_row_anywhere(service: Service) -> None:
     asked = ("sacct", "-a", "-X", "-n", "-P", "-u", "alice", "-S", "now-1hour", "-o", "JobIDRaw,End")
     service.rig.until(
         lambda: set(jobs) <= {row.split("|")[0] for row in service.rig.lines(*asked) if not row.endswith("|Unknown")},
-        longest_s=LONGEST_S,
     )
     service.says("trace", "sync")
     with Warehouse.open(service.environment["HELIOS_DATABASE_URL"]) as warehouse:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,14 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import TEST_TIMEOUT_S
+
 TOY = Path(__file__).with_name("toy_daemon.py")
-PATIENCE_S = 60.0
-"""A process that imports all of Helios on a busy machine takes seconds; a test that needs this long has failed."""
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
     pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.05)):
+    for _ in range(int(TEST_TIMEOUT_S / 0.05)):
         if holds():
             return True
         pause.wait(0.05)
@@ -38,7 +39,7 @@ class Site:
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ear.bind(str(folder / "notify"))
-        self._ear.settimeout(PATIENCE_S)
+        self._ear.settimeout(1)
         self._logs = 0
 
     @property
@@ -68,8 +69,15 @@ class Site:
         return daemon
 
     def hear(self, word: str) -> None:
-        while self._ear.recv(4096).decode() != word:
-            pass
+        """Wait until a daemon says ``word``; where all have ended, nobody will."""
+        limit = time.monotonic() + TEST_TIMEOUT_S
+        while time.monotonic() < limit:
+            try:
+                if self._ear.recv(4096).decode() == word:
+                    return
+            except TimeoutError:
+                assert any(daemon.poll() is None for daemon in self._daemons), self._log.read_text()
+        raise AssertionError(f"no {word} within {TEST_TIMEOUT_S:g} s")
 
     def ask(self, path: str) -> tuple[int, str]:
         try:
@@ -79,7 +87,7 @@ class Site:
             return refusal.code, refusal.read().decode()
 
     def port(self) -> int:
-        (line,) = [line["message"] for line in self.log() if line["source"] == "server"]
+        (line,) = [line["message"] for line in self.log() if line["source"] == "http"]
         return int(re.findall(r"port (\d+)", line)[0])
 
     def log(self) -> list[dict[str, Any]]:
@@ -119,7 +127,7 @@ def test_it_says_ready_is_well_and_a_stop_takes_everything_back(site: Site) -> N
     assert 'helios_cycles_total{outcome="acted"} ' in figures
     daemon.send_signal(signal.SIGTERM)
     site.hear("STOPPING=1")
-    assert daemon.wait(PATIENCE_S) == 0
+    assert daemon.wait(TEST_TIMEOUT_S) == 0
     assert not site.acts()
     assert site.diary()[-1] == "release SIGTERM"
     assert json.loads((site.folder / "state" / "health.json").read_text())["state"] == "stopped"
@@ -130,7 +138,7 @@ def test_control_c_ends_it_just_as_well(site: Site) -> None:
     daemon = site.start()
     assert eventually(site.acts)
     daemon.send_signal(signal.SIGINT)
-    assert daemon.wait(PATIENCE_S) == 0
+    assert daemon.wait(TEST_TIMEOUT_S) == 0
     assert not site.acts()
 
 
@@ -138,12 +146,12 @@ def test_what_a_killed_daemon_left_is_taken_back_by_the_next(site: Site) -> None
     killed = site.start()
     assert eventually(site.acts)
     killed.kill()
-    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+    assert killed.wait(TEST_TIMEOUT_S) == -signal.SIGKILL
     assert site.acts()
     assert "release" not in " ".join(site.diary())
     following = site.start()
     following.terminate()
-    assert following.wait(PATIENCE_S) == 0
+    assert following.wait(TEST_TIMEOUT_S) == 0
     assert not site.acts()
 
 
@@ -166,7 +174,7 @@ def second(site: Site, **environment: str) -> subprocess.CompletedProcess[str]:
         env=site.environment | environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TEST_TIMEOUT_S,
         check=False,
     )
 

@@ -25,7 +25,6 @@ from tests.unit.predict.traces_of import a_campaign
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
 cloudpickle = pytest.importorskip("cloudpickle")
-pytestmark = pytest.mark.xdist_group("dask")
 QUANTILES = (0.1, 0.5, 0.9)
 
 

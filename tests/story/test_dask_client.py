@@ -17,7 +17,6 @@ from helios.predict.duration import TrainingSet
 from tests.unit.app.test_draws import a_site
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-pytestmark = pytest.mark.xdist_group("dask")
 NAMES = ("python", "distributed", "lightgbm", "helios-slurm")
 
 

@@ -11,7 +11,10 @@ import pytest
 from helios.cli.main import COMMANDS, imported
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
+TOP = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = sorted([*TOP, *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+WIDTH = 100
 
 
 def reference_pages() -> dict[str, str]:
@@ -62,18 +65,58 @@ def test_every_command_named_within_a_sentence_exists(document: Path) -> None:
 
 def test_every_command_that_a_hint_advises_exists() -> None:
     for path in sorted((ROOT / "helios").rglob("*.py")):
-        for hint in re.findall(r'remedy=\s*f?"([^"]*)"', path.read_text()):
+        for hint in re.findall(r'hint=\s*f?"([^"]*)"', path.read_text()):
             advised = set(re.findall(r"(?:^|: |then )helios ([a-z]+)", hint))
             assert advised <= {*COMMANDS}, f"{path.name}: {hint}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_to_a_file_leads_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
+def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\(\s*([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text()):
         if "://" not in target:
-            assert (document.parent / target).exists(), target
+            page = document.parent / target if target else document
+            assert page.exists(), target
+            assert not anchor or anchor in anchors_of(page), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    contents = (ROOT / "docs" / "README.md").read_text()
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"({page.name}" not in contents] == ["README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    prose = [line for line in text.splitlines() if " " in line.strip() and not line.startswith(("|", "#", "!["))]
+    assert [line for line in prose if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_benchmark_and_test_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    paths = {*re.findall(r"\b((?:benchmarks|tests)/[\w/]+\.py)", text)}
+    paths |= {f"benchmarks/{name}.py" for name in re.findall(r"-m\s+benchmarks\.(\w+)", text)}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "deploy", "tests"])
+def test_every_page_that_the_code_names_exists(folder: str) -> None:
+    named = {
+        name
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".sh", ".lua", ".toml", ".service"}
+        for name in re.findall(r"\bdocs/([\w/-]+\.md)", path.read_text())
+    }
+    assert [name for name in sorted(named) if not (ROOT / "docs" / name).exists()] == []
 
 
 def test_every_target_of_the_readme_can_be_made() -> None:
     made = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"`?make ([a-z]+)", (ROOT / "README.md").read_text())) <= made
+    for page in PAGES:
+        assert set(re.findall(r"(?:`|^)make ([a-z]+)", page.read_text(), flags=re.MULTILINE)) <= made

@@ -3,8 +3,6 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios
 from tests.traces import TRACES, needs_traces
@@ -13,7 +11,6 @@ HORIZONS = [1, 3, 6, 24]
 
 
 @needs_traces
-@pytest.mark.xdist_group("real traces")
 def test_a_published_series_is_judged(helios: Helios) -> None:
     series = TRACES / "philly_nodes_oct-nov2017.csv.gz"
     window = ("--from", "2017-11-27", "--to", "2017-12-01", "--timezone", "America/Los_Angeles")

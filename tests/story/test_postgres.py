@@ -10,8 +10,6 @@ from helios.ingest import synthetic_trace, write_helios_csv
 from tests.postgres import fresh_database, postgres_server
 from tests.story.shell import Helios, shell
 
-pytestmark = pytest.mark.xdist_group("postgres")
-
 
 @pytest.fixture(scope="module")
 def helios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helios]:

@@ -8,7 +8,7 @@ import pytest
 from tests.story.shell import Helios, shell
 from tests.traces import TRACES, needs_traces
 
-pytestmark = [needs_traces, pytest.mark.xdist_group("real traces")]
+pytestmark = needs_traces
 
 ROWS = {
     "helios_venus_mar-aug2020.csv.gz": 99_707,

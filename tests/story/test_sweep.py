@@ -24,9 +24,9 @@ from helios.errors import DaskUnavailable, UsageError
 from helios.ingest import write_helios_csv
 from tests.story.shell import Helios, shell
 from tests.unit.app.test_draws import a_site
+from tests.waiting import TEST_TIMEOUT_S
 
 distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-pytestmark = pytest.mark.xdist_group("dask")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "sweeps.md"
 PLAN = """
 policies = ["fifo", "sjf", "qssf"]
@@ -200,7 +200,7 @@ def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path: Path, history: 
             with suppress(subprocess.TimeoutExpired):
                 run.wait(timeout=0.1)
         run.send_signal(signal.SIGINT)
-        said = run.communicate(timeout=60)[1]
+        said = run.communicate(timeout=TEST_TIMEOUT_S)[1]
     assert run.returncode == 130
     assert "the same command goes on from there" in said
     for line in results.read_text().splitlines():

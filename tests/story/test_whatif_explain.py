@@ -23,7 +23,7 @@ def test_a_job_s_story_adds_up_and_today_s_order_stands_beside_another(site: Hel
     some = site("whatif", "explain", "0", *REPLAY, code=2).err.split("Near it: ")[1].split(",")[0]
     answer = site("whatif", "explain", some, *REPLAY, "--policy", "fewest_gpus", "--json").json
     assert answer["job_id"] == some
-    assert sum(stretch["length_s"] for stretch in answer["stretches"]) == answer["wait_s"]
+    assert sum(interval["length_s"] for interval in answer["intervals"]) == answer["wait_s"]
     assert [beside["replay"] for beside in answer["beside"]] == ["FIFO + EASY (limit)"]
     text = site("whatif", "explain", some, *REPLAY).out
     assert f"Job {some}" in text

@@ -50,6 +50,7 @@ def tasks(configuration: object, *, cluster: str | None, domains: frozenset[Doma
 
 if __name__ == "__main__":
     toys = types.ModuleType("helios.app.operations")
-    toys.tasks = tasks  # type: ignore[attr-defined]  # because a module made by hand declares nothing
+    toys.operations_for = tasks  # type: ignore[attr-defined]  # because a module made by hand declares nothing
+    toys.Operations = object  # type: ignore[attr-defined]  # as above
     sys.modules["helios.app.operations"] = toys
     helios.cli.main.main()

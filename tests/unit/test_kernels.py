@@ -20,9 +20,9 @@ import helios
 from helios.jit import cached_jit, fingerprint, inline_jit
 
 CALLEE = """
-from helios.jit import part
+from helios.jit import inline_jit
 
-@part
+@inline_jit
 def step(x):
     return x + {by}
 """
@@ -35,9 +35,9 @@ class Pair(NamedTuple):
 """
 ASKING = """
 from callee import Pair
-from helios.jit import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def least(pair):
     return pair.least
 
@@ -45,9 +45,9 @@ print(least(Pair(least=1, most=2)), sum(least.stats.cache_hits.values()))
 """
 ENTRY = """
 from callee import step
-from helios.jit import kept
+from helios.jit import cached_jit
 
-@kept
+@cached_jit
 def twice(x):
     return step(step(x))
 
@@ -201,6 +201,15 @@ def test_an_edit_of_another_file_has_the_entry_compiled_anew(
         return run_by_itself(tmp_path)
 
     assert [says(before), says(before), says(after)] == said
+
+
+def test_what_a_release_with_other_class_names_kept_is_forgotten(tmp_path: Path) -> None:
+    said = []
+    for name in ("Pair", "Pair", "Couple", "Couple"):
+        (tmp_path / "entry.py").write_text(ASKING.replace("Pair", name))
+        (tmp_path / "callee.py").write_text(NAMES.format(first="least", second="most").replace("Pair", name))
+        said.append(run_by_itself(tmp_path))
+    assert said == ["1 0", "1 1", "1 0", "1 1"]
 
 
 def test_an_edit_of_how_nodes_are_taken_has_the_loop_of_a_replay_compiled_anew(tmp_path: Path) -> None:

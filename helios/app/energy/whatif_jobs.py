@@ -23,6 +23,7 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replay
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
 from helios.ports import Domain, Progress, Service, no_progress
 from helios.predict.demand.features import job_state
@@ -30,7 +31,7 @@ from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, assemble
 from helios.predict.duration import HistoryPredictor
 from helios.predict.job_table import JobTable, causal_features
-from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
+from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import Ces, CesOptions, published_options
 from helios.services.energy_saving.node_choice import pool_nodes, to_sleep, to_wake
 from helios.services.node_fill_order import NodeFillOrder

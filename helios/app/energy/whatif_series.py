@@ -17,11 +17,12 @@ from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand
 from helios.ports import Progress, no_progress
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, assemble
-from helios.report.energy_whatif import EnergyWhatIf, PolicyResult, poisson_interval
+from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import CesOptions, published_options, target_levels
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
 

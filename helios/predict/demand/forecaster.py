@@ -27,7 +27,7 @@ from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 # step; the longer the horizon, the fewer independent hours there are in a history, so the larger the smallest leaf.
 # Even so they are only part of the answer: an expected value is drawn towards persistence, and a quantile of the most
 # at least half way to the empirical one of all rises so far, then moved by what it missed in the last weeks (rolling
-# conformal prediction: Gibbs and Candes 2021), both as far as there is evidence. What was tried: docs/forecast.md.
+# conformal prediction: Gibbs and Candes 2021), both as far as there is evidence. What was tried: docs/power.md.
 
 ROUNDS = 60
 EVERY = 3

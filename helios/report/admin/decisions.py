@@ -22,13 +22,7 @@ LINES = declare_fields(
     ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
     ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Revert, ...; Cycle: a line about a whole cycle"),
     ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
-    (
-        "Result",
-        "result",
-        FieldKind.TEXT,
-        9,
-        "What became of it: done, unchanged, would, refused, postponed, gone, failed, mismatch",
-    ),
+    ("Result", "result", FieldKind.TEXT, 9, f"What became of it: {', '.join(RESULTS)}"),
     ("Remark", "remark", FieldKind.TEXT, 30, "What more there is to say of the result"),
     ("Before", "before", FieldKind.TEXT, 16, "What was read before"),
     ("After", "after", FieldKind.TEXT, 16, "What was read back"),
@@ -52,6 +46,8 @@ BY_SERVICE = declare_fields(
     ("Still", "suspended", FieldKind.COUNT, 5, "Cycles in which nothing was done on purpose"),
     ("StillReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
 )
+
+HIDDEN_BY_SERVICE = {"ModeChgs", "Postponed", "Gone", "StillReason"}
 
 
 def decision_rows(

@@ -1,10 +1,13 @@
-"""The nightly report: what a day was like, the most important things first, for a page and for a mail."""
+"""The nightly report of a day, as one page and as one plain mail of the same content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from email.message import EmailMessage
 from typing import Any
 
 import numpy as np
@@ -16,10 +19,18 @@ from helios.model.hostlist import fold
 from helios.report.admin.decisions import service_days, with_results
 from helios.report.admin.predictions import prediction_accuracy, worst_predictions
 from helios.report.admin.queue import levels, queue_at
-from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
-from helios.report.admin.shadow import ShadowDay
+from helios.report.admin.sacct_format import (
+    CUT,
+    FieldKind,
+    ReportTable,
+    as_lines,
+    chosen_fields,
+    declare_fields,
+    write_values,
+)
+from helios.report.admin.shadow import ShadowDay, shadow_table
 from helios.report.admin.usage import usage_by, wait_s
-from helios.report.energy import EnergyLedger, energy_line, savings
+from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
 from helios.units import change, duration_in_words, percent
 
 WEEKS_BEFORE = 4
@@ -47,6 +58,13 @@ DAYS = declare_fields(
 )
 
 
+DID, WAITS, QUEUE = "What Helios did", "How long jobs waited", "Who waits longest"
+ENERGY, ACCURACY = "What nodes asleep saved", "How far off predictions were"
+WIDTH = 76
+"""Columns of the mail; RFC 5322 asks for at most 78."""
+TIE = "\N{NO-BREAK SPACE}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NightEnergy:
     """What the nodes drew.
@@ -61,11 +79,6 @@ class NightEnergy:
 
     day: EnergyLedger
     days: EnergyLedger
-
-    def before(self) -> Iterator[str]:
-        """Tell the days together, where sleep saved anything."""
-        if self.days.slept and self.days.days > 1:
-            yield savings(self.days)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,8 +114,26 @@ class Night:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Section:
+    """A part of a report.
+
+    Attributes
+    ----------
+    sentences : sequence of str
+        The most important first.
+    tables : sequence of ReportTable
+        Each shows columns that fit a mail.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()
+    tables: Sequence[ReportTable] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digest:
-    """A day, told: headline, sentences by theme, tables.
+    """A day, told.
 
     Attributes
     ----------
@@ -110,13 +141,12 @@ class Digest:
         For a mail, without line breaks.
     alarming : bool
         Whether something did not go as it should.
-    sentences : dict of list of str
-        By theme, the most important first.
+    sections : sequence of Section
+        The most important first.
     daily : DataFrame
         A row for each day of the four weeks and the day: ``time``, ``submitted``, ``started``, waits, GPUs.
     hourly : DataFrame
         The queue of the day, as :func:`~helios.report.admin.queue.levels` gives it.
-    days, waiting, worst, services, partitions : Answer
     energy : NightEnergy, optional
         None: no node of the cluster is known.
     """
@@ -126,69 +156,145 @@ class Digest:
     begin: datetime
     subject: str
     alarming: bool
-    sentences: dict[str, list[str]]
+    sections: Sequence[Section]
     daily: pd.DataFrame
     hourly: pd.DataFrame
-    days: ReportTable
-    waiting: ReportTable
-    worst: ReportTable
-    services: ReportTable
-    partitions: ReportTable
-    accuracy: ReportTable
-    shadow: ShadowDay
     energy: NightEnergy | None = None
 
 
 def nightly_digest(night: Night) -> Digest:
-    """Tell a night's frames as a digest."""
+    """Return a night's frames as a digest."""
+    zone, predictions = night.timezone, night.predictions
     daily = daily_waits(night)
-    services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=night.timezone)
-    today, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
-    accuracy = prediction_accuracy(
-        ended, predictions=night.predictions, past=night.past, title="Predictions", by="all", timezone=night.timezone
+    services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=zone)
+    submitted, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
+    partitions = usage_by(
+        "partition", submitted, predictions=predictions, at=night.end, title="Partitions", timezone=zone
     )
-    waiting = queue_at(
-        night.jobs, predictions=night.predictions, at=night.end, title="Waiting longest", timezone=night.timezone
-    )
-    alarming = any((*_failed_wakes(night.decisions), *_alarms(night.decisions)))
+    waiting = queue_at(night.jobs, predictions=predictions, at=night.end, title="Waiting longest", timezone=zone)
+    failed_wakes, alarms = list(_failed_wakes(night.decisions)), list(_alarms(night.decisions))
+    did = [
+        *failed_wakes,
+        *_acts(services),
+        *alarms,
+        *_refusals(night.decisions),
+        *_suspensions(night.cycles, services),
+    ]
+    columns = "service%-9,mode%-6,turns,proposed,done,would,refused,mismatch,failed,still"
+    sections = [
+        Section(title=DID, sentences=did, tables=[_shown(services, columns)]),
+        Section(
+            title=WAITS,
+            sentences=list(_waits(daily)),
+            tables=[
+                _days(daily, night),
+                _shown(partitions, "partition,jobs,meanwait,p50wait,p95wait,maxwait,failed", most=MOST_PARTITIONS),
+            ],
+        ),
+        Section(
+            title=QUEUE,
+            sentences=list(_waiters(waiting, at=_end_of(night))),
+            tables=[
+                _shown(
+                    replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None),
+                    "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob",
+                    most=MOST_WAITING,
+                )
+            ],
+        ),
+        *([_energy_section(night.energy)] if night.energy else []),
+        Section(title=ACCURACY, sentences=list(_accuracy(ended, night)), tables=[_worst(ended, night)]),
+        Section(
+            title="What the shadow would have changed",
+            sentences=night.shadow.sentences,
+            tables=[
+                _shown(shadow_table(night.shadow, title="The shadow's day"), "line,meanwait,p50wait,p99wait,maxwait")
+            ],
+            notes=night.shadow.notes,
+        ),
+    ]
+    alarming = bool(failed_wakes or alarms)
     return Digest(
         cluster=night.cluster,
-        timezone=night.timezone,
+        timezone=zone,
         begin=night.begin,
         subject=_subject(night, services, daily, alarming=alarming),
         alarming=alarming,
-        sentences=_told(night, services=services, daily=daily, waiting=waiting, accuracy=accuracy),
+        sections=sections,
         daily=daily,
         hourly=levels(night.jobs, edges_s=_hours(night)),
-        days=_days(daily, night),
-        waiting=_first(waiting, MOST_WAITING),
-        worst=_worst(ended, night),
-        services=services,
-        partitions=_partitions(today, night),
-        accuracy=accuracy,
-        shadow=night.shadow,
         energy=night.energy,
     )
 
 
-def _told(
-    night: Night, *, services: ReportTable, daily: pd.DataFrame, waiting: ReportTable, accuracy: ReportTable
-) -> dict[str, list[str]]:
-    """Return the sentences by theme, the most important first."""
-    return {
-        "What Helios did": [
-            *_failed_wakes(night.decisions),
-            *_acts(services),
-            *_alarms(night.decisions),
-            *_refusals(night.decisions),
-            *_stillness(night.cycles, services),
-        ],
-        "How long jobs waited": list(_waits(daily)),
-        "Who waits longest": list(_waiters(waiting, at=_end_of(night))),
-        **({"What nodes asleep saved": [energy_line(night.energy.day)]} if night.energy else {}),
-        "How far off predictions were": list(_accuracy(accuracy)),
-        "What the shadow would have changed": night.shadow.sentences,
-    }
+def as_text(digest: Digest) -> str:
+    """Return the digest as plain text of at most ``WIDTH`` columns, the most important first."""
+    return "\n".join(line.rstrip() for line in _lines(digest)) + "\n"
+
+
+def as_mail(digest: Digest, *, page: str, page_name: str, sender: str, recipient: str) -> bytes:
+    """Return a message of the text with the page attached, such that ``sendmail -t < FILE`` sends it.
+
+    The page is an attachment and not an alternative: mail readers do not draw the figures of an HTML body. Without a
+    date, which sendmail adds, the same digest gives the same bytes.
+
+    Parameters
+    ----------
+    page, page_name : str
+        The HTML page and the name of its file.
+    sender, recipient : str
+        Addresses.
+    """
+    message = EmailMessage()
+    message["Subject"] = digest.subject
+    message["From"] = sender
+    message["To"] = recipient
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(as_text(digest))
+    message.add_attachment(page, subtype="html", filename=page_name)
+    message.set_boundary(f"=_helios_{digest.begin:%Y%m%d}")
+    return message.as_bytes()
+
+
+def _lines(digest: Digest) -> Iterator[str]:
+    yield from _wrapped(digest.subject)
+    yield "=" * WIDTH
+    for section in digest.sections:
+        yield from ("", section.title.upper())
+        for sentence in (*section.sentences, *section.notes):
+            yield from _wrapped(write_values(sentence, FieldKind.TEXT), "* ", "  ")
+        for table in section.tables:
+            if len(table.rows):
+                lines = as_lines(table, chosen_fields(table, None))
+                yield from ("", table.title[:WIDTH])
+                yield from (line if len(line) <= WIDTH else line[: WIDTH - 1] + CUT for line in lines)
+    yield ""
+    yield from _wrapped(f"Times on the cluster's own clock ({digest.timezone}).")
+
+
+def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
+    """Break text into lines of at most ``WIDTH`` columns that do not part a number from its unit."""
+    tied = re.sub(r"(?<=\d) (?=(?:h|min|s|days?|%|weeks)\b)", TIE, text)
+    lines = textwrap.wrap(tied, WIDTH, initial_indent=first, subsequent_indent=then)
+    return [line.replace(TIE, " ") for line in lines]
+
+
+def _shown(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
+    """Return the first rows of a table with columns as ``--format`` names them."""
+    return replace(
+        table, shown=tuple(columns.split(",")), rows=table.rows.head(len(table.rows) if most is None else most)
+    )
+
+
+def _energy_section(energy: NightEnergy) -> Section:
+    before = [savings(energy.days)] if energy.days.slept and energy.days.days > 1 else []
+    table = _shown(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
+    return Section(
+        title=ENERGY,
+        sentences=[*energy_sentences(energy.day), *before],
+        tables=[replace(table, title="Energy")],
+        notes=energy.day.notes,
+    )
 
 
 def daily_waits(night: Night) -> pd.DataFrame:
@@ -280,7 +386,7 @@ def _reasons(remarks: pd.Series[Any]) -> str:
     return f": {named}" if named else ""
 
 
-def _stillness(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
+def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     suspended = _total(services, "suspended")
     if not suspended:
         return
@@ -348,7 +454,10 @@ def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
     yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
 
 
-def _accuracy(accuracy: ReportTable) -> Iterator[str]:
+def _accuracy(ended: pd.DataFrame, night: Night) -> Iterator[str]:
+    accuracy = prediction_accuracy(
+        ended, predictions=night.predictions, past=night.past, title="", by="all", timezone=night.timezone
+    )
     if accuracy.rows.empty:
         yield "No job that had been predicted ended that day."
         return
@@ -383,13 +492,6 @@ def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
     )
 
 
-def _partitions(today: pd.DataFrame, night: Night) -> ReportTable:
-    answer = usage_by(
-        "partition", today, predictions=night.predictions, at=night.end, title="Partitions", timezone=night.timezone
-    )
-    return replace(answer, rows=answer.rows.head(MOST_PARTITIONS))
-
-
 def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
     return ReportTable(
         title="Worst predictions",
@@ -399,9 +501,3 @@ def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
         empty="No predicted job ended that day.",
         timezone=night.timezone,
     )
-
-
-def _first(answer: ReportTable, most: int) -> ReportTable:
-    waiting = answer.rows[answer.rows["waiting"] > 0].head(most).reset_index(drop=True)
-    shown = tuple(name for name in answer.shown if "Run" not in name and name != "PredGPUh")
-    return replace(answer, rows=waiting, shown=shown, total=None, empty="Nobody waits.")

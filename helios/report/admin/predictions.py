@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from helios.errors import UsageError
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
@@ -71,7 +70,11 @@ def prediction_accuracy(
         for name, groups in _groupings(judged, SHOWN_BY if by is None else (by,), timezone)
     ]
     rows = (
-        pd.concat(parts, ignore_index=True) if len(judged) else _figures(judged, "all", pd.Series([], dtype="object"))
+        pd.concat(parts, ignore_index=True) if len(judged) else pd.DataFrame(columns=[field.column for field in FIELDS])
+    )
+    lacking = int(judged["naive"].isna().sum())
+    notes = (
+        f"{lacking:,} of {len(judged):,} jobs have no ended job of the same user before them: LastRun leaves them out.",
     )
     return ReportTable(
         title=title,
@@ -79,7 +82,7 @@ def prediction_accuracy(
         shown=("By", "Group", "Jobs", "OffBy", "Bias", "Inside", "Above", "LastRun", "Same", "Better"),
         rows=rows,
         empty=_nothing(jobs, predictions),
-        notes=tuple(_notes(judged)),
+        notes=notes if lacking else (),
         timezone=timezone,
     )
 
@@ -158,16 +161,12 @@ def _groupings(judged: pd.DataFrame, names: tuple[str, ...], timezone: str) -> I
         if name == "all":
             yield name, pd.Series("", index=judged.index, dtype="object")
         elif name == "size":
-            yield name, _sizes(judged)
+            place = np.searchsorted(SIZE_EDGES, judged["gpus"].to_numpy(), side="left")
+            yield name, pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=judged.index)
         elif name == "day":
             yield name, judged["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
         else:
             yield name, judged[name].astype("object").fillna(UNKNOWN)
-
-
-def _sizes(judged: pd.DataFrame) -> pd.Series:
-    place: NDArray[np.int64] = np.searchsorted(SIZE_EDGES, judged["gpus"].to_numpy(), side="left")
-    return pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=judged.index)
 
 
 def _figures(judged: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
@@ -200,12 +199,3 @@ def _nothing(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
     if predictions.empty:
         return f"Jobs submitted in this window: {len(jobs):,}; none was predicted."
     return f"Jobs submitted in this window: {len(jobs):,}; none has been predicted and has ended."
-
-
-def _notes(judged: pd.DataFrame) -> list[str]:
-    lacking = int(judged["naive"].isna().sum())
-    if not lacking:
-        return []
-    return [
-        f"{lacking:,} of {len(judged):,} jobs have no ended job of the same user before them: LastRun leaves them out."
-    ]

@@ -24,15 +24,8 @@ from helios.report.admin.usage import (
     with_first_prediction,
 )
 
-STEPS = (
-    timedelta(minutes=15),
-    timedelta(hours=1),
-    timedelta(hours=3),
-    timedelta(hours=6),
-    timedelta(days=1),
-    timedelta(days=7),
-    timedelta(days=28),
-)
+Times = NDArray[np.int64]
+STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
 MOST_STEPS = 48
 """Lines that a person still reads; the finest step with at most as many is taken."""
 STALE = timedelta(hours=6)
@@ -79,24 +72,12 @@ def queue_at(
     table = _held_at(with_first_prediction(held, predictions), at)
     rows = _by_partition_and_user(table)
     gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
-    size = ("GPUs",) if gpus else ("CPUs",)
+    size = "GPUs" if gpus else "CPUs"
+    shown = ("Partition", "User", "Waiting", size, "MeanWait", "Oldest", "OldestJob", "PredGPUh", "Running", "RunGPUs")
     return ReportTable(
         title=title,
         fields=NOW,
-        shown=(
-            "Partition",
-            "User",
-            "Waiting",
-            *size,
-            "MeanWait",
-            "Oldest",
-            "OldestJob",
-            "PredGPUh",
-            "Running",
-            "RunGPUs",
-        )
-        if gpus
-        else ("Partition", "User", "Waiting", *size, "MeanWait", "Oldest", "OldestJob", "Running"),
+        shown=shown if gpus else tuple(name for name in shown if "GPU" not in name),
         rows=rows,
         total=_totals(rows) if len(rows) > 1 else None,
         empty="Nothing waits and nothing runs.",
@@ -123,7 +104,7 @@ def queue_over_time(
         title=title,
         fields=OVER_TIME,
         shown=shown,
-        rows=rows if _anything(rows) else rows.iloc[:0],
+        rows=rows if rows[["submitted", "started", "waiting", "running"]].to_numpy().any() else rows.iloc[:0],
         empty="No job waited or ran in this window.",
         notes=tuple(_age_notes(jobs, until)),
         timezone=timezone,
@@ -134,13 +115,9 @@ def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int6
     """Return the edges of the finest steps of which at most ``MOST_STEPS`` fill the window; on the local clock."""
     step = next((step for step in STEPS if (until - since) / step <= MOST_STEPS), STEPS[-1])
     first, last = (pd.Timestamp(moment).tz_convert(timezone) for moment in (since, until))
-    begin = (
-        first.normalize()
-        if step >= timedelta(days=1)
-        else first.floor(step, ambiguous=True, nonexistent="shift_forward")
-    )
     # Whole days are counted on the local clock, shorter steps on the absolute one.
     whole_days = step // timedelta(days=1)
+    begin = first.normalize() if whole_days else first.floor(step, ambiguous=True, nonexistent="shift_forward")
     edges = pd.date_range(begin, last, freq=pd.DateOffset(days=whole_days) if whole_days else step)
     inner = edges[(edges > first) & (edges < last)]
     moments = [first, *inner, last]
@@ -150,28 +127,27 @@ def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int6
 def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
     """Return the rows of :func:`queue_over_time`, a row for each step between the edges."""
     last_s = int(edges_s[-1])
-    waits = _intervals(jobs, waiting=True, last_s=last_s)
-    runs = _intervals(jobs, waiting=False, last_s=last_s)
-    started_s = _seconds(jobs["started_at"], otherwise=-1)
-    started = _step_of(started_s, edges_s)
+    started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
     waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
     return pd.DataFrame(
         {
             "time": pd.to_datetime(edges_s[:-1], unit="s", utc=True),
-            "submitted": _counts(_step_of(_seconds(jobs["submitted_at"], otherwise=-1), edges_s), edges_s),
-            "started": _counts(started, edges_s),
-            "waiting": mean_level_over_time(begins_s=waits[0], ends_s=waits[1], edges_s=edges_s),
-            "waiting_gpus": mean_level_over_time(begins_s=waits[0], ends_s=waits[1], weight=waits[2], edges_s=edges_s),
-            "running": mean_level_over_time(begins_s=runs[0], ends_s=runs[1], edges_s=edges_s),
-            "running_gpus": mean_level_over_time(begins_s=runs[0], ends_s=runs[1], weight=runs[2], edges_s=edges_s),
+            "submitted": np.bincount(submitted[submitted >= 0], minlength=len(edges_s) - 1),
+            "started": np.bincount(started[started >= 0], minlength=len(edges_s) - 1),
+            **_mean_levels("waiting", *_intervals(jobs, waiting=True, last_s=last_s), edges_s=edges_s),
+            **_mean_levels("running", *_intervals(jobs, waiting=False, last_s=last_s), edges_s=edges_s),
             "mean_wait_s": waited["mean"].to_numpy(),
             "longest_wait_s": waited["max"].to_numpy(),
         }
     )
 
 
-def _anything(rows: pd.DataFrame) -> bool:
-    return bool(rows[["submitted", "started", "waiting", "running"]].to_numpy().any())
+def _mean_levels(name: str, begins_s: Times, ends_s: Times, gpus: Times, *, edges_s: Times) -> dict[str, Any]:
+    """Return how many jobs, and GPUs, there were on average in each step."""
+    return {
+        name: mean_level_over_time(begins_s=begins_s, ends_s=ends_s, edges_s=edges_s),
+        f"{name}_gpus": mean_level_over_time(begins_s=begins_s, ends_s=ends_s, weight=gpus, edges_s=edges_s),
+    }
 
 
 def _held_at(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
@@ -226,40 +202,30 @@ def _totals(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _intervals(
-    jobs: pd.DataFrame, *, waiting: bool, last_s: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times, Times, Times]:
     """Return begin, end and GPUs of each stretch in which a job waited, or ran; what lasts ends at ``last_s``."""
-    begin = _seconds(able_since(jobs) if waiting else jobs["started_at"], otherwise=-1)
-    end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"], otherwise=-1)
+    begin = _seconds(able_since(jobs) if waiting else jobs["started_at"])
+    end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
     lasts = (end < 0) & is_in(jobs, SUSPENDED_WAITING if waiting else SUSPENDED_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)
     known = (begin >= 0) & (end > begin)
     return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]
 
 
-def _seconds(times: pd.Series[Any], *, otherwise: int) -> NDArray[np.int64]:
+def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
     values = times.to_numpy(dtype="datetime64[s]")
-    seconds: NDArray[np.int64] = np.where(np.isnat(values), otherwise, values.astype(np.int64))
-    return seconds
+    return np.where(np.isnat(values), -1, values.astype(np.int64))
 
 
 def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the step that each moment falls in; -1: in none."""
     step = np.searchsorted(edges_s, moments_s, side="right") - 1
-    inside: NDArray[np.int64] = np.where((step >= 0) & (step < len(edges_s) - 1), step, -1)
-    return inside
-
-
-def _counts(step: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.bincount(step[step >= 0], minlength=len(edges_s) - 1)
+    return np.where(step < len(edges_s) - 1, step, -1)
 
 
 def _age_notes(jobs: pd.DataFrame, at: datetime) -> list[str]:
-    if jobs.empty:
-        return []
     last = jobs["submitted_at"].max()
-    if pd.Timestamp(at) - last < STALE:
+    if jobs.empty or pd.Timestamp(at) - last < STALE:
         return []
     return [
         f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC: what came since is missing."

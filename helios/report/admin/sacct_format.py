@@ -130,11 +130,14 @@ def listing(fields: Iterable[Field]) -> list[str]:
 
 def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
     """Yield the report as sacct prints one: header, rule, rows, and below another rule the total."""
-    cells = [_texts(answer.rows[field.column], field, answer.timezone) for field in fields]
-    total = _total_texts(answer, fields)
+    cells = _texts(answer, fields)
+    last = {} if answer.total is None or answer.rows.empty else answer.total
+    total = [write_values(last.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
     widths = [
-        _width(field, [*column, last])
-        for field, column, last in zip(fields, cells, total or _blank(fields), strict=True)
+        abs(field.width)
+        if field.exact or field.kind is FieldKind.TEXT
+        else max(abs(field.width), *map(len, (*column, whole)))
+        for field, column, whole in zip(fields, cells, total, strict=True)
     ]
     rule = " ".join("-" * width for width in widths)
     if header:
@@ -142,7 +145,7 @@ def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = Tru
         yield rule
     for row in zip(*cells, strict=True):
         yield _line(row, fields, widths)
-    if total:
+    if last:
         yield rule
         yield _line(total, fields, widths)
 
@@ -154,8 +157,7 @@ def as_parsable(
     end = "|" if trailing else ""
     if header:
         yield "|".join(field.name for field in fields) + end
-    cells = [_texts(answer.rows[field.column], field, answer.timezone) for field in fields]
-    for row in zip(*cells, strict=True):
+    for row in zip(*_texts(answer, fields), strict=True):
         yield "|".join(row) + end
 
 
@@ -176,13 +178,21 @@ def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
     """Write one value as its kind is written; a missing one is empty."""
     if pd.isna(value):
         return ""
-    if kind is FieldKind.LENGTH:
-        return slurm_length(float(value))
     if kind is FieldKind.MOMENT:
         return pd.Timestamp(value).tz_convert(timezone).strftime("%Y-%m-%dT%H:%M:%S")
     if kind is FieldKind.TEXT:
         return re.sub(r"[\x00-\x1f\x7f]+", " ", str(value))
-    return _number(float(value), kind)
+    return _write_number(float(value), kind)
+
+
+def _write_number(number: float, kind: FieldKind) -> str:
+    if kind is FieldKind.LENGTH:
+        return slurm_length(number)
+    if kind is FieldKind.SHARE:
+        return f"{100 * number:.1f}%"
+    if kind is FieldKind.DECIMAL:
+        return f"{number:.1f}"
+    return f"{round(number)}" if kind is FieldKind.COUNT else f"{number:.{0 if number >= 1000 else 1}f}x"
 
 
 def slurm_length(seconds: float) -> str:
@@ -192,14 +202,6 @@ def slurm_length(seconds: float) -> str:
     days, hour = divmod(hours, 24)
     clock = f"{hour:02d}:{minute:02d}:{second:02d}"
     return f"{days}-{clock}" if days else clock
-
-
-def _number(value: float, kind: FieldKind) -> str:
-    if kind is FieldKind.SHARE:
-        return f"{100 * value:.1f}%"
-    if kind is FieldKind.FACTOR:
-        return f"{value:.1f}x" if value < 1000 else f"{value:.0f}x"
-    return f"{value:.1f}" if kind is FieldKind.DECIMAL else f"{round(value)}"
 
 
 def _chosen(part: str, by_name: Mapping[str, Field], answer: ReportTable) -> Field:
@@ -220,34 +222,19 @@ def _fields_there_are(answer: ReportTable) -> str:
     return f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
 
 
-def _texts(values: pd.Series[Any], field: Field, timezone: str) -> list[str]:
-    return [write_values(value, field.kind, timezone=timezone) for value in values.tolist()]
-
-
-def _total_texts(answer: ReportTable, fields: Sequence[Field]) -> list[str]:
-    if answer.total is None or answer.rows.empty:
-        return []
-    return [write_values(answer.total.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
-
-
-def _blank(fields: Sequence[Field]) -> list[str]:
-    return [""] * len(fields)
-
-
-def _width(field: Field, texts: Iterable[str]) -> int:
-    least = abs(field.width)
-    if field.exact or field.kind is FieldKind.TEXT:
-        return least
-    return max(least, *(len(text) for text in texts))
+def _texts(answer: ReportTable, fields: Sequence[Field]) -> list[list[str]]:
+    return [
+        [write_values(value, field.kind, timezone=answer.timezone) for value in answer.rows[field.column].tolist()]
+        for field in fields
+    ]
 
 
 def _line(texts: Sequence[str], fields: Sequence[Field], widths: Sequence[int]) -> str:
-    return " ".join(map(_cell, texts, fields, widths)).rstrip()
-
-
-def _cell(text: str, field: Field, width: int) -> str:
-    held = text if len(text) <= width else text[: width - 1] + CUT
-    return held.ljust(width) if field.is_left else held.rjust(width)
+    cells = []
+    for text, field, width in zip(texts, fields, widths, strict=True):
+        held = text if len(text) <= width else text[: width - 1] + CUT
+        cells.append(held.ljust(width) if field.is_left else held.rjust(width))
+    return " ".join(cells).rstrip()
 
 
 def _plain(value: Any) -> Any:

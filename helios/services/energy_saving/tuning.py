@@ -24,7 +24,7 @@ LEAST_DAYS = 7
 """Days of history below which nothing sleeps: a week has to have been seen."""
 MARGIN_OF_TUNING = 0.6
 """Share of the wanted wake-ups that is asked for in the replay: the best of thousands of settings was also lucky. Asked
-for three quarters, a month of Philly brought 1.4 times as many as were asked for (docs/ces.md)."""
+for three quarters, a month of Philly brought 1.4 times as many as were asked for (docs/power.md)."""
 YARDSTICK = (0.5, 2.0)
 """Fewest and most wake-ups a day that are wanted where the published rule is the measure."""
 DEAR = 0.6

@@ -65,7 +65,7 @@ def test_a_daemon_at_work_is_well_and_one_that_is_silent_is_not(town: Town) -> N
 def test_why_a_daemon_is_suspended_is_told(town: Town) -> None:
     daemon_says(town, state="suspended", suspended=("the breaker is open",))
     said = finding(town, "daemon")
-    assert (said.verdict, said.message) == (FindingLevel.WARN, "still; the breaker is open")
+    assert (said.verdict, said.message) == (FindingLevel.WARN, "suspended; the breaker is open")
 
 
 def test_what_the_daemon_notes_though_it_is_well_is_told(town: Town) -> None:

@@ -14,6 +14,7 @@ from helios.config import Settings
 from helios.model import JOBS, STEP_S, Snapshot
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 from tests.builders import a_job
+from tests.waiting import TEST_TIMEOUT_S
 
 NODES = [
     *(a_node(name=f"g{place}", partitions="gpu", gpu_type="a100") for place in range(1, 5)),
@@ -124,7 +125,7 @@ def test_a_daemon_does_not_wait_for_what_learns_and_has_it_soon(remembered: Reme
     impatient = Remembered(remembered.jobs, patient=False)
     assert impatient(at(NOON)).demand is None
     assert impatient._learning is not None
-    impatient._learning.result(timeout=120)
+    impatient._learning.result(timeout=TEST_TIMEOUT_S)
     assert impatient(at(NOON + timedelta(seconds=30))).demand is not None
 
 
@@ -161,7 +162,7 @@ def test_forecasters_that_suspended_learn_are_named(remembered: Remembered) -> N
     impatient(at(NOON))
     assert "still learn" in impatient.why_not
     assert impatient._learning is not None
-    impatient._learning.result(timeout=120)
+    impatient._learning.result(timeout=TEST_TIMEOUT_S)
     impatient(at(NOON + timedelta(seconds=30)))
     assert impatient.why_not == ""
 
@@ -183,7 +184,7 @@ def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
     later = at(NOON + timedelta(seconds=STEP_S))
     assert impatient(later).demand is None
     assert impatient._learning is not None
-    impatient._learning.result(timeout=120)
+    impatient._learning.result(timeout=TEST_TIMEOUT_S)
     assert impatient(later).demand is not None
 
 

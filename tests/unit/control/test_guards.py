@@ -221,10 +221,10 @@ def test_who_has_waited_longest_is_put_ahead_of_nobody() -> None:
     assert cap_changes(changes, jobs=old | later, share=0.5) == changes
 
 
-@pytest.mark.parametrize("change", [{"excluded_reason": "held"}, {"eligible": False}, {"partition": "big"}])
-def test_a_job_that_could_not_be_put_back_is_not_passed(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("other", [{"excluded_reason": "held"}, {"eligible": False}, {"partition": "big"}])
+def test_a_job_that_could_not_be_put_back_is_not_passed(other: dict[str, Any]) -> None:
     new = queue(alice=5)
-    jobs = {name: replace(job, **(change if job.user == "olga" else {})) for name, job in behind(new).items()}
+    jobs = {name: replace(job, **(other if job.user == "olga" else {})) for name, job in behind(new).items()}
     changes = [change(job) for job in new]
     assert cap_changes(changes, jobs=jobs, share=0.5) == changes
 

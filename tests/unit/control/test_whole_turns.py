@@ -153,7 +153,7 @@ def test_what_is_no_longer_asked_for_is_taken_back_under_the_name_of_helios_and_
         ("qssf", "active", "Reorder", "j2", "done", "SiteFactor 0", "SiteFactor 8937", "m1"),
         ("soft_limits", "shadow", "Revert", "j2", "would", "soft limit 20 min", "no soft limit", "m1"),
     ]
-    restores = report.decisions.query("action == 'Restore'")["reason"].tolist()
+    restores = report.decisions.query("action == 'Revert'")["reason"].tolist()
     assert [reason.split()[1] for reason in restores] == ["qssf", "qssf", "soft_limits"]
     assert "2" in report.decisions["reason"][1]
     assert report.counts["helios"] == {Result.DONE: 2}
@@ -224,10 +224,10 @@ def test_a_pause_takes_all_back_in_its_own_mode_and_says_so_once(day: Day) -> No
     day.table.world = lambda now: replace(all_is_well(now), paused="enough")
     report = day.cycle()
     assert sorted(rows(report), key=str) == [
+        ("helios", "paused", "Cycle", "venus", "done", None, None, None),
         ("helios", "paused", "Revert", "j1", "done", "SiteFactor 5037", "SiteFactor 0", None),
         ("helios", "paused", "Revert", "j4", "done", "SiteFactor 5937", "SiteFactor 0", None),
         ("helios", "paused", "Revert", "j5", "done", "SiteFactor 5037", "SiteFactor 0", None),
-        ("helios", "paused", "Cycle", "venus", "done", None, None, None),
     ]
     assert set(report.decisions["reason"]) == {"enough"}
     assert (report.acted, report.counts) == (3, {"helios": {Result.DONE: 3}})

@@ -8,9 +8,10 @@ from typing import Any
 
 from helios.app.cycle_summary import CycleSummary, DaemonOperations
 from helios.daemon.health import TaskTimes
+from tests.waiting import TEST_TIMEOUT_S
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-PATIENCE_S = 30.0
+PATIENCE_S = TEST_TIMEOUT_S
 """How long a test waits for a thread that does its work in milliseconds."""
 
 

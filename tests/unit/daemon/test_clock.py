@@ -311,4 +311,4 @@ def test_a_lock_that_stays_held_is_a_reason_for_bad_health_after_three_cycles_an
         ticking.clock.cycles["cycle"].tick()
         hand.move(60)
     assert toys.count("cycle") == 5  # no cycle waits longer for a lock that may be free, or a pause that may come
-    assert ticking.health.reasons()[0].startswith("turn failed 5 times in a row: Another process (process 4711)")
+    assert ticking.health.reasons()[0].startswith("cycle failed 5 times in a row: Another process (process 4711)")

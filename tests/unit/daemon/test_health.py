@@ -30,7 +30,7 @@ def test_lately_is_different_for_each_task() -> None:
     hand.move(240)
     assert health.reasons() == []
     hand.move(1)
-    assert health.reasons() == ["turn has not succeeded for 241 s"]
+    assert health.reasons() == ["cycle has not succeeded for 241 s"]
 
 
 def test_the_reason_names_the_problem() -> None:
@@ -45,7 +45,7 @@ def test_the_reason_names_the_problem() -> None:
 def test_two_failures_in_a_row_are_borne_and_three_are_not() -> None:
     hand = HandSet()
     health = well(hand)
-    for expected in ([], [], ["turn failed 3 times in a row: the lock is held"]):
+    for expected in ([], [], ["cycle failed 3 times in a row: the lock is held"]):
         health.failed("cycle", at=hand.times.now(), problem="the lock is held")
         assert health.reasons() == expected
     assert health.report()["state"] == "failing"

@@ -19,7 +19,7 @@ def _logs_as_before() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
-def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.turn", text: str, error: bool = False) -> str:
+def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.cycle", text: str, error: bool = False) -> str:
     stream = io.StringIO()
     start_logs(form, stream=stream)
     try:
@@ -34,7 +34,7 @@ def logged(form: Literal["text", "json"], *, name: str = "helios.daemon.turn", t
 def test_a_text_line_has_time_level_and_task() -> None:
     time, level, task, rest = logged("text", text="3 pending").split(maxsplit=3)
     assert time.endswith("Z")
-    assert (level, task, rest) == ("WARNING", "turn:", "3 pending\n")
+    assert (level, task, rest) == ("WARNING", "cycle:", "3 pending\n")
 
 
 def test_a_json_line_is_one_object_even_with_a_traceback() -> None:

@@ -28,7 +28,7 @@ def test_cycles_on_nodes_are_told_from_cycles_on_jobs(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         for stillness in (StateChangeLog(), StateChangeLog("nodes")):
             stillness.hear(a_cycle(suspended=("paused: by root",)))
-    assert [record.name for record in caplog.records] == ["helios.daemon.turn", "helios.daemon.nodes"]
+    assert [record.name for record in caplog.records] == ["helios.daemon.cycle", "helios.daemon.nodes"]
 
 
 def test_another_reason_is_said_and_so_is_the_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.waiting import TEST_TIMEOUT_S
+
 POWER = Path(__file__).parents[3] / "deploy" / "slurm" / "power"
 PASSWORD = r'p"w\ #1'
 """With all that a file format could stumble on."""
@@ -193,5 +195,5 @@ class MachineRoom:
     def run(self, *words: str, program: str = "power.sh") -> Ran:
         """Run one of the programs to its end, and to that of all that holds its output."""
         started = self.start(*words, program=program)
-        said, _ = started.communicate(timeout=60)
+        said, _ = started.communicate(timeout=TEST_TIMEOUT_S)
         return Ran(status=started.returncode, said=said)

@@ -15,7 +15,7 @@ def rows_like_the_last(*rows, **options):
 
 
 def plain_resemblance(jobs, most):
-    """Return (own, row, distance) of the nearest jobs, job by job, from the definition in docs/explain.md."""
+    """Return (own, row, distance) of the nearest jobs, job by job, from the definition in docs/predictions.md."""
     table = JobTable.from_frame(jobs)
     all_jobs = [_asked(row) | {"end": table.ended_s[n], "run": table.run_time_s[n]} for n, row in _rows(jobs)]
     me = all_jobs[-1]

@@ -11,8 +11,8 @@ import pytest
 
 from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.nightly import Digest, Night, daily_waits, nightly_digest
-from helios.report.admin.nightly_page import WIDTH, as_mail, as_text, render_nightly
+from helios.report.admin.nightly import WIDTH, Digest, Night, Section, as_mail, as_text, daily_waits, nightly_digest
+from helios.report.admin.nightly_page import render_nightly
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, cycles_frame, decisions_frame, predicted, predictions_frame
 
@@ -58,8 +58,12 @@ def digest(*jobs: dict[str, Any], **overrides: Any) -> Digest:
     return nightly_digest(a_night(*jobs, **overrides))
 
 
-def said(theme: str, found: Digest) -> str:
-    return " ".join(found.sentences[theme])
+def section(title: str, found: Digest) -> Section:
+    return next(section for section in found.sections if section.title == title)
+
+
+def said(title: str, found: Digest) -> str:
+    return " ".join(section(title, found).sentences)
 
 
 def test_a_quiet_night_says_that_nothing_was_changed() -> None:
@@ -94,7 +98,7 @@ def test_nodes_that_did_not_wake_come_first_and_say_what_to_do() -> None:
     wakes = [{"action": "FailedWake", "target": node, "outcome": "failed: it is DOWN"} for node in ("n2", "n3")]
     found = digest(decisions=decisions_frame(*wakes, {"outcome": "done", "mode": "active"}))
     assert found.alarming
-    first, second, *rest = found.sentences["What Helios did"]
+    first, second, *rest = section("What Helios did", found).sentences
     assert first.startswith("Failed to wake: n[2-3].") and "helios power clear NODE" in first
     assert second.startswith("Helios changed something")
     assert not any("did not answer" in sentence for sentence in rest)
@@ -157,7 +161,7 @@ def test_who_waits_longest_at_the_end_of_the_day_is_named() -> None:
     )
     text = said("Who waits longest", found)
     assert "2 jobs of 2 users waited; longest, 16 h, job 77 of bob in gpu." in text
-    assert found.waiting.rows["user"].tolist() == ["bob", "alice"]
+    assert section("Who waits longest", found).tables[0].rows["user"].tolist() == ["bob", "alice"]
 
 
 def test_predictions_are_judged_on_the_jobs_that_ended_that_day() -> None:
@@ -166,8 +170,11 @@ def test_predictions_are_judged_on_the_jobs_that_ended_that_day() -> None:
     later = a_job(submitted_at=at("08:00"), run_time_s=99_999.0)
     predictions = predictions_frame(predicted(short, 99), predicted(old, 3600.0), predicted(later, 1.0))
     found = digest(short, old, later, predictions=predictions)
-    assert found.accuracy.rows["jobs"].tolist() == [2]
-    assert found.worst.rows["job_id"].tolist() == [old["job_id"], short["job_id"]]
+    assert "Half of 2 jobs that ended" in said("How far off predictions were", found)
+    assert section("How far off predictions were", found).tables[0].rows["job_id"].tolist() == [
+        old["job_id"],
+        short["job_id"],
+    ]
 
 
 def test_a_night_without_predictions_says_so() -> None:
@@ -225,6 +232,16 @@ def test_the_mail_is_one_that_sendmail_takes() -> None:
     assert page.get_content() == "<p>page</p>\n"
     assert max(map(len, raw.splitlines())) <= 998
     assert b"\r" not in raw
+
+
+def test_page_and_mail_say_the_same() -> None:
+    found = full_digest()
+    page, mail = ("".join(text.split()) for text in (" ".join(read(render_nightly(found)).text), as_text(found)))
+    for part in found.sections:
+        for sentence in (*part.sentences, *part.notes):
+            assert "".join(sentence.split()) in page and "".join(sentence.split()) in mail
+        for table in part.tables:
+            assert table.rows.empty or "".join(table.title.split()) in mail
 
 
 def test_the_same_night_gives_the_same_page_and_mail_to_the_byte() -> None:
@@ -293,5 +310,5 @@ def test_the_page_draws_waits_and_queue() -> None:
 
 def test_a_day_that_is_not_over_is_told_up_to_now() -> None:
     waits = a_job(submitted_at=DAY + pd.Timedelta(hours=9), started_at=None, ended_at=None, state="PENDING")
-    told = digest(waits, end=DAY + pd.Timedelta(hours=11)).sentences["Who waits longest"]
-    assert told[0].startswith("At 11:00, the day not being over, 1 job of 1 user waited; longest, 2 h")
+    told = said("Who waits longest", digest(waits, end=DAY + pd.Timedelta(hours=11)))
+    assert told.startswith("At 11:00, the day not being over, 1 job of 1 user waited; longest, 2 h")

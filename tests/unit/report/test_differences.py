@@ -5,17 +5,16 @@ import pytest
 from rich.console import Console
 from scipy.stats import t as student
 
+from helios.metrics.statistics import confidence_interval
 from helios.report.significance import (
     CRITERIA,
     Differences,
     ResampledUnit,
     between,
-    confidence_interval,
-    differences_table,
     of_one_replay,
     over_repeats,
-    student_quantile,
 )
+from helios.report.tables import differences_table
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 DAY_S = 86_400
@@ -45,13 +44,6 @@ def written(found: Differences, *, width: int = 80) -> str:
     with console.capture() as said:
         console.print(differences_table(found))
     return said.get()
-
-
-@pytest.mark.parametrize("degrees", [1, 2, 2.6, 3, 4, 5, 8, 10.5, 15, 40, 999])
-def test_student_s_quantile_is_scipy_s(degrees: float) -> None:
-    assert student_quantile(degrees) == pytest.approx(
-        float(student.ppf(0.975, degrees)), rel=1e-2 if degrees < 4 else 1e-3
-    )
 
 
 @pytest.mark.parametrize("blocks", [4, 8, 26])

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from helios.report.energy_page import render_energy_whatif
+from helios.metrics.statistics import poisson_interval
 from helios.report.energy_whatif import (
     EnergyWhatIf,
     PolicyResult,
     energy_figure,
     energy_table,
     energy_verdict,
-    poisson_interval,
 )
+from helios.report.html import render_energy_whatif
 
 KEYS = (
     "policy, mean_sleeping_nodes, node_utilization_before, node_utilization_after, wakeups_per_day, sleeps_per_day, "

@@ -279,7 +279,7 @@ def test_past_jobs_are_listed_with_what_is_different() -> None:
     text = screen(
         an_explanation(alike=(a_past_job(), a_past_job(job_id="700", user="bob", differs=("limit", "user")))), width=120
     )
-    assert "2 past jobs most like it" in text
+    assert "Past jobs most like it" in text
     assert "nothing" in text
     assert "limit, user bob" in text
 

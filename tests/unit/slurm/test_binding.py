@@ -15,6 +15,7 @@ import pytest
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 from helios.slurm.backend import JobUpdate, NodeUpdate, RawJob
 from helios.slurm.pyslurm_backend import NOT_KNOWN, NOT_SENT, PyslurmBackend, Versions, WorkerLost
+from tests.waiting import TEST_TIMEOUT_S
 
 GREETING = '{"protocol": 1, "python": "3.9.1"}'
 VERSIONS = '{"pyslurm": "25.11.2", "library": "25.11", "controller": "25.11.4"}'
@@ -389,7 +390,7 @@ def test_a_worker_that_was_killed_with_its_children_leaves_none(backend: Make, p
     parent = "if not os.fork():\n    ask_pid()\n    time.sleep(3600)\ntime.sleep(3600)"
     with pytest.raises(WorkerLost):
         backend(a_worker(on_call=parent), timeout_s=1.0).queue()
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + TEST_TIMEOUT_S
     while not all(gone(pid) or zombie(pid) for pid in started(pids)) and time.monotonic() < limit:
         time.sleep(0.01)
     assert len(started(pids)) == 2

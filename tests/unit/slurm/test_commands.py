@@ -15,6 +15,7 @@ from helios.slurm import parse
 from helios.slurm.backend import JobUpdate, NodeUpdate, batches
 from helios.slurm.commands import UNANSWERED, CommandsBackend, SiteFactor, Sprio, cron_jobs
 from helios.slurm.shell import Shell
+from tests.waiting import TEST_TIMEOUT_S
 
 Program = Callable[[str, str], Path]
 
@@ -114,7 +115,7 @@ def test_a_silent_program_is_killed_with_what_it_started(program: Program, tmp_p
     with pytest.raises(ClusterUnavailable, match="did not answer within"):
         Shell(folder=str(folder), timeout_s=0.5).run("squeue")
     child = int((tmp_path / "child").read_text())
-    until = time.monotonic() + 5
+    until = time.monotonic() + TEST_TIMEOUT_S
     while _lives(child) and time.monotonic() < until:
         os.sched_yield()
     assert not _lives(child)

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from helios.errors import ClusterRefused, ClusterUnavailable
 from helios.slurm.backend import UNLIMITED, JobUpdate, NodeUpdate, RawJob, RawNode
 from helios.slurm.pyslurm_backend import WORKER, PyslurmBackend
 from tests.unit.slurm.fake_pyslurm import PYSLURM
+from tests.waiting import until
 
 
 def a_job(**given: Any) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def test_the_worker_ends_when_helios_is_killed(site: Site) -> None:
     helios.kill()
     helios.wait()
     helios.stdout.close()
-    _until(lambda: not _runs(pid))
+    until(lambda: not _runs(pid))
 
 
 def test_the_worker_is_a_script_that_needs_nothing_of_helios(site: Site) -> None:
@@ -394,10 +394,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _until(claim: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < limit
-        time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A table for tests of the power turn: nodes, a ledger, an undo file, and services that say what they are told to."""
+"""A table for tests of the node cycle: nodes, a ledger, an undo file, and services that say what they are told to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One power turn after another: nodes sleep and wake as decided, and everything is written down before it is done."""
+"""One node cycle after another: nodes sleep and wake as decided, and everything is written down before it is done."""
 
 from __future__ import annotations
 

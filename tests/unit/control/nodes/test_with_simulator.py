@@ -1,4 +1,4 @@
-"""The power turn on a simulated cluster: the same cycle, another door."""
+"""The node cycle on a simulated cluster: the same cycle, another door."""
 
 from __future__ import annotations
 
