@@ -1,7 +1,4 @@
-"""How many nodes were needed.
-
-The demand of the past, from a series or counted from the jobs of a cluster.
-"""
+"""The demand for nodes in the past, read from a series or counted from jobs."""
 
 from __future__ import annotations
 

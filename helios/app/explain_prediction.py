@@ -1,6 +1,6 @@
-"""Gathers what it takes to explain one job's prediction.
+"""What it takes to explain one job's prediction.
 
-The history before it, its model, the queue if it lives.
+The history before it, its model, and the queue where it still waits.
 """
 
 from __future__ import annotations

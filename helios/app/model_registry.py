@@ -1,7 +1,4 @@
-"""Which model is in charge.
-
-Promoted, kept or rolled back, each time with a reason that is written down.
-"""
+"""Models promoted, kept or rolled back, each with a written reason."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How many nodes a live cluster needs and will need.
-
-Its history in steps, forecast, laid into the snapshot.
-"""
+"""The demand for nodes of a live cluster, and its forecast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What predictions are worth.
+"""The worth of predictions, by replays of the queue that they would order.
 
-The queue they would have made, between today's and the one of true run times.
+It lies between today's order and the one of true run times.
 
 Every replay lets small jobs pass by EASY backfill that plans with time limits, so that only the order differs.
 """

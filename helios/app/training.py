@@ -1,7 +1,4 @@
-"""What a model makes of the past.
-
-Train, keep, judge.
-"""
+"""Training, keeping and judging models of run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Waits, use, energy and backlog.
 
-Each defined once, for recorded and replayed history alike.
+Each is defined once, for recorded and replayed history alike.
 """

@@ -1,6 +1,6 @@
-"""How long the last in a first-come queue would wait.
+"""The wait of the last job in a first-come queue.
 
-The work before it over the GPUs that do it.
+It is the work before it over the GPUs that do it.
 
 How much work stood there a week ago is known much better today, since most of it has ended; so what is past is reckoned
 anew at every look. A prediction enters only for what still waits, and only where it is less than what jobs that have

@@ -1,4 +1,4 @@
-"""Energy by a stated model, defined once.
+"""Energy by a stated model.
 
 The same functions judge real, simulated and imagined node hours.
 

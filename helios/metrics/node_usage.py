@@ -1,6 +1,4 @@
-"""Which nodes held jobs, and when.
-
-From jobs with their nodes to busy intervals, and to how many were busy at once.
+"""Busy nodes, from jobs and the nodes that they held.
 
 All times are int64 seconds since the epoch; an interval holds its start and not its end.
 """

@@ -1,4 +1,4 @@
-"""What is measured, defined once.
+"""Measures of a queue.
 
 The same functions judge real and replayed history.
 

@@ -1,6 +1,4 @@
-"""The nouns.
-
-What was asked, what is, what was, what we expect.
+"""Data types that all packages share.
 
 The one place where columns are declared. Bulk data travels as pandas frames with these columns;
 every room checks them at its door with :meth:`FrameKind.check`. A change of a column is a change here,

@@ -1,6 +1,6 @@
-"""What Helios writes down about itself.
+"""Records that Helios keeps of itself.
 
-Modes, cycles, decisions, what stands changed, what was read.
+Modes, cycles, decisions, applied changes, and what was read.
 """
 
 from __future__ import annotations

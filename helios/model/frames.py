@@ -1,7 +1,4 @@
-"""Frames with declared columns.
-
-How bulk data travels between rooms, and how it is checked at their doors.
-"""
+"""Frames with declared columns, checked where they enter a package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Slurm's way to write many nodes in few letters.
+"""Slurm's short form of many nodes, ``gpu[01-04,07],login1``.
 
-``gpu[01-04,07],login1``; expanded and folded by ClusterShell.
+ClusterShell expands and folds it.
 
 Groups (``@rack1``) are not looked up: that would run programs that a configuration of the machine names.
 """

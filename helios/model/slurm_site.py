@@ -1,6 +1,4 @@
-"""How a site has set up its Slurm.
-
-What its files say, as far as it decides who starts when.
+"""A site's Slurm, as far as it decides who starts when.
 
 Read from the text of ``slurm.conf`` and dumps of ``sacctmgr`` and ``sinfo``; consumed by the replay that follows
 Slurm's own rules. Defaults are those of ``slurm.conf(5)``, 25.11, so that an empty file means what it means to Slurm.

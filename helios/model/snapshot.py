@@ -1,7 +1,4 @@
-"""A cluster at one moment.
-
-Its queue, its nodes, and all else that a service sees.
-"""
+"""A cluster at one moment, with all that a service sees."""
 
 from __future__ import annotations
 

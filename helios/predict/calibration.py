@@ -1,6 +1,6 @@
-"""Intervals that hold.
+"""Prediction intervals that hold.
 
-p10 and p90 moved by what ended jobs have shown of them.
+Ends of jobs move p10 and p90 to where they cover as often as they say.
 
 Quantiles as learned cover too little: work drifts, new users come, one array is no sample. Here each side of the
 interval has an offset for all jobs, one for each group a job is in (new user, burst, large) and one for its user;

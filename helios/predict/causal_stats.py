@@ -1,6 +1,6 @@
-"""What was known when a job was submitted.
+"""Features of jobs, from what was known when each was submitted.
 
-One walk through submissions and ends, in the order of time.
+They come from one walk through submissions and ends, in the order of time.
 
 The walk keeps, for every group of jobs that are alike (same user, same user and size, ...), a few
 decayed sums; a job's features are read from them at its submission, before anything later is learned.

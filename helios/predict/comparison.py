@@ -1,6 +1,4 @@
-"""Two predictors on the same jobs.
-
-Which is better, and whether chance alone explains it.
+"""Comparison of predictors on the same jobs, with the part of chance.
 
 Jobs of one user come in campaigns, so that a thousand jobs are not a thousand observations. What may have been chance
 is told by drawing whole users anew (paired bootstrap over clusters: Efron and Tibshirani, "An Introduction to the

@@ -1,6 +1,6 @@
-"""Run times.
+"""Predictors of run time.
 
-Shrinkage that serves from the first job, and boosted trees that learn what it misses.
+Shrinkage serves from the first job, and boosted trees learn what it misses.
 
 Four ensembles of trees (LightGBM, quantile loss on log run time): p10, p50 and p90 of the *difference* from the
 shrinkage anchor, which travels better to sites with few users or one dominating array than the level does; and the
@@ -232,7 +232,7 @@ class DurationModel:
         Parameters
         ----------
         features : float32 array of shape (n, len(self.features))
-            As :func:`helios.predict.causal_features` makes them.
+            As :func:`helios.predict.job_table.causal_features` makes them.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Why a prediction is what it is.
+"""Reasons for a prediction.
 
 The shrinkage's steps, what the trees changed, and the past jobs most like it.
 
@@ -65,7 +65,7 @@ def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
     Parameters
     ----------
     features : float32 array of shape (n, len(FEATURES))
-        As :func:`helios.predict.causal_features` makes them.
+        As :func:`helios.predict.job_table.causal_features` makes them.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """Families of job names.
 
-A name never seen before is given to the kin that its user had before.
+A name never seen before joins the kin that its user had before.
 
 People name jobs after what they do and then vary a number, a word, a date: ``train_resnet50_lr0.1_seed3`` is kin of
 ``train_resnet50_lr0.01_seed4``. A name is first reduced to its words; then it joins the most similar of the names that

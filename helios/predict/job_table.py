@@ -384,7 +384,7 @@ class FeaturesAtStart:
     Attributes
     ----------
     at_submission : float32 array of shape (n_jobs, len(FEATURES))
-        As :func:`helios.predict.causal_features` gives it.
+        As :func:`helios.predict.job_table.causal_features` gives it.
     waited : int64 array of shape (n_waited,)
         Jobs that started ``WAITED_S`` or more after their submission.
     at_start : float32 array of shape (n_waited, len(FEATURES))
@@ -405,7 +405,7 @@ class FeaturesAtStart:
 def features_at_start(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
     """Walk once through a history.
 
-    Causal as :func:`helios.predict.causal_features` is, each row as of its moment.
+    Causal as :func:`helios.predict.job_table.causal_features` is, each row as of its moment.
     """
     events, ends = event_order(table, groups=groups), table.ends()
     sane = (table.started_s != NEVER_S) & (table.started_s <= table.ended_s)

@@ -1,7 +1,4 @@
-"""Predictions for a live queue.
-
-What a model, or shrinkage alone, makes of jobs that wait now.
-"""
+"""Predictions for a live queue, by a model or by shrinkage alone."""
 
 from __future__ import annotations
 

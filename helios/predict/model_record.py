@@ -1,6 +1,6 @@
 """A trained model as text, and back.
 
-JSON with LightGBM's own text inside, nothing that executes.
+The text is JSON with LightGBM's own text inside, nothing that executes.
 
 The text holds the trees and a manifest of what they were made of; its digest is in it and checked when it is read.
 Neither has a clock in it: the same jobs, seed and versions give the same text.

@@ -1,4 +1,4 @@
-"""LightGBM's model text, read strictly.
+"""A strict reader of LightGBM's model text.
 
 Whatever does not hold together is refused with what is wrong.
 

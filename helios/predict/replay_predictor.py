@@ -1,6 +1,6 @@
 """Predictions inside a replayed timeline.
 
-What has ended *there* teaches, nothing else.
+Only what has ended *there* teaches.
 """
 
 from __future__ import annotations

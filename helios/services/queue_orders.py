@@ -1,6 +1,6 @@
 """Queue orders by predicted run time.
 
-One formula each, shared by the live service and by replays.
+Each is one formula, shared by the live service and by replays.
 """
 
 from __future__ import annotations

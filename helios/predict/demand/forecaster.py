@@ -1,6 +1,6 @@
-"""The forecaster of one pool.
+"""The forecaster of one pool, and the walk that judges it on the past.
 
-Learned once a day, asked at every step, and the walk that judges it on the past.
+It learns once a day and is asked at every step.
 """
 
 from __future__ import annotations

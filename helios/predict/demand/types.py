@@ -1,7 +1,4 @@
-"""What a forecast of node demand is made of.
-
-Horizons, the calendar of the site, what jobs tell, the answer.
-"""
+"""Horizons, calendar, job state and answer of a demand forecast."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def _not_holidays(part: str) -> ConfigurationInvalid:
 class DemandJobState:
     """What running, queued and past jobs told at the end of each step.
 
-    See :func:`helios.predict.demand.job_state`.
+    See :func:`helios.predict.demand.features.job_state`.
 
     Attributes
     ----------

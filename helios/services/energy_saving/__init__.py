@@ -1,6 +1,6 @@
 """Cluster Energy Saving.
 
-Sleep the nodes that nobody needs, wake them ahead of need.
+It puts to sleep the nodes that nobody needs, and wakes them ahead of need.
 """
 
 from helios.services.energy_saving.options import CesOptions

@@ -1,6 +1,6 @@
 """Cluster Energy Saving.
 
-How many nodes stay awake, pool by pool, and which.
+It decides how many nodes stay awake, pool by pool, and which.
 
 Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
 GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes

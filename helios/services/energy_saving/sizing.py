@@ -1,6 +1,4 @@
-"""How many nodes of one pool to keep awake.
-
-The rule of CES, as arithmetic on arrays.
+"""The rule of CES for the size of a pool, as arithmetic on arrays.
 
 The form is the one that did best in Helios' own study on two clusters: never below the most that was needed lately, nor
 below an upper quantile of what will be; asleep only past a dead band and a hold-off, so that the level does not saw;
