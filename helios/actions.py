@@ -1,8 +1,9 @@
-"""The verbs: the closed list of things Helios may do to a cluster, each with a reason for a person.
+"""Closed list of the actions that Helios may take on a cluster.
 
-An action says what is wanted, never how: the Slurm room maps an order to SiteFactor, a soft limit to TimeMin, sleep to
-node states and an order of filling to weights; the simulator maps all of it to arrays. Helios never sets Priority, Nice
-or TimeLimit, never cancels, holds or requeues a job, and never drains a node or powers one down that is not idle.
+Each action has a reason for a person. It states what is wanted, never how: :mod:`helios.slurm` translates an order to
+SiteFactor, a soft limit to TimeMin, sleep to node states and a fill order to weights; the simulator translates all of
+them to arrays. Helios never sets Priority, Nice or TimeLimit, never cancels, holds or requeues a job, and never drains
+a node or powers one down that is not idle.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from helios.model import Snapshot
 
 
 class JobSetting(StrEnum):
-    """What of a job Helios can change."""
+    """Setting of a job that Helios can change."""
 
     ORDER = "order"
     SOFT_LIMIT = "soft_limit"
 
 
 class Result(StrEnum):
-    """What became of an action on one target."""
+    """Result of an action on one target."""
 
     DONE = "done"
     """Written and read back as asked."""
     UNCHANGED = "unchanged"
     """It already was so; nothing was written."""
     WOULD = "would"
-    """A shadow: nothing was written; an active service would have."""
+    """In shadow: nothing was written; an active service would have written it."""
     REFUSED = "refused"
-    """A guard or the cluster's door said no before anything was written."""
+    """A guard or the cluster interface refused it before anything was written."""
     POSTPONED = "postponed"
-    """The budget of calls is spent; asked again next cycle."""
+    """Not possible now, as when the budget of calls is spent or a node is falling asleep; asked again next cycle."""
     GONE = "gone"
-    """The job started or ended meanwhile; nothing to do."""
+    """The job started or ended meanwhile, or there is no such node; nothing to do."""
     FAILED = "failed"
     """The cluster refused or did not answer."""
     MISMATCH = "mismatch"
@@ -56,10 +57,10 @@ class Place:
     job_id : str
         As in ``QUEUE``.
     urgency : float
-        From -1 to 1; 0 is neutral, what a job has that is not named. It should depend on the job, not on its
-        neighbours, so that an arrival does not move every other job.
+        From -1 to 1; 0 is neutral, the urgency of a job that is not named. It should depend on the job alone, not on
+        its neighbours in the queue: else each new job changes the urgency of all others.
     reason : str
-        Why it stands here, for the user who asks.
+        Why it has this place, for the user who asks.
     """
 
     job_id: str
@@ -73,7 +74,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reorder:
-    """Start the jobs of a partition in this order, as far as the site's own priorities leave room.
+    """Start the jobs of a partition in this order.
+
+    As far as the site's own priorities leave room.
 
     Attributes
     ----------
@@ -99,10 +102,10 @@ class Reorder:
 
 
 class Ranking(Reorder):
-    """A :class:`Reorder` by rows of a snapshot, of which ``order`` and ``reason`` are made when somebody reads them.
+    """:class:`Reorder` that computes ``order`` and ``reason`` when they are first read.
 
-    A replay asks a service for orders a hundred thousand times and reads no reason: this is how it gets by without.
-    Whoever reads it sees a ``Reorder``; the two are equal where they say the same.
+    It is given by rows of a snapshot. A replay asks a service for orders a hundred thousand times and reads no reason,
+    so it saves the time to write them. To a reader it is a ``Reorder``: the two are equal where their contents are.
 
     Parameters
     ----------
@@ -111,7 +114,7 @@ class Ranking(Reorder):
     rows : int64 array of shape (n,)
         Which of them, each at most once, in any order.
     urgency : float64 array of shape (n,)
-        Theirs, from -1 to 1.
+        Their urgencies, from -1 to 1.
     order : callable
         Returns the places, first to start first.
     reason : callable
@@ -141,7 +144,10 @@ class Ranking(Reorder):
         assign(self, "_made", {"order": order, "reason": reason})
 
     def __getattr__(self, name: str) -> Any:
-        """Make what is read for the first time: Python asks here for an attribute that is not there yet."""
+        """Compute ``order`` or ``reason`` at its first use.
+
+        Python calls this for an attribute that is not set yet.
+        """
         if name not in {"order", "reason"}:
             raise AttributeError(name)
         value = self._made[name]()
@@ -149,7 +155,7 @@ class Ranking(Reorder):
         return value
 
     def plain(self) -> Reorder:
-        """Return the same, all of it made."""
+        """Return the same as a plain :class:`Reorder`."""
         return Reorder(partition=self.partition, order=self.order, reason=self.reason)
 
     def __eq__(self, other: object) -> bool:
@@ -173,7 +179,9 @@ def _reorder(partition: str, order: tuple[Place, ...], reason: str) -> Reorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftLimit:
-    """Let backfill plan with ``run_time`` for a pending job; its hard time limit stands.
+    """Let backfill plan with ``run_time`` for a pending job.
+
+    Its hard time limit stays as it is.
 
     Attributes
     ----------
@@ -196,17 +204,19 @@ class SoftLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revert:
-    """Revert what Helios set, so that the cluster is as it would be without it.
+    """Revert what Helios set on jobs.
+
+    Afterwards the cluster is as it would be without Helios.
 
     Attributes
     ----------
-    setting : Setting, optional
+    setting : JobSetting, optional
         None: every setting.
     job_ids : tuple of str, optional
-        None: every job that Helios ever touched and that is still pending.
+        None: every pending job that Helios has ever changed.
     hidden : bool
-        Whether to write also where the cluster hides what stands and Helios had written something: an admin who has
-        written there since loses that. Only a person asks for it.
+        Whether to write also where the cluster hides the current value and Helios has written one. What an
+        administrator wrote there since is lost, so only a person asks for it.
     reason : str
         Why, for a person.
     """
@@ -222,13 +232,15 @@ JobAction = Reorder | SoftLimit | Revert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of an action on one job; see :class:`NodeOutcome` for nodes.
+    """Outcome of an action on one job.
+
+    See :class:`NodeOutcome` for nodes.
 
     Attributes
     ----------
     action : str
         Name of the action's class.
-    setting : Setting
+    setting : JobSetting
         What was to change.
     job_id : str
         On which job.
@@ -237,9 +249,9 @@ class Outcome:
     reason : str
         The action's own reason for this job.
     before, after : str
-        What was read before and after, in the mechanism's words (``SiteFactor 0``); empty: not read.
+        What was read before and after, as the cluster writes it (``SiteFactor 0``); empty: not read.
     remark : str
-        What more there is to say: why it was refused, what the cluster answered.
+        Details: why it was refused, what the cluster answered.
     """
 
     action: str
@@ -253,7 +265,7 @@ class Outcome:
 
 
 class NodeSetting(StrEnum):
-    """What of a node, or of all of them, Helios can change."""
+    """Setting of a node, or of all nodes, that Helios can change."""
 
     POWER = "power"
     KEEP_AWAKE = "keep_awake"
@@ -262,7 +274,9 @@ class NodeSetting(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerDown:
-    """Put an idle node to sleep; the cluster still counts on it, and wakes it for a job by itself.
+    """Put an idle node to sleep.
+
+    The cluster still counts on it, and wakes it for a job by itself.
 
     Attributes
     ----------
@@ -294,16 +308,19 @@ class PowerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAwake:
-    """Let the cluster's own idle timer put nodes to sleep, but none of these; beside those that the site itself names.
+    """Exempt nodes from the cluster's own idle timer.
+
+    The timer puts other nodes to sleep as before. The nodes are added to those that the site itself exempts.
 
     Attributes
     ----------
     nodes : tuple of str
-        All that are to be kept awake from now on; those of an earlier action that are not named may sleep again.
+        All nodes to keep awake from now on; those that an earlier action named and this one does not may sleep again.
     reason : str
         Why, for a person.
     own : str, optional
-        The site's own list, where control remembers it; None: what is read now is the site's own. A service leaves it.
+        The site's own list, where control has recorded it; None: the list read now is the site's own. Services leave
+        it None.
     """
 
     nodes: tuple[str, ...]
@@ -313,10 +330,9 @@ class KeepAwake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillFirst:
-    """Have the cluster fill nodes in this order where the site itself treats them alike.
+    """Have the cluster fill nodes in this order.
 
-    The site's own order among its nodes (their weights) goes before this one; the tiers tell apart only what is equal
-    there.
+    The site's own order of its nodes (their weights) comes first: tiers only order nodes whose weights are equal.
 
     Attributes
     ----------
@@ -325,10 +341,10 @@ class FillFirst:
     reason : str
         Why, for a person.
     why : tuple of str
-        Why the nodes of each tier are in it, where the order says that of each; empty: ``reason`` for all of them.
+        Why the nodes of each tier are in it; empty: ``reason`` holds for all of them.
     own : tuple of (str, int)
-        The site's own weight of nodes that control remembers one of; of the others what is read now is the site's own.
-        A service leaves it.
+        The site's own weights, of nodes for which control has recorded one; of the others the weight read now is the
+        site's own. Services leave it empty.
     """
 
     tiers: tuple[tuple[str, ...], ...]
@@ -350,7 +366,9 @@ class FillFirst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevertNodes:
-    """Revert what Helios set on nodes, so that the cluster is as it would be without it.
+    """Revert what Helios set on nodes.
+
+    Afterwards the cluster is as it would be without Helios.
 
     Attributes
     ----------
@@ -370,12 +388,12 @@ class RevertNodes:
 
 NodeAction = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
 Action = JobAction | NodeAction
-"""All there is. A service acts on jobs or on nodes; each kind has its own door to the cluster."""
+"""Any action. A service acts on jobs or on nodes; each kind has its own cluster interface."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOutcome:
-    """What became of an action on one node.
+    """Outcome of an action on one node.
 
     Attributes
     ----------
@@ -386,14 +404,14 @@ class NodeOutcome:
     node : str
         On which node; of the keep-awake list, which is the cluster's, empty text.
     result : Result
-        What became of it. DONE of a PowerDown or PowerUp says that the node was read back on its way (falling asleep,
-        waking) or there already; whether it arrives is for the next looks to see.
+        What became of it. DONE of a PowerDown or PowerUp means that the node was read back on its way (falling
+        asleep, waking) or already there; later snapshots show whether it arrives.
     reason : str
         The action's own reason.
     before, after : str
-        What was read before and after, in the mechanism's words (``IDLE``, ``Weight 20``); empty: not read.
+        What was read before and after, as the cluster writes it (``IDLE``, ``Weight 20``); empty: not read.
     remark : str
-        What more there is to say: why it was refused, what the cluster answered.
+        Details: why it was refused, what the cluster answered.
     """
 
     action: str

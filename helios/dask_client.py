@@ -1,9 +1,9 @@
-"""A connection to the scheduler of a Dask cluster, for as long as it is needed and no longer.
+"""Connections to the scheduler of a Dask cluster.
 
-Dask is optional: ``distributed`` is imported when somebody connects. Whatever goes wrong is told as one of our errors,
-and a client is closed where it was opened, also one that never connected. Left to the garbage collector, it may be
-finalised while the same thread holds the lock that closing takes (``distributed`` 2026.8, ``LoopRunner``): the process
-then hangs for ever.
+Dask is optional: ``distributed`` is imported at the first connection. Its errors are raised as Helios' own, and a
+client is closed where it was opened, also one that never connected. Left to the garbage collector, it may be finalised
+while the same thread holds the lock that closing takes (``distributed`` 2026.8, ``LoopRunner``): the process then hangs
+for ever.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from distributed import Client
 
 ANSWER_S = 60.0
-"""How long the workers may take to tell what they run."""
+"""Longest wait for the workers to report their releases, s."""
 
 
 def quiet() -> None:
-    """Keep what Dask logs of every lost connection off the operator's screen."""
+    """Silence Dask's log of lost connections."""
     getLogger("distributed").setLevel(CRITICAL)
 
 
@@ -37,9 +37,9 @@ def connected(address: str, *, connect_s: float, instead: str, default: bool = F
     address : str
         Of the scheduler, as ``tcp://HOST:8786``.
     connect_s : float
-        Longest wait for its answer, and for its goodbye.
+        Longest wait for its answer, and for closing the connection, s.
     instead : str
-        What can be done without one, as an error's hint ends.
+        What can be done without a scheduler; ends the hint of an error.
     default : bool
         Whether Dask's own collections find this client by themselves.
 
@@ -67,7 +67,10 @@ def _closing_client() -> type[Client]:
     from distributed import Client  # noqa: PLC0415 - optional, and takes half a second
 
     class ClosingClient(Client):  # type: ignore[misc]  # because distributed is not followed: it is optional
-        """A client that closes itself where it cannot connect; who asked for it never gets it to close."""
+        """Client that closes itself if it cannot connect.
+
+        The caller never gets hold of such a client to close it.
+        """
 
         def __init__(self, *given: Any, **named: Any) -> None:
             try:
@@ -82,7 +85,9 @@ def _closing_client() -> type[Client]:
 def refuse_other_releases(
     client: Client, address: str, names: Sequence[str], *, hint: str, answer_s: float = ANSWER_S
 ) -> None:
-    """Do nothing if all workers run the releases of ``names`` that run here.
+    """Raise an error unless all workers run the releases of this machine.
+
+    Of the packages ``names``, or ``python``.
 
     Raises
     ------
@@ -93,7 +98,7 @@ def refuse_other_releases(
     """
     packages = [name for name in names if name != "python"]
     try:
-        # Called in the client's own loop, where it can be stopped waiting for.
+        # Called in the client's own loop, so that the wait can be given up.
         versions = client.sync(lambda: client.get_versions(packages=packages), callback_timeout=answer_s)
     except TimeoutError as reason:
         raise DaskUnavailable(
@@ -118,5 +123,8 @@ def _other_releases(versions: Mapping[str, Any], names: Sequence[str]) -> list[s
 
 
 def _release(name: str, version: str | None) -> str | None:
-    """Return what of a version must agree: Python's 3.11.7 and 3.11.9 read each other's pickles."""
+    """Return the part of a version that must agree.
+
+    Of Python without the patch level: 3.11.7 and 3.11.9 read each other's pickles.
+    """
     return ".".join(version.split(".")[:2]) if version and name == "python" else version

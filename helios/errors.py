@@ -1,4 +1,7 @@
-"""Every error Helios raises on purpose: one root, named for the fact, with what to try next."""
+"""Errors that Helios raises on purpose.
+
+All derive from :class:`HeliosError`, are named for what happened, and carry a hint on what to try next.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ class HeliosError(Exception):
 
     Parameters
     ----------
-    fact : str
-        What happened, in one sentence a person can read.
+    message : str
+        What happened, in one sentence for a person.
     hint : str, optional
-        What to try next; printed below the fact.
+        What to try next; printed below the message.
     """
 
     exit_code = 1
@@ -32,11 +35,11 @@ class UsageError(HeliosError):
 
 
 class ConfigurationInvalid(UsageError):
-    """A key of the configuration is unknown or has a value of the wrong type."""
+    """A configuration key is unknown or has a value of the wrong type."""
 
 
 class FrameInvalid(HeliosError):
-    """A frame at a room's door lacks a declared column or has one of the wrong type."""
+    """A frame lacks a declared column or has one of the wrong type."""
 
 
 class HostlistInvalid(UsageError):
@@ -44,11 +47,14 @@ class HostlistInvalid(UsageError):
 
 
 class FormatUnknown(UsageError):
-    """A file's format could not be recognised, or its name is not one Helios reads."""
+    """A file's format is not one that Helios reads.
+
+    It could not be recognised, or its name is unknown.
+    """
 
 
 class NothingUnderstood(HeliosError):
-    """A file was read to its end and not one row of it made sense."""
+    """A file was read to its end, and no row could be understood."""
 
 
 class FileUnreadable(HeliosError):
@@ -80,11 +86,17 @@ class PartitionUnknown(UsageError):
 
 
 class ModelUnreadable(HeliosError):
-    """A stored model is damaged, or was written by a version of Helios with other features."""
+    """A stored model is damaged or does not fit this version.
+
+    For example a version of Helios with other features wrote it.
+    """
 
 
 class WorkloadInvalid(HeliosError):
-    """The jobs or the cluster handed to a replay are out of order, of the wrong type, or make no sense."""
+    """The jobs or the cluster of a replay are invalid.
+
+    They are out of order, of the wrong type, or make no sense.
+    """
 
 
 class ClusterUnavailable(HeliosError):
@@ -92,7 +104,10 @@ class ClusterUnavailable(HeliosError):
 
 
 class ClusterRefused(HeliosError):
-    """The cluster answered, and refused: missing privileges, or an option this release lacks."""
+    """The cluster answered with a refusal.
+
+    Privileges are missing, or its release lacks an option.
+    """
 
 
 class AnswerNotUnderstood(HeliosError):
@@ -116,15 +131,18 @@ class HookTableInvalid(HeliosError):
 
 
 class MemoryDamaged(HeliosError):
-    """What control remembers of its last cycle cannot be read."""
+    """The state that control stored after its last cycle cannot be read."""
 
 
 class DaskUnavailable(HeliosError):
-    """No Dask scheduler answers at the address, it has no workers, or Dask is not installed here."""
+    """No Dask cluster can be used.
+
+    No scheduler answers at the address, it has no workers, or Dask is not installed here.
+    """
 
 
 class DaskMismatch(HeliosError):
-    """The workers of a Dask cluster run other releases than this machine does."""
+    """The Dask workers run other releases than this machine does."""
 
 
 class TrainingBroken(HeliosError):

@@ -1,7 +1,7 @@
-"""How compiled code is kept on disk: an edit of anything it was made of has it compiled anew.
+"""Compiled code on disk that is recompiled when anything behind it changes.
 
-Numba's own cache looks at the file of the function that is kept, and not at what it calls or names in other files: an
-edit there alone would leave old code in use, and nothing would tell.
+Numba's own cache checks the file of the cached function alone, and not what that function calls or names in other
+files: after an edit there, old code would silently stay in use.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def inline_jit(function: _Function, **options: Any) -> _Function:
-    """Compile ``function`` as a part of the entry points that call it; nobody else can.
+    """Compile ``function`` for use by other compiled functions alone.
 
-    A part needs no doors for Python and C. Nor is it kept by itself: it would keep its callees' code with its own.
+    It gets no wrappers for Python and C, and no cache of its own, which would hold the code of all that it calls once
+    more.
     """
     compiled: _Function = njit(**_INSIDE, **options)(function)
     return compiled
 
 
 def cached_jit(function: _Function, **options: Any) -> _Function:
-    """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
+    """Compile ``function`` at its first call, and cache it on disk.
+
+    The cache holds everything that it calls.
+    """
     compiled: Any = njit(cache=True, **options)(function)
     compiled._cache = _Cache(compiled)
     return cast(_Function, compiled)
@@ -46,7 +50,10 @@ class _Cache(FunctionCache):
         return (*key, fingerprint(self._compiled), _laid_out(sig))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what was kept, or None; what an older release kept under other class names is forgotten."""
+        """Return the cached code, or None.
+
+        A cache that an older release wrote under other class names is flushed.
+        """
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]  # as above
         except (AttributeError, ImportError, pickle.UnpicklingError, EOFError):
@@ -58,20 +65,24 @@ class _Cache(FunctionCache):
 
 
 def _laid_out(kinds: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the order of the fields of named tuples among ``kinds``: numba's key has their names and types alone."""
+    """Return the order of the fields of named tuples among ``kinds``.
+
+    Numba's own key has their names and types alone.
+    """
     return tuple((getattr(kind, "fields", ()), _laid_out(kind.types)) for kind in kinds if hasattr(kind, "types"))
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """Digest what ``function`` is compiled from: its code, and the code and values of all it names, wherever they are.
+    """Return a digest of everything that ``function`` is compiled from.
 
-    What cannot change without its name (a type, others' functions) counts by its name.
+    Its code, and the code and values of all that it names, in whatever module they are. What does not change without
+    its name (a type, a function of another library) counts by its name.
     """
     return hashlib.sha256("\n".join(_told(function, seen=set())).encode()).hexdigest()
 
 
 def _told(thing: Any, *, seen: set[int]) -> Iterator[str]:
-    """Return what ``thing`` is, line by line, and what it names."""
+    """Yield lines that describe ``thing`` and everything that it names."""
     function = getattr(thing, "py_func", thing)
     if not isinstance(function, FunctionType):
         yield _value(thing)
@@ -101,7 +112,10 @@ def _told_of_code(code: CodeType, named: Mapping[str, Any], *, seen: set[int]) -
 
 
 def _told_of_module(module: ModuleType, names: tuple[str, ...], *, seen: set[int]) -> Iterator[str]:
-    """Return what may be meant of a module: its members among ``names``, where it is one of ours."""
+    """Yield the lines of those members of a module that ``names`` may mean.
+
+    Only of Helios' own modules.
+    """
     if module.__name__.partition(".")[0] == __name__.partition(".")[0]:
         for name in names:
             if hasattr(module, name):
@@ -140,19 +154,28 @@ _INLINED: dict[str, Any] = {"forceinline": True}
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile ``function`` as a part of the entry points that call it; nobody else can."""
+    """Compile ``function`` as an inlined part of entry points.
+
+    Python cannot call it.
+    """
     return inline_jit(function, **_OPTIONS, **_INLINED)
 
 
 def entry_point(function: _Function) -> _Function:
-    """Compile ``function`` when it is first called, and keep it on disk with all it calls."""
+    """Compile ``function`` at its first call, and cache it on disk.
+
+    With everything that it calls.
+    """
     return cached_jit(function, **_OPTIONS)
 
 
-# Numbers that are as any other to the compiler.
+# Constants that the compiler must treat as variables.
 
 
 @kernel
 def plain(number: int) -> int:
-    """Return ``number``, no longer a constant: numba compiles a callee anew for each constant it is called with."""
+    """Return ``number`` as a value that is no constant to the compiler.
+
+    Numba compiles a callee anew for each constant that it is called with.
+    """
     return number + 0

@@ -1,8 +1,8 @@
-"""The values that Helios writes into Slurm, and how it knows them again.
+"""Values that Helios writes into Slurm, and how it recognises them.
 
 Every SiteFactor that Helios writes ends in 37, every TimeMin in a minute that ends in 7. A mark alone proves nothing,
-as users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own. What
-tells the same without Helios - ``job_submit.lua`` and ``helios-release.sh`` - has these numbers again.
+as users and admins may write such a value too: only with a record (``helios.slurm.jobs_undo``) is it Helios' own.
+``job_submit.lua`` and ``helios-release.sh`` recognise the values without Helios and repeat these numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MINUTE_STEP = 10
 
 
 def steps(most: int) -> int:
-    """Return how many urgencies a bound of the SiteFactor tells apart on either side of 0."""
+    """Return the number of urgency levels on either side of 0.
+
+    ``most`` is the largest SiteFactor that may be written.
+    """
     return (most - MARK) // STEP
 
 
@@ -35,44 +38,62 @@ def site_factor(urgency: float, *, most: int) -> int:
 
 
 def site_factors(urgency: NDArray[np.float64], *, n_steps: int) -> NDArray[np.int64]:
-    """Return what :func:`site_factor` does for each of many, where there are ``n_steps`` on either side of 0."""
+    """Return the SiteFactor of each urgency.
+
+    As :func:`site_factor`, with ``n_steps`` levels on either side of 0.
+    """
     level = np.rint(np.abs(urgency) * n_steps).astype(np.int64)
     factors: NDArray[np.int64] = np.sign(urgency).astype(np.int64) * np.where(level > 0, level * STEP + MARK, 0)
     return factors
 
 
 def urgency(site_factor: int, *, most: int) -> float:
-    """Return the urgency that a SiteFactor of Helios stands for; 0 for one that is not Helios'."""
+    """Return the urgency that a SiteFactor of Helios stands for.
+
+    0 where the SiteFactor does not bear Helios' mark.
+    """
     if not has_helios_mark(site_factor):
         return 0.0
     return math.copysign(min(abs(site_factor) // STEP / steps(most), 1.0), site_factor)
 
 
 def urgencies(site_factors: NDArray[np.int64], *, n_steps: int) -> NDArray[np.float64]:
-    """Return what :func:`urgency` does for each of many, where there are ``n_steps`` on either side of 0."""
+    """Return the urgency of each SiteFactor.
+
+    As :func:`urgency`, with ``n_steps`` levels on either side of 0.
+    """
     level = np.where(have_helios_mark(site_factors), np.minimum(np.abs(site_factors) // STEP, n_steps), 0)
     stood_for: NDArray[np.float64] = np.sign(site_factors) * level / n_steps
     return stood_for
 
 
 def has_helios_mark(site_factor: int) -> bool:
-    """Return whether a SiteFactor bears Helios' mark; 0 bears none."""
+    """Return whether a SiteFactor bears Helios' mark.
+
+    0 does not.
+    """
     return abs(site_factor) % STEP == MARK
 
 
 def have_helios_mark(site_factors: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return what :func:`has_helios_mark` does for each of many."""
+    """Return which SiteFactors bear Helios' mark."""
     ours: NDArray[np.bool_] = np.abs(site_factors) % STEP == MARK
     return ours
 
 
 def whole_minutes(run_time: timedelta) -> int:
-    """Return the shortest TimeMin, min, that is no shorter than ``run_time``; it need not bear the mark."""
+    """Return ``run_time`` rounded up to whole minutes.
+
+    That is the shortest possible TimeMin; it need not bear Helios' mark.
+    """
     return math.ceil(run_time / timedelta(minutes=1))
 
 
 def time_min(run_time: timedelta) -> int:
-    """Return the TimeMin in minutes that stands for a soft limit: the next one up that bears Helios' mark."""
+    """Return the TimeMin of a soft limit, min.
+
+    The next one up that bears Helios' mark.
+    """
     minutes = whole_minutes(run_time)
     return minutes + (MINUTE_MARK - minutes) % MINUTE_STEP
 

@@ -1,4 +1,4 @@
-"""The sockets: every interface that has, or is meant to have, more than one implementation."""
+"""Interfaces that have, or are meant to have, more than one implementation."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ class Source(Protocol):
     """A history file of one format, or a live accounting database."""
 
     def read(self) -> Iterator[Batch]:
-        """Yield the history in stretches, oldest line first."""
+        """Yield the history in batches, oldest line first."""
         ...
 
 
 class ReplayPredictor(Protocol):
-    """Predicts run times inside a replayed timeline, from what has ended in that timeline.
+    """Predictor of run times within a replay, from the jobs ended there.
 
     Jobs are named by their position in the replayed workload. Calls come in the order of time.
     """
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Take note that ``jobs`` ended at ``ended_s`` (same length, ascending, s since the epoch)."""
+        """Learn that jobs have ended.
+
+        ``jobs`` and ``ended_s`` have the same length; times are ascending, s since the epoch.
+        """
         ...
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
@@ -53,33 +56,44 @@ class ReplayPredictor(Protocol):
         running: NDArray[np.int64],
         since_s: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Predict again the run times of ``jobs``, which were submitted earlier and still wait at ``now_s``.
+        """Predict again the run times of jobs that still wait.
 
-        Only jobs that ended strictly before ``now_s`` may be used, and that ``running`` jobs have run ``since_s`` (same
-        length, s since the epoch). Returns as ``submitted`` does.
+        ``jobs`` were submitted before ``now_s``. Only jobs that ended strictly before ``now_s`` may be used, and the
+        knowledge that each of ``running`` has run since the moment in ``since_s`` (same length, s since the epoch).
+        Returns the same as :meth:`submitted`.
         """
         ...
 
 
 class Order(Protocol):
-    """A queue order: smaller keys first, ties by submit time, then job id."""
+    """A queue order.
+
+    Smaller keys come first; ties are broken by submit time, then by job id.
+    """
 
     def __call__(
         self, *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return one key for each job, from the run time the policy believes in (true or predicted)."""
+        """Return one key for each job.
+
+        ``run_time_s`` is what the policy assumes, true or predicted.
+        """
         ...
 
 
 class Cluster(Protocol):
-    """A cluster, real, shadowed or simulated: look at it, act on it.
+    """Cluster whose jobs Helios observes and changes.
 
-    One contract suite, ``tests/contract/test_cluster.py``, holds every implementation; a service author's own runs
-    :func:`helios.testing.check_cluster`.
+    Real, shadowed or simulated.
+
+    One contract suite, ``tests/contract/test_cluster.py``, checks every implementation in Helios; authors of services
+    check their own clusters with :func:`helios.testing.check_cluster`.
     """
 
     def snapshot(self) -> Snapshot:
-        """Look; prediction columns are missing.
+        """Return the current state of the cluster.
+
+        Prediction columns are missing.
 
         Raises
         ------
@@ -89,10 +103,11 @@ class Cluster(Protocol):
         ...
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, read back, and say what became of each job that an action names.
+        """Apply actions, read back, and return the outcome for each job.
 
-        Idempotent: what already is so is ``UNCHANGED`` and costs no write. A job that must be left alone
-        (``excluded_reason``) is ``REFUSED``. What fails for one job does not stop the others.
+        One outcome for each job that an action names. Idempotent: a value that is already set is ``UNCHANGED`` and
+        costs no write. A job that must be left alone (``excluded_reason``) is ``REFUSED``. What fails for one job does
+        not stop the others.
 
         Raises
         ------
@@ -103,14 +118,18 @@ class Cluster(Protocol):
 
 
 class NodeCluster(Protocol):
-    """The nodes of a cluster, real, shadowed or simulated: look at them, put them to sleep, wake them.
+    """Cluster whose nodes Helios puts to sleep and wakes.
 
-    A door of its own beside :class:`Cluster`: on Slurm it takes an administrator, where job updates take an operator.
-    One contract suite, ``tests/contract/test_nodes.py``, holds every implementation.
+    Real, shadowed or simulated.
+
+    It is separate from :class:`Cluster` because Slurm requires an administrator for changes of nodes, and only an
+    operator for changes of jobs. One contract suite, ``tests/contract/test_nodes.py``, checks every implementation.
     """
 
     def snapshot(self) -> Snapshot:
-        """Look, with ``power`` filled in; predictions and demand are missing.
+        """Return the current state of the cluster, with ``power``.
+
+        Predictions and ``demand`` are missing.
 
         Raises
         ------
@@ -120,12 +139,12 @@ class NodeCluster(Protocol):
         ...
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Act, read back, and say what became of each node that an action names.
+        """Apply actions, read back, and return the outcome for each node.
 
-        Idempotent: what already is so is ``UNCHANGED`` and costs no write. The door itself refuses what can never be
-        right, whoever asks: to power down a node that is not idle or must be left alone (``excluded_reason``), or to
-        power up one that is falling asleep (``POSTPONED``: Slurm would ignore it). What fails for one node does not
-        stop the others.
+        One outcome for each node that an action names. Idempotent: a value that is already set is ``UNCHANGED`` and
+        costs no write. The implementation itself refuses what can never be right, whoever asks: to power down a node
+        that is not idle or must be left alone (``excluded_reason``), or to power up one that is falling asleep
+        (``POSTPONED``: Slurm would ignore it). What fails for one node does not stop the others.
 
         Raises
         ------
@@ -136,41 +155,59 @@ class NodeCluster(Protocol):
 
 
 class Domain(StrEnum):
-    """What a service acts on; each domain has its own cycle, lease and door, and may run under its own identity."""
+    """Kind of target that a service acts on.
+
+    Each domain has its own control cycle, lease and cluster interface, and may run under its own identity.
+    """
 
     JOBS = "jobs"
     NODES = "nodes"
 
 
 class Service(Protocol):
-    """Judgement: looks at a snapshot and proposes actions. It never acts.
+    """Plug-in that turns a snapshot into requested actions, and never acts itself.
 
     ``decide`` is deterministic: no clock (time is ``snapshot.taken_at``), network, disk or randomness of its own.
+
     A service is a class with a frozen dataclass ``Options`` as an attribute and ``__init__(self, options)``, registered
-    in the entry point group ``helios.services``. One that acts on nodes has the class attribute
-    ``domain = Domain.NODES``; one without it acts on jobs.
+    in the entry point group ``helios.services``. One that acts on nodes has the class attribute ``domain =
+    Domain.NODES``; one without it acts on jobs.
+
+    Attributes
+    ----------
+    every : timedelta
+        Time between two decisions; positive.
     """
 
     every: timedelta
 
     def decide(self, snapshot: Snapshot) -> Iterable[Action]:
-        """Return what should be done now; nothing is a good answer."""
+        """Return the actions to take now, possibly none.
+
+        On jobs they are a desired state: what an earlier call asked for and this one does not is reverted. What a
+        service set on nodes stays until it asks for something else, or for :class:`helios.actions.RevertNodes`.
+        """
         ...
 
 
 Columns = Callable[[str], NDArray[Any]]
-"""Some pending jobs by columns of ``QUEUE``, each as :meth:`helios.model.Snapshot.pending_values` gives it."""
+"""Function from the name of a ``QUEUE`` column to its values for some pending jobs.
+
+Values are as :meth:`helios.model.Snapshot.pending_values` returns them.
+"""
 
 
 class ChangeRequests(NamedTuple):
-    """What a service wishes for some jobs; arrays of shape (n_jobs,).
+    """Changes that a service requests for some jobs.
+
+    Arrays of shape (n_jobs,).
 
     Attributes
     ----------
     urgency : float64 array
-        From -1 to 1, as of a :class:`helios.actions.Place`; NaN: it does not name the job.
+        From -1 to 1, as of a :class:`helios.actions.Place`; NaN: no request for that job.
     until : datetime64[us] array
-        The last moment at which it is sure to wish the same as long as no column of the job changes; NaT: for ever.
+        Last moment at which the request is still the same if no column of the job changes; NaT: for ever.
     """
 
     urgency: NDArray[np.float64]
@@ -179,31 +216,35 @@ class ChangeRequests(NamedTuple):
 
 @runtime_checkable
 class JobwiseService(Service, Protocol):
-    """A service whose wish for a job depends on that job and the time alone, never on other jobs or on nodes.
+    """Service that decides on each job by that job and the time alone.
 
-    Of the cluster it may look at ``longest_backlog_s``, which is the same for all. A replay then need not ask it about
-    the whole queue at every event, but about a job when it comes, when it is predicted again or the backlog is another,
-    and when the change expires: the answers are the same, and tens of thousands of jobs a second are replayed.
-    ``decide`` must say the same as ``changes``; :func:`helios.services.qssf.reorders` makes it of them.
+    Other jobs and nodes must not matter. Of the cluster it may use ``longest_backlog_s``, which is the same for all
+    jobs. A replay then need not ask it about the whole queue at every event, but only about a job that is submitted or
+    predicted again, about all jobs when the backlog changes, and about a job whose request expires. The results are the
+    same, and tens of thousands of jobs a second are replayed. ``decide`` must agree with ``changes``;
+    :func:`helios.services.qssf.reorders` derives its actions from them.
     """
 
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
-        """Return what it wishes for ``jobs`` as they are ``at`` a moment, which stands for ``snapshot.taken_at``."""
+        """Return what the service requests for ``jobs`` at a moment.
+
+        ``at`` stands in for ``snapshot.taken_at``.
+        """
         ...
 
 
 LONGEST_LEASE = timedelta(minutes=10)
-"""No end of a lease is believed that is further ahead than this, or than the lease that is asked for."""
+"""Longest time a stored lease is taken to last, unless a longer one is asked for; beyond it a clock was wrong."""
 
 
 class Ledger(Protocol):
-    """What control remembers from turn to turn about one cluster, and writes down for good."""
+    """Storage of a cluster's lease, applied changes and audit log."""
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
-        """Take or renew the one writer's lease.
+        """Take or renew the lease of the only writer.
 
-        It runs by one clock for all who ask, where there is one; else by ``now``, and then an end that is further ahead
-        than any lease lasts is not believed, but brought near.
+        Where the store has a clock of its own, it is used for all holders; else ``now``. An end that is further ahead
+        than any lease lasts comes from a wrong clock and is brought near.
 
         Returns
         -------
@@ -214,15 +255,20 @@ class Ledger(Protocol):
         ...
 
     def release(self, *, holder: str) -> None:
-        """Give the lease back, if ``holder`` has it."""
+        """Give up the lease, if ``holder`` has it."""
         ...
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return the applied changes: ``APPLIED_CHANGES``, or of the nodes ``APPLIED_NODE_CHANGES``."""
+        """Return the changes that are applied now.
+
+        Columns of ``APPLIED_CHANGES``, or for nodes of ``APPLIED_NODE_CHANGES``.
+        """
         ...
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
-        """Append ``decisions`` and, unless None, replace what stands changed, in one transaction.
+        """Append decisions and replace the applied changes, in one transaction.
+
+        The applied changes stay as they are where ``applied_changes`` is None.
 
         Raises
         ------
@@ -235,12 +281,21 @@ class Ledger(Protocol):
 
 
 class Progress(Protocol):
-    """Hears how far a long piece of work is; the command line draws a bar, a test or a service nothing."""
+    """Receiver of the progress of a long operation.
+
+    The command line draws a bar; a test or a service ignores it.
+    """
 
     def __call__(self, setup: str, done: float) -> None:
-        """Take note that ``setup`` (a phrase for a person) is done to the fraction ``done``, 0 to 1."""
+        """Report that a step is done to the fraction ``done``, 0 to 1.
+
+        ``setup`` names the step for a person.
+        """
         ...
 
 
 def no_progress(setup: str, done: float) -> None:
-    """Be a :class:`Progress` that tells nobody."""
+    """Ignore the progress.
+
+    A :class:`Progress` for callers that want none.
+    """

@@ -1,8 +1,8 @@
-"""Make files and folders that other accounts of the machine can neither read nor hold.
+"""Files and folders that other accounts can neither read nor lock.
 
-What Helios keeps names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop
-cycles. So modes are set here, whatever umask it runs under. Where root types a command in a folder of the service's,
-what is made belongs to the folder's owner: the service could not open it otherwise.
+What Helios stores names users and their jobs, which a site may hide (Slurm's ``PrivateData``), and its locks stop
+control cycles. So modes are set here, whatever the umask. Where root runs a command in a folder of the service's
+account, new files belong to the folder's owner: the service could not open them otherwise.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OWN = 0o600
 SHARED = 0o640
 """A site may let people into the group of Helios, to read reports and health."""
 WIDE = 0o027
-"""What nobody but owner and group may do, and the group not write."""
+"""Permissions that a private file must not have: any for others, writing for the group."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and the parents that are missing, closed to other accounts.
+    """Make a folder and its missing parents, closed to other accounts.
 
     Raises
     ------
@@ -41,7 +41,9 @@ def make_folder(folder: Path) -> None:
 
 
 def open_private(path: Path) -> int:
-    """Open a plain file of one's own for reading and writing, made if missing, and return its descriptor.
+    """Open a private file for reading and writing, and return its descriptor.
+
+    It is created if missing.
 
     Raises
     ------
@@ -65,17 +67,19 @@ def open_private(path: Path) -> int:
 
 
 def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bool = False) -> None:
-    """Replace a file as a whole, so that a reader finds the old one or the new one; links are not followed.
+    """Replace a file atomically.
+
+    A reader finds the old content or the new one. Links are not followed.
 
     Parameters
     ----------
     lasting : bool
-        Whether it is to be on the disk before this returns.
+        Whether file and folder are fsynced before this returns.
 
     Raises
     ------
     OSError
-        It could not be written; what was there stands.
+        It could not be written; the old content stays.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
@@ -99,7 +103,9 @@ def write_private(path: Path, content: bytes, *, mode: int = SHARED, lasting: bo
 
 
 def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file of ASCII text as :func:`write_private` does, onto the disk.
+    """Replace a file of ASCII text atomically and durably.
+
+    As :func:`write_private` does, with an fsync.
 
     The folder is made if missing, closed to other accounts. Whoever may read the folder may read the file, since it may
     be read as another user: a site opens the folder, or lets that user into the group.
@@ -107,7 +113,7 @@ def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
     Raises
     ------
     OSError
-        It could not be written; what was there stands.
+        It could not be written; the old content stays.
     """
     make_folder(path.parent)
     allowed = mode & (0o600 | path.parent.stat().st_mode & 0o044)
@@ -115,7 +121,7 @@ def atomic_write(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def fsync_directory(folder: Path) -> None:
-    """Have the names in a folder on the disk, so that renamed files survive a crash."""
+    """Fsync a directory so that renamed files survive a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -124,13 +130,18 @@ def fsync_directory(folder: Path) -> None:
 
 
 def hand_over(handle: int, path: Path) -> None:
-    """Give a file that root has just made at ``path`` to the owner of the folder."""
+    """Give a file created by root to the owner of its folder."""
     if (owner := _owner_for_root(path)) is not None:
         os.fchown(handle, *owner)
 
 
 def tighten(path: Path) -> None:
-    """Close a file of one's own, in a folder of one's own, to other accounts; what cannot be closed stays.
+    """Take the access of other accounts from a file.
+
+    Also the group's right to write. Only a file of one's own in a folder of one's own is changed; errors are ignored.
+
+    Also the group's right to write. Only a file of one's own in a folder of one's own is changed, and errors are
+    ignored.
 
     The file is not opened: closing it again would end the locks that SQLite holds in this process.
     """
@@ -141,7 +152,10 @@ def tighten(path: Path) -> None:
 
 
 def is_wide(path: Path) -> bool:
-    """Return whether other accounts may use it, or the group write it; False where there is nothing, or no way in."""
+    """Return whether other accounts may use a file or the group write it.
+
+    False where there is no file, or where its folder keeps others out.
+    """
     try:
         return bool(path.stat().st_mode & WIDE) and bool(path.parent.stat().st_mode & stat.S_IXOTH)
     except OSError:
@@ -149,10 +163,12 @@ def is_wide(path: Path) -> bool:
 
 
 def closed_to(user: str, path: Path) -> Path | None:
-    """Return the outermost of ``path`` and its folders that an account of this machine may not read or enter.
+    """Return the outermost part of a path that an account may not use.
 
-    None: it may read ``path``, or it cannot be told, as of an account of another machine or of a path with an access
-    list of its own.
+    ``path`` itself must be readable, its folders must let the account enter.
+
+    None: it may read ``path``, or that is unknown, as for an account of another machine or a path with an access
+    control list.
     """
     try:
         account = pwd.getpwnam(user)
@@ -171,7 +187,10 @@ def closed_to(user: str, path: Path) -> Path | None:
 
 
 def _owner_for_root(path: Path) -> tuple[int, int] | None:
-    """Return user and group of the folder around ``path`` if root is at work in a folder of somebody else."""
+    """Return the owner for a file that root creates.
+
+    User and group of the folder around ``path``; None: not root, or the folder is root's.
+    """
     if os.geteuid() != 0:
         return None
     around = path.parent.stat()

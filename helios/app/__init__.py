@@ -1,5 +1,5 @@
-"""The composition root: the only room that knows every other, each use case one function.
+"""Use cases of Helios, the only package that knows all others.
 
-The modules are use cases, not layers: ``history`` (what was), ``expectation`` (what a model makes of it),
-``whatif`` (what would have been), ``tryout`` (all of it once, on a synthetic month).
+The modules are use cases, not layers. Examples: ``history`` loads and reads job history, ``whatif`` replays it under
+another service, ``operations`` has what the daemon runs, ``demo`` shows all of it on a synthetic month.
 """

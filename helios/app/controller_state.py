@@ -1,4 +1,8 @@
-"""Between the turns of a domain: what it remembers, the word of a kill switch, and what must not meet a cycle."""
+"""State that a domain keeps between cycles, and locks between processes.
+
+Holds the ledgers of cycles that have no database, the locks on the state folder, the identity of this process, what
+control remembers from cycle to cycle, and the notes that kill switches leave.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,12 @@ from helios.ports import Domain, Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
 
-# Ledgers that keep nothing: for a cycle that is only planned, and for one that has no database.
+# Ledgers that store nothing. One is for a cycle that is only planned, the other for a cycle without a database.
 
 
 @contextmanager
 def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
-    """Open the warehouse, or give the reason why it cannot be."""
+    """Open the warehouse, or yield the error that prevented it."""
     try:
         warehouse = Warehouse.open(url)
     except HeliosError as problem:
@@ -42,7 +46,10 @@ def open_controller_warehouse(url: str) -> Iterator[Warehouse | HeliosError]:
 
 
 def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, domain: Domain) -> Ledger:
-    """Return the ledger of a cluster's domain; where it cannot be had, one that says why."""
+    """Return the ledger of a cluster's domain.
+
+    Where the warehouse is not available, the ledger's methods raise the reason.
+    """
     if isinstance(warehouse, HeliosError):
         return UnavailableLedger(warehouse)
     try:
@@ -52,20 +59,20 @@ def ledger_for(warehouse: Warehouse | HeliosError, cluster: str, *, domain: Doma
 
 
 class ReadOnlyLedger:
-    """A ledger that keeps nothing, for a plan."""
+    """Ledger that records nothing, for a planned cycle."""
 
     def __init__(self, applied_changes: pd.DataFrame) -> None:
         self._applied_changes = applied_changes
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
-        """Give the lease."""
+        """Grant the lease without recording it."""
         return 0
 
     def release(self, *, holder: str) -> None:
         """Do nothing."""
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return what it was given."""
+        """Return the applied changes given at construction."""
         return self._applied_changes
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
@@ -73,33 +80,36 @@ class ReadOnlyLedger:
 
 
 class UnavailableLedger:
-    """A ledger that cannot be reached, for the one thing that goes on without: taking everything back."""
+    """Ledger that cannot be reached.
+
+    Every method raises. A release works without a ledger, since it finds Helios' changes on the cluster.
+    """
 
     def __init__(self, problem: HeliosError) -> None:
         self._problem = problem
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
-        """Raise why there is no database."""
+        """Raise the error that made the ledger unavailable."""
         raise self._problem
 
     def release(self, *, holder: str) -> None:  # noqa: ARG002 - a Ledger's
-        """Raise why there is no database."""
+        """Raise the error that made the ledger unavailable."""
         raise self._problem
 
     def applied_changes(self) -> pd.DataFrame:
-        """Raise why there is no database."""
+        """Raise the error that made the ledger unavailable."""
         raise self._problem
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:  # noqa: ARG002 - a Ledger's
-        """Raise why there is no database."""
+        """Raise the error that made the ledger unavailable."""
         raise self._problem
 
 
-# Keep processes that share a state folder apart, and tell them from all others.
+# Locks between processes that share a state folder, and their identity towards all others.
 #
-# Processes of one Helios share its lease, and must not act beside each other: one takes a cycle at a time, and one
-# daemon runs for each domain. The kernel ends a lock with its process. The files are the owner's alone: who can open
-# one can hold it.
+# Processes with one state folder share one lease, so the lease does not keep them apart. The locks do: one process
+# runs a cycle at a time, and one daemon runs for each domain. They are flock locks, which the kernel releases when
+# the process ends. Only the owner can open the files, because whoever can open one can also hold its lock.
 
 LOCK = "cycle.lock"
 LOCK_OF_NODES = "nodes.lock"
@@ -109,31 +119,31 @@ _OF_THIS_PROCESS = uuid4().hex
 
 
 class CycleUnderWay(HeliosError):
-    """Another process of this Helios is taking a cycle."""
+    """Another process of this Helios is running a cycle."""
 
 
 class DaemonRuns(HeliosError):
-    """Another daemon has this state folder and acts on the same."""
+    """Another daemon runs with this state folder for the same domain."""
 
     exit_code = 75
-    """EX_TEMPFAIL of sysexits.h: nothing was begun, systemd tries again, and nothing is reverted after it."""
+    """EX_TEMPFAIL of sysexits.h: nothing was started, systemd tries again, and nothing needs to be reverted."""
 
 
 @contextmanager
 def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) -> Iterator[None]:
-    """Keep other processes of this Helios, which share its lease, from taking a cycle meanwhile.
+    """Prevent cycles of other processes that share this state folder.
 
     Parameters
     ----------
     within_s : float
-        How long to wait for the end of a cycle that is being taken, s.
+        How long to wait for the end of a running cycle, s.
     lock : str
-        Name of the lock's file: turns on jobs and on nodes do not wait for each other.
+        Name of the lock file. Job cycles and node cycles have different ones and do not wait for each other.
 
     Raises
     ------
-    TurnUnderWay
-        One is taking a cycle.
+    CycleUnderWay
+        Another process is still running a cycle.
     HeliosError
         The folder cannot be written.
     """
@@ -148,7 +158,7 @@ def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) ->
 
 @contextmanager
 def hold_daemon_lock(folder: Path, *, domains: Collection[Domain]) -> Iterator[None]:
-    """Be the only daemon of this state folder for ``domains``.
+    """Prevent a second daemon with this state folder for ``domains``.
 
     Raises
     ------
@@ -170,7 +180,10 @@ def hold_daemon_lock(folder: Path, *, domains: Collection[Domain]) -> Iterator[N
 
 @contextmanager
 def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
-    """Hold a lock, None; where another process keeps it all the time, say which: words, empty if it is not known."""
+    """Hold an exclusive lock on a file, and yield None.
+
+    Where another process holds it all the time, yield that process as text instead, empty if it is not known.
+    """
     try:
         make_folder(path.parent)
         handle = open_private(path)
@@ -188,15 +201,16 @@ def _lock(path: Path, *, within_s: float = 0.0) -> Iterator[str | None]:
 
 
 def process_identity(folder: Path) -> str:
-    """Return a word that only processes with this state folder on this machine have, until it boots again.
+    """Return an identifier for this state folder, machine and boot.
 
-    Host names and paths are the same on copies of a machine. A random number that is kept in the folder tells machines
-    apart that only have the same names; the boot's tells a copy of the folder, or one on a network file system.
+    Host names and paths are the same on copies of a machine. A random number kept in the folder distinguishes machines
+    that share a name. The boot id distinguishes copies of the folder, and machines that share it on a network file
+    system.
     """
     try:
         number = _number_kept_in(folder)
     except OSError:
-        number = _OF_THIS_PROCESS  # who cannot write there takes no cycle either
+        number = _OF_THIS_PROCESS  # a process that cannot write there cannot run a cycle either
     boot = BOOT.read_text(encoding="ascii") if BOOT.exists() else ""
     return hashlib.sha256(f"{boot} {number}".encode()).hexdigest()[:16]
 
@@ -208,7 +222,7 @@ def _number_kept_in(folder: Path) -> str:
         fresh = folder / f".{IDENTITY}.{uuid4().hex}"
         write_private(fresh, f"{uuid4().hex}\n".encode(), mode=OWN, lasting=True)
         try:
-            with suppress(FileExistsError):  # another process was first
+            with suppress(FileExistsError):  # another process created it first
                 os.link(fresh, file)
         finally:
             fresh.unlink()
@@ -224,13 +238,17 @@ def _locked(handle: int) -> bool:
 
 
 def _holder(handle: int) -> str:
-    """Return `` (process 4711)`` of who holds the lock, as Linux tells in /proc/locks; empty: it does not."""
+    """Return `` (process 4711)`` for the process that holds the lock.
+
+    Read from /proc/locks of Linux. Empty where the process is not known.
+    """
     inode = f":{os.fstat(handle).st_ino}"
     try:
         rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
     except OSError:
         return ""
-    # 7: FLOCK ADVISORY WRITE 4711 08:01:131074 0 EOF; a row with -> waits for the lock, pid 0 is of another container.
+    # A row is "7: FLOCK ADVISORY WRITE 4711 08:01:131074 0 EOF". Rows with "->" wait for the lock. Pid 0 stands for a
+    # process in another container.
     pids = [row[4] for row in rows if row[1] == "FLOCK" and row[5].endswith(inode)]
     return f" (process {pids[0]})" if pids and pids[0] not in {"0", "-1"} else ""
 
@@ -240,20 +258,20 @@ Memory = TypeVar("Memory", ControllerState, NodeControllerState)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerStateStore(Generic[Memory]):
-    """What one domain keeps of a cluster from one cycle to the next.
+    """State of one domain on one cluster, kept between cycles.
 
     Attributes
     ----------
     kind : type
-        Of its memory.
+        Class of the state.
     cluster : str
         The cluster's name.
     folder : Path
-        Where a kill switch that has no database leaves word.
+        Where a kill switch without a database leaves its note.
     memory, released : str
-        Names under which the warehouse has its memory, and who took everything back outside of cycles.
+        Keys in the warehouse of the state, and of the note that a kill switch reverted everything outside of a cycle.
     released_file : str
-        The latter, in the folder.
+        Name of the file with that note, in the folder.
     """
 
     kind: type[Memory]
@@ -264,7 +282,7 @@ class ControllerStateStore(Generic[Memory]):
     released_file: str
 
     def read(self, warehouse: Warehouse) -> Memory:
-        """Return what control remembers.
+        """Return the stored state, or a fresh one where none is stored.
 
         Raises
         ------
@@ -279,15 +297,18 @@ class ControllerStateStore(Generic[Memory]):
     def read_or_problem(
         self, warehouse: Warehouse | HeliosError, *, paused: Callable[[], bool]
     ) -> tuple[Memory, Warehouse | HeliosError]:
-        """Return what control remembers; where it cannot be read, the reason in place of the warehouse: be still.
+        """Return the stored state and the warehouse.
+
+        Where the state cannot be read, return a fresh state, and the error in place of the warehouse. Without a
+        warehouse there is no lease, so that the cycle changes nothing.
 
         Raises
         ------
         MemoryDamaged
-            It cannot be read, and nobody paused Helios.
+            The stored state is damaged and Helios is not paused.
         """
         if isinstance(warehouse, HeliosError):
-            return self.kind(), warehouse  # without it the lease cannot be had, and nothing is done
+            return self.kind(), warehouse  # without it there is no lease, and nothing is changed
         try:
             return self.read(warehouse), warehouse
         except WarehouseUnavailable as problem:
@@ -295,14 +316,17 @@ class ControllerStateStore(Generic[Memory]):
         except MemoryDamaged as problem:
             if not paused():
                 raise
-            return self.kind(), problem  # a pause takes everything back whatever else is damaged
+            return self.kind(), problem  # a pause reverts everything, whatever else is damaged
 
     def write(self, warehouse: Warehouse, memory: Memory, *, at: datetime) -> None:
-        """Have the warehouse remember it."""
+        """Store the state in the warehouse."""
         warehouse.remember(self.cluster, self.memory, memory.to_json(), at=at)
 
     def taken_back_by(self, warehouse: Warehouse | HeliosError) -> dict[str, str]:
-        """Return which kill switches took everything back outside of cycles, by where they left word."""
+        """Return the kill switches that reverted everything outside of a cycle.
+
+        Keys are where the notes are (file or warehouse key), values name the kill switch.
+        """
         found = {}
         if (self.folder / self.released_file).exists():
             found[self.released_file] = "helios-release.sh"
@@ -312,7 +336,7 @@ class ControllerStateStore(Generic[Memory]):
         return {where: who for where, who in found.items() if who}
 
     def forget(self, warehouse: Warehouse, taken_back: Mapping[str, str], *, at: datetime) -> None:
-        """Remove the word of these kill switches: a cycle has gone by it."""
+        """Remove the notes of these kill switches, after a cycle took them into account."""
         if self.released in taken_back:
             warehouse.remember(self.cluster, self.released, "", at=at)
         if self.released_file in taken_back:
@@ -322,7 +346,10 @@ class ControllerStateStore(Generic[Memory]):
 
 @contextmanager
 def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tuple[str, ...]]:
-    """Keep this machine's cycles away meanwhile; where one does not end in time, say so instead of waiting on."""
+    """Prevent cycles of this machine's other processes meanwhile.
+
+    Where a running cycle does not end in time, go on, and yield a warning that it may still set something.
+    """
     disturbed: tuple[str, ...] = ()
     with ExitStack() as held:
         try:
@@ -335,12 +362,14 @@ def between_cycles(folder: Path, *, within_s: float, lock: str) -> Iterator[tupl
 def modes_or_off(
     modes: Callable[[], dict[str, ServiceMode]], *, folder: Path, services: Collection[str]
 ) -> dict[str, ServiceMode]:
-    """Return the modes that were set; where they cannot be read and a pause file is there, every service is off.
+    """Return the modes that were set.
+
+    Where they cannot be read and a pause file exists, every service is off.
 
     Raises
     ------
     WarehouseUnavailable
-        They cannot be read, and nobody asked for a pause.
+        They cannot be read, and there is no pause file.
     """
     try:
         return modes()
@@ -351,7 +380,7 @@ def modes_or_off(
 
 
 def cycle_tallies(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str, ServiceMode]) -> Iterator[CycleTally]:
-    """Return how often each service's actions ended in each way, with its mode."""
+    """Yield how many actions of each service ended with each result."""
     for service, by_result in counts.items():
         mode = modes[service].mode if service in modes else Mode.ACTIVE
         for result, number in by_result.items():

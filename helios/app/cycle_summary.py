@@ -1,7 +1,7 @@
-"""What the daemon's clock calls, and what a cycle tells of itself.
+"""Results of control cycles, and the tasks that the daemon calls.
 
-The daemon stands above this room and is handed these callables; so it can be driven by toys, and a use case never
-learns that a clock calls it.
+The daemon receives these callables instead of importing use cases. So a test can drive it with fakes, and a use case
+does not know that a scheduler calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Breaker = Literal["closed", "half-open", "open"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleTally:
-    """How many jobs one service's proposals ended for in one way.
+    """Number of jobs of one service that ended with one result.
 
     Attributes
     ----------
@@ -45,37 +45,37 @@ class CycleTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleSummary:
-    """One cycle, as logs, health and metrics show it.
+    """Result of one cycle on jobs, for logs, health and metrics.
 
     Attributes
     ----------
     pending, running : int
-        Jobs seen.
+        Jobs in the queue.
     acted : int
-        Jobs changed on the cluster; a shadow changes none.
-    still : tuple of str
-        Why nothing was done, for a person; empty: the services were asked.
-    tallies : tuple of Tally
-        What became of the proposals, by service, mode and result.
+        Jobs changed on the cluster; 0 in shadow mode.
+    suspended : tuple of str
+        Why nothing was done, for a person; empty where the services were asked.
+    tallies : tuple of CycleTally
+        What became of the changes that services asked for, by service, mode and result.
     seconds : float
         How long the cycle took.
     predictions : int
         Run times predicted for this cycle.
     history_read_at : datetime, optional
-        Aware; up to when the cluster's history is known. None: it was never read.
+        Aware; up to when the cluster's history is known. None where it was never read.
     model_trained_at : datetime, optional
-        Aware; None: there is no model.
+        Aware; None where there is no model.
     modes : mapping of str to Mode
         The mode of each service.
     breaker : str
-        State of the breaker.
+        State of the circuit breaker.
     lease_held : bool
-        False: another Helios writes to this cluster, and this one stands by.
+        False where another Helios holds the lease, and this one stands by.
     notes : tuple of str
-        What the operator should be told besides; the daemon says each once.
-    trouble : str
-        What kept the cycle from being taken at all, as a cluster that is away: the cycle then counts as failed. Empty:
-        it was taken, be it to decide that nothing is to be done.
+        Further messages for the operator. The daemon logs each once.
+    problem : str
+        What prevented the cycle, such as a cluster that cannot be reached; the cycle then counts as failed. Empty where
+        the cycle ran, even if it decided to do nothing.
     """
 
     pending: int
@@ -94,7 +94,7 @@ class CycleSummary:
     problem: str = ""
 
     def line(self) -> str:
-        """Return the cycle in one line, for a person."""
+        """Return the cycle in one line of text."""
         seen = f"{self.pending} pending, {self.running} running, {self.seconds:.1f} s"
         if self.problem:
             return f"no cycle: {self.problem}"
@@ -106,7 +106,7 @@ class CycleSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCycleSummary:
-    """One cycle on nodes, as logs, health and metrics show it.
+    """Result of one cycle on nodes, for logs, health and metrics.
 
     Attributes
     ----------
@@ -115,12 +115,12 @@ class NodeCycleSummary:
     by_helios : int
         Nodes asleep or on the way there because Helios asked for it.
     slept, woken, weighed : int
-        Nodes told to sleep, told to wake, and given another weight, in this cycle.
+        Nodes powered down, powered up, and given another weight in this cycle.
     protected : str
-        Why nothing is put to sleep until a person clears it; empty: nothing of the kind.
+        Why nothing is powered down until a person clears it; empty where power-down is allowed.
     quarantined : int
         Nodes that failed to wake and are left alone until a person clears them.
-    still, tallies, seconds, modes, breaker, lease_held, notes, trouble
+    suspended, tallies, seconds, modes, breaker, lease_held, notes, problem
         As in :class:`CycleSummary`; tallies count nodes.
     """
 
@@ -142,11 +142,11 @@ class NodeCycleSummary:
 
     @property
     def acted(self) -> int:
-        """Nodes that were changed."""
+        """Number of nodes that were changed."""
         return self.slept + self.woken + self.weighed
 
     def line(self) -> str:
-        """Return the cycle in one line, for a person."""
+        """Return the cycle in one line of text."""
         if self.problem:
             return f"no cycle on nodes: {self.problem}"
         seen = ", ".join(f"{number} {state}" for state, number in self.nodes.items() if number) or "no nodes"
@@ -160,27 +160,27 @@ class NodeCycleSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOperations:
-    """Everything that the clock has done, each bound to its configuration already.
+    """Tasks of the daemon, each bound to its configuration.
 
-    Each returns one line for the log (empty: nothing worth a line) and raises HeliosError when it could not do its
-    work. Whatever a task raises ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the
-    same time; ``ingest`` and ``nightly`` run beside them, from other threads.
+    Each returns one line for the log (empty where nothing is worth one) and raises HeliosError when it could not do its
+    work. An exception ends that run only. ``cycle``, ``nodes``, ``hook`` and ``release`` never run at the same time.
+    ``ingest`` and ``nightly`` run beside them, in other threads.
 
     Attributes
     ----------
     ingest : callable, optional
-        Read what ended since the last reading; None: another process does.
-    turn : callable, optional
-        Look, ask, check, act on jobs, write down; None: no service of this process acts on jobs.
-    nodes : callable, optional
-        The same on nodes; None: no service of this process acts on nodes.
+        Read the jobs that ended since the last reading. None where another process does.
+    cycle : callable, optional
+        Run one cycle on jobs. None where no service of this process acts on jobs.
     hook : callable
         Publish the priority hook's table, or remove it where it must not be; called after each reading and each night.
     nightly : callable
-        Train, judge, report.
+        Train, evaluate and report.
     release : callable
-        Given why: revert everything that Helios set, the hook's table too, and verify that nothing is left.
+        Given the reason, revert everything that Helios set, the hook's table too, and verify that nothing is left.
         Idempotent. It raises when something is left or cannot be verified.
+    nodes : callable, optional
+        Run one cycle on nodes. None where no service of this process acts on nodes.
     """
 
     ingest: Callable[[], str] | None

@@ -1,4 +1,7 @@
-"""The gate in front of services that must show a gain on the site's own history before they may act."""
+"""Gate for services that must show a gain before they act.
+
+The gain is that of a what-if replay on the site's own history.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ LOOK_BACK = timedelta(weeks=4)
 
 
 class NoGain(UsageError):
-    """A service may not act, since the site's own what-if shows no gain."""
+    """A service may not act because a what-if replay shows no gain."""
 
 
 def refuse_without_gain(
@@ -31,7 +34,14 @@ def refuse_without_gain(
     now: datetime | None = None,
     progress: Progress = no_progress,
 ) -> tuple[str, ...]:
-    """Let pass a service that needs no proof, or whose gain the last four weeks prove; return what was found.
+    """Raise unless the last four weeks show the service's gain.
+
+    Services that do not require a gain pass without a replay.
+
+    Returns
+    -------
+    tuple of str
+        The result of the replay as one sentence; empty where none was needed.
 
     Raises
     ------

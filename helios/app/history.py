@@ -1,4 +1,4 @@
-"""What was: trace files into the warehouse, and out of it again."""
+"""Loading of trace files into the warehouse, and reading of job history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helios.warehouse import LoadReport, Warehouse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedHistory:
-    """The jobs of one cluster, in submission order, and what a person should know about them.
+    """Jobs of one cluster in submission order, with notes.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class LoadedHistory:
     timezone : str
         Zone of the cluster's local time.
     notes : tuple of str
-        Things said aloud when it was read.
+        Messages for a person from the reading.
     """
 
     cluster: str
@@ -56,7 +56,7 @@ def ingest(
     url : str
         The warehouse.
     timezone : str, optional
-        The zone for times that carry none; where nobody named one, UTC is assumed and said to be.
+        The zone for times that carry none. Where it is not given, UTC is assumed and a note says so.
     trace_format : TraceFormat, optional
         Recognised from the content where not given.
     cluster : str, optional
@@ -87,7 +87,10 @@ def read_file(
     cluster: str | None = None,
     progress: Progress = no_progress,
 ) -> LoadedHistory:
-    """Read a trace file without a warehouse; parameters as in :func:`ingest`."""
+    """Read a trace file without a warehouse.
+
+    Parameters are as in :func:`ingest`.
+    """
     trace = open_trace(path, format=trace_format, timezone=timezone)
     batches = list(_reporting(trace, f"Reading {path.name}", progress))
     jobs = pd.concat([batch.jobs for batch in batches], ignore_index=True)
@@ -110,12 +113,14 @@ def load_history(
     until: datetime | None = None,
     columns: Sequence[str] | None = None,
 ) -> LoadedHistory:
-    """Read one cluster's jobs, submitted in [since, until), from the warehouse.
+    """Read the jobs of one cluster from the warehouse.
 
     Parameters
     ----------
+    since, until : datetime, optional
+        Only jobs submitted in [since, until).
     columns : sequence of str, optional
-        Those of ``JOBS`` that are wanted; None: all.
+        The columns of ``JOBS`` to read; None for all.
 
     Raises
     ------
@@ -132,7 +137,15 @@ def load_history(
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
-    """Return the row of :meth:`Warehouse.clusters` that ``name`` means; None means the only one."""
+    """Return the row of :meth:`Warehouse.clusters` for a cluster name.
+
+    None stands for the only cluster.
+
+    Raises
+    ------
+    NoSuchCluster
+        No cluster of that name is loaded, or none was named and several are.
+    """
     clusters = warehouse.clusters()
     if clusters.empty:
         raise NoSuchCluster(
@@ -149,7 +162,10 @@ def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
 
 
 def choose_cluster_by(path: Path) -> str:
-    """Return the cluster name that a file's own name gives: ``venus.csv.gz`` is ``venus``."""
+    """Return the cluster name implied by a file's name.
+
+    Example: ``venus`` for ``venus.csv.gz``.
+    """
     return path.name.split(".")[0] or path.name
 
 

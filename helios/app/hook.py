@@ -1,4 +1,7 @@
-"""The priority hook's table: what a job of each kind seen lately would get, were it submitted now."""
+"""Rows of the priority hook's table, computed from recent kinds of jobs.
+
+A row says what a job of one kind would get if it were submitted now.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ KINDS: tuple[tuple[str, ...], ...] = (KEY, KEY[:3], KEY[:2], ("partition", "gpus
 
 
 def hook_orders_new_jobs(services: Iterable[tuple[Service, ServiceMode]]) -> bool:
-    """Return whether any of ``services`` orders jobs that the hook could give their place at submission.
+    """Return whether a service orders jobs that the hook can place at submission.
 
-    A canary by percent does not: which jobs belong to it is known after submission only.
+    A canary by percent does not count, because the jobs in its percentage are known only after submission.
     """
     return any(
         isinstance(service, JobwiseService) and mode.mode in {Mode.CANARY, Mode.ACTIVE} and mode.percent is None
@@ -43,23 +46,23 @@ def hook_rows(
     site_factor: Callable[[float], int],
     time_min: Callable[[float], int] | None,
 ) -> tuple[list[HookRow], list[str]]:
-    """Return the rows of the table, and what a person should know about it.
+    """Return the rows of the table, and notes for a person.
 
-    Every kind of job (user, partition, GPUs, time limit) of the last 60 days is put to the services as if its last
-    job were submitted now; what they would do to it stands in the table. A coarser kind gets what its most frequent
-    finer kind gets.
+    For every kind of job (user, partition, GPUs, time limit) of the last 60 days, the services are asked as if its last
+    job were submitted now. The row holds what they would do to it. A coarser kind gets the values of its most frequent
+    finer kind.
 
     Parameters
     ----------
     services : iterable of (Service, ServiceMode)
-        Only those that may write count, and of canaries only the partitions: which jobs belong to a percentage is
-        known after submission only.
+        Only those in canary or active mode count. A canary by percent does not, because the jobs in its percentage are
+        known only after submission.
     most_rows : int
         The most frequent kinds are kept.
     site_factor : callable
         Gives the SiteFactor of an urgency.
     time_min : callable, optional
-        Gives the TimeMin, whole minutes, of a soft limit in s; None: the cluster knows no soft limits.
+        Gives the TimeMin, whole minutes, of a soft limit in s. None where the cluster has no soft limits.
     """
     writing = [(service, mode) for service, mode in services if mode.mode in {Mode.CANARY, Mode.ACTIVE}]
     notes = [
@@ -79,7 +82,10 @@ def hook_rows(
 
 
 def _kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
-    """Return the last job of every kind seen lately and how many there were, the most frequent first."""
+    """Return the last job of every recent kind, most frequent first.
+
+    Column ``seen`` has the number of jobs of the kind.
+    """
     lately = history[history["submitted_at"] >= pd.Timestamp(now - LOOK_BACK)]
     lately = lately[lately["user"].notna() & lately["partition"].notna() & ~_several(lately["partition"])]
     minutes = np.ceil(lately["time_limit_s"].replace(np.inf, np.nan) / 60).fillna(0)
@@ -112,7 +118,7 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
 def _told(
     service: Service, mode: ServiceMode, queue: pd.DataFrame, *, cluster: str, now: datetime
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the urgencies and the soft limits (s) that a service gives to jobs of these kinds."""
+    """Return the urgencies and soft limits (s) that a service gives these jobs."""
     partitions = queue["partition"].astype("str")
     mine = queue[partitions.isin(mode.partitions)] if mode.partitions else queue
     snapshot = Snapshot(taken_at=now, cluster=cluster, pending=mine, running=QUEUE.empty(), nodes=NODE_STATES.empty())
@@ -126,8 +132,8 @@ def _told(
 
 def _rows(kinds: pd.DataFrame, factors: dict[str, int], limits: dict[str, int]) -> list[HookRow]:
     rows = []
-    for names in reversed(KINDS):  # coarse ones first: if the table must be cut, it still covers every job
-        # The most frequent kinds stand first: of each coarser kind, the first is its most frequent finer one.
+    for names in reversed(KINDS):  # coarse kinds first, so that a table that is cut still covers every job
+        # The jobs are sorted by frequency: the first of each coarser kind is its most frequent finer kind.
         first = kinds.drop_duplicates(list(names))
         rows += [row for job in first.to_dict("records") if (row := _row(job, names, factors, limits))]
     return rows

@@ -1,4 +1,7 @@
-"""How far services may go: set by a person, kept in the warehouse, shadow where nobody said anything."""
+"""Modes of services and the pause switch, both set by a person.
+
+They are stored in the warehouse. A service without a stored mode is in shadow mode.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,23 @@ from helios.warehouse import Warehouse
 
 PAUSE_FILE = "PAUSED"
 RELEASED = "released"
-"""What the warehouse remembers under this name: that a kill switch reverted what the book still names."""
+"""Key in the warehouse of the note that a kill switch reverted changes which are still recorded as applied."""
 RELEASED_FILE = "RELEASED"
-"""The same, of a kill switch that has no database."""
+"""Name of the file with the same note, of a kill switch that has no database."""
 PAUSED = "paused"
-"""Under this name the warehouse remembers who paused Helios."""
+"""Key in the warehouse of the note who paused Helios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Somebody told Helios to do nothing.
+    """A pause of Helios that a person asked for.
 
     Attributes
     ----------
     by, since, reason : str
-        Who, when (UTC), and why; empty: the file does not say.
+        Who, when (UTC), and why; empty where the note does not say.
     where : str
-        What has to go for Helios to resume.
+        What must be removed for Helios to resume.
     """
 
     by: str
@@ -50,7 +53,7 @@ class Pause:
 
 
 def modes_in_force(url: str, cluster: str, services: Iterable[str]) -> dict[str, ServiceMode]:
-    """Return the mode of each of ``services``: the one set last, else shadow."""
+    """Return the mode of each service, shadow where none was set."""
     with Warehouse.open(url) as warehouse:
         try:
             settings = warehouse.modes(cluster)
@@ -72,13 +75,13 @@ def set_mode(
     reason: str,
     now: datetime,
 ) -> ServiceMode:
-    """Let a service go so far from its next cycle on.
+    """Set the mode of a service, effective from its next cycle.
 
     Raises
     ------
-    Misuse
-        A canary is not narrowed by partition or percent, or something else than a canary is; or a partition has no
-        name, as of a shell variable that is not set.
+    UsageError
+        A canary has neither partition nor percent, another mode has one, or a partition's name is empty (as from a
+        shell variable that is not set).
     """
     if mode is Mode.CANARY and not partitions and percent is None:
         raise UsageError("A canary acts on a part of the jobs.", hint="Say which: --partition NAME, or --percent 10")
@@ -108,15 +111,20 @@ def set_mode(
 
 
 def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
-    """Have every Helios of this cluster do nothing from now on; return what of it could not be written.
+    """Pause every Helios of this cluster.
 
-    Two places say so, either is enough: a file, for whoever has no database, and the warehouse, for whoever runs
-    on another machine.
+    The pause is written to two places, and either is enough: a file, for processes without the database, and the
+    warehouse, for processes on other machines.
+
+    Returns
+    -------
+    list of str
+        Why one of the two could not be written; empty where both were.
 
     Raises
     ------
     HeliosError
-        Neither could be written: nothing is paused.
+        Neither could be written, so that nothing is paused.
     """
     problems = pause_here(folder, by=by, reason=reason, now=now)
     try:
@@ -130,7 +138,10 @@ def pause(url: str, cluster: str, folder: Path, *, by: str, reason: str, now: da
 
 
 def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str]:
-    """Write the pause file alone, which asks neither cluster nor database; return why it could not be written."""
+    """Write only the pause file of this machine.
+
+    Needs neither the cluster nor the database. Returns why the file could not be written; empty where it was.
+    """
     try:
         make_folder(folder)
         write_private(folder / PAUSE_FILE, f"{_note(by=by, reason=reason, now=now)}\n".encode())
@@ -140,7 +151,7 @@ def pause_here(folder: Path, *, by: str, reason: str, now: datetime) -> list[str
 
 
 def not_paused(problems: Iterable[str]) -> HeliosError:
-    """Return the error that no place took the pause."""
+    """Return the error that the pause could not be written anywhere."""
     return HeliosError(
         f"Helios could not be paused: {'; '.join(problems)}",
         hint="Stop the daemon (systemctl stop helios) and run deploy/slurm/helios-release.sh",
@@ -148,12 +159,15 @@ def not_paused(problems: Iterable[str]) -> HeliosError:
 
 
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
-    """Undo :func:`pause`; nothing to undo is fine. What was reverted meanwhile is nobody's will: it may be set again.
+    """Undo :func:`pause`.
+
+    Does nothing where Helios is not paused. What was reverted during the pause does not count as a person's decision,
+    so that services may set it again.
 
     Raises
     ------
     HeliosError
-        The file cannot be removed, or the warehouse not be written: Helios stays paused.
+        The file cannot be removed, or the warehouse cannot be written. Helios stays paused.
     """
     try:
         (folder / PAUSE_FILE).unlink(missing_ok=True)
@@ -165,7 +179,10 @@ def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
 
 
 def is_paused(url: str, cluster: str, folder: Path) -> Pause | None:
-    """Return who paused Helios; None: nobody did. A pause file that cannot be understood is a pause all the same."""
+    """Return who paused Helios, or None.
+
+    A pause file that cannot be understood counts as a pause.
+    """
     file = folder / PAUSE_FILE
     if os.path.lexists(file):
         return _read(_text_of(file), where=str(file))

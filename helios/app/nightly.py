@@ -1,4 +1,4 @@
-"""What is done once a night: read again what came late, learn anew, judge, report, delete what is old."""
+"""Nightly tasks, from late records and training to the report and retention."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from helios.report.admin.nightly import Night as ReportedNight
 from helios.report.admin.shadow import ShadowDay
 from helios.warehouse import Horizon, Warehouse
 
-# The report of a night: a page, a text and a mail, written such that a reader never finds a part.
+# The nightly report: a page, a text and a mail. Each file is replaced as a whole, so that nobody reads a part of one.
 
 ENERGY_DAYS = timedelta(days=14)
-"""Days whose savings the nightly report shows side by side."""
+"""Days whose savings the nightly report shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyReport:
-    """The files of one night.
+    """Files of one nightly report.
 
     Attributes
     ----------
     subject : str
         The day in a line.
     alarming : bool
-        Whether something did not go as it should.
+        Whether something went wrong on that day.
     page, text, mail : Path
         The HTML page, the plain text, and a message that ``sendmail -t`` takes.
     removed : int
@@ -68,22 +68,24 @@ def nightly_pages(
     sender: str = "helios",
     recipient: str = "root",
 ) -> NightlyReport:
-    """Write the report of a day: a page, a text, and a mail with both; the same day again replaces them.
+    """Write the report of a day as a page, a text and a mail.
+
+    Writing the same day again replaces its files.
 
     Parameters
     ----------
     day : str
         As sacct writes one: ``yesterday``, ``2026-11-20``.
     folder : Path
-        Made if missing.
+        Created if missing.
     keep : int
-        Reports of this cluster kept there, the newest.
+        Number of newest reports of this cluster to keep in the folder.
     energy : Energy, optional
-        What nodes draw; None: as the built-in defaults say.
+        What nodes draw; None for the built-in defaults.
 
     Raises
     ------
-    Misuse
+    UsageError
         The folder cannot be written.
     """
     ask = ReportQuery(url=url, cluster=cluster, now=now)
@@ -117,7 +119,10 @@ def _night(operations: ReportContext, begin: datetime, end: datetime, shadow: Sh
 
 
 def _energy(operations: ReportContext, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
-    """Return what the nodes drew on the day and the days before; None where the history names no nodes."""
+    """Return what the nodes drew on the day and the days before.
+
+    None where the history names no nodes.
+    """
     try:
         return NightEnergy(
             day=operations.ledger(begin, end, energy=energy, by="partition"),
@@ -151,7 +156,10 @@ def _file_name(cluster: str) -> str:
 
 
 def _thin_out(folder: Path, name: str, *, keep: int) -> int:
-    """Remove all but the newest ``keep`` reports of a cluster, close those to others; return how many were removed."""
+    """Remove old reports and return how many were removed.
+
+    The newest ``keep`` reports of the cluster stay. All of them are made unreadable for other users.
+    """
     of_a_day = re.compile(rf"{re.escape(name)}-\d{{4}}-\d\d-\d\d")
     found = [path for path in folder.iterdir() if of_a_day.fullmatch(path.stem)]
     for path in found:
@@ -165,21 +173,21 @@ def _thin_out(folder: Path, name: str, *, keep: int) -> int:
 
 
 READ_AGAIN = timedelta(days=3)
-"""Slurm's database may learn of an end this much later: it was down, or a node was."""
+"""The end of a job may reach Slurm's database this much later, because the database or a node was down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightlyRun:
-    """What a night brought.
+    """Result of the nightly tasks.
 
     Attributes
     ----------
     did : tuple of str
-        Each step in a line, in order.
-    troubles : tuple of HeliosError
-        Of the steps that failed; the others were done all the same.
+        One line for each step that succeeded, in order.
+    problems : tuple of HeliosError
+        Errors of the steps that failed.
     report : NightlyReport, optional
-        None: it could not be written.
+        None where it could not be written.
     """
 
     did: tuple[str, ...]
@@ -187,12 +195,12 @@ class NightlyRun:
     report: NightlyReport | None
 
     def line(self) -> str:
-        """Return the night in one line.
+        """Return the result in one line.
 
         Raises
         ------
         HeliosError
-            A step failed; what was done is said as well.
+            A step failed. The message also says what was done.
         """
         done = "; ".join(self.did)
         if self.problems:
@@ -212,14 +220,14 @@ def run_nightly(
     look: Callable[[], Snapshot],
     progress: Progress = no_progress,
 ) -> NightlyRun:
-    """Do each step of the night; one that fails is told and stops no other.
+    """Run each nightly step, continuing after failures.
 
     Parameters
     ----------
     read : callable
         Reads the accounting again from so long before the watermark.
     look : callable
-        Gives a snapshot, whose nodes are remembered for the reports.
+        Returns a snapshot, whose nodes are stored for the reports.
     """
     url = settings.database.url
     kept: list[NightlyReport] = []
@@ -257,13 +265,16 @@ def run_nightly(
 
 
 def node_events_for(snapshot: Snapshot) -> pd.DataFrame:
-    """Return the nodes of a snapshot as ``NODES``, one row for each of a node's partitions."""
+    """Return a snapshot's nodes as ``NODES``, one row per node and partition."""
     nodes = snapshot.nodes.assign(partition=snapshot.nodes["partitions"].astype("str").str.split(","))
     return NODES.conform(nodes.explode("partition", ignore_index=True)[NODES.names])
 
 
 def forget_what_is_old(url: str, cluster: str, retention: Retention, *, now: datetime) -> str:
-    """Delete what is older than it is to be kept, and say how many rows went; empty: none."""
+    """Delete rows older than their retention time.
+
+    Returns how many rows were deleted, as text; empty where none were.
+    """
     horizon = Horizon(
         audit=now - timedelta(days=retention.audit_days),
         shadow=now - timedelta(days=retention.shadow_days),
@@ -284,7 +295,10 @@ def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
 
 
 def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:
-    """Train on all that has ended, and say whether the model took charge, why, and what has drifted."""
+    """Train on all ended jobs, and return the outcome in one line.
+
+    It says whether the new model was promoted and why, and what has drifted.
+    """
     model = settings.model
     try:
         outcome, drift = nightly(

@@ -1,4 +1,7 @@
-"""The daemon's tasks, and the same once by hand: each use case bound to one configuration and one live cluster."""
+"""Tasks of the daemon, bound to one configuration and one live cluster.
+
+The commands that run a task once by hand use them too.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +37,28 @@ def operations_for(
     domains: frozenset[Domain] = ALL_DOMAINS,
     ingest: bool = True,
 ) -> DaemonOperations:
-    """Return the tasks of the live cluster that this machine reaches; nothing is touched before one is called.
+    """Return the daemon's tasks for the live cluster that this machine reaches.
+
+    The cluster is not contacted before a task is called.
 
     Parameters
     ----------
     cluster : str, optional
         Refuse any other cluster than this one.
     domains : frozenset of Domain
-        What this process acts on; on nodes only if a service is configured that does.
+        What this process acts on. It acts on nodes only if a configured service does.
     ingest : bool
         Whether this process reads the accounting.
 
     Raises
     ------
     ServiceUnknown, ServiceInvalid
-        A service of the configuration cannot be had as it is asked for.
+        A configured service does not exist, or its options are wrong.
     ConfigurationInvalid
-        Nothing is left to do: no configured service acts on nodes, and nothing else was asked for.
+        Nothing is left to do: no configured service acts on nodes, and no other domain was asked for.
     """
     settings = configuration.settings
-    # A mistake in a service's options is told at the start, not every cycle.
+    # Building the services here reports wrong options at the start, not in every cycle.
     on_nodes = bool(configured_services(settings, domain=Domain.NODES)) and Domain.NODES in domains
     on_jobs = Domain.JOBS in domains
     if not (on_jobs or on_nodes):
@@ -74,9 +79,10 @@ def operations_for(
 
 
 class Operations:
-    """One configuration and one live cluster, which is opened when it is first needed, and again when that failed.
+    """Tasks on one configuration and one live cluster.
 
-    Tasks may run beside each other in several threads; cycles and releases do not.
+    The cluster is opened when it is first needed, and again after that failed. Tasks may run at the same time in
+    several threads, but cycles and releases may not.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class Operations:
 
     @property
     def site(self) -> LiveCluster:
-        """The cluster.
+        """The live cluster, opened on first use.
 
         Raises
         ------
@@ -118,7 +124,10 @@ class Operations:
 
     @property
     def cycles(self) -> JobController:
-        """The cluster with everything around it; raises as :attr:`site`, and where a service's options are wrong."""
+        """The controller of jobs on this cluster, created on first use.
+
+        Raises as :attr:`site`, and where a service's options are wrong.
+        """
         with self._lock:
             if self._cycles is None:
                 self._cycles = JobController(self.site, self.settings, clock=self._clock)
@@ -126,7 +135,10 @@ class Operations:
 
     @property
     def node_cycles(self) -> NodeController:
-        """The nodes of the cluster with everything around them; raises as :attr:`cycles`."""
+        """The controller of nodes on this cluster, created on first use.
+
+        Raises as :attr:`cycles`.
+        """
         with self._lock:
             if self._node_cycles is None:
                 self._node_cycles = NodeController(self.site, self.settings, clock=self._clock, patient=self._patient)
@@ -134,11 +146,17 @@ class Operations:
 
     @property
     def state_folder(self) -> Path:
-        """Where the pause file and the hook's table lie."""
+        """Folder of the pause file and the hook's table."""
         return Path(self.settings.control.state_folder)
 
     def read(self, *, again: timedelta = timedelta(0), progress: Progress = no_progress) -> SyncResult:
-        """Read what is missing of the cluster's history; ``again``: and so much before the watermark once more."""
+        """Read what is missing of the cluster's history.
+
+        Parameters
+        ----------
+        again : timedelta
+            How long before the watermark to start, so that late records are found.
+        """
         history = self.settings.history
         site = self.cycles.site
         return sync_history(
@@ -153,18 +171,19 @@ class Operations:
         )
 
     def cycle(self) -> CycleSummary:
-        """Take one cycle in the modes that were set."""
+        """Run one cycle on jobs in the modes that were set."""
         return self.cycles.summary()
 
     def node_cycle(self) -> NodeCycleSummary:
-        """Take one cycle on the nodes in the modes that were set."""
+        """Run one cycle on nodes in the modes that were set."""
         return self.node_cycles.summary()
 
     def publish_hook(self) -> str:
-        """Publish the hook's table, or remove it where it must not be; return what was done, empty: nothing.
+        """Publish the hook's table, or remove it where it must not exist.
 
-        While cycles are still, for whatever reason, or Helios is paused, there is no table: what Helios does not do to
-        a pending job it must not do to a new one. Nor does a service that sits out reach it.
+        Returns what was done; empty for nothing. While cycles are suspended or Helios is paused there is no table,
+        because what Helios does not do to a pending job it must not do to a new one. For the same reason a suspended
+        service adds no rows.
 
         Raises
         ------
@@ -188,7 +207,7 @@ class Operations:
             site_factor=cycles.site.site_factor,
             time_min=cycles.site.time_min,
         )
-        if cycles.pause():  # it came while the rows were made
+        if cycles.pause():  # Helios was paused while the rows were computed
             return "the hook's table was removed" if retract(table) else ""
         lasts = timedelta(seconds=self.settings.hook.lasts_s)
         publish(table, render(rows, generation=int(now.timestamp() * 1000), now=now, lasts=lasts))
@@ -204,7 +223,7 @@ class Operations:
         ]
 
     def night(self, *, progress: Progress = no_progress) -> NightlyRun:
-        """Do the nightly analysis once."""
+        """Run the nightly tasks once."""
         cycles = self.cycles
         from helios.app.nightly import run_nightly  # noqa: PLC0415 - drawing takes a second to import
 
@@ -218,7 +237,9 @@ class Operations:
         )
 
     def release(self, why: str, *, hidden: bool = False) -> CycleReport:
-        """Revert everything, the hook's table too; no service need be there, or have options that can be used.
+        """Revert all changes to jobs, and remove the hook's table.
+
+        No service is built for this, so that wrong options or an uninstalled service do not prevent it.
 
         Parameters
         ----------
@@ -239,21 +260,29 @@ class Operations:
         return JobController(self.site, bare, clock=self._clock).release(why, hidden=hidden)
 
     def may_stand_on_nodes(self) -> bool:
-        """Return whether anything of Helios may stand on nodes: a service acts on them, or the undo file is there."""
+        """Return whether changes by Helios may exist on nodes.
+
+        True where a configured service acts on nodes, or the undo file exists.
+        """
         return Domain.NODES in configured_domains(self.settings) or (self.state_folder / UNDO_FILE).exists()
 
     def release_nodes(self, why: str) -> NodeCycleReport:
-        """Wake everything that Helios put to sleep, and give back weights and the keep-awake list."""
+        """Revert all changes to nodes.
+
+        Wakes what Helios put to sleep, and restores weights and the keep-awake list.
+        """
         bare = self.settings.model_copy(update={"services": {}})
         return NodeController(self.site, bare, clock=self._clock).release(why)
 
     def everything_back(self, why: str, *, hidden: bool = False) -> tuple[CycleReport, NodeCycleReport | None, str]:
-        """Revert everything on jobs and nodes; return what became of each, and both in one line.
+        """Revert everything on jobs and nodes.
+
+        Returns both reports, and both in one line. The report on nodes is None where Helios cannot have changed any.
 
         Raises
         ------
         HeliosError
-            Something is left, or nobody could look; both were tried.
+            Something is left, or the cluster could not be read. Both domains were tried.
         """
         problems: list[HeliosError] = []
         jobs, nodes, told = None, None, []
@@ -273,12 +302,14 @@ class Operations:
         return jobs, nodes, "; ".join(told)
 
     def release_at_the_end(self, why: str, *, domains: Collection[Domain] = (Domain.JOBS,)) -> str:
-        """Revert everything that this Helios set: nothing of a domain in which another one writes to the cluster.
+        """Revert everything that this Helios set in ``domains``.
+
+        Where another Helios holds the lease of a domain, nothing is reverted in it.
 
         Raises
         ------
         HeliosError
-            Something is left, or nobody could look; both domains were tried.
+            Something is left, or the cluster could not be read. All domains were tried.
         """
         done, problems = [], []
         for domain in sorted(domains):
@@ -303,12 +334,12 @@ class Operations:
 
 
 def release_jobs(report: CycleReport) -> str:
-    """Return what a release did in one line.
+    """Return the result of a release of jobs in one line.
 
     Raises
     ------
     HeliosError
-        Something is left, or nobody could look.
+        Something is left, or the cluster could not be read.
     """
     if not report.clean:
         left = (
@@ -323,12 +354,12 @@ def release_jobs(report: CycleReport) -> str:
 
 
 def release_nodes_now(report: NodeCycleReport) -> str:
-    """Return what a release of nodes did in one line.
+    """Return the result of a release of nodes in one line.
 
     Raises
     ------
     HeliosError
-        Something is left, or nobody could look.
+        Something is left, or the cluster could not be read.
     """
     if not report.clean:
         left = "unknown" if report.remaining is None else ", ".join(report.remaining)

@@ -1,4 +1,7 @@
-"""The machine that a trace is replayed on: as a person describes it, or as the trace's own peak shows it."""
+"""Cluster on which a trace is replayed.
+
+A person describes it, or it is derived from the trace's peak demand.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from helios.units import best_unit
 POOL = "all"
 POOL_NAMES = frozenset({POOL, "*"})
 MOST = 10_000_000
-"""Nodes, GPUs of a node and GPUs of all, that a replay can have: every node takes memory, and counts are of 32 bits."""
+"""Most nodes and GPUs of a replayed cluster. Every node takes memory, and counts have 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayCluster:
-    """A cluster's shape, and how a trace's jobs go onto it.
+    """Shape of a cluster, with a trace's jobs assigned to its partitions.
 
     Attributes
     ----------
@@ -34,7 +37,7 @@ class ReplayCluster:
     size : array of shape (len(jobs),)
         GPUs (or CPUs) that each job holds.
     notes : tuple of str
-        Assumptions, said aloud.
+        Assumptions, for a person.
     """
 
     shape: ClusterShape
@@ -45,11 +48,13 @@ class ReplayCluster:
 
 
 def parse_nodes(text: str) -> dict[str, int]:
-    """Read ``PARTITION=N[,PARTITION=N...]``; a bare ``N`` pools all jobs on N nodes.
+    """Parse ``PARTITION=N[,PARTITION=N...]`` into nodes per partition.
+
+    A bare ``N`` pools all jobs on N nodes.
 
     Raises
     ------
-    Misuse
+    UsageError
         The text has another form.
     """
     nodes: dict[str, int] = {}
@@ -72,7 +77,7 @@ def replay_cluster_for(
     gpus_per_node: int,
     skip_oversized: bool = False,
 ) -> ReplayCluster:
-    """Place a trace's jobs on a described cluster, or on one taken from their peak demand.
+    """Assign a trace's jobs to a described cluster, or one of their peak demand.
 
     Parameters
     ----------
@@ -81,17 +86,18 @@ def replay_cluster_for(
     resource : str
         ``gpus`` or ``cpus``: which column is the size.
     nodes : mapping, optional
-        Nodes of each partition. One name that no job uses, or ``all``, pools every job there.
+        Nodes of each partition. One name that no job uses, or ``all``, pools every job there. None derives the cluster
+        from the peak demand.
     skip_oversized : bool
         Leave out jobs larger than their partition instead of refusing.
 
     Raises
     ------
     PartitionUnknown
-        Jobs without a partition meet a cluster of several, or no job's partition is described.
+        Some jobs have no partition although several are described, or no job's partition is described.
     JobLargerThanPartition
         A job could never start.
-    Misuse
+    UsageError
         The cluster is larger than a replay can be.
     """
     named = jobs["partition"].astype("str")
@@ -205,6 +211,6 @@ def _listed(nodes: Mapping[str, int]) -> str:
 def _peak(start: NDArray[np.integer], end: NDArray[np.float64], size: NDArray[np.floating]) -> int:
     at = np.concatenate([start, end])
     change = np.concatenate([size, -size])
-    # At equal times ends come first, as in the simulator.
+    # At equal times, ends are processed before starts, as in the simulator.
     order = np.lexsort((change, at))
     return int(np.cumsum(change[order]).max(initial=0))

@@ -1,9 +1,9 @@
-"""Whose each setting of each job is in a service replay, and what of it is reverted: the rules of a live cycle.
+"""Guards and reverts of a service replay, by the rules of a live cycle.
 
-As :mod:`helios.control` has them: of several services that want a setting the first has it, and keeps it from those
-after it also while it is not asked; what a service that was asked no longer names is reverted, and all that a suspended
-one has; what is beyond one user's share is neutral (:mod:`helios.app.replay_guards`). A ``Revert`` is the change that
-nothing stands, which is what a job has that is not named.
+The rules are those of :mod:`helios.control`. Where several services ask for one setting of a job, the first service
+gets it, and keeps it also in cycles in which it is not asked. What a service was asked about and no longer names is
+reverted, and so is everything of a suspended service. What exceeds one user's share is made neutral. A ``Revert`` of a
+service means that it asks for nothing there, as if it had not named the job.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from helios.jit import cached_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.steppable import SteppableReplay
 
-# The cap on one user's share in a service replay: the guard of a live cycle (``control.guards.capped``), over columns.
+# The cap on one user's share, as in a live cycle (``control.guards.cap_changes``), computed on columns.
 
 Floats = NDArray[np.float64]
 _SECOND_US = 1_000_000
 
 
 class UserCap:
-    """What of a service's changes a live cycle would let pass, and what it would make neutral.
+    """Cap on one user's share of the jobs put ahead of others'.
 
     Parameters
     ----------
-    cluster : Playable
-        Only what waits, and could start, is put ahead of others or behind.
-    seats : int
-        Services, which go by number; each has its own cap, as live.
+    cluster : SteppableReplay
+        Only its jobs that wait and could start count.
+    active_services : int
+        Number of services. They are numbered, and each has its own cap, as live.
     share : float
         ``control.most_of_one_user``.
     """
@@ -43,19 +43,23 @@ class UserCap:
     def __init__(self, cluster: SteppableReplay, active_services: int, share: float) -> None:
         self._cluster, self._share = cluster, share
         every = cluster.rows(np.arange(len(cluster.started_s)), None)
-        # Who is not known is nobody in particular: all such are one, as live.
+        # Jobs without a user count as those of one user, as live.
         self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
         self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
-        jobs = len(every.jobs) + 1  # the last in place of NOBODY, whose position is -1
+        jobs = len(every.jobs) + 1  # the last entry is for NOBODY, whose position is -1
         self._asked, self._passed = (np.full((active_services, jobs), np.nan) for _ in range(2))
 
     @property
     def binds(self) -> bool:
-        """Whether there is more than one user, so that anything could be made neutral."""
+        """Whether there is more than one user, so that the cap can have an effect."""
         return bool((self._user != self._user[:1]).any())
 
     def passed(self, active: int, jobs: Positions, urgency: Floats) -> tuple[Positions, Floats]:
-        """Take what a service wishes anew, NaN: no longer; return that as it passes, and with it what it changes."""
+        """Take a service's new urgencies, and return what the cap lets pass.
+
+        A NaN urgency means that the service no longer asks for the job. The result also has other waiting jobs whose
+        value changes because of the new ones.
+        """
         asked, passed = self._asked[active], self._passed[active]
         asked[jobs] = urgency
         asked[-1] = np.nan
@@ -65,13 +69,13 @@ class UserCap:
         unlike = (effective != passed[waiting]) & ~(np.isnan(effective) & np.isnan(passed[waiting]))
         passed[waiting] = effective
         others = np.setdiff1d(waiting[unlike], jobs, assume_unique=True)
-        # The place of NOBODY, or of a job that has started, stays as it was asked: who carries it out says so.
+        # NOBODY and started jobs keep the urgency that was asked for; applying it gives the right refusal.
         pending = (jobs >= 0) & (self._cluster.started_s[jobs] == NEVER)
         its = np.where(pending, passed[jobs], urgency)
         return np.concatenate((jobs, others)), np.concatenate((its, passed[others]))
 
     def _excess(self, waiting: Positions, urgency: Floats) -> Positions:
-        """Return which of ``waiting`` are beyond the share of their user."""
+        """Return which of ``waiting`` exceed the share of their user."""
         value = np.nan_to_num(urgency)
         able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
         jobs = waiting[able]
@@ -95,9 +99,11 @@ class UserCap:
 
 @cached_jit
 def _ahead_of_others(partition: Positions, eligible_s: Positions, user: Positions, value: Floats) -> NDArray[np.bool_]:
-    """Say of which jobs more than nothing is wished, and less of another user's that was eligible before.
+    """Return which jobs are put ahead of an older job of another user.
 
-    Jobs by partition, the oldest first. Of the older ones, the least that is wished, and the least of anybody else's.
+    Such a job has an urgency above 0, and above that of another user's job in the partition that became eligible
+    earlier. Jobs must be sorted by partition, oldest first. The loop keeps the least urgency among the older jobs and
+    whose it is, and the least among those of all other users.
     """
     found = np.zeros(len(user), dtype=np.bool_)
     least, whose, another = np.inf, -2, np.inf
@@ -119,26 +125,26 @@ def _ahead_of_others(partition: Positions, eligible_s: Positions, user: Position
 
 Positions = NDArray[np.int64]
 FREE = np.iinfo(np.int16).max
-"""In place of a seat's number, where no service has a job's place in the queue."""
+"""In place of a service's number, where no service has set the job's urgency."""
 NOT_NAMED = "the service no longer asks for it"
 _STANDS = frozenset({Result.DONE, Result.UNCHANGED})
 
 
 class ReplayGuards:
-    """Carries out what services propose, as far as each may, and reverts what they no longer ask for.
+    """Applies what services propose to a replay, and reverts what they drop.
 
     Parameters
     ----------
-    cluster : Playable
-    seats : int
-        How many services there are. Each goes by its number: the first that wants a setting is the smallest.
+    cluster : SteppableReplay
+    active_services : int
+        Number of services. Each has a number; the service with the smaller number has precedence.
     most_of_one_user : float
-        As ``control.most_of_one_user`` has it; 1: no cap.
+        As in ``control.most_of_one_user``; 1 for no cap.
     """
 
     def __init__(self, cluster: SteppableReplay, active_services: int, most_of_one_user: float = 1.0) -> None:
         self._cluster, self._alone = cluster, active_services == 1
-        jobs = len(cluster.started_s) + 1  # the last in place of NOBODY, whose position is -1
+        jobs = len(cluster.started_s) + 1  # the last entry is for NOBODY, whose position is -1
         self._ordered_by = np.full(jobs, FREE, dtype=np.int16)
         self._is_named = np.zeros(jobs, dtype=np.bool_)
         self._named = [np.empty(0, dtype=np.int64)] * active_services
@@ -148,11 +154,17 @@ class ReplayGuards:
 
     @property
     def follows_the_queue(self) -> bool:
-        """Whether who starts or comes may change what another job may have, though nothing new is wished."""
+        """Whether a start or a submission can change what other jobs may have.
+
+        With a cap on one user's share it can, even where no service asks for anything new.
+        """
         return self._cap is not None
 
     def change(self, active: int, jobs: Positions, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies of pending jobs by position, NaN: they are not named; say how many jobs ended in each way."""
+        """Set urgencies of pending jobs by position, and count the results.
+
+        A NaN urgency means that the service does not name the job.
+        """
         if self._cap is not None:
             jobs, urgency = self._cap.passed(active, jobs, urgency)
         unnamed = np.isnan(urgency)
@@ -169,7 +181,7 @@ class ReplayGuards:
         return _and(outcomes, Result.REFUSED, int(another.sum()))
 
     def act(self, active: int, actions: Sequence[JobAction]) -> Mapping[Result, int]:
-        """Do what a service proposes, and revert what it no longer does; say how many jobs ended in each way."""
+        """Apply what a service proposes, revert the rest, and count the results."""
         restores = [action for action in actions if isinstance(action, Revert)]
         orders = [action for action in actions if isinstance(action, Reorder)]
         limits = [action for action in actions if isinstance(action, SoftLimit)]
@@ -182,7 +194,7 @@ class ReplayGuards:
         return Counter(outcomes) + Counter(self._limit(active, limits))
 
     def release(self, active: int) -> Mapping[Result, int]:
-        """Revert all that a service has."""
+        """Revert all that a service has set."""
         return self.act(active, ())
 
     def _order(self, active: int, orders: Sequence[Reorder]) -> Mapping[Result, int]:
@@ -193,7 +205,10 @@ class ReplayGuards:
         return self.change(active, jobs, urgency)
 
     def _places(self, orders: Sequence[Reorder]) -> tuple[Positions, NDArray[np.float64]]:
-        """Return the jobs that orders name by position, each once, as the last of them has it, and their urgencies."""
+        """Return the positions and urgencies of all jobs in these orders.
+
+        Each job appears once, with its urgency in the last order that names it.
+        """
         ranked = [self._cluster.ranked(order) for order in orders] or [(np.empty(0, dtype=np.int64), np.empty(0))]
         if len(ranked) == 1:
             return ranked[0]
@@ -202,7 +217,10 @@ class ReplayGuards:
         return distinct, urgency[last]
 
     def _unnamed(self, active: int, named: Positions) -> Positions:
-        """Return the pending jobs that ``active`` has, named the last time, and does not name."""
+        """Return the pending jobs that a service named last time and does not now.
+
+        Only jobs whose urgency this service has set count.
+        """
         before = self._named[active]
         self._is_named[named] = True
         unnamed: Positions = before[~self._is_named[before]]
@@ -220,7 +238,10 @@ class ReplayGuards:
         return _and(counts, Result.REFUSED, len(limits) - len(its))
 
     def _take_back_limits(self, active: int, *, but: set[str]) -> Iterator[Result]:
-        """Revert the soft limits of a service but some, and yield what became of those that still pend."""
+        """Revert a service's soft limits except some, and yield the results.
+
+        Jobs that are no longer pending have no result.
+        """
         dropped = tuple(job_id for job_id, of in self._limited_by.items() if of == active and job_id not in but)
         for job_id in dropped:
             del self._limited_by[job_id]

@@ -1,4 +1,7 @@
-"""What an admin asks: each report's frames out of the warehouse, handed to the pure functions that answer."""
+"""Reports for administrators, from data in the warehouse.
+
+Each one reads its frames and passes them to the pure functions in :mod:`helios.report.admin`.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,11 @@ if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
     from helios.simulate import Replay
 
-# One cluster of an open warehouse, and the window that an admin asks about.
+# One cluster of an open warehouse, and the time window of a report.
 
 DEFAULT_LENGTH = timedelta(days=7)
 LONGEST_HELD = timedelta(days=60)
-"""How long before a window a job may have been submitted and still have waited or run in it; older ones are missed."""
+"""How long before a window jobs are read. A job submitted earlier that still waits or runs in the window is missed."""
 _COLUMNS = [
     name
     for name in JOBS.names
@@ -55,20 +58,20 @@ _COLUMNS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportQuery:
-    """What a report is asked for, as typed.
+    """Query of a report, as typed.
 
     Attributes
     ----------
     url : str
         The warehouse.
-    cluster : str, optional
-        None: the only one there is.
-    start, end : str, optional
-        As sacct's ``-S`` and ``-E``; None: ``DEFAULT_LENGTH`` before the end, and ``now``.
-    users, accounts, partitions : collections of str
-        Only jobs of these; empty: of all.
     now : datetime
         Aware; what ``now`` means.
+    cluster : str, optional
+        None for the only one there is.
+    start, end : str, optional
+        As sacct's ``-S`` and ``-E``. Defaults are ``DEFAULT_LENGTH`` before the end, and ``now``.
+    users, accounts, partitions : collections of str
+        Only jobs of these; empty for all.
     """
 
     url: str
@@ -83,11 +86,11 @@ class ReportQuery:
 
 @contextmanager
 def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
-    """Open the warehouse at what is asked for.
+    """Open the warehouse and resolve the cluster and window of a query.
 
     Raises
     ------
-    Misuse
+    UsageError
         The window ends before it begins.
     """
     with Warehouse.open(ask.url) as warehouse:
@@ -115,7 +118,7 @@ def open_context(ask: ReportQuery) -> Iterator[ReportContext]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContext:
-    """One cluster of an open warehouse, and the window that is asked about."""
+    """One cluster of an open warehouse, with the query and its window."""
 
     warehouse: Warehouse
     ask: ReportQuery
@@ -126,29 +129,35 @@ class ReportContext:
     spans: tuple[pd.Timestamp, pd.Timestamp]
 
     def jobs(self, since: datetime, until: datetime) -> pd.DataFrame:
-        """Return the jobs that are asked about, submitted in [since, until); what no report reads is missing."""
+        """Return the jobs of the query that were submitted in [since, until).
+
+        Only columns that some report reads have values.
+        """
         found = self.warehouse.jobs(self.cluster, since=since, until=until, columns=_COLUMNS)
         jobs = JOBS.conform(found)
         ask = self.ask
         return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
 
     def finished(self, answer: ReportTable) -> ReportTable:
-        """Return the answer; where it is empty, with the stretch that the history covers."""
+        """Return the report, and where it is empty add what the history covers."""
         first, last = self.spans
         if not answer.rows.empty or pd.isna(first):
             return answer
         return replace(answer, empty=f"{answer.empty} The history spans {self.written(first)} to {self.written(last)}.")
 
     def title(self, of: str) -> str:
-        """Return the heading of a report ``of`` something over the window."""
+        """Return the heading of a report over the window."""
         return f"{self.cluster}: {of}, {self.written(self.since)} to {self.written(self.until)} ({self.timezone})"
 
     def written(self, moment: datetime) -> str:
-        """Return a moment as the cluster's people write it."""
+        """Return a moment as text in the cluster's time zone."""
         return f"{pd.Timestamp(moment).tz_convert(self.timezone):%Y-%m-%d %H:%M}"
 
     def day(self, day: str) -> tuple[datetime, datetime]:
-        """Return begin and end of the day meant; today ends now, since nobody knows who will wait at midnight."""
+        """Return begin and end of a day.
+
+        Today ends now, since the waits until midnight are not known yet.
+        """
         now = self.ask.now
         begin, end = local_day(moment_in_words(day, now=now, timezone=self.timezone), timezone=self.timezone)
         return begin, min(end, now) if begin < now else end
@@ -162,9 +171,10 @@ class ReportContext:
         gpus_per_node: int,
         default_time_limit_s: int,
     ) -> ShadowDay:
-        """Return what the shadow decisions of a day would have changed; without ``nodes`` on those that are known."""
-        pass
+        """Return what the shadow decisions of a day would have changed.
 
+        Where ``nodes`` is None, the nodes known to the warehouse are used.
+        """
         nodes, per_node = known_nodes(self.warehouse, self.cluster) if nodes is None else (nodes, None)
         return shadow_day(
             self.jobs(begin - WARM_UP, end),
@@ -178,14 +188,17 @@ class ReportContext:
         )
 
     def ledger(self, since: datetime, until: datetime, *, energy: Energy, by: str) -> EnergyLedger:
-        """Return what the nodes did and drew, and what sleep saved."""
+        """Return the energy ledger of [since, until)."""
         return energy_ledger(
             self.warehouse, self.cluster, timezone=self.timezone, since=since, until=until, energy=energy, by=by
         )
 
 
 def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | None, int | None]:
-    """Return the GPU nodes of each partition and the commonest number of GPUs a node; None where none is known."""
+    """Return the GPU nodes of each partition and the usual GPUs per node.
+
+    Both are None where no node with GPUs is known.
+    """
     nodes = warehouse.nodes(cluster)
     with_gpus = nodes[(nodes["gpus"] > 0) & nodes["partition"].notna()]
     if with_gpus.empty:
@@ -195,7 +208,10 @@ def known_nodes(warehouse: Warehouse, cluster: str) -> tuple[dict[str, int] | No
 
 
 def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
-    """Report jobs, hours, waits and failures of jobs submitted in the window, by user, account or partition."""
+    """Report jobs, hours, waits and failures by user, account or partition.
+
+    Counts the jobs submitted in the window.
+    """
     with open_context(ask) as operations:
         jobs = operations.jobs(operations.since, operations.until)
         return operations.finished(
@@ -213,7 +229,10 @@ def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
 
 
 def queue_report(ask: ReportQuery) -> ReportTable:
-    """Report the queue at the window's end; where a start is given, over the window."""
+    """Report the queue at the window's end.
+
+    Where a start is given, report it over the window instead.
+    """
     with open_context(ask) as operations:
         if ask.start is None:
             jobs = operations.jobs(operations.until - LONGEST_HELD, operations.until)
@@ -236,7 +255,10 @@ def queue_report(ask: ReportQuery) -> ReportTable:
 
 
 def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
-    """Report how far off predictions of jobs submitted in the window were, beside the user's last ended run."""
+    """Report the errors of predictions for jobs submitted in the window.
+
+    For comparison it has the errors of predicting the user's last ended run.
+    """
     with open_context(ask) as operations:
         past = operations.warehouse.jobs(
             operations.cluster, until=operations.until, columns=["user", "ended_at", "run_time_s"]
@@ -264,7 +286,10 @@ def decision_report(
     modes: Collection[str] = (),
     actions: Collection[str] = (),
 ) -> ReportTable:
-    """Report the audit's lines of the window; users, accounts and partitions choose the jobs they are about."""
+    """Report the audit entries of the window.
+
+    Users, accounts and partitions select the jobs that entries are about.
+    """
     with open_context(ask) as operations:
         decisions = operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until)
         if ask.users or ask.accounts or ask.partitions:
@@ -284,7 +309,10 @@ def decision_report(
 
 
 def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> ReportTable:
-    """Report per day and service what was proposed, done and refused, and when Helios suspended."""
+    """Report changes by day and service, and when Helios was suspended.
+
+    Counts what was proposed, done and refused.
+    """
     with open_context(ask) as operations:
         return service_days(
             operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until),
@@ -296,7 +324,7 @@ def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> Repor
 
 
 def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
-    """Report what the nodes did and drew in the window, and what sleep saved, by day, partition or node."""
+    """Report node states, energy and savings by day, partition or node."""
     with open_context(ask) as operations:
         return operations.ledger(operations.since, operations.until, energy=energy, by=by)
 
@@ -309,9 +337,10 @@ def shadow_report(
     gpus_per_node: int = 8,
     default_time_limit_s: int = 7 * 86_400,
 ) -> tuple[str, ShadowDay]:
-    """Report the cluster, and what the shadow decisions of ``day`` (as sacct writes one) would have changed.
+    """Report what the shadow decisions of a day would have changed.
 
-    Without ``nodes`` the cluster's own are taken from the warehouse; where it knows none, the peak demand.
+    Returns the cluster's name and the report. ``day`` is written as for sacct. Without ``nodes`` those known to the
+    warehouse are used; where it knows none, the cluster is derived from the peak demand.
     """
     with open_context(ask) as operations:
         begin, end = operations.day(day)
@@ -320,10 +349,10 @@ def shadow_report(
         )
 
 
-# What a shadow's decisions of a day would have changed: the day's own jobs, replayed without and with them.
+# What the shadow decisions of a day would have changed: the day's own jobs, replayed without and with them.
 
 WARM_UP = timedelta(days=3)
-"""Stretch before the day that is replayed too, so that its jobs do not find an empty cluster."""
+"""Time before the day that is replayed too, so that the day's jobs do not start on an empty cluster."""
 
 
 def shadow_day(
@@ -337,12 +366,14 @@ def shadow_day(
     default_time_limit_s: int,
     timezone: str = "UTC",
 ) -> ShadowDay:
-    """Replay a day under FIFO with EASY backfill by time limits, and again with what a shadow decided that day.
+    """Replay a day without and with its shadow decisions.
+
+    The baseline is FIFO with EASY backfill by time limits.
 
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``, in submission order: those of the day and of the stretch before it.
+        Columns of ``JOBS``, in submission order: those of the day and of the warm-up before it.
     decisions : DataFrame
         Columns of ``DECISIONS`` of the day, oldest first.
     begin, end : datetime
@@ -384,7 +415,10 @@ def _compared(
     decided: Mapping[str, float],
     default_limit_s: int,
 ) -> ShadowDay:
-    """Fill in what the two replays say of the jobs that count."""
+    """Return ``day`` with the waits of the two replays filled in.
+
+    Only the jobs marked in ``counted`` count.
+    """
     urgency = replayed_urgencies(machine.jobs, decided)
     from helios.simulate import ORDERS  # noqa: PLC0415 - it compiles
 
@@ -414,7 +448,7 @@ def _compared(
 def _machine(
     jobs: pd.DataFrame, nodes: Mapping[str, int] | None, gpus_per_node: int
 ) -> tuple[ReplayCluster | None, list[str]]:
-    """Return the jobs that can be replayed on their cluster, or None; and what to say of it."""
+    """Return the jobs that can be replayed on their cluster, or None, and notes."""
     resource = "gpus" if bool((jobs["gpus"] > 0).any()) else "cpus"
     replayable = jobs[(jobs["run_time_s"].notna() & (jobs[resource].fillna(0) > 0)).to_numpy()]
     notes = []
@@ -456,13 +490,16 @@ def _replayed(machine: ReplayCluster, order: Order, default_limit_s: int) -> Rep
 
 
 def _by(urgency: NDArray[np.float64]) -> Order:
-    """Return the order that starts the most urgent first; it is asked once, for all jobs of the replay."""
+    """Return the order that starts the most urgent job first.
+
+    The replay calls it once, for all jobs.
+    """
 
     def decided(
         *,
         submitted_s: NDArray[np.int64],  # noqa: ARG001 - ties are broken by it anyway
-        gpus: NDArray[np.int32],  # noqa: ARG001 - the decision knew it
-        run_time_s: NDArray[np.float64],  # noqa: ARG001 - the decision did not know it
+        gpus: NDArray[np.int32],  # noqa: ARG001 - the urgency already includes it
+        run_time_s: NDArray[np.float64],  # noqa: ARG001 - the decision did not have it
     ) -> NDArray[np.float64]:
         return -urgency
 

@@ -1,4 +1,4 @@
-"""Least rights in PostgreSQL for a daemon of each domain, by the services that are configured."""
+"""Least privileges in PostgreSQL for the daemon of each domain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from helios.warehouse import Warehouse
 
 
 def grant_roles(settings: Settings, *, jobs: str, nodes: str | None, reader: str | None) -> None:
-    """Give the roles of the daemons what they need; see :meth:`helios.warehouse.Warehouse.grant`."""
+    """Grant the daemons' roles what they need, by the services installed.
+
+    See :meth:`helios.warehouse.Warehouse.grant`.
+    """
     on_nodes = sorted(name for name, offered in installed().items() if offered.domain is Domain.NODES)
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.grant(

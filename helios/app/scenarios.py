@@ -1,7 +1,9 @@
-"""Which replays a what-if makes: policy, backfill, and where run times come from.
+"""Scenarios of a what-if.
 
-The default set is the controls without which a scheduling result means nothing (docs/first-steps.md): what a
-Slurm site has today, the rule that needs no model, ours, and the oracles that bound them.
+A scenario has a policy, a backfill rule, and a source of run times.
+
+The default set has the baselines without which a scheduling result means nothing (docs/first-steps.md): what a Slurm
+site has today, a rule that needs no model, the policies of Helios, and oracles as bounds.
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ from helios.simulate import ORDERS as CONTROLS
 from helios.simulate import RESERVING, Backfill, Backlog, WaitBound
 from helios.units import length
 
-# What a policy can be told beside its name: one table, by which plans, keys of results and replays go.
+# Options of policies, in one table for sweep plans, keys of results and replays.
 #
-# An option is written as a person does (``least = "3h"``) and kept as what it is read from there (``least_s``,
-# 10800), by which name the bound on waiting takes it. A new bound gets its rows in ``OPTIONS`` and its line in
-# :func:`wait_bound`.
+# A person writes an option as ``least = "3h"``. It is stored as the value and the name of a parameter of the wait bound
+# (``least_s``, 10800). A new bound needs its rows in ``OPTIONS`` and its line in :func:`wait_bound`.
 
 Options = tuple[tuple[str, int | float | None], ...]
-"""Names and values as they are kept, in the order of the names."""
+"""Names and values as they are stored, sorted by name."""
 
 NEVER = "never"
 BALANCED, SRTF = "balanced", "srtf"
@@ -40,11 +41,11 @@ class PolicyOption:
     Attributes
     ----------
     kept_as : str
-        By which name the bound takes it.
+        Name under which it is stored, a parameter of the wait bound.
     read : callable
-        Returns the value of what was written; raises Misuse.
+        Returns the value of a text; raises UsageError.
     of : str
-        The policy that has it; empty: all that order a queue.
+        The policy that has it; empty for all that order a queue.
     told : str
         What it is, for a person.
     """
@@ -90,11 +91,11 @@ OPTIONS: Mapping[str, PolicyOption] = {
 
 
 def read_options(policy: str, written: Mapping[str, Any]) -> Options:
-    """Return the options of a policy as they are kept.
+    """Return the options of a policy as they are stored.
 
     Raises
     ------
-    Misuse
+    UsageError
         The policy has no such option, a value is not understood, or the options contradict each other.
     """
     there = {name: option for name, option in OPTIONS.items() if option.of in ("", policy) and policy != SRTF}
@@ -109,12 +110,15 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
             hint="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
         )
     options = tuple(sorted(read.items()))
-    wait_bound(policy, options)  # refuses what no bound can be
+    wait_bound(policy, options)  # raises for values that no bound accepts
     return options
 
 
 def wait_bound(policy: str, options: Options) -> WaitBound | Backlog | None:
-    """Return what bounds the waits under a policy: what its options say, else its own; None: nothing does."""
+    """Return the bound on waits under a policy, or None.
+
+    Options take precedence over the policy's own bound.
+    """
     told: dict[str, Any] = dict(options)
     if "patience_s" in told:
         return None if told["patience_s"] is None else WaitBound.constant(told["patience_s"])
@@ -133,7 +137,7 @@ class Policy(StrEnum):
 
 
 class RunTimes(StrEnum):
-    """Where run times come from, in an order or in a plan for backfill."""
+    """Source of run times for a queue order or for backfill."""
 
     LIMIT = "limit"
     PREDICTED = "predicted"
@@ -151,13 +155,12 @@ ORDERS: dict[Policy, Order] = {
 }
 BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
 AGAIN_S = {Policy.BALANCED: 3_600}
-"""How often policies predict again what still waits, s; the others go by the prediction of the submission, as the paper
-does."""
+"""How often a policy predicts waiting jobs again, s. Others use the prediction at submission, as the paper does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One replay to make.
+    """One replay of a what-if.
 
     Attributes
     ----------
@@ -166,15 +169,15 @@ class Scenario:
     backfill : Backfill
         What may pass a blocked head.
     run_times : RunTimes, optional
-        Run times the order believes in: predicted or true; None where the order uses none.
+        Run times that the order uses, predicted or true; None where it uses none.
     estimates : RunTimes or int, optional
-        Run times backfill plans with, an int being the same for all, s; None where it does not plan.
+        Run times that backfill plans with, s; an int is the same for all jobs. None where it does not plan.
     options : Options
-        What else the policy is told, as :func:`helios.app.scenarios.read_options` gives it.
+        Further options of the policy, from :func:`read_options`.
 
     Raises
     ------
-    Misuse
+    UsageError
         The parts contradict each other.
     """
 
@@ -198,12 +201,12 @@ class Scenario:
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether a predictor has to be asked."""
+        """Whether a predictor is needed."""
         return RunTimes.PREDICTED is self.run_times or self.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}
 
     @property
     def published_estimates(self) -> str | None:
-        """What ``estimates`` says in a report: backfill's where it plans, else the order's."""
+        """Source of run times in reports, backfill's where it plans, else the order's."""
         source = self.estimates if self.estimates is not None else self.run_times
         return None if source is None else str(source)
 
@@ -215,18 +218,20 @@ def scenarios(
     estimates: Sequence[Estimates] = (),
     run_times: RunTimes | None = None,
 ) -> list[Scenario]:
-    """Return the replays that the options ask for; without options, the default set of controls.
+    """Return the scenarios that the options ask for.
+
+    Without options it is the default set.
 
     Parameters
     ----------
     policies, backfills, estimates : sequences
         An empty one means the default for the others given.
     run_times : RunTimes, optional
-        What orders by run time believe in; where not given, as ``estimates`` says, else predicted.
+        What orders by run time use. Where not given, it follows ``estimates``, else it is predicted.
 
     Raises
     ------
-    Misuse
+    UsageError
         The options contradict each other.
     """
     if not policies and not backfills and not estimates and run_times is None:
@@ -241,11 +246,11 @@ def scenarios(
 
 
 def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scenario]:
-    """Return the replays, told what is written as ``balanced.share=0.8``.
+    """Return the scenarios with options from texts like ``balanced.share=0.8``.
 
     Raises
     ------
-    Misuse
+    UsageError
         A text is not understood, its policy is not replayed, or it has no such option.
     """
     told: dict[str, dict[str, str | float]] = defaultdict(dict)
@@ -265,7 +270,7 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
 
 
 def default_scenarios() -> list[Scenario]:
-    """Return the controls, each with and without backfill."""
+    """Return the default scenarios."""
     predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
     none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
     return [

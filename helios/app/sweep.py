@@ -1,4 +1,7 @@
-"""Many replays: what a person asked for, less what is known, on whatever engine, into a file that grows."""
+"""Sweeps of many replays, with a plan as input and a file of results.
+
+A replay whose result the file already has is not repeated. Replays run in this process or on Dask workers.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ from helios.report.sweep import Group, Sweep, SweepRow
 from helios.simulate import Backfill, Placement
 from helios.units import length
 
-# A what-if, repeated on weeks drawn anew: which of its differences are more than chance.
+# A what-if repeated on resampled weeks, to see which of its differences are more than chance.
 
 FEWEST_REPEATS = 5
-"""Repeats below which their spread says too little."""
+"""Fewest repeats; the spread of fewer says too little."""
 
 
 def repeats(
@@ -45,14 +48,17 @@ def repeats(
     engine: Engine = run_here,
     progress: Progress = no_progress,
 ) -> Differences:
-    """Replay every plan of ``request`` on ``times`` draws, the same for all plans, and compare with the baseline.
+    """Replay every scenario on resampled histories, and compare with the baseline.
+
+    Each of the ``times`` samples is the same for all scenarios.
 
     Parameters
     ----------
-    over : Over, optional
-        What is drawn; None: weeks, or what the window is long enough for (:func:`helios.app.resampling.resampler_for`).
+    over : ResampledUnit, optional
+        What is resampled. None for weeks, or what the window is long enough for
+        (:func:`helios.app.resampling.resampler_for`).
     engine : Engine
-        Where; the answer is the same wherever.
+        Where the replays run; the result does not depend on it.
 
     Raises
     ------
@@ -75,7 +81,10 @@ def repeats(
 
 
 def compare_runs(told: Sequence[Mapping[str, Any]]) -> Differences:
-    """Compare the figures of cells that are alike but in plan and repeat, every plan on the same repeats in order."""
+    """Compare the results of runs that differ only in scenario and repeat.
+
+    Every scenario must have the same repeats in the same order.
+    """
     by_label: dict[str, list[dict[str, float | None]]] = {}
     for figures in told:
         by_label.setdefault(figures["label"], []).append(whatif_figures(figures))
@@ -83,19 +92,19 @@ def compare_runs(told: Sequence[Mapping[str, Any]]) -> Differences:
     return over_repeats(by_label, baseline=today, over=ResampledUnit(told[0]["over"]), blocks=told[0]["blocks"])
 
 
-# Where a sweep writes down what it has: one line a cell, appended when it is done, never changed.
+# The file of results has one line for each run, appended when the run is done and never changed.
 #
-# A killed run leaves whole lines and at most one torn one, which the next run takes away. Lines of other plans,
-# histories and versions of Helios may lie in the same file: each cell goes by its key.
+# A killed sweep leaves complete lines and at most one partial line, which the next sweep removes. Lines of other plans,
+# histories and versions of Helios may be in the same file, because each run has a key.
 
 
 class ResultsFile:
-    """An open file of results, ours alone until it is closed.
+    """Open file of results, locked until it is closed.
 
     Attributes
     ----------
     known : dict
-        What is known of each cell, by key: its figures, or why it failed the last time.
+        The figures of each run by key, or why it failed the last time.
     """
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
@@ -107,11 +116,14 @@ class ResultsFile:
                 self.known[key] = told
 
     def has(self, key: str) -> bool:
-        """Whether a cell was replayed; one that failed was not."""
+        """Return whether a run has a result.
+
+        A failed run has none.
+        """
         return FIGURES in self.known.get(key, {})
 
     def add(self, key: str, cell: SweepRun, told: Told) -> None:
-        """Append a cell's line, and wait until the disk has it."""
+        """Append the line of a run, and sync it to the disk."""
         line = json.dumps({"key": key, "cell": cell.to_json(), **told}, sort_keys=True, allow_nan=False)
         self._stream.write(line.encode() + b"\n")
         self._stream.flush()
@@ -121,14 +133,14 @@ class ResultsFile:
 
 @contextmanager
 def read_results(path: Path) -> Iterator[ResultsFile]:
-    """Open a file of results, or make one.
+    """Open a file of results, or create one.
 
     Raises
     ------
-    Misuse
+    UsageError
         It cannot be written, or another sweep is writing to it.
     FileUnreadable
-        It holds something else.
+        It contains something else.
     """
     try:
         stream = path.open("a+b")
@@ -145,7 +157,7 @@ def read_results(path: Path) -> Iterator[ResultsFile]:
 
 
 def _whole_lines(stream: IO[bytes]) -> list[bytes]:
-    """Return the lines of a file, and take away what stands after the last: a line that was being written."""
+    """Return the complete lines of a file, and cut off a partial last line."""
     stream.seek(0)
     written = stream.read()
     whole = written.rfind(b"\n") + 1
@@ -165,10 +177,10 @@ def _read(line: bytes, path: Path, number: int) -> tuple[str, Told]:
         ) from reason
 
 
-# What a sweep is to replay, as a person writes it: every list of a TOML file crossed with every other.
+# The plan of a sweep is a TOML file, whose lists are combined as a Cartesian product.
 
 ToldColumns = dict[str, list[Any]]
-"""Options of a policy, each a list, crossed with the others."""
+"""Options of a policy, each with a list of values to combine with the others'."""
 
 
 class _Table(BaseModel):
@@ -183,7 +195,7 @@ class _Table(BaseModel):
 
 
 class Window(_Table):
-    """A stretch of the history."""
+    """Time window of the history."""
 
     since: datetime | date | str | None = Field(default=None, alias="from", description="Jobs submitted from then on")
     until: datetime | date | str | None = Field(default=None, alias="to", description="Jobs submitted before then")
@@ -191,7 +203,7 @@ class Window(_Table):
 
 
 class SweepSettings(_Table):
-    """The machine and how it is used; each a list, crossed with the others."""
+    """The cluster and how it is used, as lists that are combined."""
 
     nodes: list[str] = Field(default=[], description="As --nodes: gpu=16, or 16 to pool all jobs")
     gpus_per_node: list[int] = Field(default=[], description="GPUs of a node")
@@ -202,7 +214,7 @@ class SweepSettings(_Table):
 
 
 class SweepPlan(_Table):
-    """A sweep; every key may be left out."""
+    """Plan of a sweep, in which every key is optional."""
 
     policies: list[Policy] = Field(
         default=[], description="Queue orders; else the controls of a what-if", examples=[["fifo", "qssf"]]
@@ -241,7 +253,10 @@ class SweepPlan(_Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cross:
-    """The cells of a sweep, those that are compared with each other side by side, and what was left out."""
+    """Runs of a sweep, and notes on combinations that were left out.
+
+    Runs that are compared with each other are adjacent.
+    """
 
     cells: tuple[SweepRun, ...]
     notes: tuple[str, ...]
@@ -253,12 +268,12 @@ def _example(table: type[BaseModel], key: str | None) -> str:
 
 
 def read_sweep_plan(path: Path) -> SweepPlan:
-    """Read a plan.
+    """Read the plan of a sweep.
 
     Raises
     ------
-    Misuse
-        It cannot be read, or a key is unknown or of the wrong type; the keys there are are named.
+    UsageError
+        It cannot be read, or a key is unknown or of the wrong type. The message lists the known keys.
     """
     try:
         plan = SweepPlan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -284,18 +299,18 @@ def read_sweep_plan(path: Path) -> SweepPlan:
 
 
 def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cross:
-    """Return every cell of a plan.
+    """Return every run of a plan.
 
     Parameters
     ----------
-    base : Question
+    base : WhatIfRequest
         What holds where the plan says nothing.
     timezone : str
-        Of times that carry none.
+        Zone of times that carry none.
 
     Raises
     ------
-    Misuse
+    UsageError
         No replay is left, or a value is not understood.
     """
     replays, notes = _replays(plan)
@@ -309,7 +324,7 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
 
 
 def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
-    """Return the replays that make sense, and a note of each combination that does not."""
+    """Return the valid scenarios of a plan, and a note on each invalid one."""
     chosen, notes = [], []
     for policies, backfills, run_times in product(
         _one_by_one(plan.policies), _one_by_one(plan.backfills), _or_none(plan.run_times)
@@ -333,7 +348,10 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
 
 
 def _told(chosen: Sequence[Scenario], options: Mapping[Policy, Sequence[ToldColumns]]) -> list[Scenario]:
-    """Return each replay once for every combination of its policy's options, as it is where it has none."""
+    """Return each scenario once for every combination of its policy's options.
+
+    Scenarios of policies without options stay as they are.
+    """
     if strangers := set(options) - {plan.policy for plan in chosen}:
         raise UsageError(
             f"The options of {', '.join(sorted(strangers))} have no part: no such policy is replayed.",
@@ -387,12 +405,14 @@ def _questions(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[
 
 
 def repredict_interval_s(text: str) -> int | None:
-    """Read how often what waits is predicted again, s, as ``1h``; None: ``never``.
+    """Parse how often waiting jobs are predicted again, s.
+
+    Returns None for ``never``.
 
     Raises
     ------
-    Misuse
-        It is neither, or less than a second.
+    UsageError
+        It is neither a length nor ``never``, or less than a second.
     """
     if text == "never":
         return None
@@ -421,24 +441,24 @@ def sweep(
     engine: Engine = run_here,
     progress: Progress = no_progress,
 ) -> Sweep:
-    """Replay every cell that ``out`` does not hold yet, and return all that were asked for.
+    """Replay the runs missing in ``out``, and return the results of all.
 
-    Interrupted, ``out`` keeps what was done, and the same call goes on from there. Cells that fail are written down
-    with their reason, and tried again the next time.
+    After an interruption, ``out`` keeps what was done, and the same call continues from there. Runs that fail are
+    recorded with their reason, and tried again the next time.
 
     Raises
     ------
-    Misuse, FileUnreadable
+    UsageError, FileUnreadable
         ``out`` cannot be used.
     DaskUnavailable, DaskMismatch
-        The engine has no workers, or others.
+        The engine has no workers, or workers with another release.
     """
     fingerprint = package_fingerprint(history)
     keys = [cell.key(fingerprint) for cell in asked.cells]
     with read_results(out) as results:
         left = [place for place, key in enumerate(keys) if not results.has(key)]
         progress("Replaying cells", 1 - len(left) / len(keys))
-        # Closed here, not when its garbage is collected: workers elsewhere go on until then.
+        # Close the generator now, not at garbage collection, since remote workers go on until then.
         with closing((engine if left else run_here)(history, [asked.cells[place] for place in left])) as replays:
             for number, done in enumerate(replays, start=1):
                 place = left[done.place]
@@ -460,7 +480,10 @@ def sweep(
 
 
 def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
-    """Yield what is compared with each other: the cells that differ in plan and repeat only, in the order asked for."""
+    """Yield groups of runs that differ only in scenario and repeat.
+
+    Groups are in the order of the runs.
+    """
     numbered = zip(cells, keys, strict=True)
     for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
         these = [(cell, told[key]) for cell, key in members]
@@ -473,7 +496,7 @@ def _about(cell: SweepRun, request: Any) -> dict[str, Any]:
 
 
 def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:
-    """Yield each plan of a group, its figures over all of its repeats."""
+    """Yield one row for each scenario of a group, over all of its repeats."""
     by_plan: dict[Any, list[Told]] = {}
     for cell, told in members:
         by_plan.setdefault(cell.plan, []).append(told)
@@ -485,7 +508,10 @@ def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:
 
 
 def _differences(members: Sequence[tuple[SweepRun, Told]]) -> Differences | None:
-    """Return the differences to the baseline over the repeats in which every plan was replayed; None: too few."""
+    """Return the differences to the baseline, or None.
+
+    Only repeats in which every scenario was replayed count. None where there are fewer than two.
+    """
     by_repeat: dict[int, list[Told]] = {}
     for cell, told in members:
         by_repeat.setdefault(cell.repeat, []).append(told)

@@ -1,4 +1,4 @@
-"""The cluster's own history, read from its accounting in bounded stretches until nothing is missing."""
+"""Reading of a cluster's accounting into the warehouse, in bounded time windows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FIRST_READING = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingSource:
-    """The doors of a live accounting database.
+    """Functions that read a live accounting database.
 
     Attributes
     ----------
     jobs : callable
-        Given start, end and a path: write there, as ``sacct`` prints it, every job that was in any state during
-        [start, end); raise ClusterUnavailable and leave nothing half written.
+        Given start, end and a path, write every job that was in any state during [start, end) to the path, as ``sacct``
+        prints it. Raise ClusterUnavailable, and leave no partial file.
     node_events : callable
-        Given start and end: return the node events of that time, columns of ``NODE_EVENTS``.
+        Given start and end, return the node events of that time, columns of ``NODE_EVENTS``.
     """
 
     jobs: Callable[[datetime, datetime, Path], None]
@@ -39,18 +39,18 @@ class AccountingSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """What a reading of the accounting found.
+    """Result of reading the accounting.
 
     Attributes
     ----------
-    stretches : int
-        Windows asked for.
+    intervals : int
+        Windows that were read.
     jobs_new, jobs_updated, rejected, node_events : int
         What they held.
     until : datetime
         The history is now known up to here.
     notes : tuple of str
-        What a person should be told.
+        Messages for a person.
     """
 
     intervals: int
@@ -62,7 +62,7 @@ class SyncResult:
     notes: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the reading in one line, for a person."""
+        """Return the result in one line of text."""
         found = f"{self.jobs_new:,} new jobs, {self.jobs_updated:,} updated, {self.node_events:,} node events"
         refused = f", {self.rejected:,} rows make no sense (helios trace rejects)" if self.rejected else ""
         said = "".join(f"; {note}" for note in self.notes)
@@ -80,23 +80,23 @@ def sync_history(
     overlap: timedelta,
     progress: Progress = no_progress,
 ) -> SyncResult:
-    """Read what is missing of a cluster's history, and the last ``overlap`` of it again.
+    """Read what is missing of a cluster's history.
 
-    A stretch is noted as read only after it is stored, and storing it twice changes nothing: interrupted anywhere, the
-    next reading does what was left. What Slurm's database learns late (it was down, a job was requeued) is found as
-    long as it is within ``overlap``.
+    The last ``overlap`` is read again, so that records which reach Slurm's database late (it was down, a job was
+    requeued) are found. A window is recorded as read only after it is stored, and storing it twice changes nothing.
+    After an interruption the next call therefore reads the rest.
 
     Parameters
     ----------
     start : datetime, optional
-        Where the history begins; None: where it began before, at first 30 days before ``now``.
+        Where the history begins. None for where it began before, at first 30 days before ``now``.
     window : timedelta
-        Longest stretch asked for at once: an unbounded query has stopped accounting databases.
+        Longest window of one query. Unbounded queries have brought accounting databases down.
 
     Raises
     ------
     ClusterUnavailable
-        The accounting did not answer; the stretches read so far are kept.
+        The accounting did not answer; the windows read so far are kept.
     WarehouseUnavailable
         The warehouse failed; likewise.
     """
@@ -131,12 +131,14 @@ def sync_history(
 def missing(
     covered: list[tuple[datetime, datetime]], *, begin: datetime, now: datetime, window: timedelta, overlap: timedelta
 ) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the stretches to ask for, oldest first: every gap since ``begin``, and the last read ``overlap`` again.
+    """Yield the time windows to read, oldest first.
+
+    They cover every gap since ``begin``, and the last ``overlap`` before the end of what was read.
 
     Parameters
     ----------
     covered : list of (start, end)
-        What was read already; ascending, apart from each other.
+        What was read already, ascending and disjoint.
     """
     watermark = min(covered[-1][1], now) if covered else begin
     trusted = max(watermark - overlap, begin)
@@ -156,7 +158,7 @@ def _split(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple
 
 
 def read_until(warehouse: Warehouse, cluster: str) -> datetime | None:
-    """Return the end of the last stretch that was read of the cluster's live history; None: it was never read."""
+    """Return until when the cluster's live history was read, or None."""
     covered = _of(_coverage(warehouse, cluster), JOBS)
     return covered[-1][1] if covered else None
 
@@ -165,7 +167,7 @@ def _coverage(warehouse: Warehouse, cluster: str) -> pd.DataFrame | None:
     try:
         return warehouse.coverage(cluster)
     except NoSuchCluster:
-        return None  # its first reading makes it
+        return None  # the first reading creates it
 
 
 def _of(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:
@@ -220,7 +222,7 @@ def _load_events(
 
 
 def _suspicions(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:
-    # The field's commonest silent failure: an ingest that read nothing for weeks and said it was well.
+    # A reading that finds nothing for weeks and reports success is a common silent failure.
     if coverage is None and not any(found) and now - begin >= timedelta(days=1):
         return (f"the accounting holds not one job since {begin:%Y-%m-%d}: is this the right cluster, may you see it?",)
     return ()

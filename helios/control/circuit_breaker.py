@@ -1,6 +1,7 @@
-"""A breaker: after several bad cycles in a row Helios keeps still for a while, then tries one cycle.
+"""Circuit breaker for bad cycles, and suspension of services that fail.
 
-Pure: time is given. It is kept with the memory of the last cycle, so that a restart does not shorten the wait.
+After several bad cycles in a row Helios writes nothing for a while, and then tries one cycle. The functions are pure:
+the time is an argument. The state is stored with that of the last cycle, so that a restart does not shorten the wait.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from helios.config import Control
 
 
 class BreakerState(StrEnum):
-    """Whether cycles may write."""
+    """State of the circuit breaker, whether cycles may write."""
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
-    """The wait is over; the next cycle that writes decides."""
+    """The wait is over; the result of the next cycle that writes decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitBreaker:
-    """What the breaker remembers.
+    """Stored state of the circuit breaker.
 
     Attributes
     ----------
     bad_in_row : int
-        Cycles that wrote and were bad, since the last good one.
+        Bad cycles that wrote since the last good one.
     opened_at : datetime, optional
-        When it opened last; None: it is closed.
+        When it opened last; None where it is closed.
     """
 
     bad_in_row: int = 0
@@ -45,7 +46,7 @@ class CircuitBreaker:
         return BreakerState.HALF_OPEN if now >= self.closes_at(settings) else BreakerState.OPEN
 
     def closes_at(self, settings: Control) -> datetime:
-        """Return when an open breaker lets a cycle try.
+        """Return when an open breaker allows a trial cycle.
 
         Raises
         ------
@@ -57,35 +58,38 @@ class CircuitBreaker:
         return self.opened_at + timedelta(seconds=settings.breaker_s)
 
     def after_a_good_cycle(self) -> CircuitBreaker:
-        """Return the breaker after a cycle whose every write was read back as asked."""
+        """Return the breaker after a cycle in which every write was verified."""
         return CircuitBreaker()
 
     def after_a_bad_cycle(self, *, now: datetime, settings: Control) -> CircuitBreaker:
-        """Return the breaker after a cycle in which a write failed or read back as something else."""
+        """Return the breaker after a cycle in which a write failed.
+
+        A write that reads back as something else counts as failed.
+        """
         bad = self.bad_in_row + 1
         opens = self.opened_at is not None or bad >= settings.mismatches_to_open
         return CircuitBreaker(bad_in_row=bad, opened_at=now if opens else None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the breaker as plain values."""
         return {"bad_in_row": self.bad_in_row, "opened_at": self.opened_at and self.opened_at.isoformat()}
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> CircuitBreaker:
-        """Read what :meth:`to_json` wrote."""
+        """Read the values that :meth:`to_json` returned."""
         at = plain["opened_at"]
         return cls(bad_in_row=int(plain["bad_in_row"]), opened_at=datetime.fromisoformat(at) if at else None)
 
 
-# The bench: a service that keeps failing sits out until told, or until a day has passed.
+# Suspension of services: one that keeps failing is not asked until a person says so, or until a day has passed.
 
 SITS_OUT = timedelta(days=1)
-"""How long a service sits out unless told: long enough to be seen, short enough to outlive a passing fault."""
+"""How long a service stays suspended: long enough to be noticed, and no longer than most passing faults need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """How often in a row a service failed, when last, and with what."""
+    """Failures of a service in a row, with time and error of the last."""
 
     in_row: int
     last_at: datetime
@@ -94,27 +98,35 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSuspension:
-    """Who failed in the last cycle that asked it; a service without a fault is not named."""
+    """Failures in a row of each service.
+
+    Services that succeeded last time have no entry.
+    """
 
     faults: Mapping[str, Fault] = field(default_factory=dict)
 
     def after_a_failure(self, service: str, *, what: str, now: datetime) -> ServiceSuspension:
-        """Return the bench after ``service`` failed with ``what``."""
+        """Return the suspensions after ``service`` failed with ``what``."""
         before = self.faults.get(service)
         in_row = 1 if before is None else before.in_row + 1
         return ServiceSuspension(faults={**self.faults, service: Fault(in_row=in_row, last_at=now, what=what)})
 
     def without(self, service: str) -> ServiceSuspension:
-        """Return the bench after ``service`` answered, or after a person said that it may play again."""
+        """Return the suspensions without ``service``.
+
+        Used after it succeeded, or after a person ended its suspension.
+        """
         return ServiceSuspension(faults={name: fault for name, fault in self.faults.items() if name != service})
 
     def why_not(self, service: str, *, now: datetime, failures: int) -> str:
-        """Return why ``service`` sits out, for a person; empty: it plays.
+        """Return why ``service`` is suspended, for a person.
+
+        Empty where it is not.
 
         Parameters
         ----------
         failures : int
-            In a row, that bench a service. After its day it has one try, not as many again.
+            Failures in a row that suspend a service. After the suspension one more failure suspends it again.
         """
         fault = self.faults.get(service)
         if fault is None or fault.in_row < failures or now - fault.last_at >= SITS_OUT:
@@ -123,7 +135,7 @@ class ServiceSuspension:
         return f"service {service} failed {fault.in_row} times in a row and sits out until {until}: {fault.what}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the suspensions as plain values."""
         return {
             name: {"in_row": fault.in_row, "last_at": fault.last_at.isoformat(), "what": fault.what}
             for name, fault in self.faults.items()
@@ -131,7 +143,7 @@ class ServiceSuspension:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> ServiceSuspension:
-        """Read what :meth:`to_json` wrote."""
+        """Read the values that :meth:`to_json` returned."""
         return cls(
             faults={
                 name: Fault(

@@ -1,4 +1,7 @@
-"""What control must know of each pending job, taken from the snapshot before any service has it in its hands."""
+"""Pending jobs and nodes as control observed them.
+
+They are copied from the snapshot before any service receives it, so that a service cannot change what guards check.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ from helios.model import NodePower, Snapshot, pools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingJob:
-    """One pending record of the queue; names as in ``QUEUE``.
+    """Pending record of the queue, with names as in ``QUEUE``.
 
     Attributes
     ----------
     submitted_us : int
-        Submission, microseconds since the epoch: ids are used again, so a job is its id and this.
+        Submission, microseconds since the epoch. Slurm reuses job ids, so that a job is identified by its id and this.
     eligible_us : int
-        When it could first have started, or can, likewise; unknown: long ago.
+        When it could first have started, or can, in the same unit; unknown counts as long ago.
     eligible : bool
-        Whether it could have started when the cluster was looked at; only then can its urgency be read.
-    hands_off : str
-        Why it must be left alone; empty: it may be changed.
+        Whether it could have started at the time of the snapshot. Only then can its urgency be read.
+    excluded_reason : str
+        Why it must be left alone; empty where it may be changed.
     source : str
-        What predicted; empty: nothing did.
+        What predicted its run time; empty where nothing did.
     """
 
     job_id: str
@@ -49,15 +52,15 @@ class PendingJob:
     source: str
 
     def value(self, setting: JobSetting) -> float:
-        """Return what Helios has set there: 0 or NaN is nothing."""
+        """Return what Helios has set there, 0 or NaN for nothing."""
         return self.urgency if setting is JobSetting.ORDER else self.soft_limit_s
 
     def readable(self, setting: JobSetting) -> bool:
-        """Return whether :meth:`value` says what stands on the cluster."""
+        """Return whether :meth:`value` is known for this setting."""
         return self.eligible or setting is JobSetting.SOFT_LIMIT
 
     def carries(self, setting: JobSetting) -> bool:
-        """Return whether something that Helios set is seen on it."""
+        """Return whether a value set by Helios was observed."""
         return self.urgency != 0 if setting is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
 
 
@@ -85,7 +88,7 @@ def pending_jobs(snapshot: Snapshot) -> dict[str, PendingJob]:
 
 
 def carried_values(jobs: Sequence[PendingJob]) -> list[Key]:
-    """Return every setting of every job on which something that Helios set is seen."""
+    """Return every job setting with an observed value of Helios."""
     return [(setting, job.job_id) for job in jobs for setting in JobSetting if job.carries(setting)]
 
 
@@ -93,33 +96,33 @@ def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
 
 
-# What control must know of each node, taken from the snapshot before any service has it in its hands.
+# The same for nodes.
 
 OUT_OF_SERVICE = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "FAILING", "MAINT", "MAINTENANCE"})
-"""Flags of a node on which no job is meant to start."""
+"""Flags of a node on which no job should start."""
 NOT_RESPONDING = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
 UNTOUCHABLE = OUT_OF_SERVICE | NOT_RESPONDING | {"COMPLETING", "PLANNED", "RESERVED", "REBOOT", "REBOOT_REQUESTED"}
-"""Flags of a node that is never put to sleep: what ``excluded_reason`` says in words, read a second time."""
+"""Flags of a node that is never put to sleep, checked in addition to ``excluded_reason``."""
 WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
-"""Reasons of a pending job that a node, and nothing else, could end."""
+"""Reasons of a pending job that only waits for nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedNode:
-    """One node; names as in ``NODE_STATES``.
+    """Node of the snapshot, with names as in ``NODE_STATES``.
 
     Attributes
     ----------
     pool : str
         As :func:`helios.model.pools` names it.
     power : NodePower, optional
-        None: it is down, or does not answer.
-    hands_off : str
-        Why its power must be left alone; empty: it may be changed.
+        None where it is down or does not answer.
+    excluded_reason : str
+        Why its power must be left alone; empty where it may be changed.
     holds : bool
         Whether jobs hold any of it.
     idle_since : datetime, optional
-        None: unknown, or it is busy.
+        None where it is unknown, or the node is busy.
     """
 
     name: str
@@ -144,7 +147,7 @@ class ObservedNode:
 
     @property
     def away(self) -> bool:
-        """Whether it is asleep or on the way there."""
+        """Whether it is asleep or falling asleep."""
         return self.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}
 
     @property
@@ -154,7 +157,7 @@ class ObservedNode:
 
     @property
     def in_service(self) -> bool:
-        """Whether jobs are meant to run on it, awake or after a wake."""
+        """Whether jobs may run on it, awake or after a wake."""
         return self.power is not None and self.state != "DOWN" and not self.flags & OUT_OF_SERVICE
 
     @property
@@ -164,11 +167,14 @@ class ObservedNode:
 
     @property
     def down(self) -> bool:
-        """Whether the cluster has given it up."""
+        """Whether it is down or its power state is unknown."""
         return self.state == "DOWN" or self.power is None
 
     def kinds(self) -> list[str]:
-        """Return what no cluster should have its last awake node of put to sleep, in words."""
+        """Return the groups that should keep an awake node, as text.
+
+        These are its pool, its GPU type and each of its features.
+        """
         typed = [f"GPU type {self.gpu_type}"] if self.gpu_type else []
         return [f"pool {self.pool}", *typed, *(f"feature {feature}" for feature in self.features)]
 
@@ -199,7 +205,10 @@ def observed_nodes(snapshot: Snapshot) -> dict[str, ObservedNode]:
 
 
 def partitions_wanted(snapshot: Snapshot) -> frozenset[str]:
-    """Return the partitions in which a pending job waits for nodes: eligible, not held, and not for a limit."""
+    """Return the partitions in which a pending job waits for nodes.
+
+    Such a job is eligible, not held, and not waiting for a limit.
+    """
     pending = snapshot.pending
     waits = (
         (pending["eligible_at"] <= pd.Timestamp(snapshot.taken_at))

@@ -1,7 +1,8 @@
-"""When nothing is done: missing or stale input, a paused Helios, a cluster that changed under it.
+"""Preconditions of a cycle, without which nothing is written.
 
-Fail still: stillness means no writes; what stands on the cluster stays, except that a pause takes everything back.
-Reasons name moments and bounds, not ages, so that they read the same while they last.
+Examples are missing or stale input, a pause, and a controller that changed. While suspended, Helios writes nothing, and
+what is applied on the cluster stays. Only a pause reverts everything. Reasons name times and bounds, not ages, so that
+their text stays the same while they hold.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from helios.control.state import ControllerState
 from helios.model import Snapshot
 
 MANY = 10
-"""Records pending that do not vanish within a cycle together with nodes, unless an answer was cut short."""
+"""So many pending jobs do not vanish within one cycle together with nodes, unless Slurm's answer was cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preconditions:
-    """What only the caller can know of the world around a cycle.
+    """Facts about a cycle's environment that its caller supplies.
 
     Attributes
     ----------
     paused : str
-        Why Helios is paused (the pause file, a stored pause), for a person; empty: it is not.
+        Why Helios is paused (the pause file, a stored pause), for a person; empty where it is not.
     controller : str, optional
-        Identity of the controller that answers, another after a failover or restart; None: cannot be known here.
+        Identity of the controller that answers, which changes with a failover or restart; None where it is not known.
     history_read_at : datetime, optional
-        Until when the accounting was read; None: never.
+        Until when the accounting was read; None for never.
     model_trained_at : datetime, optional
-        None: predictions come from the history alone, and no model can be too old.
-    model_trouble : str
-        Why the model in charge is not to be trusted, for a person; empty: nothing is known against it.
+        None where predictions come from the history alone, so that no model can be too old.
+    model_problem : str
+        Why the model in use is not to be trusted, for a person; empty where nothing is known against it.
     clock_skew_s : float, optional
-        The controller's clock minus ours, s; None: it could not be measured.
+        The controller's clock minus ours, s; None where it could not be measured.
     released : str
-        Which kill switches took everything back outside of cycles since one acted last; empty: none did.
+        The kill switches that reverted everything outside of a cycle since the last cycle that acted; empty for none.
     drift : str
-        Why predictions are not to be trusted, for a person; empty: nothing is known against them.
+        Why predictions are not to be trusted, for a person; empty where nothing is known against them.
     """
 
     paused: str = ""
@@ -64,12 +65,12 @@ def suspension_reasons(
     memory: ControllerState,
     now: datetime,
 ) -> list[str]:
-    """Return every reason why nothing may be written in this cycle, for a person; none: it may.
+    """Return every reason to write nothing in this cycle, for a person.
 
     Parameters
     ----------
     snapshot, jobs
-        What was seen, and its pending jobs with their predictions.
+        The snapshot, and its pending jobs with their predictions.
     now : datetime
         Start of the cycle.
     """
@@ -88,9 +89,12 @@ def suspension_reasons(
 def cluster_suspension_reasons(
     conditions: Preconditions, settings: Control, *, snapshot: Snapshot, memory: ControllerState, now: datetime
 ) -> list[str]:
-    """Return the reasons that hold for every domain, whatever it acts on: all but those about predictions of jobs."""
+    """Return the reasons that hold for every domain.
+
+    These are all reasons except those about predictions of jobs.
+    """
     if conditions.paused:
-        return [f"paused: {conditions.paused}"]  # whoever paused it wants to read that, not what else there is
+        return [f"paused: {conditions.paused}"]  # the person who paused it needs no further reasons
     reasons = [
         _breaker(memory, settings, now),
         _old_look(snapshot, settings, now),
@@ -103,7 +107,7 @@ def cluster_suspension_reasons(
 
 
 def is_cut_short(snapshot: Snapshot, memory: ControllerState) -> bool:
-    """Return whether the answer looks like a part of one, held against the last that was believed."""
+    """Return whether the snapshot looks incomplete, compared with the last trusted one."""
     return bool(_cut_short(snapshot, memory))
 
 
@@ -115,7 +119,7 @@ def _breaker(memory: ControllerState, settings: Control, now: datetime) -> str:
 
 
 def _old_look(snapshot: Snapshot, settings: Control, now: datetime) -> str:
-    # The lease was taken for lease_s at the start of the cycle: a look farther away is outside of it.
+    # The lease was taken for lease_s at the start of the cycle; a snapshot farther away in time is not covered by it.
     apart = snapshot.taken_at - now
     if abs(apart) <= timedelta(seconds=settings.lease_s):
         return ""

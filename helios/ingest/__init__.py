@@ -1,4 +1,8 @@
-"""Outside history becomes records: trace files in, columns of ``JOBS`` out, and what made no sense beside them."""
+"""Readers that turn trace files into columns of ``JOBS``.
+
+Rows that cannot be understood are returned beside the jobs, each with its line and a reason. The package also writes
+the Helios layout and makes synthetic traces.
+"""
 
 from helios.ingest.helios_csv import write_helios_csv
 from helios.ingest.reader import TraceFile, TraceFormat, open_trace

@@ -1,4 +1,7 @@
-"""AcmeTrace: the Helios columns with a workload type, times that carry their zone, and the pods of Kalos.
+"""Reader of AcmeTrace job logs.
+
+They have the columns of the Helios layout and a workload type. Their times carry a UTC offset. The file of the Kalos
+cluster also gives the memory of each pod.
 
 Source: github.com/InternLM/AcmeTrace, ``trace_seren.csv`` and ``trace_kalos.csv``; Hu et al., *Characterization of
 Large Language Model Development in the Datacenter*, NSDI 2024. 880,740 jobs, March to August 2023.
@@ -32,12 +35,15 @@ WORDING = Wording(
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file's first line names the columns that only AcmeTrace has beside those of Helios."""
+    """Return whether a file's first line has the columns of AcmeTrace.
+
+    The columns asked for include two that the Helios layout does not have: ``type`` and ``gpu_time``.
+    """
     return set(WORDING.required) <= set(helios_csv.column_names(start))
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield an AcmeTrace job trace as drafts.
+    """Yield an AcmeTrace job log as translated rows.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""Alibaba PAI 2020: a table of jobs, a table of their tasks beside it, and one of group tags where it is there.
+"""Reader of the Alibaba PAI 2020 GPU trace.
+
+It reads the table of jobs. The table of tasks must lie beside it; the table of group tags is used where it is there.
 
 Source: github.com/alibaba/clusterdata, ``cluster-trace-gpu-v2020``; Weng et al., *MLaaS in the Wild*, NSDI 2022.
 Two months of a cluster with 6,500 GPUs. The files have no line of column names; the published ``.header`` files do.
@@ -34,10 +36,8 @@ from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, Instants, category, instants, job_states, known_values, numbers, strings
 from helios.model import JobState
 
-# The tables of Alibaba PAI 2020, and what the tasks and group tags of each job come to.
-#
-# Tasks lie in no order, so a table is added up whole before the first job is read: some 60 bytes for each task, and
-# as many for each tag.
+# Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
+# bytes of memory for each task, and as many for each group tag.
 
 MIB_PER_GIB = 1024.0
 PER_CENT = 0.01
@@ -50,18 +50,32 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table: the name of its file without endings, and its columns in their order."""
+    """One table of the trace.
+
+    Attributes
+    ----------
+    name : str
+        Name of its file, without endings.
+    names : tuple of str
+        Its columns, in the order of the file.
+    """
 
     name: str
     names: tuple[str, ...]
 
     def fits(self, start: bytes) -> bool:
-        """Return whether one of a file's first lines has this table's fields, with a status and two times."""
+        """Return whether the start of a file has a row of this table.
+
+        One of the first 20 lines must have as many fields as the table, with a known status and two times.
+        """
         lines = start.decode("utf-8", errors="replace").split("\n")[:_LINES_LOOKED_AT]
         return any(self._is_row(line.rstrip("\r").split(",")) for line in lines)
 
     def dialect(self, start: bytes) -> Dialect:
-        """Return how this table's file separates its fields; a line of column names is no row."""
+        """Return how this table's file separates its fields.
+
+        The first line is taken as a header where it names this table's columns.
+        """
         first = start.partition(b"\n")[0]
         named = first.decode("utf-8", errors="replace").strip() == ",".join(self.names)
         return Dialect(names=self.names, separator=b",", quoted=True, header=first if named else None)
@@ -86,14 +100,17 @@ GROUP_TAGS = Table(name="pai_group_tag_table", names=("inst_id", "user", "gpu_ty
 
 
 class Tasks:
-    """What all tasks of each job ask for together, and when the first of them started."""
+    """Requested resources of each job, summed over its tasks.
+
+    It also keeps the earliest start of a task, which is the start of the job, and the GPU types.
+    """
 
     def __init__(self) -> None:
         self._rows: list[pd.DataFrame] = []
         self._jobs = pd.DataFrame()
 
     def add(self, rows: DelimitedRows, results: CheckResults) -> None:
-        """Take note of rows of the task table, and refuse those that make no sense."""
+        """Add rows of the task table, and refuse those that make no sense."""
         results.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
         instances = np.nan_to_num(_amount(rows, "inst_num", results), nan=1.0)
         asked = {field: _amount(rows, field, results) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
@@ -111,7 +128,10 @@ class Tasks:
         self._rows.append(frame[results.accepted])
 
     def close(self) -> None:
-        """Add up what there is for each job; call once, after the last :meth:`add`."""
+        """Sum the added rows by job.
+
+        Call it once, after the last :meth:`add`.
+        """
         rows = pd.concat(self._rows, ignore_index=True) if self._rows else _NO_TASKS
         self._rows = []
         jobs = rows.groupby("job")
@@ -121,37 +141,50 @@ class Tasks:
         self._jobs["has_task"] = True
 
     def of(self, jobs: pa.Array) -> pd.DataFrame:
-        """Return gpus, cpus, memory_mib, started_s, gpu_type and has_task of each job, by name; NaN: unknown."""
+        """Return the summed tasks of each named job, in the given order.
+
+        Columns: ``gpus``, ``cpus``, ``memory_mib``, ``started_s``, ``gpu_type`` and ``has_task``. A job without tasks
+        has NaN in every column.
+        """
         return self._jobs.reindex(hash_names(jobs)).reset_index(drop=True)
 
 
 class GroupTags:
-    """The group tag of each job: the same tag, the same task repeated, as the trace's authors found."""
+    """The group tag of each job instance.
+
+    Jobs with the same tag run the same task repeatedly, as the trace's authors found; it is read as the job's name.
+    """
 
     def __init__(self) -> None:
         self._rows: list[pd.Series[Any]] = []
         self._tags: pd.Series[Any] = pd.Series([], index=pd.Index([], dtype=np.uint64), dtype="category")
 
     def add(self, rows: DelimitedRows) -> None:
-        """Take note of rows of the tag table."""
+        """Add rows of the tag table."""
         tags = pd.Series(category(rows.columns["group"]), index=hash_names(rows.columns["inst_id"]))
         self._rows.append(tags[tags.notna()])
 
     def close(self) -> None:
-        """Order what there is; call once, after the last :meth:`add`."""
+        """Build the index of tags by job instance.
+
+        Call it once, after the last :meth:`add`. Of several tags for one instance the first counts.
+        """
         if self._rows:
             tags = pd.concat([tags.astype(object) for tags in self._rows]).astype("category")
             self._tags = tags[~tags.index.duplicated()]
         self._rows = []
 
     def of(self, instances: pa.Array) -> pa.Array:
-        """Return the tag of each job, by its ``inst_id``; null where it has none."""
+        """Return the tag of each ``inst_id``, null where there is none."""
         found = self._tags.reindex(hash_names(instances))
         return pa.array(found.astype(object).where(found.notna(), None), pa.string())
 
 
 def hash_names(names: pa.Array) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each name: among a million, two share one with a chance of 3 in 100 million."""
+    """Return a 64-bit hash of each name.
+
+    Among a million names, two have the same hash with a probability of 3 in 100 million.
+    """
     return pd.util.hash_array(pc.fill_null(names, "").to_numpy(zero_copy_only=False), categorize=False)
 
 
@@ -172,7 +205,7 @@ def _amount(rows: DelimitedRows, field: str, results: CheckResults) -> Floats:
 
 
 def _kinds(rows: pd.DataFrame) -> pd.Series[Any]:
-    """Return for each job the kinds of GPU that its tasks got, joined by commas."""
+    """Return the GPU types of each job's tasks, joined by commas."""
     pairs = rows[["job", "gpu_type"]].dropna().drop_duplicates().sort_values(["job", "gpu_type"])
     several = pairs["job"].duplicated(keep=False)
     joined = pairs[several].groupby("job")["gpu_type"].agg(",".join)
@@ -183,7 +216,7 @@ ZONE = "Asia/Shanghai"
 _THEIR_STATES = pa.array(["Terminated", "Waiting"])
 _OUR_STATES = pa.array([JobState.COMPLETED.value, JobState.PENDING.value])
 _UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value)
-# Sums of per cents carry the last bits of binary fractions: 3 x 33.3 % is not 1.
+# Sums of percentages carry binary rounding errors, which would push a whole number of GPUs up to the next.
 _DECIMALS = 6
 
 FRACTIONS = "jobs ask for a fraction of a GPU: their sum is rounded up to whole GPUs"
@@ -192,17 +225,17 @@ NO_TAG = "jobs have no group tag and hence no name"
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file's first lines are those of the job table or of the task table."""
+    """Return whether a file begins like the job table or the task table."""
     return JOBS.fits(start) or TASKS.fits(start)
 
 
 def companions(path: Path) -> tuple[Path, ...]:
-    """Return the tables beside a job table that are there."""
+    """Return those tables beside a job table that exist."""
     return tuple(found for table in (TASKS, GROUP_TAGS) if (found := _beside(path, table)) is not None)
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a job table as drafts, joined with the tables beside it.
+    """Yield a job table as translated rows, joined with the tables beside it.
 
     Raises
     ------
@@ -244,7 +277,10 @@ def _refuse_other_tables(path: Path) -> None:
 
 
 def _tasks(reading: FileReading) -> Generator[JobRows, None, Tasks]:
-    """Add up the task table; what makes no sense in it is yielded as drafts without jobs."""
+    """Read and sum the task table.
+
+    Rows of it that make no sense are yielded as rejects, without jobs.
+    """
     tasks = Tasks()
     for rows in _rows_beside(reading, TASKS):
         results = CheckResults(len(rows))
@@ -270,7 +306,10 @@ def _rows_beside(reading: FileReading, table: Table) -> Iterator[DelimitedRows]:
 
 
 def _refusals(rows: DelimitedRows, results: CheckResults, table: Table) -> Iterator[JobRows]:
-    """Yield what was refused of a table that holds no jobs, its file named before each line."""
+    """Yield the rejects of a table that holds no jobs.
+
+    The name of the table is put before the text of each line.
+    """
     if not rows.refused and results.accepted.all():
         return
     named = f"{table.name}: ".encode()
@@ -313,7 +352,7 @@ def _states(rows: DelimitedRows, results: CheckResults) -> pd.Categorical:
 def _seconds(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
     values, bad = numbers(rows.columns[field])
     results.refuse(bad, Reason.UNREADABLE_NUMBER)
-    # The trace has 0 where a time is not known, as its authors' own notebook reads it.
+    # The trace has 0 for an unknown time; the notebook of its authors reads it so.
     return np.where(values == 0, np.nan, values)
 
 

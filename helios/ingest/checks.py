@@ -1,6 +1,7 @@
-"""What is sane: every reason for which a row of a history file is refused, and the columnwise checks.
+"""Reasons for which a row of a history file is refused, and the checks.
 
-A refused row is kept with its line, its reason and its text; it is never dropped in silence and never fatal.
+A refused row is kept with its line, its reason and its text; it is never dropped in silence and never fatal. The
+checks work on whole columns.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Larger counts are typing errors or sentinels (Slurm's NO_VAL is 4,294,967,294), and would not fit int32.
+# Larger counts are typing errors or sentinel values (Slurm's NO_VAL is 4,294,967,294), and would not fit int32.
 LARGEST_SIZE = 100_000_000
-# A hundred years: sentinels and typing errors lie beyond, and time arithmetic overflows far beyond.
+# A hundred years. Sentinel values and typing errors are larger, and much larger values overflow time arithmetic.
 LONGEST_S = 100 * 365.25 * 86_400
 
 Mask = NDArray[np.bool_]
 
 
 class Reason(StrEnum):
-    """Why a row makes no sense; the text is what a person reads beside the count."""
+    """Why a row is refused.
+
+    The text is shown to people beside the number of such rows.
+    """
 
     INVALID_UTF8 = "invalid UTF-8"
     NUL_BYTE = "NUL byte"
@@ -50,35 +54,46 @@ REASONS = tuple(Reason)
 
 
 class CheckResults:
-    """The verdict on each row of a stretch: accepted, or refused for the first reason found."""
+    """Result of the checks for each row of a batch.
+
+    Attributes
+    ----------
+    codes : array of shape (n_rows,)
+        -1 where the row is accepted, else the position of its reason in ``REASONS``. The first reason found counts.
+    """
 
     def __init__(self, rows: int) -> None:
         self.codes: NDArray[np.int8] = np.full(rows, -1, dtype=np.int8)
 
     def refuse(self, rows: Mask, reason: Reason) -> None:
-        """Refuse ``rows`` (shape (n_rows,)) for ``reason``; an earlier verdict stands."""
+        """Refuse the rows selected by ``rows`` for ``reason``.
+
+        ``rows`` is a mask of shape (n_rows,). A row that was refused before keeps its earlier reason.
+        """
         self.codes[rows & (self.codes < 0)] = REASONS.index(reason)
 
     @property
     def accepted(self) -> Mask:
-        """Rows that nothing was found against, shape (n_rows,)."""
+        """Mask of the rows that were not refused, shape (n_rows,)."""
         return self.codes < 0
 
     def reasons(self) -> list[str]:
-        """Reasons of the refused rows, in the order of the rows."""
+        """Return the reasons of the refused rows, in the order of the rows."""
         return [REASONS[code].value for code in self.codes[self.codes >= 0]]
 
 
 def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     """Refuse the rows that contradict themselves.
 
-    A start before the submission is *not* refused: sites correct clocks, and Slurm moves the submit time
-    of a requeued job; a note counts them.
+    A start before the submission is *not* refused: sites correct their clocks, and Slurm moves the submit time of a
+    requeued job. A note counts such rows.
 
     Parameters
     ----------
     jobs : mapping of column name to array
         Columns of ``JOBS`` as plain arrays; absent columns are not checked.
+    results : CheckResults
+        Takes the refusals.
     """
     _check_present(jobs, results)
     _check_sizes(jobs, results)

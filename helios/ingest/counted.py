@@ -1,7 +1,8 @@
-"""Records told apart by counting their delimiters, whatever line breaks their fields hold.
+"""Reader of records that are separated by counting their delimiters.
 
-``sacct --parsable --delimiter=WORD`` neither quotes nor escapes. A word that nobody knew when the fields were written
-is in none of them: the text between two words is one field, and so many fields are one record.
+``sacct --parsable --delimiter=WORD`` neither quotes nor escapes. A delimiter that nobody could know when the fields
+were written occurs in none of them. So the text between two delimiters is one field, whatever line breaks it holds,
+and a fixed number of fields is one record.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decode
 
 _MARK = b"\0"
-"""Stands for the delimiter while a block is read; what was read has no other."""
+"""Replaces the delimiter while a block is read; NUL bytes of the file itself are replaced before."""
 _SHOWN = b"|"
 _REPLACEMENT = "\ufffd".encode()
 _LARGEST_BLOCK_BYTES = 256 << 20
@@ -40,12 +41,12 @@ class Counted:
     names : tuple of str
         Column names in the order of the file.
     delimiter : bytes
-        Between the fields.
+        Text between two fields.
     closes : bool
-        Whether a delimiter stands behind the last field too. Where none does, a record begins behind the last newline
-        of what stands before its first delimiter, so that its first field can hold none.
+        Whether a delimiter follows the last field too (``--parsable``). Where it does not (``--parsable2``), a record
+        begins after the last newline before its first delimiter, so that its first field can hold no newline.
     header : bytes
-        The line of column names; it is no row wherever it stands.
+        The line of column names. It is skipped wherever it occurs, as files are often concatenated.
     """
 
     names: tuple[str, ...]
@@ -55,19 +56,20 @@ class Counted:
 
     @property
     def delimiters(self) -> int:
-        """Delimiters of one record."""
+        """Number of delimiters in one record."""
         return len(self.names) - (not self.closes)
 
 
 def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) -> Iterator[DelimitedRows]:
-    """Yield the records of a file, with the ``columns`` asked for (those that the file has).
+    """Yield the records of a file as rows.
 
-    The "line" of a row is the number of its record in the file, from 1; the header is the first.
+    Only the ``columns`` asked for are read, as far as the file has them. The "line" of a row is the number of its
+    record, counted from 1 with the header.
 
     Raises
     ------
     FileUnreadable
-        It cannot be read to its end, or a record in it does not begin where the one before it ends.
+        The file cannot be read to its end, or a record does not begin where the one before it ends.
     """
     wanted = [name for name in dict.fromkeys(columns) if name in form.names]
     header = form.header.replace(form.delimiter, _MARK)
@@ -83,7 +85,10 @@ def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) ->
 
 
 def counts_digest(path: Path, form: Counted) -> str:
-    """Return the SHA-256 of a file's text, which does not depend on the word chosen as its delimiter."""
+    """Return the SHA-256 of a file's text, independent of its delimiter.
+
+    Two exports of the same records with different random delimiters have the same digest.
+    """
     digest = sha256()
     with decode(path) as (_, text):
         for piece in _marked(text, form):
@@ -92,7 +97,10 @@ def counts_digest(path: Path, form: Counted) -> str:
 
 
 def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
-    """Yield marked text in pieces of about ``rows_per_batch`` records, and whether it is the last."""
+    """Yield a file's marked text in blocks.
+
+    A block holds about ``rows_per_batch`` records. The flag is True for the last block.
+    """
     parts: list[bytes] = []
     enough = reading.rows_per_batch * form.delimiters
     delimiters, size = 0, 0
@@ -108,8 +116,8 @@ def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tupl
 
 
 def _marked(text: Decoded, form: Counted) -> Iterator[bytes]:
-    """Yield a text with a mark in place of each delimiter."""
-    tail = b""  # a delimiter may be cut in two by the end of a chunk
+    """Yield a text with each delimiter replaced by ``_MARK``."""
+    tail = b""  # because a delimiter may be cut in two by the end of a chunk
     while chunk := text.read():
         joined = (tail + chunk.replace(_MARK, _REPLACEMENT)).replace(form.delimiter, _MARK)
         kept = len(joined) - _cut_begin(joined, form.delimiter)
@@ -119,12 +127,23 @@ def _marked(text: Decoded, form: Counted) -> Iterator[bytes]:
 
 
 def _cut_begin(text: bytes, word: bytes) -> int:
-    """Return how many bytes at the end of ``text`` may be the beginning of ``word``."""
+    """Return the length of the longest end of ``text`` that begins ``word``.
+
+    A whole ``word`` does not count.
+    """
     return next((count for count in range(min(len(word) - 1, len(text)), 0, -1) if text.endswith(word[:count])), 0)
 
 
 class _Records:
-    """The whole records of a piece of marked text; ``until`` is where the first that is not whole begins."""
+    """The complete records of a block of marked text.
+
+    ``until`` is the position of the first record that is not complete.
+
+    Raises
+    ------
+    FileUnreadable
+        A record does not begin where the one before it ends.
+    """
 
     def __init__(self, data: bytes, form: Counted, *, ended: bool, first: int, path: Path) -> None:
         self.data, self.form, self.first = data, form, first
@@ -134,7 +153,7 @@ class _Records:
         self.marks = marks[: len(marks) // each * each].reshape(-1, each)
         nexts = self._behind_marks() if form.closes else self._behind_newlines(marks[each::each])
         if not ended:
-            # What follows a record tells where it ends, and a carriage return may have been cut from its newline.
+            # Only the next byte tells where a record ends, and a carriage return may have been cut from its newline.
             nexts = nexts[nexts + 1 < len(data)]
         elif len(nexts) < len(self.marks):
             nexts = np.append(nexts, len(data) + (not data.endswith(b"\n")))
@@ -153,7 +172,7 @@ class _Records:
         self.until = len(data) if ended else whole
 
     def rows(self, wanted: list[str], header: bytes, *, bytes_read: int) -> DelimitedRows:
-        """Return the records as rows, but for those that repeat the header."""
+        """Return the records as rows, without repetitions of the header."""
         columns = self._columns(wanted)
         alike = np.flatnonzero(self.ends - self.starts == len(header))
         repeated = [at for at in alike.tolist() if self.data.startswith(header, int(self.starts[at]))]
@@ -176,7 +195,10 @@ class _Records:
         return np.minimum(self.marks[:, -1] + 2, len(self.data) + 1)
 
     def _behind_newlines(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where records begin whose first marks are at ``marks``: their first field holds no newline."""
+        """Return where the records begin whose first marks are at ``marks``.
+
+        The first field of such a record holds no newline. So it begins after the last newline before its first mark.
+        """
         newlines = np.concatenate([[-1], np.flatnonzero(self.bytes == _NEWLINE)])
         return newlines[np.searchsorted(newlines, marks) - 1] + 1
 
@@ -184,10 +206,11 @@ class _Records:
         return np.append(self.bytes, np.uint8(_NEWLINE))[places]
 
     def _columns(self, wanted: list[str]) -> dict[str, Any]:
-        """Return one array of texts for each column wanted."""
+        """Return the texts of each wanted column."""
         if not len(self.starts):
             return {name: pa.array([], pa.string()) for name in wanted}
-        # Without its marks a record is its fields one behind the other, and what is between it and the next.
+        # Once the marks are removed, a record is its fields one after the other, and then the newline before the next
+        # record. Arrow takes such text with an array of offsets, and no field is copied on its own.
         fields, each = len(self.form.names), self.form.delimiters
         begins = np.column_stack([self.starts, self.marks + 1, self.ends])[:, : fields + 1]
         marks_before = np.arange(len(begins))[:, None] * each + np.minimum(np.arange(fields + 1), each)

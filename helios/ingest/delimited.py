@@ -1,7 +1,8 @@
-"""Lines of separated fields into columns of text: whole blocks at once, odd lines one by one.
+"""Reader of lines of separated fields, as columns of text.
 
-A line is odd if it has the wrong number of separators, a quote, a stray carriage return, a NUL byte or
-is no UTF-8. Odd lines are repaired where there is one way to do so, and otherwise refused with a reason.
+Regular lines are parsed in whole blocks by Arrow. A line is odd if it has the wrong number of separators, a quote, a
+stray carriage return, a NUL byte or invalid UTF-8. Odd lines are handled one by one: repaired where there is exactly
+one way to do so, and otherwise refused with a reason.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from helios.ingest.checks import CheckResults, Mask, Reason
 from helios.ingest.job_rows import FileReading, JobRows, Refused
 from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, blocks
 
-# Rows that newlines or separators inside a field broke, put together again where there is one way to.
+# Repair of rows that were broken by newlines or separators inside a field.
 #
-# Slurm writes job names and comments as they are: ``sacct --parsable2`` neither quotes nor escapes, so a name with a
-# newline is two lines, and a name with a bar is two fields.
+# Slurm writes job names and comments as they are: ``sacct --parsable2`` neither quotes nor escapes. So a name with a
+# newline becomes two lines, and a name with a bar becomes two fields.
 
 LONGEST_QUOTED_ROW_LINES = 4_096
-"""Quotes say where a row ends, so that it may be longer than one that must be guessed."""
+"""Larger than ``LONGEST_BROKEN_ROW_LINES``, because closing quotes say where such a row ends; nothing is guessed."""
 
 
 def _nothing_looks_so(_: Sequence[str]) -> bool:
@@ -56,16 +57,15 @@ class Dialect:
     quoted : bool
         Whether fields may be quoted as in CSV.
     comment : bytes, optional
-        Lines that begin with this byte are no rows.
+        Lines that begin with this byte are skipped.
     header : bytes, optional
-        The line of column names; it is no row wherever it stands, as files are often concatenated.
+        The line of column names. It is skipped wherever it occurs, as files are often concatenated.
     free_text : tuple of int
         Positions of columns that may hold separators and newlines, the likeliest first.
     begins_row : callable
-        Whether the fields of a line with too few of them look like the beginning of a row, not like the
-        continuation of one.
+        Whether a line with too few fields looks like the beginning of a row, and not like the continuation of one.
     plausible : callable
-        Whether the fields of a row put together again look right.
+        Whether the fields of a repaired row look right.
     """
 
     names: tuple[str, ...]
@@ -80,7 +80,7 @@ class Dialect:
 
     @property
     def last_is_free_text(self) -> bool:
-        """Whether a newline in the last field is to be expected."""
+        """Whether the last field may hold a newline."""
         return len(self.names) - 1 in self.free_text
 
     def may_continue(self, line: bytes) -> bool:
@@ -98,7 +98,21 @@ class Dialect:
 
 @dataclass(slots=True)
 class Repaired:
-    """Rows made from odd lines: their first lines, fields and, where broken, their text; and what was refused."""
+    """Rows made from odd lines.
+
+    Attributes
+    ----------
+    lines : list of int
+        Number of the first line of each row.
+    fields : list of list of str
+        Fields of each row.
+    texts : dict of int to bytes
+        Text of each row that was broken over several lines, by the number of its first line.
+    refused : list of Refused
+        Lines that could not be repaired.
+    rejoined : int
+        Rows that were joined from several lines or from too many fields.
+    """
 
     lines: list[int] = field(default_factory=list)
     fields: list[list[str]] = field(default_factory=list)
@@ -108,12 +122,14 @@ class Repaired:
 
 
 def repair(runs: Iterable[tuple[int, list[bytes]]], dialect: Dialect, *, first_line: int) -> Repaired:
-    """Make rows of runs of neighbouring odd lines.
+    """Make rows from runs of consecutive odd lines.
 
     Parameters
     ----------
     runs : iterable of (int, list of bytes)
         Position of the first line in the block, and the lines.
+    dialect : Dialect
+        How the lines separate their fields.
     first_line : int
         Line number of position 0.
     """
@@ -145,7 +161,10 @@ class _Row(NamedTuple):
 
 
 class _Run:
-    """Neighbouring odd lines; finds the row that begins at one of them, in time linear in what it joins."""
+    """Consecutive odd lines of a block.
+
+    It finds the row that begins at one of them, in time linear in the lines that it joins.
+    """
 
     def __init__(self, lines: list[bytes], dialect: Dialect) -> None:
         self.lines = lines
@@ -185,7 +204,10 @@ class _Run:
         return 1
 
     def _lines_of_name(self, position: int) -> int:
-        """Return how many lines go on with the last field of the row before; of too many, none does."""
+        """Return how many lines from ``position`` on continue the row before.
+
+        They continue its last field. Returns 0 where there are too many of them.
+        """
         count = 0
         for line in self.lines[position : position + LONGEST_BROKEN_ROW_LINES]:
             reason, text = _decoded(line)
@@ -227,7 +249,10 @@ def _decoded(line: bytes) -> tuple[Reason | None, str]:
 
 
 def _rejoined(fields: list[str], dialect: Dialect) -> list[str] | None:
-    """Return the fields with the surplus given back to the first free-text column where the row looks right."""
+    """Return the fields with the surplus joined into one free-text column.
+
+    The first free-text column is taken for which the row looks right. None where there is no such column.
+    """
     surplus, separator = len(fields) - len(dialect.names), dialect.separator.decode()
     for place in dialect.free_text:
         until = place + surplus + 1
@@ -259,9 +284,15 @@ class DelimitedRows:
     line : array of shape (n_rows,)
         Line of each row (its first, if it was broken over several).
     refused : list of Refused
-        Lines that could not be made rows.
+        Lines that could not be made into rows.
     rejoined : int
-        Rows that were put together again from several lines or from too many fields.
+        Rows that were joined from several lines or from too many fields.
+    block : Block
+        The lines that were read.
+    ends : array of shape (n_lines,)
+        Position of the end of each line in ``block.data``.
+    whole_texts : dict of int to bytes
+        Text of each row that was broken over several lines, by its line.
     """
 
     columns: dict[str, pa.Array]
@@ -276,11 +307,11 @@ class DelimitedRows:
         return len(self.line)
 
     def column(self, *names: str) -> pa.Array | None:
-        """Return the first column there is among ``names``, or None."""
+        """Return the first of the columns ``names`` that exists, or None."""
         return next((self.columns[name] for name in names if name in self.columns), None)
 
     def texts(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the text as read of the rows at positions ``rows``."""
+        """Return the original text of the rows at positions ``rows``."""
         return [self._text(int(line)) for line in self.line[rows]]
 
     def fingerprints(self) -> NDArray[np.uint64]:
@@ -297,7 +328,10 @@ class DelimitedRows:
         skipped: Mask | None = None,
         clusters: frozenset[str] = frozenset(),
     ) -> JobRows:
-        """Return these rows translated into ``jobs``, as :class:`JobRows` takes them; ``skipped`` None: not one."""
+        """Return these rows translated into ``jobs``.
+
+        The arguments are described at :class:`JobRows`. With ``skipped`` None, no row is skipped.
+        """
         return JobRows(
             jobs=jobs,
             line=self.line,
@@ -319,7 +353,9 @@ class DelimitedRows:
 
 
 def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) -> Iterator[DelimitedRows]:
-    """Yield the rows of a file, with the ``columns`` asked for (those that the dialect has).
+    """Yield the rows of a file, one block at a time.
+
+    Only the ``columns`` asked for are read, as far as the dialect has them.
 
     Raises
     ------
@@ -355,12 +391,20 @@ def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> DelimitedRows:
 
 @dataclass(kw_only=True)
 class _DelimitedLines:
-    """The lines of a block, and which of them are rows, odd, or nothing (blank, comment, header).
+    """The lines of a block, classified as regular, odd or ignored.
+
+    Blank lines, comments and headers are ignored.
 
     Attributes
     ----------
+    data : bytes
+        The lines.
+    ends : array of shape (n_lines,)
+        Position of the newline of each line.
+    dialect : Dialect
+        How the lines separate their fields.
     quotes_enclose : bool
-        Whether even numbers of quotes are taken to enclose fields; otherwise a line with a quote is odd.
+        Whether an even number of quotes is taken to enclose fields; otherwise a line with a quote is odd.
     """
 
     data: bytes
@@ -379,7 +423,10 @@ class _DelimitedLines:
         self.regular: Mask = ~self.is_odd & ~self.nothing
 
     def parsed(self, wanted: list[str]) -> dict[str, pa.Array] | None:
-        """Return the columns of the regular lines, or None where quotes turn out not to enclose fields."""
+        """Return the columns of the regular lines.
+
+        None where quotes turn out not to enclose fields.
+        """
         try:
             columns = _parsed(self.only(self.regular), self.dialect, wanted)
         except pa.ArrowInvalid:
@@ -390,14 +437,20 @@ class _DelimitedLines:
         return columns if all(len(column) == expected for column in columns.values()) else None
 
     def only(self, chosen: Mask) -> bytes:
-        """Return the chosen lines alone, ready for a parser that knows of one separator only."""
+        """Return the chosen lines alone, ready for Arrow's CSV parser.
+
+        Several blanks between fields become one, where the dialect allows several.
+        """
         kept = self.data
         if not chosen.all():
             kept = b"".join(self.data[self.starts[run[0]] : self.ends[run[-1]] + 1] for run in _runs(chosen))
         return _squeezed(kept) if self.dialect.squeezed else kept
 
     def runs(self, chosen: Mask) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield each run of neighbouring chosen lines: the position of its first, and their texts."""
+        """Yield each run of consecutive chosen lines.
+
+        Each item is the position of the first line and the texts of the lines.
+        """
         for run in _runs(chosen):
             yield int(run[0]), [self.data[self.starts[i] : self.ends[i]] for i in run.tolist()]
 
@@ -413,7 +466,7 @@ class _DelimitedLines:
         return nothing
 
     def _within_quotes(self) -> Mask:
-        # Such a line may look like a row, and is a part of the field that an earlier one began.
+        # Such a line may look like a row, but it is a part of a quoted field that began on an earlier line.
         if not (self.dialect.quoted and self.dialect.free_text and self.quotes_enclose):
             return np.zeros(len(self.ends), dtype=np.bool_)
         quotes = self._count_of(b'"')
@@ -453,7 +506,7 @@ class _DelimitedLines:
         return bad
 
     def _before_a_continuation(self) -> Mask:
-        # A newline in the last field leaves a line that looks whole in front of the odd ones.
+        # A newline in the last field of a row leaves a first line that has all separators and looks complete.
         return np.append(self.is_odd[1:] & ~self.is_odd[:-1], False)
 
 
@@ -480,7 +533,7 @@ def _field_starts(data: NDArray[np.uint8], blank: Mask) -> Mask:
 
 
 def _squeezed(lines: bytes) -> bytes:
-    """Return lines with exactly one space between fields and none around them."""
+    """Return lines with one space between fields and none around them."""
     data = np.frombuffer(lines.replace(b"\t", b" "), dtype=np.uint8)
     blank = data == ord(" ")
     gap = blank | (data == _NEWLINE)
@@ -522,7 +575,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 def _with(
     columns: dict[str, pa.Array], line: NDArray[np.int64], repaired: Repaired, dialect: Dialect
 ) -> tuple[dict[str, pa.Array], NDArray[np.int64]]:
-    """Return columns and lines with the repaired rows put in their places."""
+    """Return columns and lines with the repaired rows inserted in order."""
     line = np.concatenate([line, np.array(repaired.lines, dtype=np.int64)])
     order = np.argsort(line, kind="stable")
     merged = {}

@@ -1,7 +1,8 @@
-"""The published Helios layout: one line of comma-separated fields for each job, named in the first line.
+"""Reader and writer of the published Helios layout.
 
-Source: github.com/S-Lab-System-Group/HeliosData, ``cluster_log.csv``. Two columns more are read and written where
-there are any: ``name`` (also ``jobname``) and ``time_limit`` (seconds, or a Slurm duration).
+A file has one line of comma-separated fields for each job, and the names of the columns in its first line. Source:
+github.com/S-Lab-System-Group/HeliosData, ``cluster_log.csv``. Two more columns are read and written where they exist:
+``name`` (also ``jobname``) and ``time_limit`` (seconds, or a Slurm duration).
 """
 
 from __future__ import annotations
@@ -57,22 +58,22 @@ EXTRA_FIELDS = ("name", "jobname", "time_limit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """How a family of files that share the Helios columns words them.
+    """Column names of a family of files that share the Helios columns.
 
     Attributes
     ----------
     layout : str
         Its name, for messages.
     required : tuple of str
-        Columns without which a file is not of the family.
+        Columns that every file of the family has.
     fields : tuple of str
         Its columns in their published order.
     name : tuple of str
-        Columns that hold what comes closest to a job's name, the best first.
+        Columns that hold a job's name or what comes closest to it, the best first.
     duration_is_run_time : bool
-        Whether ``duration`` is the run time; it is not looked at otherwise.
+        Whether ``duration`` is the run time; it is not read otherwise.
     gib_each_node : str, optional
-        Column of the memory asked for on each node, GiB.
+        Column of the requested memory of each node, GiB.
     """
 
     layout: str
@@ -90,18 +91,18 @@ REJOINED = "rows broken by a newline or a comma in a field were put together aga
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file's first line names the columns of the Helios layout."""
+    """Return whether a file's first line has the columns of the Helios layout."""
     return set(REQUIRED) <= set(column_names(start))
 
 
 def column_names(start: bytes) -> tuple[str, ...]:
-    """Return the columns that a file's first line names, in small letters."""
+    """Return the column names in a file's first line, in lower case."""
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
     return tuple(name.strip().strip('"').lower() for name in line.split(","))
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a file of the Helios layout as drafts.
+    """Yield a file of the Helios layout as translated rows.
 
     Raises
     ------
@@ -112,12 +113,12 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
 
 
 def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
-    """Yield a file whose first line names columns of the Helios layout, worded as ``wording`` says.
+    """Yield a file whose columns are named as ``wording`` says.
 
     Raises
     ------
     FormatUnknown
-        The first line does not name all columns that are required.
+        The first line does not name all required columns.
     """
     start = head(reading.path)
     names = column_names(start)
@@ -136,7 +137,9 @@ LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zo
 
 
 def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
-    """Write jobs in the published Helios layout, with the columns ``name`` and ``time_limit`` behind.
+    """Write jobs in the published Helios layout.
+
+    The columns ``name`` and ``time_limit`` are added at the end of each line.
 
     Parameters
     ----------
@@ -218,7 +221,7 @@ def _read_run(
     duration = _number(rows, "duration" if wording.duration_is_run_time else "", results)
     jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
     lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
-    # The layout's duration was counted by Slurm; the difference of local times is off where clocks change.
+    # The duration was counted by Slurm. The difference of two local times is wrong by an hour where clocks change.
     jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
 
 

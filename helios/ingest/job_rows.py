@@ -1,4 +1,7 @@
-"""What a format hands over: rows translated column by column, each with a verdict, not yet a batch."""
+"""Translated rows, as each reader of a format returns them.
+
+Rows are translated column by column, with a check result for each. Readers are described by :class:`Layout`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ LONGEST_REJECT_CHARACTERS = 2_000
 
 
 class Refused(NamedTuple):
-    """A line that did not even become a row."""
+    """A line that could not be read as a row."""
 
     line: int
     reason: Reason
@@ -36,14 +39,14 @@ class FileReading:
     ----------
     path : Path
         The file.
-    clock : Clock
-        Reads its times.
+    clock : TimeParser
+        Parses its times.
     rows_per_batch : int
-        About how many rows a draft shall have.
+        About how many rows a :class:`JobRows` should have.
     tally : Counter
-        What a person should be told at the end, and how often it happened.
+        Counts of what the notes of the load report, by the text of the note.
     only : frozenset of str, optional
-        Columns of ``JOBS`` that are needed; all where None.
+        Columns of ``JOBS`` that are needed; None means all.
     """
 
     path: Path
@@ -68,16 +71,16 @@ class JobRows:
         ``datetime64[us]`` in UTC.
     line : array of shape (n_rows,)
         Line of each row in the decompressed file, from 1.
-    verdicts : Verdicts
-        What was found against each row.
+    results : CheckResults
+        Check result of each row.
     skipped : array of shape (n_rows,)
-        Rows that are no jobs and need no verdict, as Slurm's job steps; the tally names them.
+        Mask of rows that are no jobs and need no check, as Slurm's job steps; ``FileReading.tally`` counts them.
     refused : list of Refused
-        Lines that did not become rows.
+        Lines that could not be read as rows.
     bytes_read : int
         Bytes of the (compressed) file consumed so far.
     texts : callable
-        Returns the text as read of the rows at the given positions.
+        Returns the original text of the rows at the given positions.
     fingerprints : callable
         Returns a hash of the text of each row, shape (n_rows,).
     clusters : frozenset of str
@@ -95,7 +98,7 @@ class JobRows:
     clusters: frozenset[str] = frozenset()
 
     def finished(self, notes: tuple[str, ...] = ()) -> Batch:
-        """Return the accepted rows as jobs and the others, with the refused lines, as rejects."""
+        """Return the accepted rows as jobs and all others as rejects."""
         keep = np.flatnonzero(self.results.accepted & ~self.skipped)
         return Batch(jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.bytes_read, notes=notes)
 
@@ -129,22 +132,24 @@ def _none_needed(_: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one format is recognised and read; adding a format is adding one of these.
+    """How one format is recognised and read.
+
+    A new format is a module with an instance of this class.
 
     Attributes
     ----------
     fits : callable
         Whether the first (decompressed) bytes of a file look like this format.
     drafts : callable
-        Yields the whole file as drafts, in order. Raises FormatUnknown where a needed column is not there.
+        Yields the whole file as translated rows, in order. Raises FormatUnknown where a needed column is missing.
     local_times : callable
-        Whether, judging by its first bytes, a file's times are local times without a zone.
+        Whether the first bytes of a file show local times without a UTC offset.
     zone : str
-        IANA zone of the cluster where the format has one home; UTC otherwise.
+        IANA zone of the cluster, where all files of the format come from one place; UTC otherwise.
     companions : callable
-        Files beside the one that is read without which it is not whole, those there are.
+        Returns those files beside the given one that are read with it and exist.
     digest : callable
-        Returns the SHA-256 by which a file's content is known again.
+        Returns the SHA-256 by which a file's content is recognised.
     """
 
     fits: Callable[[bytes], bool]
@@ -156,7 +161,10 @@ class Layout:
 
 
 def readable(text: bytes) -> str:
-    """Return a line for a person: undecodable and NUL bytes escaped, cut at 2,000 characters."""
+    """Return a line as text that can be shown and stored.
+
+    Undecodable and NUL bytes are escaped, and the text is cut at 2,000 characters.
+    """
     escaped = text[:LONGEST_REJECT_CHARACTERS].decode("utf-8", errors="backslashreplace")
     # NUL is valid UTF-8, but no text for PostgreSQL.
     return escaped.replace("\0", "\\x00")[:LONGEST_REJECT_CHARACTERS]

@@ -1,7 +1,8 @@
-"""JSON lists of jobs as rows of text: one object at a time, whatever the size of the file.
+"""Reader of JSON lists of jobs, one object at a time.
 
-Each object becomes one or more flat records of texts, named as a table's columns are. From there on the formats in
-JSON are read like all others: a row that makes no sense is refused with its record, and counted.
+Memory use does not grow with the file. Each object becomes one or more flat records of texts, named as a table's
+columns are. From there on the JSON formats are read like all others: a record that makes no sense is refused and
+counted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import REPLACED, Block, Decoded, decode
 
 Fields = Mapping[str, str | None]
-"""One record: texts by the name of their column; None where nothing is known."""
+"""One record: texts by the name of their column. None means unknown."""
 
 # A record takes about 2 kB while it waits for its batch.
 RECORDS_PER_BATCH = 20_000
@@ -33,14 +34,14 @@ LARGEST_RECORD = 16 << 20
 _VALUE_SIZE = 16
 _LARGEST_BATCH = 64 << 20
 UNREAD = frozenset({"steps"})
-"""Members of an object that nobody asks for; one of Slurm's jobs may have 40,000 steps, the default MaxStepCount."""
+"""Members of an object that are skipped: a Slurm job may have 40,000 steps (the default of MaxStepCount)."""
 _BELOW_THE_OBJECT = 2
 _BEGINS: dict[str, Callable[[], Any]] = {"start_map": dict, "start_array": list}
 _ENDS = frozenset({"end_map", "end_array"})
 DEEPEST_RECORD = 64
-"""Objects and lists in each other; sacct's have 9."""
+"""Most levels of nested objects and lists; sacct prints 9."""
 LONGEST_NUMBER = 4_000
-"""Digits of a number; Python makes none of more than 4,300, and ijson 3.6 then ends the whole process."""
+"""Most digits of a number. Python converts at most 4,300, and with more ijson 3.6 ends the whole process."""
 _DIGITS = re.compile(rb"[0-9]{%d}" % LONGEST_NUMBER)
 _LAST_DIGITS = re.compile(rb"[0-9]*\Z")
 _LAST_BACKSLASH = re.compile(rb"\\\Z")
@@ -66,17 +67,19 @@ def read_records(
 
     Parameters
     ----------
+    reading : FileReading
+        The file, and about how many rows to yield at once.
     prefix : str
         Where the objects are: ``item`` for a list, ``jobs.item`` for the list called ``jobs``.
     records_of : callable
         Returns the records of one object, or None where it is not understood.
     names : iterable of str
-        Columns to make of them.
+        Columns to return.
 
     Raises
     ------
     FileUnreadable
-        The file cannot be read to its end, or is no JSON up to there.
+        The file cannot be read to its end, or is not valid JSON.
     """
     names = tuple(names)
     with decode(reading.path) as (raw, text):
@@ -98,31 +101,45 @@ def _batch(records: Iterator[_Record], most: int) -> Iterator[_Record]:
 
 
 def value_at(record: Any, *path: str) -> Any:
-    """Return what lies at ``path`` in nested objects, None where the way there ends."""
+    """Return the value at ``path`` in nested objects, or None.
+
+    None where a member on the path is missing.
+    """
     for name in path:
         record = record.get(name) if isinstance(record, Mapping) else None
     return record
 
 
 def as_text(value: Any) -> str | None:
-    """Return a JSON value as the text of a table's field; None where there is nothing."""
+    """Return a JSON value as the text of a table's field.
+
+    None and empty strings become None; lists, objects and booleans become JSON.
+    """
     if value is None or isinstance(value, str):
         return value or None
     return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
 
 
 class _Bounded:
-    """A text, up to where a number or a string is longer than any: the parser holds them whole."""
+    """A text whose reading stops at an overlong number or string.
+
+    The JSON parser holds each number and each string in memory as a whole.
+
+    Raises
+    ------
+    ValueError
+        A number has ``LONGEST_NUMBER`` digits or more, or a string is larger than ``LARGEST_RECORD``.
+    """
 
     def __init__(self, text: Decoded) -> None:
         self._text = text
-        self._inside = False  # a string
-        self._open = b""  # of what was read, the digits of a number or the backslash of a string that go on
-        self._length = 0  # of the string so far
+        self._inside = False  # whether the text read so far ends inside a string
+        self._open = b""  # trailing digits or backslash, which the next piece may continue
+        self._length = 0  # bytes of the open string so far
 
     def read(self, size: int) -> bytes:
         piece = self._text.read(size)
-        # Where it begins and ends is all that matters of a string: what is escaped in it is no quote.
+        # Only the beginning and the end of a string matter here, so escaped characters (as quotes) are removed.
         *before, last = _ESCAPED.sub(b"", self._open + piece).split(b'"')
         outside = b'"'.join([*before, last][self._inside :: 2])
         if _DIGITS.search(outside):
@@ -137,13 +154,14 @@ class _Bounded:
 
 
 def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
-    """Yield the values of a list from a parser's events, in place of one that breaks a bound a text that says so.
+    """Yield the values of a list from a parser's events.
 
-    ijson's own builder knows no bounds: 195 KiB of brackets in brackets took 4.9 GiB there.
+    A value that breaks a bound is replaced by a text that names the bound. The builder of ijson itself has no bounds:
+    with 195 KiB of nested brackets it took 4.9 GiB.
     """
     way = prefix.split(".")[:-1]
     the_list = [*zip(["", *way], ["start_map"] * len(way), strict=False), (way[-1] if way else "", "start_array")]
-    around: list[tuple[str, str]] = []  # every object and list that is open: its name in the one around it, its kind
+    around: list[tuple[str, str]] = []  # every open object and list: its name in its parent, and its kind
     key = ""
     for event, value in events:
         if event == "map_key":
@@ -157,10 +175,13 @@ def _items(events: Iterator[tuple[str, Any]], prefix: str) -> Iterator[Any]:
 
 
 def _built(begin: str, events: Iterator[tuple[str, Any]]) -> Any:
-    """Return the object or list that begins with the event ``begin``, or which bound it breaks."""
+    """Return the object or list that begins with the event ``begin``.
+
+    Returns a text that names the bound where the value is too large or too deep. Members in ``UNREAD`` are skipped.
+    """
     whole: Any = _BEGINS[begin]()
     containers, key, depth, left = [whole], "", 1, LARGEST_RECORD
-    unread, broken = 0, ""  # the depth of the open value that nobody asks for, and the bound
+    unread, broken = 0, ""  # depth of the open value that is skipped, and the bound that was broken
     for event, value in events:
         if event in _ENDS:
             if depth == unread:
@@ -228,7 +249,7 @@ def _flaw(fields: Fields) -> Reason | None:
 
 
 def _can_be_written(text: str) -> bool:
-    # JSON can name halves of surrogate pairs, which no encoding takes.
+    # JSON can hold single surrogates (half of a pair), which cannot be encoded.
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,7 @@
-"""Bytes of a history file: decompressed by its magic bytes, cut into blocks of whole lines, never held whole."""
+"""Decompression of history files and their division into blocks of lines.
+
+Gzip is recognised by its magic bytes. A file is never held in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from helios.errors import FileUnreadable, FormatUnknown
 CHUNK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 64 << 20
 HEAD_BYTES = 64 << 10
-# A row broken by newlines inside a field is looked for over at most this many lines.
+# Most lines over which a row broken by newlines inside a field is searched for.
 LONGEST_BROKEN_ROW_LINES = 64
 
 REPLACED = "bytes that are no UTF-8 were replaced by a question mark in a diamond"
@@ -31,12 +34,12 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Some whole lines, each ended by a newline.
+    """Some complete lines, each ended by a newline.
 
     Attributes
     ----------
     data : bytes
-        The lines; carriage returns before newlines are gone.
+        The lines, without carriage returns before newlines.
     first_line : int
         Number of the first line in the decompressed file, from 1.
     bytes_read : int
@@ -68,9 +71,13 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
 
     Parameters
     ----------
+    path : Path
+        The file, gzip or plain.
+    lines_per_block : int
+        About how many lines a block has.
     continues : callable
-        Whether a line may continue the row before it; a block is never cut in front of such a line
-        (but for at most ``LONGEST_BROKEN_ROW_LINES`` in a row).
+        Whether a line may continue the row before it. A block is never cut before such a line, unless more than
+        ``LONGEST_BROKEN_ROW_LINES`` of them follow each other.
 
     Raises
     ------
@@ -85,12 +92,14 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
 
 
 class Decoded:
-    """Bytes of a file with whatever is no UTF-8 replaced, so that one odd name does not cost the rest.
+    """Bytes of a file with invalid UTF-8 replaced.
+
+    So one wrongly encoded name does not make the rest of the file unreadable.
 
     Attributes
     ----------
     replaced : int
-        How often that happened so far.
+        How many replacements were made so far.
     """
 
     def __init__(self, plain: IO[bytes]) -> None:
@@ -111,7 +120,9 @@ class Decoded:
 
 @contextmanager
 def decode(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
-    """Open a file that is one text: as it lies on disk (to tell how far it is read), and decompressed.
+    """Open a file as one text.
+
+    Yields the file as it is stored, whose position tells how much was read, and its decompressed text.
 
     Raises
     ------
@@ -123,7 +134,7 @@ def decode(path: Path) -> Iterator[tuple[IO[bytes], Decoded]]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of the file as it lies on disk, in hex digits."""
+    """Return the SHA-256 of the stored (compressed) file, in hex digits."""
     try:
         with path.open("rb") as raw:
             return hashlib.file_digest(raw, "sha256").hexdigest()
@@ -132,7 +143,7 @@ def file_sha256(path: Path) -> str:
 
 
 def file_size(path: Path) -> int:
-    """Return the size of the file as it lies on disk, in bytes."""
+    """Return the size of the stored (compressed) file, in bytes."""
     try:
         return path.stat().st_size
     except (OSError, ValueError) as reason:
@@ -172,7 +183,7 @@ def _refuse_other_compressions(path: Path, raw: IO[bytes]) -> None:
 
 
 def _chunks(path: Path, plain: IO[bytes]) -> Iterator[bytes]:
-    """Yield what can be read, the byte order mark removed and a last newline added."""
+    """Yield the decompressed file in chunks, with a newline at its end."""
     since_newline, last = 0, b"\n"
     while chunk := plain.read(CHUNK_BYTES):
         last = chunk[-1:]
@@ -197,7 +208,10 @@ def _cuts(chunks: Iterable[bytes], lines: int, continues: Callable[[bytes], bool
 
 
 def _cut(data: bytes, lines: int, continues: Callable[[bytes], bool], *, spare: int) -> Iterator[bytes]:
-    """Cut ``data`` behind every ``lines`` lines while ``spare`` more follow; the last piece is what is left."""
+    """Yield pieces of ``data`` of ``lines`` lines each.
+
+    A piece is cut off only while more than ``spare`` lines follow it. The last piece is the rest, which may be empty.
+    """
     ends = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")) + 1
     start, last = 0, lines
     while last + spare < len(ends):

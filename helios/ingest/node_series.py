@@ -1,8 +1,8 @@
-"""Series of busy nodes as sites and papers publish them: a row for every minute or so, in one of a few layouts.
+"""Reader of time series of busy nodes, as sites and papers publish them.
 
-``time,active,total``; ``time,active`` with the total told; and the layout of the Helios traces' virtual clusters, which
-counts GPUs. Real ones have holes, rows twice, rows out of order and an hour that daylight saving repeats: each is
-mended in one stated way, and said.
+Three layouts are read: ``time,active,total``; ``time,active``, where the caller gives the total; and that of the
+Helios traces' virtual clusters, which counts GPUs. Real series have gaps, duplicate rows, rows out of order and an
+hour that daylight saving repeats. Each defect is repaired in one documented way, and a note reports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helios.model import STEP_S, NodeSeries
 
 _TIME = "time"
 _LAYOUTS = {("active", "total"): False, ("running_gpu_num", "total_gpu_num"): True, ("active",): False}
-"""Columns beside the time, and whether they count GPUs; the first layout whose columns are all there is taken."""
+"""Columns beside the time, and whether they count GPUs. The first layout whose columns all exist is taken."""
 _MOST_STEPS = 20_000_000
 _HINT = "It needs a header line with the columns time,active,total; or time,active with --total N."
 
@@ -39,9 +39,10 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     timezone : str
         IANA zone of times that carry none.
     total : float, optional
-        Nodes in service, where the file does not tell; it goes before what the file tells.
+        Nodes in service. It replaces a total in the file, and is required where the file has none.
     gpus_per_node : int
-        For files that count GPUs: so many are one node, a started one counting whole.
+        GPUs of a node, for files that count GPUs. Their counts are divided by it and rounded up, as if jobs were
+        packed.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
         It has none of the layouts.
     NothingUnderstood
         No row makes sense.
-    Misuse
+    UsageError
         The total is missing, or there is no such time zone.
     """
     table, columns, in_gpus = _table(path)
@@ -72,13 +73,13 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
 
 
 def resample(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
-    """Return the most nodes active at once in each longer step; steps that the series covers in part are left out.
+    """Return the maximum of a series in each longer step.
 
-    A step counts as a gap where half of it or more is one.
+    Steps that the series covers only in part are left out. A step is a gap where at least half of it is one.
 
     Raises
     ------
-    Misuse
+    UsageError
         ``step_s`` is not a multiple of the series' own step, or longer than the whole series.
     """
     parts = step_s // series.step_s
@@ -106,11 +107,13 @@ def resample(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
 
 
 def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
-    """Return the sum of several series over the time that all of them cover; a gap of one is a gap of the sum.
+    """Return the sum of several series over the time that all cover.
+
+    A gap in one series is a gap in the sum.
 
     Raises
     ------
-    Misuse
+    UsageError
         They have different steps, or no time in common.
     """
     if len(series) == 1:
@@ -139,7 +142,17 @@ def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The rows that make sense, in order of time."""
+    """The rows that make sense, in order of time.
+
+    Attributes
+    ----------
+    seconds : array of shape (n_rows,)
+        Times, s since the epoch.
+    values : array of shape (n_rows, n_columns)
+        Columns of the layout.
+    notes : list of str
+        What was repaired or left out, for a person.
+    """
 
     seconds: NDArray[np.int64]
     values: NDArray[np.float64]
@@ -179,7 +192,10 @@ def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: s
 
 
 def _seconds(clock: TimeParser, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the times, and where there is none; of a local time told twice the second is the later of the two."""
+    """Return the times, s since the epoch, and where there is none.
+
+    Daylight saving repeats an hour, so that a local time can occur twice. Its second occurrence is then the later time.
+    """
     column = pa.array(texts.to_numpy(dtype=object), from_pandas=True, type=pa.string())
     instants, _ = clock.read(column)
     again = pd.Series(instants).duplicated().to_numpy() & ~np.isnat(instants)
@@ -194,7 +210,16 @@ def _seconds(clock: TimeParser, texts: pd.Series[str]) -> tuple[NDArray[np.int64
 def _even(
     path: Path, seconds: NDArray[np.int64], active: NDArray[np.float64], there: NDArray[np.float64], notes: list[str]
 ) -> NodeSeries:
-    """Lay the rows on even steps: the most of what falls on one, the last known where nothing does."""
+    """Lay the rows on an even grid of steps.
+
+    The step is the commonest distance of two rows. Of several rows in one step the maximum counts; a step without a row
+    is a gap and repeats the last known value.
+
+    Raises
+    ------
+    UsageError
+        The series would have more than ``_MOST_STEPS`` steps.
+    """
     apart = np.diff(np.unique(seconds))
     lengths, times = np.unique(apart, return_counts=True)
     step_s = int(lengths[times.argmax()]) if len(apart) else STEP_S

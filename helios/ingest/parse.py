@@ -1,7 +1,7 @@
-"""Texts of a column into values: numbers, durations, sizes, states; whatever cannot be read is pointed out.
+"""Conversion of text columns into numbers, durations, states and times.
 
-Whole columns are converted at once; a text that the fast conversion refuses is looked at once however
-often it occurs.
+Each function also points out what it could not read. Whole columns are converted at once; where that fails, each
+distinct text is parsed once, however often it occurs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from helios.errors import UsageError
 from helios.ingest.checks import LONGEST_S, Mask
 from helios.model import JobState
 
-# What sacct, pandas and people print for "not known"; never applied to names of jobs, users or accounts.
+# What sacct, pandas and people write for "unknown". Never applied to names of jobs, users or accounts.
 UNKNOWN_TEXTS = pa.array(["Unknown", "None", "N/A", "NONE", "unknown", "NaT", "NULL", "null", "nan", "(null)"])
 
-# One way only to match digits: of two, a field of 10^5 digits and a letter took a minute.
+# The pattern matches digits in one way only. With two ways, a field of 10^5 digits and a letter took a minute.
 _NUMBER = re.compile(r"[-+]?(\d+(?:\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG])", re.ASCII)
 _COUNT_UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
@@ -52,25 +52,31 @@ _STATES_BY_CODE = {
     "CONFIGURING": JobState.RUNNING,
     "CG": JobState.RUNNING,
     "COMPLETING": JobState.RUNNING,
-    # The other spelling, used by Philly, Alibaba and people.
+    # American spelling, used by Philly, Alibaba and people.
     "CANCELED": JobState.CANCELLED,
 }
 
 
 def known_values(texts: pa.Array) -> pa.Array:
-    """Return ``texts`` with the ways to say "not known" replaced by null."""
+    """Return ``texts`` with words for "unknown" replaced by null."""
     return pc.if_else(pc.is_in(texts, value_set=UNKNOWN_TEXTS), pa.scalar(None, pa.string()), texts)
 
 
 def distinct_texts(texts: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
-    """Return for each row the position of its text among the distinct ones, -1 for null; and those."""
+    """Return the code of each row's text, and the distinct texts.
+
+    A code is the position of the text among the distinct ones, -1 for null.
+    """
     encoded = pc.dictionary_encode(texts)
     codes = np.asarray(pc.fill_null(encoded.indices, -1), dtype=np.int32)
     return codes, encoded.dictionary.to_pylist()
 
 
 def parse_floats(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
-    """Return ``read`` of each text as a float, NaN where null; and where ``read`` gave None."""
+    """Return ``read`` of each text as a float, and where that failed.
+
+    NaN where the text is null. ``read`` is called once for each distinct text and returns None where it fails.
+    """
     codes, distinct = distinct_texts(texts)
     found = [read(text) for text in distinct]
     values = np.array([*(np.nan if value is None else value for value in found), np.nan], dtype=np.float64)
@@ -79,7 +85,10 @@ def parse_floats(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[
 
 
 def numbers(texts: pa.Array) -> tuple[NDArray[np.float64], Mask]:
-    """Return the numbers (NaN where null) and where a text is no finite number; ``2K`` is 2,048."""
+    """Return the numbers, and where a text is no finite number.
+
+    NaN where null or unreadable. ``2K`` is 2,048, as sacct prints it.
+    """
     try:
         values = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -89,17 +98,21 @@ def numbers(texts: pa.Array) -> tuple[NDArray[np.float64], Mask]:
 
 
 def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float64], Mask]:
-    """Return Slurm durations in s: ``D-HH:MM:SS``, ``HH:MM:SS``, ``MM:SS``, ``D-HH``, or a bare number.
+    """Return Slurm durations in seconds, and where a text is none.
+
+    A duration is ``D-HH:MM:SS``, ``D-HH``, ``HH:MM:SS``, ``MM:SS`` or a bare number.
 
     Parameters
     ----------
+    texts : pyarrow.StringArray
+        The column.
     bare_unit_s : float
         Seconds that a bare number counts: 1 for ElapsedRaw, 60 for TimelimitRaw.
 
     Returns
     -------
     values : array of shape (n_rows,)
-        inf for UNLIMITED, NaN where null or decided by the partition.
+        inf for UNLIMITED; NaN where null, unreadable or PARTITION_LIMIT.
     bad : array of shape (n_rows,)
         Where the text is no duration.
     """
@@ -107,7 +120,10 @@ def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float6
 
 
 def job_states(texts: pa.Array) -> tuple[pd.Categorical, Mask]:
-    """Return the :class:`JobState` of each text and where it is none; long, short or ``CANCELLED by 42``."""
+    """Return the :class:`JobState` of each text, and where there is none.
+
+    Names and Slurm's short codes are read, also with a user behind them (``CANCELLED by 42``).
+    """
     codes, distinct = distinct_texts(texts)
     found = [_state(text) for text in distinct]
     names = sorted({state.value for state in found if state})
@@ -150,7 +166,7 @@ def _duration(text: str, bare_unit_s: float) -> float | None:
 
 
 def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None, fraction: str | None) -> float:
-    if days is None and third is None:  # MM:SS; with days, or with three parts, the first part is hours
+    if days is None and third is None:  # MM:SS. With days, or with three parts, the first part is hours.
         hours, minutes, seconds = 0, int(first), int(second or 0)
     else:
         hours, minutes, seconds = int(first), int(second or 0), int(third or 0)
@@ -159,20 +175,21 @@ def _clock_seconds(days: str | None, first: str, second: str | None, third: str 
 
 
 def _state(text: str) -> JobState | None:
-    # "CANCELLED by 1000" names who did it; "CANCELLED+" is sacct's mark of a cut column.
+    # "CANCELLED by 1000" names the user who did it; with "CANCELLED+" sacct shows that it cut the column.
     word = text.strip().upper().split(" ")[0].rstrip("+")
     if word in JobState.__members__:
         return JobState[word]
     return _STATES_BY_CODE.get(word)
 
 
-# Texts of times into UTC, once, at this edge: a zone for times without one, and daylight saving.
+# Times are converted to UTC here and nowhere else. That needs a zone for times without one, and a rule for the hours
+# that daylight saving skips or repeats.
 
 Instants = NDArray[np.datetime64]  # unit us, in UTC unless the name says local
 
 MICROSECONDS = "datetime64[us]"
 NEVER = np.datetime64("NaT", "us")
-# Times outside are sentinels or damage; pandas' nanosecond paths and zone files end not far beyond.
+# Times outside are sentinel values or damage. pandas' nanosecond code and the zone files end not far beyond.
 EARLIEST = np.datetime64("1970-01-01T00:00:00", "us")
 LATEST = np.datetime64("2200-01-01T00:00:00", "us")
 
@@ -181,19 +198,25 @@ _ABSOLUTE = re.compile(rb"\d{2}:\d{2}(:\d{2})?(\.\d+)?([+-]\d{2}:?\d{2}|Z)\b", r
 
 
 def tells_zone(head: bytes) -> bool:
-    """Return whether the times at the start of a file carry their distance from UTC."""
+    """Return whether the times at the start of a file have a UTC offset."""
     return _ABSOLUTE.search(head) is not None
 
 
 def spans(seconds: NDArray[np.float64]) -> NDArray[np.timedelta64]:
-    """Return lengths in s as time differences; NaT where unknown, negative or beyond what any job lasts."""
+    """Return seconds as time differences.
+
+    NaT where unknown, negative or longer than a hundred years.
+    """
     usable = (seconds >= 0) & (seconds <= LONGEST_S)
     microseconds = (np.where(usable, seconds, 0.0) * 1e6).round().astype("timedelta64[us]")
     return np.where(usable, microseconds, np.timedelta64("NaT", "us"))
 
 
 def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
-    """Return seconds after 1970 as instants, NaT where unknown; and where a number is no time."""
+    """Return seconds since the epoch as instants, and which are no times.
+
+    NaT where unknown or out of range.
+    """
     lowest, highest = (time.astype("datetime64[s]").astype(np.int64) for time in (EARLIEST, LATEST))
     within: Mask = (seconds >= lowest) & (seconds < highest)
     microseconds = (np.where(within, seconds, 0.0) * 1e6).round().astype(MICROSECONDS)
@@ -201,16 +224,23 @@ def instants(seconds: NDArray[np.float64]) -> tuple[Instants, Mask]:
 
 
 class TimeParser:
-    """Reads the times of one file.
+    """Parser of the times of one file.
 
     Parameters
     ----------
     zone : str
         IANA zone of times that carry none.
 
+    Attributes
+    ----------
+    ambiguous : int
+        Local times that daylight saving repeats, counted so far.
+    nonexistent : int
+        Local times that daylight saving skips, counted so far.
+
     Raises
     ------
-    Misuse
+    UsageError
         There is no such zone.
     """
 
@@ -226,13 +256,14 @@ class TimeParser:
         self.nonexistent = 0
 
     def read(self, texts: pa.Array, *, not_before: Instants | None = None) -> tuple[Instants, Mask]:
-        """Return times in UTC, NaT where unknown, and where a text is no time.
+        """Return times in UTC, and where a text is no time.
 
-        A local time that daylight saving repeats is the first of the two, or the second if the first lies
-        before ``not_before`` (the event that came before, shape (n_rows,)). A local time that daylight
-        saving skips is moved to the end of the gap. Both are counted.
+        NaT where unknown or unreadable. ISO 8601 with space or T is read, with or without a UTC offset, and seconds
+        since the epoch.
 
-        ISO 8601 with space or T is read, with or without a distance from UTC, and seconds since the epoch.
+        A local time that daylight saving repeats is the first of the two, or the second if the first lies before
+        ``not_before`` (the event that came before, shape (n_rows,)). A local time that daylight saving skips is moved
+        to the end of the gap. Both are counted.
         """
         texts = known_values(texts)
         try:
@@ -288,12 +319,15 @@ def _array(times: list[datetime | None]) -> Instants:
 
 
 def _time(text: str) -> datetime | None:
-    """Return a naive local time, an aware time in UTC, or None for what is no time."""
+    """Return the time in a text, or None where it is no time.
+
+    A time with a UTC offset is converted to UTC; a local time stays naive.
+    """
     text = text.strip()
     try:
         if _EPOCH.fullmatch(text):
             return datetime.fromtimestamp(float(text), tz=UTC)
-        # fromisoformat also takes 20200101 and 2020W01, which are rather numbers and names.
+        # fromisoformat also reads 20200101 and 2020W01, which are more likely numbers and names.
         time = datetime.fromisoformat(text) if len(text) >= 10 and text[4] == "-" else None
         return time.astimezone(UTC) if time and time.tzinfo else time
     except (ValueError, OverflowError, OSError):

@@ -1,12 +1,13 @@
-"""The job log of Microsoft's Philly clusters: a JSON list of jobs, each with its scheduling attempts.
+"""Reader of the job log of Microsoft's Philly clusters.
 
-Source: github.com/msr-fiddle/philly-traces, ``cluster_job_log``; Jeon et al., *Analysis of Large-Scale Multi-Tenant GPU
-Clusters for DNN Training Workloads*, ATC 2019. 117,325 jobs, August to December 2017.
+The log is a JSON list of jobs, each with its scheduling attempts. Source: github.com/msr-fiddle/philly-traces,
+``cluster_job_log``; Jeon et al., *Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads*, ATC
+2019. 117,325 jobs, August to December 2017.
 
-Each attempt that has a start is a run, as each run of a requeued job is in Slurm's accounting (``sacct
---duplicates``): a row of its own, numbered by ``restart``, with its own start, end, GPUs and nodes. The job's status
-is that of its last attempt; how earlier ones ended is not recorded. A later attempt was eligible when the one before
-it ended.
+Each attempt that has a start is a run of its own, as is each run of a requeued job in Slurm's accounting (``sacct
+--duplicates``). It becomes a row with its own start, end, GPUs and nodes, numbered by ``restart``. The job's status is
+that of its last attempt; how earlier ones ended is not recorded. A later attempt was eligible when the one before it
+ended.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ NO_START = "attempts without a start, before others of their job, were left out"
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file begins as a list of objects with Philly's names."""
+    """Return whether a file begins as a list of objects with Philly's member names."""
     return start.lstrip()[:1] == b"[" and len(set(_MEMBER.findall(start))) == 3
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a Philly job log as drafts.
+    """Yield a Philly job log as translated rows.
 
     Raises
     ------
@@ -73,7 +74,11 @@ LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zo
 
 
 def parse_runs(job: Mapping[str, Any], *, tally: Counter[str]) -> list[Record] | None:
-    """Return the runs of a job, the last one with its state; None where the attempts are no list of objects."""
+    """Return the runs of a job, the last one with its state.
+
+    None where the attempts are no list of objects. ``tally`` counts attempts without a start and jobs without an
+    attempt, which are read as one run.
+    """
     attempts = job.get("attempts") or []
     if not isinstance(attempts, list) or not all(isinstance(attempt, Mapping) for attempt in attempts):
         return None

@@ -1,4 +1,8 @@
-"""A history file as a source of batches: recognised, read once for its runs, then handed out in stretches."""
+"""History files as sources of batches.
+
+A file's format is recognised by its content. The file is read once to number the runs of requeued jobs, and a second
+time to yield its jobs in batches.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from helios.ingest.parse import TimeParser
 from helios.ingest.requeues import Runs
 from helios.model import Batch
 
-# The formats Helios reads: a new one is a module with a ``LAYOUT``, a member and a line here.
+# To add a format: write a module with a ``LAYOUT``, and add a member and a line below.
 
 
 class TraceFormat(StrEnum):
@@ -48,13 +52,11 @@ LAYOUTS: dict[TraceFormat, Layout] = {
 }
 
 
-# Which format a file has, by its content and never by its name.
-
 _TAR_MAGIC_AT = 257
 
 
 def read_start(path: Path) -> bytes:
-    """Return the first decompressed bytes of a file that holds anything.
+    """Return the first decompressed bytes of a file that is not empty.
 
     Raises
     ------
@@ -70,12 +72,21 @@ def read_start(path: Path) -> bytes:
 
 
 def sniff(path: Path, start: bytes) -> TraceFormat:
-    """Return the format that the first bytes of a file have.
+    """Return the format that the first bytes of a file show.
+
+    The name of the file does not matter.
+
+    Parameters
+    ----------
+    path : Path
+        The file, for messages.
+    start : bytes
+        Its first decompressed bytes.
 
     Raises
     ------
     FormatUnknown
-        They look like none that Helios reads.
+        They show none that Helios reads.
     """
     for name, layout in LAYOUTS.items():
         if layout.fits(start):
@@ -91,7 +102,7 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
 
 
 ROWS_PER_BATCH = 200_000
-# Nothing is kept of a step but numbers, and small arrays stay in the processor's cache.
+# The first pass keeps only numbers of each step, and small arrays stay in the processor's cache.
 _ROWS_PER_SURVEY_STEP = 50_000
 _SURVEYED = frozenset({"job_id", "state", "submitted_at", "started_at"})
 _FIRST_REASONS = 3
@@ -106,10 +117,10 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     path : Path
         The file.
     format : TraceFormat, optional
-        Its format; recognised from the content where None.
+        Its format; None means that it is recognised from the content.
     timezone : str, optional
-        IANA zone of times that carry none; where None, that of the format's home is assumed (UTC if it has none),
-        and said to be.
+        IANA zone of times that carry none. None means the home zone of the format, or UTC if it has none; a note then
+        says which zone was assumed.
 
     Raises
     ------
@@ -119,7 +130,7 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
         The file cannot be opened or decompressed.
     NothingUnderstood
         The file is empty.
-    Misuse
+    UsageError
         There is no such time zone.
     """
     start = read_start(path)
@@ -132,7 +143,7 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFile:
-    """A history file; a :class:`helios.ports.Source`.
+    """A history file as a :class:`helios.ports.Source`.
 
     Attributes
     ----------
@@ -141,9 +152,9 @@ class TraceFile:
     format : TraceFormat
         Its format.
     timezone : str
-        Zone in which times without one are read.
+        Zone of times that carry none.
     assumed_timezone : str or None
-        That zone where nobody named it; None where somebody did, or the file's times are absolute.
+        That zone if nobody gave it. None if somebody did, or if the file's times have a UTC offset.
     """
 
     path: Path
@@ -153,35 +164,41 @@ class TraceFile:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the file as it lies on disk."""
+        """Size of the stored (compressed) file, in bytes."""
         return file_size(self.path)
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the file's content, in hex digits; with companions, of theirs behind each other."""
+        """SHA-256 of the file's content, in hex digits.
+
+        For a file with companions, it is the SHA-256 of all their digests joined.
+        """
         layout = LAYOUTS[self.format]
         hashes = [layout.digest(self.path), *map(file_sha256, companions := layout.companions(self.path))]
         return sha256("".join(hashes).encode()).hexdigest() if companions else hashes[0]
 
     @property
     def cluster(self) -> str | None:
-        """The cluster that the file names, where it names exactly one; reads the file once."""
+        """Name of the cluster if the file names exactly one, else None.
+
+        The first call reads the whole file.
+        """
         return next(iter(self._runs.clusters)) if len(self._runs.clusters) == 1 else None
 
     def read(self, *, rows_per_batch: int = ROWS_PER_BATCH) -> Iterator[Batch]:
-        """Yield the file in stretches of about ``rows_per_batch`` rows, in its order.
+        """Yield the file in batches of about ``rows_per_batch`` rows, in its order.
 
-        Every row ends as a job, as a reject with its line and reason, or in the count of a note (rows that
-        are no jobs, as Slurm's steps). Notes come with the last batch. The file is never held whole.
+        Every row becomes a job, a reject with its line and reason, or a part of the count in a note (rows that are no
+        jobs, as Slurm's steps). Notes come with the last batch. The file is never held in memory as a whole.
 
         Raises
         ------
         FormatUnknown
-            The file does not have the format it was said to have.
+            The file does not have the format that was given.
         FileUnreadable
             It cannot be read to its end; raised before the first batch.
         NothingUnderstood
-            No row of it is a job; the first reasons are named.
+            No row of it is a job; the message names the commonest reasons.
         """
         reading = self._reading(rows_per_batch)
         jobs, first_reasons, waiting = 0, Counter[str](), None

@@ -1,7 +1,7 @@
-"""Which of several rows of one job are runs of their own, and their numbers.
+"""Numbers for the runs of requeued jobs.
 
-Slurm keeps a record for each run of a requeued job (``sacct --duplicates``), with the same id. Such rows may lie
-anywhere in a file, so one pass over ids and times comes first; it keeps 32 bytes a row.
+Slurm keeps a record for each run of a requeued job (``sacct --duplicates``), all with the same id. Such rows may be
+anywhere in a file, so one pass over ids and times comes first. It keeps 32 bytes a row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _NOT_STARTED = np.iinfo(np.int64).max
 
 
 class Runs:
-    """The rows of a file that share job id and submit time with another, judged once all are known."""
+    """Rows of a file that share job id and submit time with another row.
+
+    Call :meth:`add` for the whole file, then :meth:`judge` once, then :meth:`apply` for the rows of a second pass.
+    """
 
     def __init__(self) -> None:
         self._seen: list[pd.DataFrame] = []
@@ -29,7 +32,7 @@ class Runs:
         self.clusters: set[str] = set()
 
     def add(self, draft: JobRows) -> None:
-        """Take note of the rows of ``draft``."""
+        """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
         start = draft.jobs.get("started_at", np.full(len(draft.line), NEVER))
         pending = draft.jobs["state"] == JobState.PENDING.value if "state" in draft.jobs else False
@@ -45,13 +48,19 @@ class Runs:
         self._seen.append(frame[~draft.skipped & draft.results.accepted & ~np.asarray(draft.jobs["job_id"].isna())])
 
     def judge(self) -> None:
-        """Give the runs of each job their numbers; call once, after the last :meth:`add`."""
+        """Give each row a verdict and each run its restart number.
+
+        Call it once, after the last :meth:`add`.
+        """
         rows = pd.concat(self._seen, ignore_index=True) if self._seen else pd.DataFrame({"job": [], "line": []})
         self._seen = []
         self._repeated = _judged(rows[rows["job"].duplicated(keep=False)].copy())
 
     def apply(self, draft: JobRows) -> None:
-        """Set the restart numbers of ``draft``, and refuse rows that repeat or are superseded by another."""
+        """Set the restart numbers of ``draft``.
+
+        Rows that repeat another one, or that a later one supersedes, are refused.
+        """
         restart = np.zeros(len(draft.line), dtype=np.int32)
         if len(self._repeated):
             lines = self._repeated["line"].to_numpy()
@@ -63,7 +72,11 @@ class Runs:
 
 
 def _judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return line, verdict (-1: a run of its own) and restart of ``rows``, which share their job with another."""
+    """Return ``rows`` with a verdict and a restart number, ordered by line.
+
+    ``rows`` are those that share their job with another. A verdict of -1 is a run of its own, else the position of the
+    reason in ``REASONS``.
+    """
     rows["verdict"] = np.int8(-1)
     rows["restart"] = np.int32(0)
     if rows.empty:
@@ -76,7 +89,10 @@ def _judged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _superseded(rows: pd.DataFrame) -> pd.Index[Any]:
-    """Return the rows that a later one of the same run replaces: exports of a job at two moments of its life."""
+    """Return the rows that a later row of the same run replaces.
+
+    Such rows come from exports of one job at two moments of its life.
+    """
     started = rows["start"] != _NOT_STARTED
     again = started & rows.duplicated(["job", "start"], keep="last")
     last = rows.groupby("job")["line"].transform("max")
@@ -93,5 +109,5 @@ def _hashed(ids: pd.Series[Any]) -> NDArray[np.uint64]:
 
 
 def _mixed(times: NDArray[np.int64]) -> NDArray[np.uint64]:
-    # Multiplication by an odd number (Knuth's golden ratio) is one to one and spreads low bits.
+    # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
     return times.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

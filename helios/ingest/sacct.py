@@ -1,8 +1,10 @@
-"""Slurm's accounting as ``sacct`` prints it: with a header line and any delimiter, or a raw dump without one.
+"""Reader of Slurm's accounting as ``sacct`` prints it.
 
-Field names and their meaning: sacct(1), "Job Accounting Fields". Any choice and order of fields is read. Which
-delimiter a file has is seen between the names in its header. One of a single character can be written into a job name,
-and with it the whole record of another job; a longer one that nobody could guess tells records apart for certain.
+A file has a header line and any delimiter, or is a raw dump without a header. Field names and their meaning: sacct(1),
+"Job Accounting Fields". Any choice and order of fields is read. The delimiter is found between the names in the header.
+
+A delimiter of a single character can be written into a job name, and with it the whole record of another job. A longer
+one that nobody could guess separates records reliably.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from helios.ingest.parse import (
 from helios.ingest.slurm_values import DistinctColumn, Tres, gpus_per_node, job_ids, memories, tres_lists
 from helios.model import JobState
 
-# The 26 fields of a dump without header, as Open XDMoD's shredder and its reference data have them.
+# The 26 fields of a dump without a header, as in Open XDMoD's shredder and its reference data.
 RAW_FIELDS = (
     "jobid",
     "jobidraw",
@@ -109,7 +111,7 @@ _FREE_TEXT = (
     *("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints"),
     *("wckey", "extra", "stdin", "stdout", "stderr", "container", "account"),
 )
-"""What users write as they like; the likeliest to hold separators and newlines first."""
+"""Fields that users write freely. Those likeliest to hold separators and newlines come first."""
 _UNREAD_FIELDS = (
     *(
         "allocnodes",
@@ -137,7 +139,7 @@ _KNOWN = {
 }
 _LONGEST_DELIMITER = 128
 _GUESSABLE_BYTES = 8
-"""Delimiters that are shorter can be guessed or tried."""
+"""Shorter delimiters can be guessed, or found by trial."""
 _UNFINISHED = tuple(
     state.value
     for state in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.REQUEUED, JobState.RESIZING)
@@ -157,13 +159,13 @@ NEVER_STARTED = "jobs were cancelled before they started: their start is left un
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file's first bytes are sacct's."""
-    # In JSON, which is often one line, a name may look like a header or a row.
+    """Return whether a file's first bytes come from sacct."""
+    # JSON is often one line, in which a job's name may look like a header or a row.
     return start.lstrip()[:1] not in (b"{", b"[") and (_header(start) is not None or _is_raw(start))
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a sacct file as drafts.
+    """Yield a sacct file as translated rows.
 
     Raises
     ------
@@ -197,18 +199,24 @@ LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zo
 
 
 def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
-    """Return rows whose columns are called as sacct's fields are, in small letters, as a draft."""
+    """Return rows of sacct's fields, translated into columns of ``JOBS``.
+
+    The columns of ``rows`` have the names of sacct's fields in lower case.
+    """
     return _Translation(rows, reading).draft()
 
 
 def fields_wanted(reading: FileReading) -> list[str]:
-    """Return the fields that :func:`translate` looks at."""
+    """Return the fields that :func:`translate` reads."""
     wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 
 
 def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
-    """Return the names of a header line and what stands between them: what gives the most known names."""
+    """Return the field names in a header line, and their delimiter.
+
+    Of all possible delimiters, the one that gives the most known names is taken. None where no line of names is found.
+    """
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
     choices = {"|"} | {
         line[len(first) : until]
@@ -217,7 +225,8 @@ def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
         if 0 < (until := line.lower().find(second, len(first) + 1)) - len(first) <= _LONGEST_DELIMITER
     }
     found = [(tuple(name.strip().lower() for name in line.split(choice)), choice) for choice in sorted(choices)]
-    # Once is chance: between two names may lie one that is not known, and its bars.
+    # A long delimiter that occurs only once is chance: an unknown name and the bars around it may lie between two
+    # known ones.
     headers = [(names, choice) for names, choice in found if _is_header(names) and (len(choice) == 1 or len(names) > 2)]
     return max(headers, key=lambda header: (_known_names(header[0]), -len(header[0])), default=None)
 
@@ -272,12 +281,18 @@ def _counted(names: tuple[str, ...], delimiter: str, header: bytes) -> Counted:
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names without repetition: a field asked for twice, or the empty one that --parsable adds."""
+    """Return names without repetition.
+
+    A field that was requested twice and the empty one that ``--parsable`` adds become ``#`` and their position.
+    """
     return tuple(name if name and name not in names[:place] else f"#{place}" for place, name in enumerate(names))
 
 
 def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
-    """Return whether a line with too few fields begins with an id, and has times where times belong."""
+    """Return whether a line with too few fields looks like a row's beginning.
+
+    It must begin with a job id and have times where times belong; the last field may be cut.
+    """
     if len(fields) < 2 or names[0] not in SOURCES["job_id"] or not _ID_START.fullmatch(fields[0]):
         return False
     *whole, last = _time_places(names, len(fields)) or [-1]
@@ -295,7 +310,7 @@ def _time_places(names: Sequence[str], until: int) -> list[int]:
 
 
 class _Translation:
-    """One stretch of rows on its way into columns of JOBS."""
+    """One batch of rows while it is translated into columns of ``JOBS``."""
 
     def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
         self.rows = rows
@@ -361,7 +376,10 @@ class _Translation:
         return np.full(len(self.rows), np.nan)
 
     def _complete_runs(self, elapsed: NDArray[np.float64]) -> None:
-        """Find start, end and run time from what there is: sacct prints elapsed time so far for running jobs."""
+        """Complete start, end and run time from each other.
+
+        For a running job sacct prints the elapsed time so far. So only jobs that have ended get an end and a run time.
+        """
         over = self._is_over()
         start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NEVER)
         span = spans(elapsed)
@@ -381,7 +399,7 @@ class _Translation:
         return np.ones(len(self.rows), dtype=np.bool_) if state is None else ~np.asarray(state.isin(_UNFINISHED))
 
     def _never_started(self, start: Instants, end: Instants) -> Mask:
-        # Up to Slurm 20.02 a job cancelled while it was pending has the time of that as start and as end.
+        # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end.
         nodes, state = self.rows.column(*SOURCES["node_list"]), self.jobs.get("state")
         if nodes is None or state is None:
             return np.zeros(len(self.rows), dtype=np.bool_)
@@ -421,7 +439,10 @@ class _Translation:
         return values
 
     def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each row the first choice that is known and not 0 (Slurm: nothing allocated yet)."""
+        """Return for each row the first choice that is known and not 0.
+
+        Slurm prints 0 where nothing is allocated yet. Without such a choice, a row has 0 where a choice is 0, else NaN.
+        """
         chosen = np.full(len(self.rows), np.nan)
         for values in choices:
             chosen = np.where((np.isnan(chosen) | (chosen == 0)) & ~np.isnan(values), values, chosen)

@@ -1,14 +1,14 @@
-"""Slurm's accounting as ``sacct --json`` prints it, from Slurm 22.05 to 26.05.
+"""Reader of Slurm's accounting as ``sacct --json`` prints it, Slurm 22.05 to 26.05.
 
-Each release words some fields anew. What was seen: 22.05.8 (recorded, dbv0.0.38), 23.02.6 and 23.11.5 (published
+Each release changes the form of some fields. Known are 22.05.8 (recorded, dbv0.0.38), 23.02.6 and 23.11.5 (published
 recordings, v0.0.39 and v0.0.40), and the tables in ``src/plugins/data_parser/*/parsers.c`` of github.com/SchedMD/slurm
-up to v0.0.46. One translator lifts them all to the fields of ``sacct --parsable2``, which then are read as those are:
-both exports of one accounting give the same jobs.
+up to v0.0.46. One translator converts them all to the fields of ``sacct --parsable2``, and those are read as usual. So
+both exports of one accounting database give the same jobs.
 
-- Numbers are plain or null up to dbv0.0.38, objects of ``set``, ``infinite`` and ``number`` since.
-- States and statuses are one word up to v0.0.39, a list of words since.
-- ``array.task`` is a mask of bits (``0x3A0``) where ``--parsable2`` has ``[5,7-9]``.
-- Up to dbv0.0.38 no time limit and UNLIMITED are both null: such a limit is unknown. And a job that failed with code 3
+- Numbers are plain or null up to dbv0.0.38, and objects of ``set``, ``infinite`` and ``number`` since.
+- States and statuses are one word up to v0.0.39, and a list of words since.
+- ``array.task`` is a bit mask (``0x3A0``) where ``--parsable2`` has ``[5,7-9]``.
+- Up to dbv0.0.38, "no time limit" and UNLIMITED are both null: such a limit is unknown. A job that failed with code 3
   has ``return_code`` 0: the code of a failed job that says 0 is unknown.
 """
 
@@ -26,9 +26,10 @@ from helios.ingest.json_records import Fields, as_text, read_records, value_at
 from helios.ingest.lines import head
 
 UNLIMITED = "UNLIMITED"
-_NOT_SET = (2**32 - 2, 2**64 - 2)  # slurm.h NO_VAL, NO_VAL64: printed as they are by the older plugins
+_NOT_SET = (2**32 - 2, 2**64 - 2)  # slurm.h NO_VAL, NO_VAL64, which older plugins print as numbers
 _INFINITE = (2**32 - 1, 2**64 - 1)  # slurm.h INFINITE, INFINITE64
-# slurm.h: flags beside a base state. job_state_string() names them in its place, and so does sacct --parsable2.
+# slurm.h: flags beside a base state. job_state_string() prints them instead of the base state, and so does sacct
+# --parsable2.
 _STATE_FLAGS = ("COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REVOKED")
 _FAILED = "FAILED"
 _MASK = re.compile(r"0x[0-9a-fA-F]{1,4096}")
@@ -40,18 +41,21 @@ REPAIRED_START = (
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file begins as an object with a list of jobs as accounting has them."""
+    """Return whether a file begins as an object with a list of accounted jobs.
+
+    The JSON of squeue and scontrol, which also has a list of jobs, does not fit.
+    """
     found = set(_MEMBER.findall(start))
     return start.lstrip()[:1] == b"{" and b"jobs" in found and (b"submission" in found or b"job_id" not in found)
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a ``sacct --json`` file as drafts.
+    """Yield a ``sacct --json`` file as translated rows.
 
     Raises
     ------
     FormatUnknown
-        It is no object with a list ``jobs``, or squeue's.
+        It is no object with a list ``jobs``, or squeue printed it.
     FileUnreadable
         It is damaged.
     """
@@ -82,7 +86,10 @@ FIELDS = (
 
 
 def lift_records(job: Mapping[str, Any]) -> Fields:
-    """Return one job of any release as fields of ``sacct --parsable2``, times in seconds after 1970."""
+    """Return one job as fields of ``sacct --parsable2``.
+
+    The job may come from any release. Times are seconds since the epoch.
+    """
     times = {field: _time(job, name) for field, name in (("submit", "submission"), ("eligible", "eligible"))}
     sizes = {"allocnodes": _count(job, "allocation_nodes"), "reqcpus": _count(job, "required", "CPUs")}
     texts = {name: as_text(job.get(name)) for name in ("cluster", "group", "account", "qos", "partition")}
@@ -108,7 +115,10 @@ def lift_records(job: Mapping[str, Any]) -> Fields:
 
 
 def _number(value: Any) -> Any:
-    """Return a number however a release words it: None where not set, ``UNLIMITED`` where infinite."""
+    """Return a number, whatever form a release gives it.
+
+    None where it is not set, ``UNLIMITED`` where it is infinite.
+    """
     if isinstance(value, Mapping):
         if value.get("infinite") is True:
             return UNLIMITED
@@ -132,7 +142,8 @@ def _start(job: Mapping[str, Any]) -> str | None:
 
 
 def _has_wrong_start(job: Mapping[str, Any]) -> bool:
-    # 21.08 and the first releases of v0.0.39 print the eligible time as the start (parsers.c: eligible, "time/start").
+    # 21.08 and the first releases with v0.0.39 print the eligible time as the start (parsers.c maps eligible to
+    # "time/start").
     start, eligible, elapsed = (_number(value_at(job, "time", name)) for name in ("start", "eligible", "elapsed"))
     true = _start_from_end(job)
     return bool(true and elapsed and start == eligible and true > eligible)
@@ -157,9 +168,9 @@ def _job_id(job: Mapping[str, Any]) -> str | None:
 
 
 def _number_of_job(job: Mapping[str, Any]) -> str | None:
-    # With a fraction it would be read as a step, and passed over without a word.
+    # An id with a fraction would be read as a step and skipped silently. This text makes the row a reject.
     number = _count(job, "job_id")
-    return f"{number} is no whole number" if number and "." in number else number
+    return f"no whole number: {number}" if number and "." in number else number
 
 
 def _tasks(tasks: str, job: Mapping[str, Any]) -> str:
@@ -194,7 +205,7 @@ def _exit_code(job: Mapping[str, Any]) -> str | None:
 
 
 def _memory(required: Any) -> str | None:
-    # Up to dbv0.0.38 there is only "memory", which does not say whether it is for each CPU; the TRES do.
+    # Up to dbv0.0.38 there is only "memory", which does not say whether it is per CPU; the TRES give the total.
     for name, unit in (("memory_per_cpu", "Mc"), ("memory_per_node", "Mn")):
         if amount := _number(value_at(required, name)):
             return f"{amount}{unit}"
@@ -215,5 +226,5 @@ def _tres_name(entry: Any) -> str:
 
 
 def _is_amount(count: Any) -> bool:
-    # Energy that nobody measured is null, -2 or NO_VAL64.
+    # Energy that was not measured is null, -2 or NO_VAL64.
     return isinstance(count, int) and count >= 0 and count not in (*_NOT_SET, *_INFINITE)

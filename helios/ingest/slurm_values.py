@@ -1,4 +1,7 @@
-"""Texts that only Slurm writes: job ids, TRES and GRES lists, memory with its hidden flag."""
+"""Parsers of texts in Slurm's own formats.
+
+They read job ids, TRES and GRES lists, and requested memory.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,25 @@ from helios.ingest.parse import distinct_texts
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 
-# slurm.h MEM_PER_CPU: the flag bit that says "per CPU", in a 32-bit word up to Slurm 16.05 and a 64-bit one
-# since. sacct of those days printed it as part of the number: 2147486648Mn is 3,000 MiB per CPU, which the
-# same rows' AllocTRES confirm (8 CPUs, mem=24000M).
+# slurm.h MEM_PER_CPU: the flag bit that means "per CPU", in a 32-bit word up to Slurm 16.05 and a 64-bit one
+# since. sacct of that time printed it as part of the number: 2147486648Mn is 3,000 MiB per CPU, as AllocTRES of the
+# same rows confirms (8 CPUs, mem=24000M).
 _MEMORY_PER_CPU_FLAGS = (2**63, 2**31)
 
-# Slurm numbers GRES types by folding the bytes of the name: g + (p << 8) + (u << 16). Up to 17.11 sacct
+# Slurm makes the number of a GRES type from the bytes of its name: g + (p << 8) + (u << 16). Up to 17.11 sacct
 # printed that number instead of "gpu" where the plugin was not loaded.
 _GPU_NAMES = frozenset({"gpu", str(ord("g") + (ord("p") << 8) + (ord("u") << 16))})
 
 _MEMORY = re.compile(r"(\d{1,20}(?:\.\d+)?)([KMGTPE]?)B?([cn]?)", re.ASCII)
-# A pending array is printed as 12_[3-7%2], cut to 12_[3,5,7,... where it is long.
+# A pending array is printed as 12_[3-7%2], and cut to 12_[3,5,7,... where it is long.
 _JOB_ID = r"^(?P<master>\d+)(?:_(?P<task>\d+|\[[^\]]*\]?))?(?:\+(?P<offset>\d{1,9}))?"
 
 
 class Tres(NamedTuple):
-    """What a TRES list names; NaN and None where it does not."""
+    """Amounts in a TRES list.
+
+    NaN and None where the list does not name them.
+    """
 
     gpus: float = np.nan
     gpu_type: str | None = None
@@ -42,7 +48,17 @@ class Tres(NamedTuple):
 
 
 class ParsedTexts(NamedTuple):
-    """A ReqMem text: MiB for the job, for each CPU or for each node; and whether it was understood."""
+    """A parsed ReqMem text.
+
+    Attributes
+    ----------
+    mib : float
+        MiB for the job, for each CPU or for each node; NaN where unknown.
+    each_cpu, each_node : bool
+        Whether ``mib`` is for each CPU or for each node.
+    readable : bool
+        Whether the text was understood.
+    """
 
     mib: float = np.nan
     each_cpu: bool = False
@@ -51,7 +67,7 @@ class ParsedTexts(NamedTuple):
 
 
 class JobIds(NamedTuple):
-    """The parts of Slurm job ids, each of shape (n_rows,)."""
+    """Parts of Slurm job ids, each of shape (n_rows,)."""
 
     is_step: Mask
     is_unreadable: Mask
@@ -65,7 +81,17 @@ Entry = TypeVar("Entry", bound=Tres | ParsedTexts)
 
 
 class DistinctColumn(Generic[Entry]):
-    """A column of texts read once for each distinct one."""
+    """A column of texts, each distinct one parsed once.
+
+    Parameters
+    ----------
+    texts : pyarrow.StringArray
+        The column.
+    read : callable
+        Parses one text.
+    missing : Tres or ParsedTexts
+        Entry of rows without a text.
+    """
 
     def __init__(self, texts: pa.Array, read: Callable[[str], Entry], missing: Entry) -> None:
         codes, distinct = distinct_texts(texts)
@@ -73,16 +99,16 @@ class DistinctColumn(Generic[Entry]):
         self.entries: list[Entry] = [*(read(text) for text in distinct), missing]
 
     def floats(self, name: str) -> NDArray[np.float64]:
-        """Return one field of the entries, shape (n_rows,)."""
+        """Return one field of each row's entry, shape (n_rows,)."""
         return np.array([getattr(entry, name) for entry in self.entries], dtype=np.float64)[self.codes]
 
     def texts(self, name: str) -> pa.Array:
-        """Return one field of the entries as texts, null where it is None."""
+        """Return one field of each row's entry as text, null where it is None."""
         return pa.array([getattr(entry, name) for entry in self.entries], pa.string()).take(pa.array(self._places()))
 
     @property
     def unreadable(self) -> Mask:
-        """Rows whose text was not understood, shape (n_rows,)."""
+        """Mask of rows whose text was not understood, shape (n_rows,)."""
         return ~self.floats("readable").astype(np.bool_)
 
     def _places(self) -> NDArray[np.int64]:
@@ -90,22 +116,34 @@ class DistinctColumn(Generic[Entry]):
 
 
 def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
-    """Return what each TRES list names, as ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``."""
+    """Parse TRES lists.
+
+    An example of one is ``cpu=8,gres/gpu:a100=2,gres/gpu=2,mem=62.50G,node=1``.
+    """
     return DistinctColumn(texts, _tres, Tres())
 
 
 def gpus_per_node(texts: pa.Array) -> DistinctColumn[Tres]:
-    """Return the GPUs and their type that each GRES list names, as ``gpu:a100:2`` or ``gres:gpu:2(IDX:0-1)``."""
+    """Parse the GPUs and their type in GRES lists.
+
+    Examples are ``gpu:a100:2`` and ``gres:gpu:2(IDX:0-1)``.
+    """
     return DistinctColumn(texts, _gres, Tres())
 
 
 def memories(texts: pa.Array) -> DistinctColumn[ParsedTexts]:
-    """Return what each ReqMem text says; 0 (Slurm: all memory of the node) is unknown."""
+    """Parse ReqMem texts.
+
+    0 is unknown, since it means all memory of the node in Slurm.
+    """
     return DistinctColumn(texts, _memory, ParsedTexts())
 
 
 def job_ids(texts: pa.Array) -> JobIds:
-    """Take apart Slurm's JobID: ``12``, ``12_3``, ``12_[4-9]``, ``12+1``, and steps, which have a dot."""
+    """Split Slurm job ids into their parts.
+
+    Ids are ``12``, ``12_3`` and ``12_[4-9]`` (job arrays), and ``12+1`` (heterogeneous jobs). Ids with a dot are steps.
+    """
     if _matches(texts, r"^\d+$").all():
         return _plain_ids(len(texts))
     parts = pc.extract_regex(texts, _JOB_ID)
@@ -122,7 +160,7 @@ def job_ids(texts: pa.Array) -> JobIds:
 
 
 def _plain_ids(rows: int) -> JobIds:
-    # Most files have nothing but numbers, and the pattern above is slow.
+    # Most files have plain numbers only, and the pattern above is slow.
     nothing, nowhere = pa.nulls(rows, pa.string()), np.zeros(rows, dtype=np.bool_)
     return JobIds(nowhere, nowhere, nothing, nothing, nothing, np.full(rows, np.nan))
 
@@ -148,7 +186,7 @@ def _tres(text: str) -> Tres:
             typed[name.removeprefix("gres/gpu:")] = value
         else:
             counts[name] = value
-    # Slurm lists a typed GPU under gres/gpu too (AccountingStorageTRES with both): the same GPUs, not more.
+    # With both in AccountingStorageTRES, Slurm lists a typed GPU under gres/gpu too: they are the same GPUs.
     gpus = counts.get("gres/gpu", sum(typed.values()) if typed else np.nan)
     return Tres(
         gpus=gpus,
@@ -161,7 +199,7 @@ def _tres(text: str) -> Tres:
 
 def _gres(text: str) -> Tres:
     gpus, kinds = np.nan, set()
-    # An index list, as (IDX:0-1), may hold commas of its own.
+    # An index list, as (IDX:0-1), may hold commas itself.
     for entry in re.sub(r"\([^)]*\)", "", text).split(","):
         name, *rest = re.split(r"[:=]", entry.strip().removeprefix("gres:").removeprefix("gres/"))
         if name not in _GPU_NAMES:
@@ -178,7 +216,7 @@ def _memory(text: str) -> ParsedTexts:
     if not found:
         return ParsedTexts(readable=text.strip() in {"", "?", "Unknown", "None", "N/A"})
     number, unit, each = float(found[1]), found[2] or "M", found[3]
-    # Only whole numbers are compared: a float cannot hold 2**63 and a few thousand at once.
+    # Whole numbers are compared: a float has too few digits for 2**63 plus a few thousand.
     whole = int(found[1]) if found[1].isdigit() else 0
     for flag in _MEMORY_PER_CPU_FLAGS:
         if unit == "M" and whole >= flag:

@@ -1,8 +1,8 @@
-"""The Standard Workload Format 2.2 of the Parallel Workloads Archive.
+"""Reader of the Standard Workload Format 2.2 of the Parallel Workloads Archive.
 
 Source: Chapin et al., *Benchmarks and Standards for the Evaluation of Parallel Job Schedulers*, JSSPP 1999, and
-https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. 18 numbers a line; -1 is unknown; times are seconds
-after the header's UnixStartTime.
+https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. A line has 18 numbers; -1 means unknown. Times are seconds
+after UnixStartTime in the header.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FIELDS = (
 )
 KIB_PER_MIB = 1024.0
 _STATES = {0: JobState.FAILED, 1: JobState.COMPLETED, 5: JobState.CANCELLED}
-# "2, 3, 4: partial executions": bursts of a job that has a line of its own, with the whole of it.
+# "2, 3, 4: partial executions": parts of a job that also has a line for the whole job.
 _PARTIAL = (2, 3, 4)
 _UNIX_START = re.compile(rb"^;\s*UnixStartTime:\s*(\d+)", re.MULTILINE)
 _NUMBERS = re.compile(rb"\s*(-?\d+(\.\d+)?\s+){17}-?\d+(\.\d+)?\s*")
@@ -56,7 +56,11 @@ NO_START = "UnixStartTime is not in the header: times count from 1970, and only 
 
 
 def fits(start: bytes) -> bool:
-    """Return whether a file's first bytes are comments with ``;`` or lines of 18 numbers."""
+    """Return whether a file begins with SWF comments or rows.
+
+    Comments begin with a semicolon, and a row is a line of 18 numbers. A start without rows must have a comment with
+    UnixStartTime.
+    """
     lines = [line for line in start.split(b"\n")[:200] if line.strip()]
     rows = [line for line in lines if not line.lstrip().startswith(b";")]
     if not rows:
@@ -65,7 +69,7 @@ def fits(start: bytes) -> bool:
 
 
 def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a file in the Standard Workload Format as drafts.
+    """Yield a file in the Standard Workload Format as translated rows.
 
     Raises
     ------
@@ -110,7 +114,8 @@ def _read_run(
     jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, left_queue_s: NDArray[np.float64]
 ) -> None:
     run, procs = _number(rows, "run", results), _number(rows, "procs", results)
-    # The standard: a job cancelled before it started has a wait until then, and neither run time nor processors.
+    # By the standard, a job that was cancelled before it started waited until the cancellation, and has neither run
+    # time nor processors.
     cancelled = np.asarray(jobs["state"] == JobState.CANCELLED.value)
     unstarted = cancelled & ~(run > 0) & ~(procs > 0)
     jobs["started_at"] = np.where(unstarted, NEVER, jobs["started_at"])

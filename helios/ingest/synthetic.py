@@ -1,9 +1,9 @@
-"""Made-up months of a GPU cluster that have the published shape of a real one (:mod:`helios.ingest.synthetic`).
+"""Synthetic traces with the published statistics of a real GPU cluster.
 
-Jobs come in campaigns: one person, one name, one size, run times alike. Every job has a place on two hidden
-scales, size and length; ranks on them are mapped to the published distributions, which are therefore met
-exactly whatever the campaigns are. How strongly the two scales are tied is solved for, so that the GPU time
-asked for is the published share of what the cluster has.
+Jobs come in campaigns: one user, one name, one size, similar run times. Every job has a value on two hidden scales,
+size and length. The ranks on these scales are mapped to the published distributions, which are therefore met exactly,
+whatever the campaigns are. The correlation of the two scales is solved for, so that the requested GPU time is the
+published share of the cluster's capacity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from helios.errors import UsageError
 from helios.model import JOBS, JobState
 
-# Four GPU clusters in figures, to make traces like theirs.
+# Statistics of four GPU clusters, to make traces like theirs.
 #
 # Source of every figure that is not marked otherwise: Hu, Sun, Yan, Wen, Zhang, *Characterization and Prediction of
 # Deep Learning Workloads in Large-Scale GPU Datacenters*, SC'21 (doi 10.1145/3458817.3476223) and its artifact;
@@ -27,7 +27,7 @@ from helios.model import JOBS, JobState
 GPUS_PER_NODE = 8
 DAYS_OBSERVED = 183
 
-# Sizes at which the share of jobs "at or below" is published; what is larger has the profile's largest size.
+# Sizes at which the share of jobs "at or below" is published. Larger jobs have the profile's largest size.
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 # Run times, s, at which the share of jobs "at or below" is published.
 RUN_TIMES_S = (1, 8, 32, 64, 128, 256, 512, 1_024, 4_096, 16_384, 65_536, 262_144)
@@ -47,18 +47,18 @@ SUBMISSIONS_BY_HOUR = (
     *(0.35, 0.70, 1.00, 1.05, 0.75, 0.90, 1.10, 1.15),
     *(1.15, 1.20, 0.90, 1.15, 1.25, 1.30, 1.30, 1.20),
 )
-# Ours: a mild week, as the paper describes it in words.
+# Ours: slightly fewer jobs at weekends, as the paper describes it without figures.
 SUBMISSIONS_BY_WEEKDAY = (1.05, 1.05, 1.05, 1.05, 1.0, 0.9, 0.9)
 
 # The share of GPU time that the busiest 5 % of users hold is published as 46-61 %.
 BUSIEST_USERS, SHARE_OF_BUSIEST = 0.05, 0.56
-# Utilisation is published as 65-90 %; this is GPU time asked for over GPU time there is.
+# Utilisation is published as 65-90 %. This is requested GPU time over the GPU time of the cluster.
 OFFERED_LOAD = 0.80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterProfile:
-    """One cluster.
+    """Published statistics of one cluster.
 
     Attributes
     ----------
@@ -77,9 +77,9 @@ class ClusterProfile:
     largest_size : int
         GPUs of jobs above 64; ours, so that the mean size is the published one.
     users : int
-        People; ours.
+        Number of users; ours.
     nodes : tuple of int
-        Nodes of each partition; the sum is published, the partition is ours.
+        Nodes of each partition; the sum is published, the division is ours.
     """
 
     jobs: int
@@ -146,7 +146,7 @@ def profile_named(name: str) -> ClusterProfile:
 
     Raises
     ------
-    Misuse
+    UsageError
         There is none of that name.
     """
     if name not in PROFILES:
@@ -159,10 +159,10 @@ Counts = NDArray[np.int64]
 
 DAY_S = 86_400
 HOUR_S = 3_600
-# What Slurm itself needs between placing and starting a job; waiting for nodes is the simulator's to make.
+# What Slurm itself needs between placing and starting a job. Waiting for nodes is left to the simulator.
 LONGEST_DISPATCH_S = 5
 DEFAULT_TIME_LIMIT_S = 7 * DAY_S
-# The round limits that people type.
+# Round limits, as people type them.
 TIME_LIMITS_S = np.array(
     [
         *(m * 60 for m in (10, 30)),
@@ -171,7 +171,7 @@ TIME_LIMITS_S = np.array(
     ],
     dtype=np.float64,
 )
-# Below: ours, chosen to look like the published descriptions, which give no figures.
+# The values below are ours, chosen to look like the published descriptions, which give no figures.
 CPUS_PER_GPU = 6
 SHARE_WITH_DEFAULT_LIMIT = 0.4
 LIMIT_OVER_RUN_TIME = 10.0
@@ -185,16 +185,16 @@ TASKS = ("train", "eval", "finetune", "search", "debug", "sweep")
 
 
 def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, seed: int = 0) -> pd.DataFrame:
-    """Make a trace of GPU jobs like those of a published cluster.
+    """Return a synthetic trace of GPU jobs like those of a published cluster.
 
-    Jobs start a few seconds after their submission, as on an empty cluster: queueing is for the simulator.
+    Jobs start a few seconds after their submission, as on an empty cluster: queueing is left to the simulator.
 
     Parameters
     ----------
     profile : str
         ``venus``, ``earth``, ``saturn`` or ``uranus``.
     start : datetime
-        Beginning of the first day, with a zone; the shape of the day follows its clock.
+        Beginning of the first day, with a zone. The daily pattern follows the clock of that zone.
     days : int
         Days of submissions.
     seed : int
@@ -207,7 +207,7 @@ def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, 
 
     Raises
     ------
-    Misuse
+    UsageError
         There is no such profile, ``start`` has no zone, or ``days`` is not positive.
     """
     figures = profile_named(profile)
@@ -233,11 +233,13 @@ def synthetic_trace(*, profile: str = "venus", start: datetime, days: int = 30, 
 
 
 def synthetic_nodes(profile: str = "venus") -> dict[str, int]:
-    """Return the nodes (of 8 GPUs) of each partition that a synthetic trace of ``profile`` is made for.
+    """Return the number of nodes of each partition of a profile.
+
+    Each node has 8 GPUs. A synthetic trace of the same ``profile`` is made for these nodes.
 
     Raises
     ------
-    Misuse
+    UsageError
         There is no such profile.
     """
     figures = profile_named(profile)
@@ -245,7 +247,7 @@ def synthetic_nodes(profile: str = "venus") -> dict[str, int]:
 
 
 def partition_names(figures: ClusterProfile) -> list[str]:
-    """Return the partitions' names, in the order of ``figures.nodes``."""
+    """Return the names of the partitions, in the order of ``figures.nodes``."""
     return [f"vc{number:02d}" for number in range(1, len(figures.nodes) + 1)]
 
 
@@ -259,9 +261,12 @@ def _campaigns(jobs: int, rng: np.random.Generator) -> Counts:
 def _sizes_and_run_times(
     figures: ClusterProfile, campaign: Counts, days: int, rng: np.random.Generator
 ) -> tuple[Counts, Floats]:
-    """Return GPUs and run time (s) of each job: both as published, and tied so that the load is."""
+    """Return the GPUs and the run time (s) of each job.
+
+    Both have the published distributions. Their correlation is chosen so that the load is the published one.
+    """
     campaigns = int(campaign[-1]) + 1
-    # Sweeps of many jobs are of small and short ones, or a single campaign would hold half of a month's GPU time.
+    # Campaigns of many jobs have small and short jobs. Otherwise a single one could hold half of a month's GPU time.
     many = LARGE_SWEEPS_ARE_SMALL * _standard(np.log(np.bincount(campaign)))
     size_scale, own_scale = rng.normal(size=(2, campaigns)) - many
     gpus = _sizes(figures, _ranks(size_scale[campaign]))
@@ -294,7 +299,10 @@ def _sizes(figures: ClusterProfile, ranks: Floats) -> Counts:
 
 
 def _run_times(figures: ClusterProfile, ranks: Floats) -> Floats:
-    """Return run times, whole s, by interpolation of the published distribution in log time."""
+    """Return run times in whole seconds.
+
+    They interpolate the published distribution in log time.
+    """
     shares = np.array([*figures.at_or_below_run_time, 100.0]) / 100
     seconds = np.interp(ranks, shares, np.log([*RUN_TIMES_S, figures.longest_run_time_s]))
     return np.maximum(1.0, np.round(np.exp(seconds)))
@@ -303,13 +311,13 @@ def _run_times(figures: ClusterProfile, ranks: Floats) -> Floats:
 def _places(
     figures: ClusterProfile, campaign: Counts, gpus: Counts, run_time_s: Floats, rng: np.random.Generator
 ) -> tuple[Counts, Counts]:
-    """Return partition and user of each job.
+    """Return the partition and the user of each job.
 
-    Campaigns are laid in a row and cut into partitions by GPU time; the row is cut again into users, so that
-    a user has one partition, or two neighbouring ones. Neighbours in the row run alike.
+    Campaigns are laid in a row and cut into partitions by GPU time. The row is cut again into users, so that a user has
+    one partition, or two neighbouring ones. Campaigns of one user have similar run times.
     """
     asked = np.bincount(campaign, weights=gpus * run_time_s).astype(np.float64)
-    # A bound between two sizes may fall within a campaign; its last jobs are then the larger.
+    # A bound between two sizes may fall within a campaign; its last jobs are then the larger ones.
     last = np.searchsorted(campaign, np.arange(len(asked)), side="right") - 1
     mean_log = np.bincount(campaign, weights=np.log(run_time_s)) / np.bincount(campaign)
     noise = rng.normal(size=len(asked))
@@ -322,13 +330,16 @@ def _places(
 
 
 def _partitions(figures: ClusterProfile, asked: Floats, gpus: Counts, rng: np.random.Generator) -> Counts:
-    """Return the partition of each campaign: the longest work first, to where most is still to be asked for."""
+    """Return the partition of each campaign.
+
+    The campaign with the most GPU time comes first, and goes to the partition with the most left to fill.
+    """
     capacity = np.array(figures.nodes, dtype=np.float64)
     left = capacity * rng.uniform(*LOAD_BY_PARTITION, size=len(capacity))
     left *= asked.sum() / left.sum()
     partition = np.empty(len(asked), dtype=np.int64)
     for place in np.argsort(-asked, kind="stable"):
-        # At most half of a partition for one job, or it would stand still for it.
+        # One job takes at most half of a partition, or the partition would have to drain for it.
         fitting = capacity * GPUS_PER_NODE >= 2 * gpus[place]
         chosen = int(np.argmax(np.where(fitting, left, -np.inf)))
         partition[place] = chosen
@@ -337,14 +348,20 @@ def _partitions(figures: ClusterProfile, asked: Floats, gpus: Counts, rng: np.ra
 
 
 def _cut(weights: Floats, shares: Floats) -> Counts:
-    """Cut a row of ``weights`` into consecutive pieces in proportion to ``shares``; return each weight's piece."""
+    """Return the piece of each weight in a row that is cut by ``shares``.
+
+    The row of ``weights`` is cut into consecutive pieces in proportion to ``shares``.
+    """
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
     edges = np.cumsum(shares) / shares.sum()
     return np.asarray(np.minimum(np.searchsorted(edges, middles), len(shares) - 1), dtype=np.int64)
 
 
 def _of_two_partitions_at_most(user: Counts, partition: Counts) -> Counts:
-    """Return users of whom none has a third partition: who had is several people."""
+    """Return users of whom each has at most two partitions.
+
+    A user with more of them is split into several users.
+    """
     first = np.full(int(user.max()) + 1, len(partition), dtype=np.int64)
     np.minimum.at(first, user, partition)
     people = user * len(partition) + (partition - first[user]) // 2
@@ -352,7 +369,10 @@ def _of_two_partitions_at_most(user: Counts, partition: Counts) -> Counts:
 
 
 def _user_shares(users: int) -> Floats:
-    """Return shares of GPU time, falling as a power of the rank, of which the busiest hold what is published."""
+    """Return each user's share of GPU time.
+
+    The shares fall as a power of the rank. The exponent is chosen so that the busiest users hold the published share.
+    """
     ranks, busiest = np.arange(1, users + 1, dtype=np.float64), max(1, round(BUSIEST_USERS * users))
     exponents = np.linspace(0.0, 3.0, 301)
     shares = ranks[None, :] ** -exponents[:, None]
@@ -361,7 +381,10 @@ def _user_shares(users: int) -> Floats:
 
 
 def _submissions(start: datetime, days: int, campaign: Counts, rng: np.random.Generator) -> Counts:
-    """Return submissions, s after ``start``: campaigns of minutes to days, bent to the shape of day and week."""
+    """Return submit times in seconds after ``start``.
+
+    Campaigns last minutes to days. Their times are then mapped to the pattern of submissions over the day and the week.
+    """
     campaigns = int(campaign[-1]) + 1
     begin = rng.uniform(0, days * DAY_S, size=campaigns)
     spread_s = np.exp(rng.uniform(np.log(60), np.log(3 * DAY_S), size=campaigns))
@@ -375,7 +398,10 @@ def _submissions(start: datetime, days: int, campaign: Counts, rng: np.random.Ge
 
 
 def _names(campaign: Counts, user: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
-    """Return job names: a project that a user keeps, a task, and a number for each campaign."""
+    """Return job names.
+
+    A name has a task, one of the user's two projects, and a number for the campaign.
+    """
     campaigns = int(campaign[-1]) + 1
     task, number = rng.integers(len(TASKS), size=campaigns), rng.integers(1, 40, size=campaigns)
     project = np.array(PROJECTS)[(user * 7 + number[campaign] % 2) % len(PROJECTS)]
@@ -384,7 +410,10 @@ def _names(campaign: Counts, user: Counts, rng: np.random.Generator) -> NDArray[
 
 
 def _states(figures: ClusterProfile, gpus: Counts, rng: np.random.Generator) -> NDArray[np.str_]:
-    """Return how each job ended: by its size, scaled so that the whole cluster's shares are the published ones."""
+    """Return the final state of each job.
+
+    It depends on the job's size. The shares are scaled so that those of the whole cluster are the published ones.
+    """
     sizes = np.log2(list(STATUS_BY_SIZE))
     published = np.array(list(STATUS_BY_SIZE.values()))
     shares = np.stack([np.interp(np.log2(gpus), sizes, published[:, place]) for place in range(3)], axis=1)
@@ -399,7 +428,10 @@ def _states(figures: ClusterProfile, gpus: Counts, rng: np.random.Generator) -> 
 
 
 def _time_limits(campaign: Counts, run_time_s: Floats, rng: np.random.Generator) -> Floats:
-    """Return limits, s: one for each campaign, round, above its longest run, and often the default."""
+    """Return time limits in seconds, one for each campaign.
+
+    A limit is a round one above the longest run of the campaign, or often the default.
+    """
     campaigns = int(campaign[-1]) + 1
     longest = np.zeros(campaigns)
     np.maximum.at(longest, campaign, run_time_s)

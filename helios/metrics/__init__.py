@@ -1,4 +1,4 @@
-"""Waits, use, energy and backlog.
+"""Metrics of queues, nodes, energy and backlog.
 
 Each is defined once, for recorded and replayed history alike.
 """

@@ -1,15 +1,15 @@
-"""The wait of the last job in a first-come queue.
+"""Backlog of a queue, as the wait of its last job in first-come order.
 
-It is the work before it over the GPUs that do it.
+It is the work before that job over the GPUs that do it. How much work was queued a week ago is known much better today,
+since most of it has ended, so past values are computed anew at every observation. A prediction counts only for jobs
+that still wait, and only where it is less than the mean of what has run: a predictor that overestimates every job
+cannot raise the longest backlog.
 
-How much work stood there a week ago is known much better today, since most of it has ended; so what is past is reckoned
-anew at every look. A prediction enters only for what still waits, and only where it is less than what jobs that have
-ended took: a predictor that believes everything long cannot lift the longest backlog.
-
-A partition's backlog at a past look is all the work submitted by then, as far as is known now, less the GPU seconds
-done by then, over its GPUs; 0 where nothing waited. What has ended counts as it ran, what runs as ``GOES_ON`` x what it
-has run so far, and what waits as expected by its prediction, all of it together no more than its GPUs x the mean, which
-is what all runs there have taken so far, those that go on included, over the GPUs of those that have ended.
+A partition's backlog at a past observation is all the work submitted by then, as far as is known now, less the GPU
+seconds done by then, over its GPUs; 0 where nothing waited. Jobs that have ended count as they ran, running ones as
+``GOES_ON`` x what they have run so far, and waiting ones as predicted. Together the waiting ones of a partition count
+at most their GPUs x the mean run time, which is all GPU seconds run there so far, by running jobs too, over the GPUs of
+the jobs that have ended.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 GOES_ON = 1.5
-"""A running job counts as this many times what it has run so far: half as long again is to come."""
+"""A running job counts as this many times what it has run so far, as if half as long again is to come."""
 EXPECTED = (0.25, 0.5, 0.25)
 """Weights of p10, p50 and p90 in the expected run time (McNamee and Celona, "Decision analysis for the professional",
 2nd ed. 2001)."""
 EVERY_S = 3_600
-"""How often the backlog is looked at, s."""
+"""Time between two observations of the backlog, s."""
 LEAST_S = 3 * 3_600
-"""The shortest time after which a job goes first for having waited, s."""
+"""Shortest wait bound, s; a job that has waited longer than its bound goes first."""
 
 
 def age_discount(waited: NDArray[Any], patience: float | NDArray[Any]) -> NDArray[np.float64]:
-    """Return what the key of a job counts that has waited.
+    """Return the factor by which waiting reduces a job's key.
 
-    The square of the share of its patience that is left.
-
-    So it comes nearer to the front long before it goes first, and many long jobs start in quiet hours.
+    The square of the share of its wait bound (``patience``) that is left. A job moves towards the front long before it
+    goes first, and many long jobs start in quiet hours.
     """
     left: NDArray[np.float64] = np.maximum(1 - waited / np.maximum(patience, 1), 0) ** 2
     return left
 
 
 class BacklogEstimator:
-    """The longest backlog of a replay so far, brought up to date at each look.
+    """The longest backlog of a replay so far, updated at each observation.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ class BacklogEstimator:
     Attributes
     ----------
     longest_s : float
-        The longest backlog at any look, by what was known at the last, s.
+        The longest backlog at any observation, by what was known at the last one, s.
     """
 
     def __init__(self, *, partition: NDArray[Any], gpus: NDArray[Any], capacity: NDArray[np.int64]) -> None:
@@ -73,14 +72,14 @@ class BacklogEstimator:
         waiting: tuple[NDArray[np.int64], NDArray[np.float64]],
         running: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> float:
-        """Look once more, and return ``longest_s``.
+        """Add an observation, and return ``longest_s``.
 
         Parameters
         ----------
         arrived : int
             How many jobs were submitted so far.
         ended : two arrays of shape (n_ended,)
-            The jobs that have ended since the last look, and how long they ran, s.
+            The jobs that have ended since the last observation, and how long they ran, s.
         waiting : two arrays of shape (n_waiting,)
             The jobs that wait, and how long they are predicted to run, s; NaN: not predicted.
         running : two arrays of shape (n_running,)
@@ -114,7 +113,7 @@ class BacklogEstimator:
 
 
 class BacklogWindows:
-    """What work had been submitted by each look at the partitions, and how much of it was done by then.
+    """Work submitted and work done by each observation of the partitions.
 
     Parameters
     ----------
@@ -124,9 +123,9 @@ class BacklogWindows:
     Attributes
     ----------
     n : int
-        Looks so far; a job submitted since the last one belongs to look number ``n``.
+        Observations so far; a job submitted since the last one counts from observation number ``n`` on.
     longest_s : float
-        The longest backlog at any look, by what was known at the last, s.
+        The longest backlog at any observation, by what was known at the last one, s.
     """
 
     def __init__(self, gpus: NDArray[np.int64]) -> None:
@@ -137,9 +136,9 @@ class BacklogWindows:
         self.n, self.longest_s = 0, 0.0
 
     def settle(self, partition: NDArray[np.int32], look: NDArray[np.int64], gpu_s: NDArray[np.float64]) -> None:
-        """Take up jobs that have ended.
+        """Add jobs that have ended.
 
-        Where, since which look they count, and what they ran.
+        Their partitions, the observations from which they count, and the GPU seconds that they ran.
         """
         np.add.at(self._work, (partition, look - self._first), gpu_s)
 
@@ -150,7 +149,7 @@ class BacklogWindows:
         done_gpu_s: NDArray[np.float64],
         open_work: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]],
     ) -> float:
-        """Look once more, and return ``longest_s``.
+        """Add an observation, and return ``longest_s``.
 
         Parameters
         ----------
@@ -159,7 +158,7 @@ class BacklogWindows:
         done_gpu_s : array of shape (n_partitions,)
             GPU seconds done so far.
         open_work : three arrays of the same length
-            Partition, first look and expected GPU seconds in all of each job that has not ended.
+            Partition, first observation and expected total GPU seconds of each job that has not ended.
         """
         place = self.n - self._first
         self._done[:, place], self._waits[:, place] = done_gpu_s, waits
@@ -174,7 +173,10 @@ class BacklogWindows:
         return self.longest_s
 
     def _forget(self, n: int, backlog_s: NDArray[np.float64]) -> None:
-        """Fold the first ``n`` looks, about which nothing is left to learn, into one number."""
+        """Fold the first ``n`` observations into one number.
+
+        All jobs that count in them have ended, so that they no longer change.
+        """
         self._settled_s = max(self._settled_s, float(backlog_s[:, :n].max(initial=0.0)))
         self._before += self._work[:, :n].sum(axis=1)
         self._first += n
@@ -188,7 +190,7 @@ class BacklogWindows:
 class JobTimes:
     """Jobs of a cluster as they are known now, waiting ones too.
 
-    Arrays of shape (n_jobs,).
+    All arrays have the shape (n_jobs,).
 
     Attributes
     ----------
@@ -216,10 +218,10 @@ class JobTimes:
 
 
 def longest_backlog_s(past: JobTimes, *, capacity: NDArray[np.int64], now_s: float, first_s: float) -> float:
-    """Return the longest backlog at any full ``EVERY_S`` before ``now_s``, not before ``first_s``, s.
+    """Return the longest backlog within a window, s.
 
-    It is what :class:`BacklogEstimator` comes to where somebody looked at those moments, from the jobs alone: what is
-    to last longer than a process need not be remembered.
+    At any full ``EVERY_S`` before ``now_s``, not before ``first_s``. It equals that of a :class:`BacklogEstimator` with
+    observations at those moments, but is computed from the jobs alone, so that a new process needs no stored state.
     """
     ago_s: NDArray[np.float64] = np.arange(int(max(now_s - first_s, 0) // EVERY_S), -1, -1, dtype=np.float64) * EVERY_S
     longest_s = 0.0
@@ -231,9 +233,9 @@ def longest_backlog_s(past: JobTimes, *, capacity: NDArray[np.int64], now_s: flo
 
 
 def _backlog_gpu_s(jobs: JobTimes, looks_s: NDArray[np.float64], now_s: float) -> NDArray[np.float64]:
-    """Return the GPU seconds that stood before a partition at each look, told from now on.
+    """Return the GPU seconds of work before a partition at each observation.
 
-    0 where nothing waited.
+    ``looks_s`` is relative to ``now_s``; 0 where nothing waited.
     """
     since_s, started_s, ended_s = (at_s - now_s for at_s in (jobs.since_s, jobs.started_s, jobs.ended_s))
     waits, has_ended = np.isnan(started_s), ~np.isnan(ended_s)
@@ -253,7 +255,7 @@ def _backlog_gpu_s(jobs: JobTimes, looks_s: NDArray[np.float64], now_s: float) -
 
 
 def _sums(at_s: NDArray[np.float64], what: NDArray[Any], looks_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much of ``what`` had come by each look."""
+    """Return the sum of ``what`` that had arrived by each observation."""
     order = np.argsort(at_s, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(what[order], dtype=np.float64)))
     return sums[np.searchsorted(at_s[order], looks_s, side="right")]
@@ -264,7 +266,9 @@ def expected_run_s(
     ended: tuple[NDArray[np.float64], NDArray[np.float64]],
     waiting: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """Return how long each waiting job is expected to run, s, of shape (n_waiting,).
+    """Return the expected run time of each waiting job, s.
+
+    Shape (n_waiting,).
 
     Parameters
     ----------

@@ -1,10 +1,9 @@
-"""Energy by a stated model.
+"""Energy of nodes by a stated linear model.
 
-The same functions judge real, simulated and imagined node hours.
-
-The model is linear: a node awake draws ``node_idle_w`` and each GPU or CPU that a job holds adds to it; a node asleep
-draws ``node_sleep_w``, one on the way ``boot_w``; the building draws ``cooling_factor`` times all of it. That is what
-can be said from states alone; a site that has measured its own nodes writes its own figures in the configuration.
+The same functions serve real, simulated and imagined node hours. A node awake draws ``node_idle_w``, and each GPU or
+CPU that a job holds adds to it; a node asleep draws ``node_sleep_w``, one on the way ``boot_w``; the building draws
+``cooling_factor`` times all of it. More cannot be known from states alone; a site that has measured its nodes writes
+its own figures in the configuration.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class NodeSeconds:
 
     @property
     def utilization(self) -> float:
-        """Busy node seconds over powered ones.
+        """Busy node seconds over powered ones, the node utilisation of CES.
 
-        The node utilisation of CES; NaN: none was powered.
+        NaN: none was powered.
         """
         return self.busy / self.powered if self.powered else float("nan")
 
@@ -71,9 +70,9 @@ def energy_kwh(seconds: NodeSeconds, model: Energy) -> float:
 
 
 def payback_s(model: Energy) -> float:
-    """Return how long a node must be asleep for its energy to be less than if it had stayed awake, s.
+    """Return the shortest sleep of a node that saves energy, s.
 
-    Inf: never.
+    Against staying awake; inf: no sleep does.
     """
     saved_w = model.node_idle_w - model.node_sleep_w
     extra_j = (model.boot_s + model.shutdown_s) * max(model.boot_w - model.node_idle_w, 0.0)

@@ -1,6 +1,7 @@
-"""Busy nodes, from jobs and the nodes that they held.
+"""Busy intervals of nodes, and how many nodes were busy at once.
 
-All times are int64 seconds since the epoch; an interval holds its start and not its end.
+They are computed from jobs with their nodes. All times are int64 seconds since the epoch; an interval holds its start
+and not its end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Seconds = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BusyIntervals:
-    """Stretches of time on nodes.
+    """Intervals in which nodes held jobs.
 
     Arrays of shape (n_intervals,).
 
@@ -40,16 +41,16 @@ class BusyIntervals:
     end_s: Seconds
 
     def merged(self) -> BusyIntervals:
-        """Return the stretches in which at least one of these was on the node.
+        """Return the intervals in which at least one of these covers the node.
 
-        Disjoint, by node and start.
+        Disjoint, ordered by node and start.
         """
         if not len(self.node):
             return self
         order = np.lexsort((self.start_s, self.node))
         node, start_s, end_s = self.node[order], self.start_s[order], self.end_s[order]
-        # Nodes are laid one behind the other on one axis, so that a running maximum of ends never crosses from one to
-        # the next.
+        # Each node gets its own range of one common axis, so that a running maximum of ends never crosses from one
+        # node to the next.
         origin_s = int(start_s.min())
         reach_s = int(end_s.max()) - origin_s + 1
         laid_start, laid_end = start_s - origin_s + node * reach_s, end_s - origin_s + node * reach_s
@@ -62,17 +63,17 @@ class BusyIntervals:
 
 
 def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
-    """Return where and when jobs ran, an interval for each node of each job.
+    """Return where and when jobs ran.
 
-    Jobs that never ran are left out.
+    One interval for each node of each job; jobs that never ran are left out.
 
     Parameters
     ----------
     jobs : DataFrame
         Columns ``started_at``, ``ended_at`` and ``node_list`` as in ``JOBS``. One without an end runs until
-        ``until_s``; a node list that makes no sense is no nodes.
+        ``until_s``; a node list that cannot be read is no nodes.
     until_s : int
-        Nothing after it is told.
+        Intervals are cut there.
     """
     JOBS.check(jobs, columns=["started_at", "ended_at", "node_list"])
     started_s, ended_s = (whole_seconds(jobs[name], otherwise=until_s) for name in ("started_at", "ended_at"))
@@ -94,11 +95,11 @@ def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
 def most_at_once(
     intervals: BusyIntervals, *, group: NDArray[np.int64], n_groups: int, first_s: int, step_s: int, n_steps: int
 ) -> NDArray[np.float64]:
-    """Return the most intervals that lasted at one moment, in each step and group.
+    """Return the most simultaneous intervals, in each step and group.
 
     Parameters
     ----------
-    intervals : Intervals
+    intervals : BusyIntervals
         Disjoint on each node, as :meth:`BusyIntervals.merged` gives them: then nodes are counted.
     group : int64 array of shape (len(intervals.names),)
         Group of each node; -1: none.
@@ -118,9 +119,9 @@ def most_at_once(
 
 
 def _most(start_s: Seconds, end_s: Seconds, first_s: int, step_s: int, n_steps: int) -> NDArray[np.float64]:
-    """Return the most at once in each step.
+    """Return the largest number at once in each step.
 
-    At its begin, or just after one of the starts within it.
+    It is reached at the begin of the step, or at one of the starts within it.
     """
     edges_s = first_s + step_s * np.arange(n_steps, dtype=np.int64)
     starts, ends = np.sort(start_s), np.sort(end_s)

@@ -1,9 +1,7 @@
-"""Measures of a queue.
+"""Metrics of a queue, for real and replayed history alike.
 
-The same functions judge real and replayed history.
-
-All take arrays of shape (n_jobs,), times in whole seconds since the epoch. Source of the definitions: the
-glossary (docs/glossary.md).
+All take arrays of shape (n_jobs,), times in whole seconds since the epoch. Source of the definitions: the glossary
+(docs/glossary.md).
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from numpy.typing import NDArray
 
 SIZE_CLASSES = ("1", "2-8", ">8")
 SLOWDOWN_FLOOR_S = 10
-"""Run time below which slowdown is not let grow without bound (Feitelson and Rudolph, JSSPP 1998)."""
+"""Least run time in the denominator, which bounds the slowdown of short jobs (Feitelson and Rudolph, JSSPP 1998)."""
 DAY_S = 86_400
 FEWEST_DAYS = 5
-"""Days below which their spread says too little to be told."""
+"""Days below which their spread means too little to be reported."""
 
 Seconds = NDArray[np.int64]
 
@@ -38,7 +36,7 @@ class QueueSummary:
     jobs_by_size : dict of int
     mean_bounded_slowdown : float
     utilization : float
-        Busy GPU seconds over GPU seconds there were, from the first submission to the last end.
+        Busy GPU seconds over all GPU seconds, from the first submission to the last end.
     queued_jobs : int
         Jobs that waited more than 0 s.
     """
@@ -68,9 +66,7 @@ def summarize_queue(
     gpus: NDArray[np.int32],
     total_gpus: int,
 ) -> QueueSummary:
-    """Measure one queue.
-
-    At least one job.
+    """Compute the metrics of a queue of at least one job.
 
     Parameters
     ----------
@@ -100,7 +96,10 @@ def summarize_queue(
 
 
 def wait(*, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds) -> Seconds:
-    """Return the time between submission and end in which a job did not run, s."""
+    """Return the time that each job waited, s.
+
+    That is all the time between submission and end in which it did not run.
+    """
     return ended_s - submitted_s - run_time_s
 
 
@@ -117,9 +116,9 @@ def bounded_slowdown(*, wait_s: Seconds, run_time_s: Seconds) -> NDArray[np.floa
 def utilization(
     *, submitted_s: Seconds, ended_s: Seconds, run_time_s: Seconds, gpus: NDArray[np.int32], total_gpus: int
 ) -> float:
-    """Return busy GPU seconds over GPU seconds between first submission and last end.
+    """Return the busy share of all GPU seconds.
 
-    0 if no time passes.
+    Between first submission and last end; 0 if no time passes.
     """
     span_s = int(ended_s.max() - submitted_s.min())
     busy_gpu_s = float(np.sum(gpus.astype(np.float64) * run_time_s))
@@ -127,15 +126,16 @@ def utilization(
 
 
 def standard_error_of_mean(values: NDArray[np.float64], *, submitted_s: Seconds) -> float | None:
-    """Return how far the mean of one value a job may be off by chance, days taken as independent, jobs not.
+    """Return the standard error of a mean over jobs, clustered by day.
 
-    Jobs of one day wait behind the same jobs, so that the number of jobs says nothing of the number of observations.
-    Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference, J. Human Resources 50(2), 2015.
+    Days are taken as independent, jobs are not: those of one day wait behind the same jobs, so that there are far fewer
+    independent observations than jobs. Source: Cameron and Miller, A Practitioner's Guide to Cluster-Robust Inference,
+    J. Human Resources 50(2), 2015.
 
     Returns
     -------
     float or None
-        In the unit of ``values``; None where the jobs span fewer than ``FEWEST_DAYS`` days.
+        In the unit of ``values``; None where jobs were submitted on fewer than ``FEWEST_DAYS`` days.
     """
     _, day = np.unique(submitted_s // DAY_S, return_inverse=True)
     n_days = int(day.max()) + 1
@@ -148,9 +148,10 @@ def standard_error_of_mean(values: NDArray[np.float64], *, submitted_s: Seconds)
 def mean_level_over_time(
     *, begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64] | None = None, edges_s: Seconds
 ) -> NDArray[np.float64]:
-    """Return how much is between its begin and its end, on average within each step of time.
+    """Return the mean level within each step of time.
 
-    Exact, O(n log n).
+    The level is the sum of ``weight`` over the intervals that have begun and not ended. The means are exact and take
+    O(n log n).
 
     With begin = submission and end = start it is the queue's length; with begin = start, end = end and weight =
     GPUs it is the busy GPUs of jobs that are never preempted.
@@ -172,7 +173,10 @@ def mean_level_over_time(
 
 
 def _area_until(moments_s: Seconds, weight: NDArray[np.int64], at_s: Seconds) -> NDArray[np.int64]:
-    """Return the integral of a sum of steps, each of ``weight`` from its moment on, up to each of ``at_s``."""
+    """Return the integral of a sum of steps up to each of ``at_s``.
+
+    Each step has the height ``weight`` from its moment on.
+    """
     order = np.argsort(moments_s, kind="stable")
     moments_s, weight = moments_s[order], weight[order]
     # Integers are exact, and seconds since the first edge rather than since 1970 keep them far below 2**63.

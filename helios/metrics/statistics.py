@@ -1,4 +1,4 @@
-"""Intervals and correlations for what few observations can tell."""
+"""Confidence intervals and correlations for few observations."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def confidence_interval(
     ----------
     draws : array of shape (n_draws,)
     independent : int, optional
-        Blocks resampled, whose number bounds what draws can know; None: each draw is an observation.
+        Number of blocks resampled, which limits the information in the draws; None: each draw is an observation.
     """
     n = len(draws)
     if n < 2 or (independent is not None and independent < 2):
         return None, None
-    # Both the draws and the blocks are few: the doubts about the spread add up.
+    # Both the draws and the blocks are few, and the uncertainties of the spread add up.
     degrees = n - 1.0 if independent is None else 1 / (1 / (n - 1) + 1 / (independent - 1))
     wider = 1.0 if independent is None else independent / (independent - 1)
     half = float(stdtrit(degrees, _UPPER)) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
@@ -44,7 +44,10 @@ def poisson_interval(events: int, days: float) -> tuple[float, float]:
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Return Spearman's rank correlation; NaN where either is constant."""
+    """Return Spearman's rank correlation.
+
+    NaN where either is constant.
+    """
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
     return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])

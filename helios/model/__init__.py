@@ -1,8 +1,8 @@
-"""Data types that all packages share.
+"""Data types of Helios, and the one place where columns are declared.
 
-The one place where columns are declared. Bulk data travels as pandas frames with these columns;
-every room checks them at its door with :meth:`FrameKind.check`. A change of a column is a change here,
-in a migration, and nowhere else; ``tests/unit/test_model.py`` holds schema and frames together.
+Bulk data travels as pandas frames with these columns; every package checks the frames that it receives with
+:meth:`FrameKind.check`. A change of a column is a change here, in a migration, and nowhere else;
+``tests/unit/test_model.py`` checks that schema and frames agree.
 """
 
 from helios.model.audit import (

@@ -1,6 +1,6 @@
-"""Records that Helios keeps of itself.
+"""Frames of what Helios records about itself.
 
-Modes, cycles, decisions, applied changes, and what was read.
+Modes, cycles, decisions, applied changes, the models in charge, and what was read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMOTIONS = FrameKind(
     name="promotions",
     columns=columns(
         ("promoted_at", TIME, "When it was decided"),
-        ("step", "category", "A Step: promoted, kept or rolled back"),
+        ("step", "category", "Step: promoted, kept or rolled back"),
         ("model_id", "str", "The model in charge from then on; missing: none, shrinkage predicts"),
         ("previous", "str", "The model in charge until then; missing as above"),
         ("candidate", "str", "The model that was judged; missing: none was"),
@@ -59,7 +59,7 @@ DECISIONS = FrameKind(
 APPLIED_CHANGES = FrameKind(
     name="applied_changes",
     columns=columns(
-        ("setting", "category", "A Setting: what of the job stands changed"),
+        ("setting", "category", "Setting: what of the job stands changed"),
         ("job_id", "str", "The job, as in QUEUE"),
         ("submitted_at", TIME, "Its submission: ids are used again"),
         ("service", "category", "Who asked for it"),
@@ -72,7 +72,7 @@ APPLIED_CHANGES = FrameKind(
 )
 
 APPLIED_NODE_CHANGES = FrameKind(
-    name="node standings",
+    name="applied node changes",
     columns=columns(
         ("setting", "category", "A NodeSetting: what of the node stands changed"),
         ("node", "str", "The node; of the keep-awake list, which is the cluster's, empty text"),

@@ -1,4 +1,4 @@
-"""Frames with declared columns, checked where they enter a package."""
+"""Frames with declared columns, in which bulk data travels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameKind:
-    """A named set of columns, and the check that a frame has them."""
+    """A named set of columns, with a check that a frame has them."""
 
     name: str
     columns: tuple[Column, ...]
@@ -87,7 +87,9 @@ class FrameKind:
             raise FrameInvalid(f"a {self.name} frame has a column of the wrong type: {reason}") from reason
 
     def check(self, frame: pd.DataFrame, *, columns: Iterable[str] | None = None) -> pd.DataFrame:
-        """Return ``frame`` unchanged if it has the declared ``columns`` (default all) with their types.
+        """Return ``frame`` unchanged if it has the declared columns and types.
+
+        ``columns`` limits the check to some of them.
 
         Raises
         ------
@@ -113,7 +115,7 @@ class FrameKind:
 
 def _converted(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
     if not column.dtype.startswith("int") and values.isna().all():
-        # A column of nothing has no type of its own: pandas would take None for a time without a zone.
+        # An all-missing column has no type of its own: pandas would take None for a time without a zone.
         return _missing(column, values.index)
     return values.astype(pandas_dtype(column.dtype))
 
@@ -131,7 +133,7 @@ def columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:
     """Return times as s since the epoch, to the microsecond.
 
-    What is missing is NaN.
+    NaN: missing.
     """
     micros = times.to_numpy(dtype="datetime64[us]")
     seconds: NDArray[np.float64] = micros.astype(np.int64) / 1e6

@@ -1,8 +1,7 @@
-"""Slurm's short form of many nodes, ``gpu[01-04,07],login1``.
+"""Slurm's notation for lists of nodes, as ``gpu[01-04,07],login1``.
 
-ClusterShell expands and folds it.
-
-Groups (``@rack1``) are not looked up: that would run programs that a configuration of the machine names.
+ClusterShell expands and folds them. Groups (``@rack1``) are not looked up: that would run programs that a configuration
+of the machine names.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from helios.errors import HostlistInvalid
 
 MOST_NODES = 200_000
-"""Nodes of one list beyond which it is taken for a slip: no cluster has so many, and memory would not last."""
+"""Nodes of one list above which it is taken for a typing error: no cluster has so many, and memory would run out."""
 _NOBODY = frozenset({"", "(null)", "none", "none assigned", "n/a"})
 _NOT_SLURMS = re.compile(r"[^\w.,\[\]-]|\[[^\]]*\d-\d+-")
 _RANGE = re.compile(r"(\d+)-(\d+)")
@@ -24,7 +23,9 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 
 @lru_cache(maxsize=65_536)
 def expand(text: str) -> tuple[str, ...]:
-    """Return the nodes of a hostlist, each once, sorted by name with numbers as numbers.
+    """Return the nodes of a hostlist, sorted by name.
+
+    Each node once; numbers within names are sorted as numbers.
 
     Parameters
     ----------
@@ -49,9 +50,9 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def fold(nodes: Iterable[str]) -> str:
-    """Return the nodes as one hostlist, as short as ClusterShell can make it.
+    """Return the nodes as one hostlist.
 
-    No nodes: empty.
+    As short as ClusterShell can make it; empty where there are no nodes.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""History: jobs that were, nodes that were, what a trace file held, what was learned from it."""
+"""Records of past jobs and nodes, of trace files and of trained models."""
 
 from __future__ import annotations
 
@@ -111,9 +111,7 @@ PREDICTIONS = FrameKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A stretch of a trace file.
-
-    The jobs understood and the rows refused.
+    """A part of a trace file, as understood jobs and refused rows.
 
     Attributes
     ----------
@@ -124,7 +122,7 @@ class Batch:
     bytes_read : int
         Bytes of the (compressed) file consumed so far, for a progress bar.
     notes : tuple of str
-        Things a person should be told: the zone assumed, values repaired.
+        What a person should know: the zone assumed, values repaired.
     """
 
     jobs: pd.DataFrame
@@ -135,14 +133,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """A trained duration predictor as text.
+    """A trained run-time predictor as text.
 
-    What it learned from, how good it is, and itself.
+    With what it was trained on and how good it is.
 
     Attributes
     ----------
     model_id : str
-        Name by which predictions, reports and the audit refer to it.
+        Name by which predictions, reports and the audit log refer to it.
     cluster : str
         Cluster whose history it learned from.
     trained_at, trained_until : datetime
@@ -156,9 +154,9 @@ class ModelRecord:
     artifact : str
         The whole model as JSON text (LightGBM's own text format inside); no pickle.
     manifest : dict
-        What it was made of and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
+        What it was trained on and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
     confirmed_at : datetime, optional
-        When it was last put or left in charge of its cluster; None: it is not in charge, or nobody ever decided.
+        When it was last put or left in charge of its cluster; None: it is not in charge, or that was never decided.
     """
 
     model_id: str
@@ -174,15 +172,17 @@ class ModelRecord:
 
     @property
     def known_good_at(self) -> datetime:
-        """When it was last known to be the best to have.
+        """When it was last known to be the best available.
 
-        Made, or since then put or left in charge.
+        When it was trained, or since then put or left in charge.
         """
         return max(self.trained_at, self.confirmed_at or self.trained_at)
 
 
 def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return ``jobs`` ordered by submit time, then job id (numbers by value), then restart.
+    """Return ``jobs`` in the order of submission.
+
+    By submit time, then job id (numbers by value), then restart.
 
     This is the one order in which ties are broken everywhere: queues, splits, features.
     """

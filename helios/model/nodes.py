@@ -1,4 +1,4 @@
-"""Nodes: what they are and what they do now, how the cluster powers them, and how many of them will be needed."""
+"""States of nodes, settings of their power, and demand for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STEP_S = 600
 
 
 class NodePower(StrEnum):
-    """Whether a node draws power, in the words an operator uses."""
+    """Power state of a node."""
 
     AWAKE = "awake"
     """It can run jobs at once, or runs some."""
     FALLING_ASLEEP = "falling asleep"
-    """It was told to power down and cannot be called back until Slurm counts it as asleep."""
+    """It is powering down, and cannot be woken until Slurm counts it as asleep."""
     ASLEEP = "asleep"
     """It is powered down; Slurm wakes it for a job by itself."""
     WAKING = "waking"
@@ -58,10 +58,8 @@ NODE_STATES = FrameKind(
 def pools(nodes: pd.DataFrame) -> pd.Series[Any]:
     """Return the pool of each node of a ``NODE_STATES`` frame.
 
-    Nodes of one pool can stand in for each other.
-
-    A pool is the nodes of exactly the same partitions and the same type of GPU; it is named by the partitions as the
-    cluster writes them, and the type where there is one: ``gpu,debug (a100)``.
+    Nodes of one pool can stand in for each other: they have exactly the same partitions and the same type of GPU. A
+    pool is named by the partitions as the cluster writes them, and the type where there is one: ``gpu,debug (a100)``.
     """
     partitions, gpu_type = nodes["partitions"].astype(object), nodes["gpu_type"].astype(object)
     names = [
@@ -85,7 +83,7 @@ class PowerSettings:
     keep_awake : str
         The keep-awake list (SuspendExcNodes) as the cluster has it now; empty: none.
     can_sleep, can_keep_awake : bool
-        Whether a node can be told to sleep, and whether the keep-awake list can be changed live.
+        Whether a node can be put to sleep, and whether the keep-awake list can be changed live.
     why_not : str
         Why nodes cannot be put to sleep here, for a person, with what to do; empty: they can.
     """
@@ -101,9 +99,9 @@ class PowerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """How many nodes each pool needed, step by step, and how many it was expected to need.
+    """Nodes that each pool needed, and was expected to need, by step.
 
-    Everything in column t was known at the end of step t; no later value has any part in it. The last column is now.
+    Everything in column t was known at the end of step t; no later value enters it. The last column is now.
 
     Attributes
     ----------
@@ -126,7 +124,7 @@ class Demand:
     most : float64 array of shape (n_pools, n_steps, n_ahead, n_levels)
         Quantiles of the most nodes needed at once within the next ``ahead_s``.
     source : str
-        What forecast.
+        Method or model that made the forecast.
     """
 
     pools: tuple[str, ...]
@@ -157,7 +155,9 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeSeries:
-    """How many nodes held a job, and how many there were, at even steps of time without holes.
+    """Numbers of busy and available nodes at even steps of time.
+
+    The series has no holes: see ``gaps``.
 
     Attributes
     ----------
@@ -168,13 +168,13 @@ class NodeSeries:
     step_s : int
         Length of a step, s.
     active : float64 array of shape (n_steps,)
-        Nodes that held a job; most of them at once where several were told within a step.
+        Nodes that held a job; the most where a step has several readings.
     total : float64 array of shape (n_steps,)
         Nodes in service.
     gaps : bool array of shape (n_steps,)
-        Where nothing was told: the last value known stands there, and nothing should be judged by it.
+        Steps without a reading: they repeat the last known value, and nothing should be evaluated on them.
     notes : tuple of str
-        What a person should know of how it was read.
+        What a person should know about how it was read.
     """
 
     name: str

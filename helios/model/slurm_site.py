@@ -1,7 +1,7 @@
-"""A site's Slurm, as far as it decides who starts when.
+"""A site's Slurm configuration, as far as it decides who starts when.
 
-Read from the text of ``slurm.conf`` and dumps of ``sacctmgr`` and ``sinfo``; consumed by the replay that follows
-Slurm's own rules. Defaults are those of ``slurm.conf(5)``, 25.11, so that an empty file means what it means to Slurm.
+Read from the text of ``slurm.conf`` and dumps of ``sacctmgr`` and ``sinfo``; used by the replay that follows Slurm's
+own rules. Defaults are those of ``slurm.conf(5)``, 25.11, so that an empty file means what it means to Slurm.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRules:
-    """A partition.
-
-    A queue onto nodes that other partitions may share.
+    """A partition, a queue for nodes that other partitions may share.
 
     Attributes
     ----------
     nodes : tuple of str
         Names of its nodes.
     max_time_s, default_time_s : int or None
-        None: no limit, and what has none asked gets ``max_time_s``.
+        None: no longest time; of the default: a job that asks for none gets ``max_time_s``.
     priority_tier : int
         Partitions of a higher tier are looked at first, whatever the priorities.
     priority_job_factor : int
@@ -62,7 +60,7 @@ class PartitionRules:
     exclusive : bool
         Whole nodes only.
     def_mem_per_cpu_mib, def_mem_per_gpu_mib, def_mem_per_node_mib : int
-        What a job holds that asks for no memory; 0: not set.
+        Memory of a job that asks for none; 0: not set.
     tres_billing : mapping of str to float
         ``TRESBillingWeights``, as for :attr:`PriorityRules.tres`; empty: CPUs are billed.
     """
@@ -145,7 +143,7 @@ class SchedulingRules:
         Least time between two passes of the main scheduler that submissions ask for, and ends on nodes without an
         epilog.
     epilog : bool
-        Nodes run an ``Epilog``: then each end makes a pass of the main scheduler at once (22.05, seen).
+        Nodes run an ``Epilog``: then each end causes a pass of the main scheduler at once (observed in 22.05).
     sched_max_job_start : int
         Jobs that a pass of the main scheduler starts; 0: no limit.
     defer : bool
@@ -169,7 +167,7 @@ class SchedulingRules:
     bf_busy_nodes : bool
         Prefer nodes in use for planned starts.
     time_min_is_soft : bool
-        ``time_min_as_soft_limit``: backfill plans with TimeMin, and the time limit stands.
+        ``time_min_as_soft_limit``: backfill plans with TimeMin, and the time limit stays in force.
     """
 
     backfill: bool = True
@@ -219,7 +217,7 @@ class QosRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """An association of the accounting.
+    """An association of Slurm's accounting.
 
     An account below another one, or a user in an account.
 
@@ -230,7 +228,7 @@ class Share:
     user : str
         Empty: the account itself.
     shares : int or None
-        None: ``parent``, its users compete in the account above.
+        None: ``parent`` in Slurm, its users compete in the account above.
     usage_s : float
         TRES seconds charged before the replay begins.
     """
@@ -244,7 +242,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSite:
-    """A site's Slurm.
+    """A site's Slurm configuration.
 
     Attributes
     ----------
@@ -255,7 +253,7 @@ class SlurmSite:
     holds_memory : bool
         Memory is a resource that jobs hold (``CR_*_Memory``).
     notes : tuple of str
-        What the files say that is not understood or not simulated, for a person.
+        Settings that are not understood or not simulated, for a person.
     """
 
     name: str = "slurm"

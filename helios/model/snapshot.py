@@ -1,4 +1,4 @@
-"""A cluster at one moment, with all that a service sees."""
+"""A cluster at one moment, with everything that a service is given."""
 
 from __future__ import annotations
 
@@ -61,12 +61,10 @@ QUEUE = FrameKind(
 class Snapshot:
     """A cluster at one moment.
 
-    All that a service sees.
-
     Attributes
     ----------
     taken_at : datetime
-        Aware, UTC, by the clock of whoever looked.
+        Aware, UTC, by the clock of the machine that read it.
     cluster : str
         The cluster's name.
     pending : DataFrame
@@ -76,12 +74,12 @@ class Snapshot:
     nodes : DataFrame
         Columns of ``NODE_STATES``.
     power : PowerSettings, optional
-        How the cluster powers nodes; None: nobody asked it, as where no service acts on nodes.
+        How the cluster powers nodes; None: not read, as where no service acts on nodes.
     demand : Demand, optional
-        How many nodes are needed and will be; None: nobody forecast it.
+        How many nodes are needed and will be needed; None: no forecast.
     longest_backlog_s : float
         How long the last in a first-come queue would have waited at the worst moment of the last weeks
-        (:mod:`helios.metrics.backlog`), s; NaN: nobody reckoned it.
+        (:mod:`helios.metrics.backlog`), s; NaN: not computed.
     """
 
     taken_at: datetime
@@ -101,10 +99,10 @@ class Snapshot:
             raise FrameInvalid("a snapshot's taken_at has no time zone")
 
     def pending_values(self, name: str) -> NDArray[Any]:
-        """Return a column of ``pending`` as a plain array, not to be written to.
+        """Return a column of ``pending`` as a plain array.
 
-        It says the same as the frame. A simulated cluster answers without making one, which is most of what a service
-        costs in a service replay.
+        Callers must not write to it. Its values are those of the frame. A simulated cluster returns it without building
+        the frame, which would take most of the time of a service in a replay.
 
         Parameters
         ----------

@@ -1,8 +1,9 @@
-"""Growing the trees on the workers of a Dask cluster, where one machine is too slow or too small.
+"""Training of the tree ensembles on the workers of a Dask cluster.
 
-The one module of this room that speaks to other machines, and only where an address is given. The rows are dealt out to
-the workers, LightGBM's own distributed learner (``lightgbm.dask``, ``tree_learner=data``) grows the trees, and its text
-comes back: the model is the same kind of thing as one grown here. Workers need Dask and LightGBM, not Helios.
+For training sets that are too large, or too slow to train on, for one machine. This is the only module of the package
+that contacts other machines, and only where an address is given. The rows are distributed over the workers. LightGBM's
+own distributed learner (``lightgbm.dask``, ``tree_learner=data``) grows the trees and returns its text form, so that
+the model is of the same kind as one trained locally. Workers need Dask and LightGBM, not Helios.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
     from distributed import Client
 
 NEEDED = ("dask", "distributed", "sklearn")
-# Releases that must agree: what is sent is pickled by one side and read by the other.
+# Releases that must agree, because one side pickles objects that the other one reads.
 COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "lightgbm")
 SAME_RELEASES = "Install the same on all of them: python -m pip freeze here, pip install -r there. Or train here."
-# Each worker finds quantiles and a share of the bins from its own rows alone; with few of them it finds noise.
+# Each worker computes quantiles and a share of the bins from its own rows alone; with few rows they are noise.
 FEWEST_ROWS = 2_000
-# Rounds between two words on how far a worker is: each is a message to the scheduler.
+# Rounds between two progress reports of a worker. Each report is a message to the scheduler.
 ROUNDS_TOLD = 10
 LOOK_S = 1.0
-"""How often the workers are counted while they learn."""
+"""Interval between checks that all workers are still there, s."""
 GRACE_S = 5.0
-"""A survivor may report a broken connection before the scheduler misses the worker at its other end."""
+"""Time to find a lost worker, s. Others may report a broken connection before the scheduler notices the loss."""
 SOCKET_MINUTES = 5
-"""LightGBM's ``time_out``: how long a worker waits for another that is silent; its default is two hours."""
-# What LightGBM writes into a model's text about where it was grown: no business of the model, and new each time.
+"""LightGBM's ``time_out``: how long a worker waits for another that is silent. Its default is two hours."""
+# Lines of LightGBM's text about the machines. They differ in every training and do not belong to the model.
 _WHERE_GROWN = re.compile(r"^\[(?:machines|local_listen_port|time_out|num_threads): .*\]\n", re.MULTILINE)
 _RESTART = "Restart the workers that are left, since they may still be waiting for it, and train again, or train here."
 
@@ -52,14 +53,14 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 class DaskTrainer:
     """A :class:`helios.predict.duration.Trainer` on the workers of a Dask cluster.
 
-    The same seed gives trees close to those grown here, not the same: see docs/experiments.md.
+    The same seed gives trees close to those trained locally, but not the same ones; see docs/experiments.md.
 
     Attributes
     ----------
     address : str
         Of the scheduler, as ``tcp://HOST:8786``.
     connect_s, longest_s : float
-        Longest wait for the scheduler's answer, and for one ensemble of trees.
+        Longest wait for the scheduler's answer, and for one ensemble of trees, s.
     """
 
     address: str
@@ -106,7 +107,7 @@ class DaskTrainer:
 
 
 def _parameters(quantile: float, seed: int) -> dict[str, Any]:
-    here_only = {"num_threads"}  # there, as many as the worker has
+    here_only = {"num_threads"}  # remote training uses as many threads as the worker has
     parameters = {name: value for name, value in PARAMETERS.items() if name not in here_only}
     return parameters | {
         "n_estimators": ROUNDS,
@@ -130,14 +131,17 @@ def _connected(address: str, connect_s: float) -> Iterator[Client]:
 
 
 def _quiet() -> None:
-    """Keep what lightgbm.dask logs of every port off the operator's screen."""
+    """Silence what lightgbm.dask logs about every port."""
     lightgbm_says = getLogger("lightgbm.dask")
     lightgbm_says.setLevel(ERROR)
     lightgbm.register_logger(lightgbm_says)  # by default it prints on standard output, where answers go
 
 
 def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
-    """Return as many workers as there are rows for, all of the releases that run here."""
+    """Return as many workers as there are rows for.
+
+    Raises unless all of them run the same releases as this machine.
+    """
     there = _count(client, address)
     if not there:
         raise DaskUnavailable(
@@ -149,10 +153,10 @@ def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
 
 
 def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) -> dict[str, Any]:
-    """Send each worker its rows, dealt in turn like cards, and return what ``fit`` takes.
+    """Send each worker its share of the rows, and return the arguments of ``fit``.
 
-    In blocks by time each worker would know one era only; LightGBM takes the bins of a feature from one worker's rows,
-    and the quantile in a leaf as the mean of the workers' own.
+    Rows are assigned round-robin. With blocks by time each worker would see one period only, but LightGBM takes the
+    bins of a feature from one worker's rows, and the quantile in a leaf as the mean of the workers' own.
     """
 
     def dealt(column: NDArray[Any]) -> Any:
@@ -171,7 +175,8 @@ def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) ->
 def _distributed(client: Client, workers: Sequence[str], hands: Sequence[NDArray[Any]]) -> Any:
     from dask import array  # noqa: PLC0415 - optional
 
-    # Through the scheduler: this machine need not reach the workers. Unhashed: equal arrays must not become one.
+    # direct=False sends through the scheduler, since this machine may not reach the workers. hash=False keeps equal
+    # arrays apart, which would otherwise become one.
     there = [
         client.scatter(hand, workers=[worker], direct=False, hash=False)
         for worker, hand in zip(workers, hands, strict=True)
@@ -184,7 +189,7 @@ def _distributed(client: Client, workers: Sequence[str], hands: Sequence[NDArray
 
 @contextmanager
 def _told(client: Client, progress: Progress, n_parts: int) -> Iterator[str]:
-    """Let ``progress`` hear how far the workers are, from the topic that this yields."""
+    """Yield a topic on which workers report progress to ``progress``."""
     topic, told = f"helios-rounds-{client.id}", 0
 
     def hear(_: Any) -> None:
@@ -199,7 +204,7 @@ def _told(client: Client, progress: Progress, n_parts: int) -> Iterator[str]:
 
 
 def _teller(topic: str) -> Callable[[Any], None]:
-    # A function within a function travels as its own code: the workers need not have Helios.
+    # A nested function is pickled by value, so that the workers need not have Helios.
     every = ROUNDS_TOLD
 
     def tell(environment: Any) -> None:
@@ -212,13 +217,16 @@ def _teller(topic: str) -> Callable[[Any], None]:
 
 
 def _aside(work: Callable[[], Any]) -> Future[Any]:
-    """Do ``work`` in a thread that does not keep the process alive: a lost worker may leave it waiting for ever."""
+    """Run ``work`` in a daemon thread.
+
+    A lost worker may leave it waiting for ever, which must not keep the process alive.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as reason:  # handed to whoever waits, whatever it is
+        except BaseException as reason:  # every exception is passed on to the waiting caller
             future.set_exception(reason)
 
     Thread(target=run, daemon=True).start()
@@ -226,7 +234,7 @@ def _aside(work: Callable[[], Any]) -> Future[Any]:
 
 
 def _count(client: Client, address: str) -> dict[str, int]:
-    """Return the threads of each worker."""
+    """Return the number of threads of each worker."""
     try:
         counted: dict[str, int] = client.sync(client.scheduler.ncores, callback_timeout=30)
     except (OSError, TimeoutError, ValueError, RuntimeError) as reason:
@@ -238,7 +246,7 @@ def _count(client: Client, address: str) -> dict[str, int]:
 
 
 def _refuse_if_lost(client: Client, workers: Sequence[str], address: str) -> None:
-    """Raise TrainingBroken if any of ``workers`` is there no more."""
+    """Raise TrainingBroken if any of ``workers`` is lost."""
     lost = sorted(set(workers) - set(_count(client, address)))
     if lost:
         raise TrainingBroken(
@@ -248,7 +256,10 @@ def _refuse_if_lost(client: Client, workers: Sequence[str], address: str) -> Non
 
 
 def _explain(reason: BaseException, client: Client, workers: Sequence[str], address: str) -> None:
-    """Raise TrainingBroken with what lies behind ``reason``: a lost worker, or what LightGBM said."""
+    """Raise TrainingBroken with the cause of a failed training.
+
+    The cause is a lost worker, or otherwise LightGBM's error.
+    """
     never: Future[Any] = Future()
     for _ in range(int(GRACE_S / LOOK_S)):
         _refuse_if_lost(client, workers, address)

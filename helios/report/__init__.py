@@ -1,1 +1,1 @@
-"""Tables, figures, pages: from history, real or replayed alike."""
+"""Tables, figures and pages from recorded or replayed history."""

@@ -1,4 +1,7 @@
-"""What all figures share: colours, axes of time and ratio, and the way from a drawing to SVG text."""
+"""Common style, axes and figures of all reports.
+
+Colours, axes of time and ratio, and the conversion of drawings to SVG text.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from helios.report.tables import CONTROL_NAMES
 from helios.report.whatif import Run, WhatIf
 from helios.units import duration
 
-# Okabe and Ito's palette, told apart by the colour-blind (jfly.uni-koeln.de/color, 2002).
+# Okabe and Ito's palette, distinguishable for the colour-blind (jfly.uni-koeln.de/color, 2002).
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 INK, SOFT, GREY, PALE = "#202124", "#5f6368", "#8a8f98", "#d5d8dd"
 STYLE: Any = {
@@ -68,7 +71,7 @@ THEMED = {
     "#0072b2": "blue",
 }
 WIDE_IN, NARROW_IN = 9.4, 3.6
-"""Widths of a figure: of a desk's screen or a sheet of paper, and of a phone; inch."""
+"""Widths of a figure: for a computer's screen or a sheet of paper, and for a phone; inch."""
 TIME_TICKS_S = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400)
 COARSE_TIME_TICKS_S = (1, 60, 3_600, 86_400, 30 * 86_400)
 RATIOS = {0.2: "1/5", 0.5: "half", 2: "twice", 5: "5 x"}
@@ -77,7 +80,7 @@ POWERS_OF_TEN = {0.001: "1/1000", 0.01: "1/100", 0.1: "1/10", 10: "10 x", 100: "
 
 @dataclass(slots=True)
 class Canvas:
-    """A figure under way.
+    """A figure while it is being drawn.
 
     Attributes
     ----------
@@ -97,7 +100,9 @@ class Canvas:
 def canvas(
     description: str, *, height: float, narrow: bool = False, rows: int = 1, columns: int = 1
 ) -> Iterator[Canvas]:
-    """Draw a figure in our style; matplotlib's settings are as before once it is finished.
+    """Provide an empty figure in the common style.
+
+    A context manager: at its end the figure is rendered as SVG, and matplotlib's settings are as before.
 
     Parameters
     ----------
@@ -106,7 +111,7 @@ def canvas(
     height : float
         Inch; of each column where ``narrow`` puts the columns below each other.
     """
-    # Names within an SVG are made of this salt, and a page holds many of them.
+    # Ids within an SVG are derived from this salt, and a page holds many figures.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{description}, {'narrow' if narrow else 'wide'}"}):
         if narrow:
             rows, columns, height = rows * columns, 1, height * columns
@@ -122,7 +127,10 @@ def percent_axis(axes: Axes) -> None:
 
 
 def time_axis(axes: Axes, *, narrow: bool = False, upright: bool = False) -> None:
-    """Make the x axis (``upright``: the y axis) one of times from a second to a month, logarithmic."""
+    """Make an axis logarithmic, from a second to a month.
+
+    The x axis, or the y axis where ``upright``.
+    """
     axis = axes.yaxis if upright else axes.xaxis
     (axes.set_yscale if upright else axes.set_xscale)("log")
     low, high = axes.get_ylim() if upright else axes.get_xlim()
@@ -137,20 +145,26 @@ def time_axis(axes: Axes, *, narrow: bool = False, upright: bool = False) -> Non
 
 
 def date_axis(axes: Axes, *, narrow: bool, offset: bool = True) -> None:
-    """Make the x axis one of dates, with what all have in common at its end where ``offset``."""
+    """Make the x axis one of dates.
+
+    ``offset``: whether the part that all dates have in common is written at its end.
+    """
     ticks = AutoDateLocator(minticks=2, maxticks=5 if narrow else 9)  # type: ignore[no-untyped-call]  # because untyped
     axes.xaxis.set_major_locator(ticks)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(ticks, show_offset=offset))  # type: ignore[no-untyped-call]  # because untyped
 
 
 def local_times(times: pd.Series, timezone: str) -> NDArray[np.datetime64]:
-    """Return moments as the clock on the wall shows them, for the labels of an axis."""
+    """Return moments in local time, without a zone, for axis labels."""
     shown: NDArray[np.datetime64] = times.dt.tz_convert(timezone).dt.tz_localize(None).to_numpy(dtype="datetime64[s]")
     return shown
 
 
 def rare_share_axis(axes: Axes) -> None:
-    """Make the y axis one of shares down to the rarest, logarithmic, with a tick at each power of ten."""
+    """Make the y axis logarithmic for shares down to the rarest.
+
+    With a tick at each power of ten.
+    """
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_yticks([10.0**power for power in range(-9, 1) if low <= 10.0**power <= high])
@@ -159,7 +173,10 @@ def rare_share_axis(axes: Axes) -> None:
 
 
 def ratio_axis(axes: Axes, *, low: float, high: float, same: str, narrow: bool) -> None:
-    """Make the x axis one of ratios in words, logarithmic; ``same`` is how 1 is called."""
+    """Make the x axis logarithmic, with ratios in words.
+
+    ``same`` is the label at 1.
+    """
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     crowded = high / low > (50 if narrow else 10_000)
@@ -177,7 +194,10 @@ def _short(seconds: float) -> str:
 
 
 def _svg(figure: Figure, description: str) -> str:
-    """Return the figure as an SVG element, without what only an editor of drawings needs."""
+    """Return the figure as a compact SVG element.
+
+    Without metadata, comments and unused ids, and with the colours of the page.
+    """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     text = buffer.getvalue()
@@ -195,7 +215,7 @@ def _themed(found: re.Match[str]) -> str:
 
 # Figures as SVG text: deterministic, without a display, readable in grey and by the colour-blind.
 #
-# Each is drawn for a desk's screen and paper, or ``narrow`` for a phone.
+# Each is drawn for a computer's screen and paper, or ``narrow`` for a phone.
 
 LINES = (GREY, BLUE, ORANGE, GREEN)
 LINE_ORDER = ("balanced", "qssf", "fewest_gpus", "fifo", "sjf")
@@ -210,7 +230,9 @@ LONGEST_NAME = 24
 
 
 def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
-    """Draw each feasible replay's mean wait by size as a multiple of the baseline's; the left gains, the right pays.
+    """Draw each feasible replay's mean wait by size against the baseline's.
+
+    As a ratio: sizes left of 1 gain, those right of it pay.
 
     None where there is nothing to compare.
     """
@@ -245,7 +267,10 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
 
 
 def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
-    """Draw mean and longest wait of every replay side by side; oracles in grey."""
+    """Draw mean and longest wait of every replay side by side.
+
+    Oracles are grey.
+    """
     runs = [result.baseline, *result.feasible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
     colours = [
@@ -279,7 +304,10 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
 
 
 def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
-    """Draw the share of jobs that wait longer than a time, on logarithmic axes; None where nobody waits."""
+    """Draw the share of jobs that wait longer than a time.
+
+    Both axes are logarithmic. None where nobody waits.
+    """
     drawn = shown(result)
     if max(int(run.wait_s.max()) for run in drawn) < LEAST_WAIT_S:
         return None
@@ -299,7 +327,9 @@ def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
 
 
 def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
-    """Draw how many jobs waited and how busy the cluster was, over the window; None where all were preempted.
+    """Draw jobs waiting and utilisation over the window.
+
+    None where all replays are preemptive.
 
     What preempted jobs did between their first start and their end is not kept, so SRTF has no line.
     """
@@ -326,7 +356,10 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
 
 
 def error_profile(answer: Mapping[str, Any], *, narrow: bool = False) -> str:
-    """Draw the share of jobs predicted within 10, 50 and 100 %, the model beside its controls."""
+    """Draw the share of jobs predicted within 10, 50 and 100 %.
+
+    Of the model, beside its controls.
+    """
     names = {"Helios": answer, **answer["controls"]}
     bounds = ("within_10pct", "within_50pct", "within_100pct")
     shades = (BLUE, ORANGE, *("#8a8f98", "#aeb3ba", "#ced2d7", "#e3e6ea"))
@@ -346,7 +379,7 @@ def error_profile(answer: Mapping[str, Any], *, narrow: bool = False) -> str:
 
 
 def sizes(description: Description, *, narrow: bool = False) -> str:
-    """Draw how jobs and their hours are spread over sizes, and how jobs of each size ended."""
+    """Draw jobs, hours and final states by size."""
     rows, unit = description.sizes, description.unit
     places = np.arange(len(rows))
     with canvas("Jobs and hours by size, and final state by size", height=3.0, narrow=narrow, columns=2) as drawing:
@@ -388,7 +421,10 @@ def run_times(description: Description, *, narrow: bool = False) -> str:
 
 
 def day_and_week(description: Description, *, narrow: bool = False) -> str:
-    """Draw when jobs are submitted, by hour of the cluster's day and by weekday, and how busy each hour is if known."""
+    """Draw submissions by hour of the day and by weekday.
+
+    In the cluster's zone; also the mean use in each hour where it is known.
+    """
     hours = f"hour of the day ({description.timezone})"
     busy = description.busy_by_hour
     what = "Submissions by hour and by weekday, and what is in use by hour"
@@ -428,7 +464,10 @@ def busiest_users(description: Description, *, narrow: bool = False) -> str:
 
 
 def shown(result: WhatIf) -> Sequence[Run]:
-    """Return the few replays that lines are drawn for: the baseline, and of each policy the best that can be had."""
+    """Return the few replays that get a line in a figure.
+
+    The baseline, and of each policy the feasible replay with the shortest mean wait.
+    """
     best: dict[str, Run] = {}
     for run in sorted(result.feasible, key=lambda run: run.summary.mean_wait_s):
         best.setdefault(run.policy, run)
@@ -437,7 +476,10 @@ def shown(result: WhatIf) -> Sequence[Run]:
 
 
 def time_steps(runs: Sequence[Run]) -> NDArray[np.int64]:
-    """Return the edges of the steps of time: the window and a little of what it leaves behind."""
+    """Return the edges of the time steps of a figure.
+
+    They span the window and a little of the time after it (``DRAIN``).
+    """
     first, last = runs[0].submitted_s.min(), runs[0].submitted_s.max()
     end = min(last + DRAIN * (last - first), max(run.ended_s.max() for run in runs))
     return np.unique(np.linspace(first, end, N_STEPS + 1).astype(np.int64))
@@ -446,7 +488,7 @@ def time_steps(runs: Sequence[Run]) -> NDArray[np.int64]:
 def queue_and_use(
     run: Run, rows: NDArray[np.bool_] | slice, edges_s: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how many of these jobs waited, and how many GPUs they held, on average in each step."""
+    """Return mean jobs waiting and GPUs held in each step."""
     started_s, gpus = run.started_s[rows], run.gpus[rows].astype(np.int64)
     return (
         mean_level_over_time(begins_s=run.submitted_s[rows], ends_s=started_s, edges_s=edges_s),
@@ -455,7 +497,10 @@ def queue_and_use(
 
 
 def _ratios(run: Run, today: Run) -> dict[str, float]:
-    """Return the mean wait of each size against today's, where that size waits in either."""
+    """Return the ratio of mean waits to the baseline's, by size.
+
+    Only of sizes that wait in either.
+    """
     new, old = run.summary.mean_wait_s_by_size, today.summary.mean_wait_s_by_size
     pairs = {name: (new[name], old[name]) for name in SIZE_CLASSES}
     return {
@@ -475,6 +520,9 @@ def shortened(name: str) -> str:
 
 
 def _drawn(length: int) -> NDArray[np.int64]:
-    """Return the places of the sorted jobs that a curve is drawn through, ever denser towards the end."""
+    """Return the positions in the sorted jobs that a curve passes through.
+
+    Ever denser towards the end.
+    """
     tail = length - np.geomspace(1, length, 200).astype(np.int64)
     return np.unique(np.concatenate([np.linspace(0, length - 1, 300).astype(np.int64), tail]))

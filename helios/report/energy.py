@@ -1,4 +1,7 @@
-"""What the nodes of a real cluster drew, what sleep saved, and what idle nodes cost: told, tabled, as JSON."""
+"""Report of the energy that a real cluster's nodes drew.
+
+What sleep saved and what idle nodes cost: as sentences, as a table and as JSON.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from helios.units import DAY_S, duration_in_words, percent
 
 ALWAYS_ON = "always_on"
 TIMERS_MIN = (30, 10)
-"""Settings of Slurm's idle timer that are compared with, min; the first is the one that is told."""
+"""Settings of Slurm's idle timer to compare with, min; sentences use the first."""
 FINE_BELOW = 100
 """Totals below it are written with a decimal."""
 _HEADS = {"day": "Day", "partition": "Partition", "node": "Node"}
@@ -22,13 +25,15 @@ _NEXT = "What Helios would save: helios energy whatif --cluster {cluster}"
 
 
 def timer_name(minutes: int) -> str:
-    """Return how an idle timer is called in JSON: ``idle_timer_30min``."""
+    """Return the name of an idle timer in JSON, as ``idle_timer_30min``."""
     return f"idle_timer_{minutes}min"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What was saved against another way to run the same nodes with the same jobs at the same times.
+    """Savings against another way to run the same nodes.
+
+    With the same jobs at the same times.
 
     Attributes
     ----------
@@ -77,7 +82,7 @@ class EnergyLedger:
         What nodes without a job would have drawn, at the most, where it is not known whether they were awake.
     levels : DataFrame
         For figures: ``time``, ``ended_at``, and mean nodes ``busy``, ``idle``, ``asleep``, ``moving``, ``out``,
-        ``unknown``; ``wanted``: nodes that Helios wanted awake, NaN where it did not say.
+        ``unknown``; ``wanted``: nodes that Helios wanted awake, NaN where unknown.
     daily : DataFrame
         For figures: ``time``, and kWh saved against each policy, ``always_on``, ``idle_timer_30min``, ...
     band : float
@@ -121,7 +126,10 @@ class EnergyLedger:
         return next(saving for saving in self.savings if saving.against == policy)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; lengths are node hours, energies kWh."""
+        """Return plain values.
+
+        Lengths are node hours, energies kWh.
+        """
         table = as_json(energy_answer(self))
         return {
             "cluster": self.cluster,
@@ -176,7 +184,7 @@ def fields_by(by: str) -> tuple[Field, ...]:
 
 
 def energy_answer(ledger: EnergyLedger) -> ReportTable:
-    """Return the ledger as a table in sacct's habits."""
+    """Return the ledger as a table in the style of sacct."""
     fields = tuple(_as_fine_as_its_total(field, ledger.total) for field in fields_by(ledger.by))
     hidden = {"FallingH", "WakingH", "UnseenH", "GPUHours", "CO2kg", "IdleCost", "SavedCost", "SavedCO2", "vs10min"}
     window = " to ".join(
@@ -195,18 +203,24 @@ def energy_answer(ledger: EnergyLedger) -> ReportTable:
 
 
 def _as_fine_as_its_total(field: Field, total: Mapping[str, Any]) -> Field:
-    """Return the field with a decimal where whole numbers would hide most of a small cluster's day."""
+    """Return the field with a decimal where its total is small.
+
+    Whole numbers would hide most of a small cluster's day.
+    """
     fine = field.kind is FieldKind.COUNT and abs(total[field.column]) < FINE_BELOW
     return replace(field, kind=FieldKind.DECIMAL) if fine else field
 
 
 def energy_sentences(ledger: EnergyLedger) -> list[str]:
-    """Tell a manager what it came to, the most important first."""
+    """Summarize the ledger in sentences, the most important first."""
     return [*(_slept(ledger) if ledger.slept else _nothing_slept(ledger)), *_unseen(ledger)]
 
 
 def savings(ledger: EnergyLedger) -> str:
-    """Tell what sleep saved, with its uncertainty, against leaving the nodes on and against Slurm's idle timer."""
+    """Describe what sleep saved, with its uncertainty.
+
+    Against leaving the nodes on and against Slurm's idle timer.
+    """
     saved, timer = ledger.against(ALWAYS_ON), ledger.against(timer_name(TIMERS_MIN[0]))
     # A cycle costs energy too: many short ones can cost more than they save.
     verb, sign = ("saved", 1) if saved.kwh >= 0 else ("cost", -1)

@@ -1,4 +1,7 @@
-"""Figures of the energy ledger: what nodes did over time, and what sleep saved day by day."""
+"""Figures of the energy ledger.
+
+The states of nodes over time, and what sleep saved on each day.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ HALF_BAR_S = 32_400
 
 
 def nodes_over_time(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:
-    """Draw how many nodes were busy, idle, asleep; and how many Helios wanted awake, where it said so."""
+    """Draw how many nodes were busy, idle and asleep over time.
+
+    Also how many Helios wanted awake, where that is known. None where no level is known.
+    """
     if ledger.levels.empty:
         return None
     with canvas("Nodes with a job, idle and asleep over time", height=HEIGHT_IN, narrow=narrow) as drawing:
@@ -36,7 +42,9 @@ def nodes_over_time(ledger: EnergyLedger, *, narrow: bool = False) -> str | None
 
 
 def saved_by_day(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:
-    """Draw the energy that sleep saved on each day, and what Slurm's idle timer would have.
+    """Draw the energy that sleep saved on each day.
+
+    Beside it what Slurm's idle timer would have saved.
 
     None where the window is a single day, or nothing slept.
     """
@@ -49,7 +57,10 @@ def saved_by_day(ledger: EnergyLedger, *, narrow: bool = False) -> str | None:
 
 
 def as_png(ledger: EnergyLedger) -> bytes:
-    """Return the figure of nodes, and below it that of savings where there is one, as a PNG."""
+    """Return the figures of nodes and of savings as one PNG.
+
+    Savings below the nodes, where there are any.
+    """
     rows = 2 if _has_savings(ledger) else 1
     written = io.BytesIO()
     with canvas("Nodes over time, and energy saved", height=3.4 * rows, rows=rows) as drawing:

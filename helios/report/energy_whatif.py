@@ -1,4 +1,7 @@
-"""What an energy what-if found: one result for each policy, alike on a node series and on a job trace."""
+"""Results of an energy what-if, one for each policy.
+
+They have the same form on a node series and on a job trace.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "i
 MIDDLE, WIDE = 100, 150
 """Terminal columns from which less important figures are shown too, and from which all are."""
 FAR_RIGHT = 10.0
-"""Wake-ups a day from which a name stands to the left of its dot."""
+"""Wake-ups a day above which a name is written to the left of its dot."""
 POLICY_COLUMNS = ("Asleep", "In use", "Wake-ups a day", "Nodes each", "Short, node h", "kWh", "Saved kWh")
 """Of a page."""
 
@@ -38,7 +41,7 @@ class PolicyResult:
     node_utilization_before, node_utilization_after : float
         Busy nodes over those in service, and over those powered; fractions.
     wakeups_per_day, sleeps_per_day : float
-        Moments at which nodes were told to wake, or to sleep; several nodes at once count once, as in the paper.
+        Moments at which nodes were sent to wake, or to sleep; several nodes at once count once, as in the paper.
     wakeups_per_day_interval : pair of float
         Exact 95 % interval of the rate, were wake-ups a Poisson process: their number is small.
     nodes_per_wakeup : float, optional
@@ -82,7 +85,10 @@ class PolicyResult:
     saved_kwh: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; what is not a number is null."""
+        """Return plain values.
+
+        What is not a finite number is null.
+        """
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
@@ -117,7 +123,10 @@ class EnergyWhatIf:
         return (end - first).total_seconds() / 86_400
 
     def of(self, policy: str) -> PolicyResult | None:
-        """Return the result of that policy; None: it was not run."""
+        """Return the result of a policy.
+
+        None: it was not run.
+        """
         return next((result for result in self.policies if result.policy == policy), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +144,7 @@ class EnergyWhatIf:
 
 
 def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
-    """Compare the policies, below them what it comes to and what was assumed.
+    """Compare the policies in a table, with a summary and the assumptions below.
 
     Parameters
     ----------
@@ -152,7 +161,7 @@ def energy_table(result: EnergyWhatIf, *, width: int) -> RenderableType:
 
 
 def energy_verdict(result: EnergyWhatIf) -> list[str]:
-    """Say in plain sentences whether CES earns its place beside the controls."""
+    """Compare CES with its controls in sentences."""
     ces = result.of("ces")
     if ces is None:
         return []
@@ -175,7 +184,10 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
 
 
 def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
-    """Draw, as SVG, how many nodes each policy had asleep and how often it woke some; up and left is better."""
+    """Draw nodes asleep against wake-ups a day of each policy.
+
+    As SVG; up and left is better.
+    """
     with canvas("Nodes asleep and wake-ups a day, by policy", height=3.4, narrow=narrow) as drawing:
         (axes,) = drawing.panels
         for policy in result.policies:
@@ -228,7 +240,7 @@ def _table(result: EnergyWhatIf, *, width: int) -> RenderableType:
 
 
 def _columns(*, jobs: bool, width: int) -> list[str]:
-    """Return the columns there is room for, the first to go being the last to be asked for."""
+    """Return the columns for which the terminal has room."""
     names = ["Asleep", "Used", "Wakes/day", "95 %"]
     names += ["Short node-h"] if not jobs or width >= MIDDLE else []
     names += ["Delayed"] if jobs else []
@@ -290,7 +302,10 @@ def _share_saved(policy: PolicyResult) -> str:
 
 
 def _beside_timer(ces: PolicyResult, timer: PolicyResult) -> str:
-    """Set CES against what Slurm does by itself, price and all: it may well save more."""
+    """Compare CES with Slurm's own idle timer.
+
+    With what the timer costs in wake-ups and delays, because it may save more energy.
+    """
     kwh = ces.saved_kwh - timer.saved_kwh
     short = (
         f"{timer.node_hours_short:,.1f} node hours short instead of {ces.node_hours_short:,.1f}"

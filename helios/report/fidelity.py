@@ -1,4 +1,6 @@
-"""How faithful a replay is to what really happened: start by start, beside controls that anybody could have.
+"""Comparison of a replay's starts with the recorded ones.
+
+Job by job, beside simple controls.
 
 Start order follows submissions whatever the rules are, so that its rank correlation is high for any replay: read it
 beside the control "in order of submission". The rank correlation of waits says more.
@@ -53,17 +55,25 @@ class Fidelity:
 
     @property
     def mean_wait_error(self) -> float:
-        """How far the mean wait is off, as a share of the recorded one; NaN where nobody waited."""
+        """Relative error of the mean wait.
+
+        As a share of the recorded one; NaN where nobody waited.
+        """
         return self.mean_wait_s / self.recorded_wait_s - 1 if self.recorded_wait_s else float("nan")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain values; what has no value is None."""
+        """Return the figures as plain values.
+
+        What has no value is None.
+        """
         figures = asdict(self) | {"mean_wait_error": self.mean_wait_error}
         return {name: None if pd.isna(value) else value for name, value in figures.items()}
 
 
 def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Times) -> Fidelity:
-    """Compare starts; all arrays of shape (jobs,), s since the same moment.
+    """Compare replayed starts with the recorded ones.
+
+    All arrays have the shape (jobs,), in s since the same moment.
 
     Raises
     ------

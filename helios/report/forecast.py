@@ -1,4 +1,7 @@
-"""What a judged forecast of node demand says: for a program, as a table, and in plain sentences."""
+"""Report of an evaluated forecast of node demand.
+
+As JSON, as a table and in sentences.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from helios.predict.demand.evaluation import (
 from helios.report.tables import plain_table
 
 SURE = 2.0
-"""Standard errors over days from which a difference is not laid to chance."""
+"""Standard errors over days above which a difference is not ascribed to chance."""
 NAMES = {
     HELIOS: "Helios",
     PERSISTENCE: "as now",
@@ -40,7 +43,7 @@ _PINBALL_SAID = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastReport:
-    """A judged forecast.
+    """An evaluated forecast of node demand.
 
     Attributes
     ----------
@@ -49,9 +52,9 @@ class ForecastReport:
     name, unit : str
         Of what, and what is counted: ``node`` or ``GPU``.
     window_s : (int, int)
-        Begin and end of what was judged, s since the epoch.
+        Begin and end of what was evaluated, s since the epoch.
     step_s : int
-    verdict : Verdict
+    verdict : ForecastVerdict
     source : str
         What forecast at last.
     notes : tuple of str
@@ -67,7 +70,10 @@ class ForecastReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; what a method does not say is null."""
+        """Return plain values.
+
+        Null: the method does not predict it.
+        """
         since, until = (datetime.fromtimestamp(at, UTC).isoformat() for at in self.window_s)
         return {
             self.kind: self.name,
@@ -87,7 +93,10 @@ class ForecastReport:
 
 
 def forecast_table(report: ForecastReport) -> RenderableType:
-    """Lay the methods side by side, the best figure of each column bold; below them what it comes to."""
+    """Compare the methods, the best figure of each column bold.
+
+    Below them a summary in sentences.
+    """
     since, until = (datetime.fromtimestamp(at, UTC) for at in report.window_s)
     caption = (
         f"{escape(report.name)}: busy {report.unit}s, {report.verdict.steps:,} steps of {report.step_s // 60} minutes "
@@ -108,7 +117,7 @@ def forecast_table(report: ForecastReport) -> RenderableType:
 
 
 def sentences(report: ForecastReport) -> list[str]:
-    """Say what the figures come to; also when there is nothing to gain."""
+    """Summarize the figures in sentences, also when there is nothing to gain."""
     ours = [score for score in report.verdict.points if score.method == HELIOS]
     said = [_against_persistence(ours)] if ours else []
     return said + [sentence for sentence in (_against_empirical(report.verdict.most),) if sentence]
@@ -155,7 +164,10 @@ def _hours(hours: Sequence[int]) -> str:
 
 
 def _score_table(head: str, figures: dict[tuple[str, int], tuple[float, str]]) -> RenderableType:
-    """Lay a figure and what stands beside it by method and horizon, the least of each horizon bold."""
+    """Return a table of figures by method and horizon.
+
+    Each figure has a second one beside it; the smallest of each horizon is bold.
+    """
     table = plain_table(head, *(name for hour in JUDGED_H for name in (f"{hour} h", "")))
     least = {hour: min((of[0] for (_, at), of in figures.items() if at == hour), default=0.0) for hour in JUDGED_H}
     for method in dict.fromkeys(method for method, _ in figures):

@@ -1,4 +1,7 @@
-"""What a history holds, in figures: read once by columns, shown as table, JSON or page."""
+"""Figures of a history, for tables, JSON and pages.
+
+They are computed once, by columns.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ class Description:
 
     @property
     def unit(self) -> str:
-        """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
+        """Name of the resource that jobs hold, ``GPU`` or ``CPU``."""
         return best_unit(self.resource)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Pages: one self-contained HTML file, figures inside, nothing fetched, fit for a phone and for printing."""
+"""Reports as self-contained HTML pages.
+
+Figures are embedded, nothing is fetched, and a page fits a phone and a sheet of paper.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def render_whatif(
     evaluation : mapping, optional
         An evaluation's JSON: how good the predictions behind it are.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: as far as the one replay tells.
+        How sure the differences are, over repeats; None: from the one replay alone.
     next_steps : sequence of str
         Commands for the reader to type next.
     """
@@ -96,7 +99,10 @@ def render_description(description: Description) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCells:
-    """A table as text, with its heads and whether each column is of text."""
+    """A table as text.
+
+    Each column has a head and whether it is of text.
+    """
 
     header: Sequence[tuple[str, bool]]
     rows: Sequence[Sequence[str]]
@@ -104,7 +110,10 @@ class TableCells:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSection:
-    """A part of a page; the first is its verdict and shows no title."""
+    """A part of a page.
+
+    The first one is the summary and shows no title.
+    """
 
     title: str = ""
     sentences: Sequence[str] = ()
@@ -123,7 +132,10 @@ def render_sections(
 
 
 def to_cells(answer: ReportTable) -> TableCells:
-    """Return the table as a page shows it, without columns that have no value."""
+    """Return the cells of a table for a page.
+
+    Columns without any value are left out.
+    """
     fields = [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
     columns = [
         [
@@ -195,7 +207,10 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
 
 
 def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
-    """Return what the page says of chance: how each replay differs from the baseline, and between what that lies."""
+    """Return how each replay differs from the baseline, with intervals.
+
+    None: nobody waits, or there is nothing to compare.
+    """
     found = differences if differences is not None else of_one_replay(result)
     if nobody_waits(result) or not found.others:
         return None
@@ -219,7 +234,9 @@ def _history(description: Description | None) -> dict[str, Markup | None]:
 
 
 def inline(draw: Callable[..., str | None], shown: Any) -> Markup | None:
-    """Draw for a desk and for a phone, of which the page shows one.
+    """Draw a figure in a wide and a narrow form.
+
+    The page shows the one that fits the screen. None where there is nothing to draw.
 
     A figure is marked as safe: it is ours, and its texts are escaped by the drawing library.
     """

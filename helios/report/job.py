@@ -1,4 +1,7 @@
-"""Why a job waits: what is predicted of it, where it stands, what Helios did, and where it would stand without."""
+"""Explanation of why a job waits.
+
+What is predicted of it, its place in the queue, what Helios did, and the place it would have without Helios.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 from helios.model import Mode, Snapshot
 from helios.units import duration_in_words
 
-# Slurm's words for why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
+# Slurm's reasons why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
 REASONS = {
     "None": "Slurm has not looked at it yet",
     "Priority": "other jobs come before it",
@@ -50,7 +53,7 @@ UNDONE = "reverted what Helios had set, if anything"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
-    """Everything Helios can say about one job.
+    """Everything that Helios knows about one job.
 
     Attributes
     ----------
@@ -71,22 +74,22 @@ class JobExplanation:
     remaining_s : tuple of float, optional
         p10, p50 and p90 of what remains of its run; None: it does not run, or nothing is predicted.
     reason : str
-        Why the cluster has not started it, in Slurm's word.
+        Why the cluster has not started it, as Slurm calls it.
     planned_start_at : datetime, optional
-        Start that the cluster itself foresees.
+        Start that the cluster itself plans.
     rests_on : str
-        Sentence of the past jobs that the prediction rests on; empty: it does not wait, or nothing is known.
+        Sentence about the past jobs behind the prediction; empty: it does not wait, or nothing is known.
     rank, rank_without, queued : int
         Place among the pending jobs of its partition; the place it would have if Helios had set nothing; how many
         there are. 0: it is not pending.
-    hands_off : str
+    excluded_reason : str
         Why Helios leaves it alone; empty: it may act.
     stands : tuple of str
-        What Helios has set on it, in the mechanism's words.
+        What Helios has set on it, as the cluster writes it.
     would_stand : tuple of str
         What its shadows would have set.
     decisions : DataFrame
-        Audit lines of this job, oldest first, columns of ``DECISIONS``.
+        Audit entries of this job, oldest first, columns of ``DECISIONS``.
     remarks : tuple of str
         Of the whole cluster: paused, a service's mode, history too old.
     """
@@ -118,7 +121,10 @@ class JobExplanation:
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as plain values; unknown numbers are null."""
+        """Return plain values.
+
+        Unknown and unlimited numbers are null.
+        """
         plain = {name: value for name, value in asdict(self).items() if name != "decisions"}
         plain = {name: None if _unknown(value) else value for name, value in plain.items()}
         return plain | {
@@ -126,7 +132,7 @@ class JobExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Return the answer as sentences."""
+        """Return the explanation as sentences."""
         told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._activity()]
         return [line for line in (*told, *self.remarks) if line]
 
@@ -155,7 +161,7 @@ class JobExplanation:
     def _place(self) -> list[str]:
         if not self.rank:
             return []
-        # Slurm adds to some words after a comma: "ReqNodeNotAvail, May be reserved for other job".
+        # Slurm adds to some reasons after a comma: "ReqNodeNotAvail, May be reserved for other job".
         known = REASONS.get(self.reason.partition(",")[0], f"Slurm says {self.reason}")
         why = known if self.reason else "Slurm gives no reason"
         lines = [f"It is number {self.rank} of {self.queued} in its partition: {why}."]
@@ -181,7 +187,9 @@ class JobExplanation:
 def places(
     snapshot: Snapshot, job: pd.Series[Any], *, without: Callable[[pd.DataFrame], NDArray[np.float64]]
 ) -> tuple[int, int, int]:
-    """Return a pending job's place in its partition, its place if Helios had set nothing, and the number of jobs there.
+    """Return a pending job's place, its place without Helios, and the queue's length.
+
+    Among the pending jobs of its partition; of a job that names several partitions, among those of all of them.
 
     Parameters
     ----------
@@ -203,7 +211,10 @@ def places(
 
 
 def _decided(line: dict[Hashable, Any]) -> str:
-    """Tell one line of the audit: when, who, what came of it, and why."""
+    """Describe an audit entry in one sentence.
+
+    When, who, what came of it, and why.
+    """
     result = str(line["outcome"]).partition(":")[0]
     deed = UNDONE if line["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
     told = deed.format(result=result, after=line["after"] or "its place").strip()

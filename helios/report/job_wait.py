@@ -1,4 +1,4 @@
-"""What held a job in each stretch of its wait in a replay, as a table of causes."""
+"""Explanation of a job's wait in a replay, as a table of causes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class Blocker:
     gpus: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; an unknown user is null."""
+        """Return plain values.
+
+        An unknown user is null.
+        """
         return {"job_id": self.job_id, "user": self.user or None, "gpus": self.gpus}
 
     def named(self, unit: str) -> str:
@@ -56,7 +59,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitInterval:
-    """A part of a job's wait in which the same held it.
+    """A part of a job's wait with one cause and one blocker.
 
     Attributes
     ----------
@@ -73,7 +76,7 @@ class WaitInterval:
         For how long of it enough GPUs were free for whom they were meant - the blocker, or the job itself - but in
         pieces, s.
     reserved_at : datetime, optional
-        With RESERVED, when the blocker was expected to start, as last said; None: unknown.
+        With RESERVED, when the blocker was last expected to start; None: unknown.
     """
 
     began_at: datetime
@@ -109,7 +112,16 @@ class WaitInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A job that held GPUs while the job waited for them: which, how many, and for how long of that time, s."""
+    """A job that held GPUs while another one waited for them.
+
+    Attributes
+    ----------
+    job : Blocker
+    held_s : int
+        For how long of that wait, s.
+    until : datetime
+        Until when it held them, UTC.
+    """
 
     job: Blocker
     held_s: int
@@ -128,7 +140,15 @@ class OtherReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShorterLimit:
-    """A run time to plan with under which backfill would have started the job by then."""
+    """A planned run time with which the job would have started earlier.
+
+    Attributes
+    ----------
+    planned_s : int
+        Run time for backfill to plan with, s.
+    started_at : datetime
+        By when backfill would have started the job.
+    """
 
     planned_s: int
     started_at: datetime
@@ -136,7 +156,9 @@ class ShorterLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overtaken:
-    """Jobs submitted later that started earlier: those that the order put before it, and those let past by backfill.
+    """Numbers of jobs submitted later that started earlier.
+
+    ``by_order``: the order put them before it; ``by_backfill``: backfill let them pass.
 
     By the order's own keys, without promotions for long waits.
     """
@@ -162,19 +184,19 @@ class WaitExplanation:
     run_time_s : int
         How long it ran, s.
     believed_s, planned_s : float, optional
-        Run time that the order believed and that backfill planned with, s; None: it asked for none.
+        Run times that the order and backfill used, s; None: it used none.
     planned_by : str
-        Where the latter comes from: limit, predicted, true, or a number of seconds; empty: nobody planned.
+        Where the latter comes from: limit, predicted, true, or a number of seconds; empty: no backfill.
     rank, queued : int
         Place in its partition's queue when it was submitted, and the queue's length; 0: it did not wait.
-    stretches : tuple of Stretch
+    intervals : tuple of WaitInterval
         They follow each other from submission to start.
     holders : tuple of Holder
-        Who held most while it was next in line, or where that is less than half of its wait, while it waited.
+        Jobs that held most while it was next in line, or where that is less than half of its wait, while it waited.
     overtaken : Overtaken
     shorter : ShorterLimit, optional
         What the user could have done.
-    beside : tuple of Beside
+    beside : tuple of OtherReplay
         The same job in other replays.
     recorded_wait_s : float, optional
         What it waited in truth, s; None: not recorded.
@@ -205,11 +227,11 @@ class WaitExplanation:
 
     @property
     def wait_s(self) -> int:
-        """How long it waited, s: the sum of the stretches."""
+        """How long it waited, s, which is the sum of the intervals."""
         return round((self.started_at - self.submitted_at).total_seconds())
 
     def of(self, cause: Cause) -> list[WaitInterval]:
-        """Return the stretches in which that held it."""
+        """Return the intervals with that cause."""
         return [interval for interval in self.intervals if interval.cause is cause]
 
     def to_json(self) -> dict[str, Any]:
@@ -248,7 +270,7 @@ class WaitExplanation:
 
 
 def total_s(intervals: Sequence[WaitInterval]) -> int:
-    """Return how long stretches are together, s."""
+    """Return the total length of the intervals, s."""
     return sum(interval.length_s for interval in intervals)
 
 
@@ -269,7 +291,10 @@ WORDS = {
 
 
 def wait_table(story: WaitExplanation) -> RenderableType:
-    """Return what held a job, cause by cause, with what else is known of its wait."""
+    """Return a table of the causes of a job's wait.
+
+    Longest cause first, with what else is known of the wait above and below.
+    """
     table = plain_table("What held it", "For", f"{story.unit}s free", "Largest that fits")
     table.add_column("Behind", overflow="fold")
     for cause in sorted(Cause, key=lambda cause: -total_s(story.of(cause))):
@@ -331,7 +356,7 @@ def wait_facts(story: WaitExplanation) -> list[str]:
 
 
 def _blockers(story: WaitExplanation, found: list[WaitInterval]) -> str:
-    """Name the jobs that came first, those that did so longest, and count the rest."""
+    """Name the jobs that blocked it longest, and count the rest."""
     lasted: Counter[Blocker] = Counter()
     for interval in found:
         if interval.blocker is not None:
@@ -344,6 +369,6 @@ def _blockers(story: WaitExplanation, found: list[WaitInterval]) -> str:
 
 
 def _span(pairs: list[tuple[int, int]]) -> str:
-    """Write the fewest and the most, as ``4-12``."""
+    """Write the smallest and the largest number, as ``4-12``."""
     least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
     return f"{least:,}" if least == most else f"{least:,}-{most:,}"

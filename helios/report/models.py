@@ -1,4 +1,4 @@
-"""Tables about models: which there are, how two compare, what a night decided, what has drifted."""
+"""Tables of models, comparisons, decisions and drift."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def models_table(
     drift: str | None,
     width: int,
 ) -> RenderableType:
-    """List the models of a cluster, newest first, with the figures of their backtests; below, the last decision.
+    """List the models of a cluster, newest first.
+
+    With the figures of their backtests, and below them the last decision.
 
     Parameters
     ----------
@@ -52,7 +54,10 @@ def models_table(
 
 
 def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
-    """Compare predictors on the same jobs; the challenger's differences from each, with what chance explains."""
+    """Compare predictors on the same jobs.
+
+    The challenger's differences from each of the others have an interval of what chance explains.
+    """
     table = plain_table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90")
     challenger = comparison["challenger"]
     for name in (challenger, *comparison["against"]):
@@ -72,7 +77,10 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
 
 
 def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
-    """Say what became of a model: decided or not, why, and what is in charge."""
+    """Describe what became of a model, in sentences.
+
+    Whether it was promoted, why, and which model is in charge.
+    """
     step, model_id = outcome["step"], outcome["model_id"]
     if step is None:
         first = f"{model_id} is kept and in charge of nothing: {outcome['why']}."
@@ -85,7 +93,10 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
 
 
 def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
-    """Show how far inputs are from training, and the errors of the last weeks beside shrinkage."""
+    """Show the drift of inputs and the errors of the last weeks.
+
+    Inputs against those of training, errors beside those of shrinkage.
+    """
     parts: list[RenderableType] = [_of_drift(drift), "", _inputs(drift, width), ""]
     if drift["weeks"]:
         parts += [_weeks(drift["weeks"]), ""]
@@ -242,7 +253,9 @@ LEAST_GAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderValue:
-    """What each order makes of one queue; all with EASY backfill by time limits.
+    """Effect of each queue order on one queue.
+
+    All replays have EASY backfill by time limits.
 
     Attributes
     ----------
@@ -256,7 +269,7 @@ class OrderValue:
     replays : mapping of QueueSummary
         By the names of ``REPLAY_NAMES``; today and both oracles are always there.
     notes : tuple of str
-        Assumptions, said aloud.
+        Assumptions, for a person.
     """
 
     nodes: Mapping[str, int]
@@ -267,7 +280,9 @@ class OrderValue:
     notes: tuple[str, ...] = ()
 
     def share(self, name: str, *, oracle: str = ORACLE) -> float | None:
-        """Return the part of the oracle's gain in mean wait over today that a replay realises.
+        """Return the share of the oracle's gain that a replay realises.
+
+        The gain is in mean wait against today.
 
         None: there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits than
         today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
@@ -297,14 +312,17 @@ class OrderValue:
 
 
 def model_notes(value: OrderValue | str | None) -> tuple[str, ...]:
-    """Return what is to be said aloud of the replays, or why there are none; nothing where none were asked for."""
+    """Return the notes on the replays.
+
+    Or why there are no replays; empty where none were asked for.
+    """
     if isinstance(value, OrderValue):
         return value.notes
     return () if value is None else (value,)
 
 
 def value_table(value: OrderValue) -> RenderableType:
-    """Compare the replays, and say in words what the predictions are worth."""
+    """Compare the replays, and summarize what the predictions are worth."""
     heads = ("Mean wait", "of gain", "Median", "p99", "Longest", f">8 {best_unit(value.resource)}")
     table = plain_table("Replayed, with EASY by limits", *heads)
     for name, words in REPLAY_NAMES.items():
@@ -318,7 +336,10 @@ def value_table(value: OrderValue) -> RenderableType:
 
 
 def in_words(value: OrderValue) -> Sequence[str]:
-    """Say what the predictions are worth to this queue, and under which bound on waiting."""
+    """Describe what the predictions are worth to this queue.
+
+    In sentences, with the bound on waiting.
+    """
     today = value.replays[TODAY]
     where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
     share = value.share(MODEL)

@@ -1,4 +1,7 @@
-"""What the nodes do and what Helios has to do with it: for the admin who asks, of all of them or of one."""
+"""Report of the nodes and of what Helios changed on them.
+
+For an administrator; of all nodes or of one.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,28 @@ from helios.model.hostlist import fold
 MOST_SHOWN = 40
 LAST_LINES = 12
 WIDE = 120
-"""Terminal columns from which six columns and a reason have room."""
+"""Terminal columns from which six columns and a reason fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeStatus:
-    """Where the nodes of a cluster stand.
+    """State of a cluster's nodes.
 
     Attributes
     ----------
     taken_at : datetime
     pools : DataFrame
         Columns of ``NODE_TALLIES``: each pool now.
-    standings : DataFrame
-        Columns of ``APPLIED_NODE_CHANGES``: what stands changed, and what would in a shadow.
+    applied_changes : DataFrame
+        Columns of ``APPLIED_NODE_CHANGES``: what is changed now, and what a shadow would have changed.
     protected : str
         Why nothing is put to sleep; empty: it may be.
     quarantined : mapping of str to str
-        Nodes that failed to wake, and what was seen.
+        Nodes that failed to wake, and what was observed.
     cannot : str
         Why this cluster cannot put nodes to sleep at all; empty: it can.
     paused : str
-        Who paused Helios; empty: nobody.
+        Who paused Helios; empty: it is not paused.
     """
 
     taken_at: datetime
@@ -54,7 +57,7 @@ class NodeStatus:
         APPLIED_NODE_CHANGES.check(self.applied_changes)
 
     def parts(self) -> Iterator[Table | str]:
-        """Yield what to show, for a person."""
+        """Yield the lines and tables for a terminal."""
         if self.paused:
             yield f"PAUSED {escape(self.paused)}"
         if self.cannot:
@@ -112,12 +115,12 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeExplanation:
-    """What there is to say about one node.
+    """State of one node and the last decisions about it.
 
     Attributes
     ----------
     facts : tuple of str
-        A sentence each: what it does now, what stands, what keeps Helios off it.
+        A sentence each: what it does now, what Helios changed, why it is excluded.
     decisions : DataFrame
         Columns of ``DECISIONS``: the last ones about it, newest first.
     """
@@ -130,7 +133,10 @@ class NodeExplanation:
         DECISIONS.check(self.decisions)
 
     def parts(self, *, width: int = WIDE) -> Iterator[Table | str]:
-        """Yield what to show, for a person; on a narrow terminal each decision takes two lines."""
+        """Yield the lines and tables for a terminal.
+
+        On a narrow one each decision takes two lines.
+        """
         yield from (escape(message) for message in self.facts)
         if not len(self.decisions):
             yield "Helios has decided nothing about it in the last 30 days."
@@ -155,7 +161,9 @@ class NodeExplanation:
 
 
 def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
-    """Return nodes, service, action, outcome and reason: one row for all nodes of which the same is said.
+    """Group audit entries that differ in their node alone.
+
+    Returns for each group the nodes as a hostlist, service, action, outcome and reason.
 
     Parameters
     ----------
@@ -170,7 +178,10 @@ def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
 
 
 def fold_names(nodes: Iterable[str]) -> str:
-    """Return nodes as a hostlist; an empty name, which is the keep-awake list's, is left out."""
+    """Return nodes as a hostlist.
+
+    An empty name, which is the keep-awake list's, is left out.
+    """
     return fold(filter(None, nodes))
 
 

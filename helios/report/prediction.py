@@ -40,7 +40,7 @@ LAST_OF = {
 
 @dataclass(frozen=True, slots=True)
 class _Phrase:
-    """What features that tell of one thing say together.
+    """Wording of a group of related features.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class _Phrase:
         Features whose values ``known`` takes.
     known : callable
     otherwise : str
-        What is said where any of ``needs`` is unknown.
+        The clause where any of ``needs`` is unknown.
     """
 
     features: str
@@ -164,7 +164,10 @@ _ABOUT_USER = {"neighbours", "limit_share", "failed_share", "recent", "end_gap",
 
 
 def describe_group(feature: str) -> str:
-    """Return what a feature tells of; one without words stands for itself."""
+    """Return the group that a feature belongs to.
+
+    A feature without words is a group of its own.
+    """
     if match := re.fullmatch(r"(\w+_last)_\d+", feature):
         return match[1]
     return next((group for group, words in _PHRASES.items() if re.fullmatch(words.features, feature)), feature)
@@ -177,7 +180,10 @@ def has_words(feature: str) -> bool:
 
 
 def phrase(group: str, features: Features) -> str:
-    """Return what is known of a group of features, as a clause; see :func:`describe_group`."""
+    """Describe a group of features as a clause.
+
+    Groups are those of :func:`describe_group`.
+    """
     level = group.removesuffix("_last")
     if group in _ABOUT_USER or level.startswith("user"):
         ended = features.get("user_ended", np.nan)
@@ -244,7 +250,7 @@ class PastJob:
     cpus, time_limit_s, run_time_s : float
         NaN: unknown; inf: unlimited.
     differs : tuple of str
-        In what it is not the same, in the words of these attributes; "size" for GPUs or CPUs.
+        Names of the attributes in which it differs; "size" for GPUs or CPUs.
     distance : float
         0: the same request, and nothing has ended since; see ``docs/predictions.md``.
     """
@@ -313,7 +319,10 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as plain values; what is unknown, or unlimited, is null."""
+        """Return plain values.
+
+        What is unknown or unlimited is null.
+        """
         plain = _plain(asdict(self))
         explained = plain.pop("explained")
         p10_s, p50_s, p90_s = explained.pop("quantiles_s")
@@ -322,7 +331,10 @@ class Explanation:
 
 
 def explanation_screen(told: Explanation) -> RenderableType:
-    """Return the answer, the contributions to it and similar jobs, readable at 80 columns."""
+    """Return an explained prediction for a terminal of 80 columns.
+
+    The answer, the contributions to it, and similar jobs.
+    """
     parts: list[RenderableType] = [escape(line) for line in answer_lines(told)]
     parts += ["", _contributions(told.explained), ""]
     parts.append(_similar_jobs(told.alike) if told.alike else "No past job had its user, account, size or name.")
@@ -332,7 +344,10 @@ def explanation_screen(told: Explanation) -> RenderableType:
 
 
 def answer_lines(told: Explanation) -> list[str]:
-    """Return the answer as sentences: the job, the prediction, the truth if it is known, what it rests on."""
+    """Return the answer as sentences.
+
+    The job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
+    """
     run = f", run {told.restart + 1}" if told.restart else ""
     whose = f" of {_short(told.user)}" if told.user else ""
     where = f" in {told.partition}" if told.partition else ""
@@ -357,7 +372,10 @@ def answer_lines(told: Explanation) -> list[str]:
 
 
 def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: str) -> str:
-    """Return the sentence that says whose past jobs a prediction rests on, and how long the last of them took."""
+    """Describe the past jobs behind a prediction in one sentence.
+
+    Whose they are, and how long the last of them took.
+    """
     if recent is None:
         return "No job had ended by then, so no past job stands behind it."
     whose = BASIS_WORDS.get(basis, basis).format(
@@ -370,7 +388,9 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
 
 
 def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
-    """Return what the trees changed, in words, with the factor; the largest first, the small ones summed at the end.
+    """Return the corrections of the trees in words, with their factors.
+
+    The largest first, the small ones multiplied together, and what is done to the answer afterwards last.
 
     The factors multiply to those of ``explained.corrections``.
     """
@@ -392,9 +412,9 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
 
 
 def _contributions(explained: Explained) -> RenderableType:
-    """Return each step from the widest group of jobs to the prediction with its factor."""
+    """Return the steps from the widest group to the prediction as a table."""
     table = plain_table("From the widest group to the narrowest", "Ended", "Factor", "Run time")
-    # A group in which nothing has ended changes nothing; what was believed before the first end is then no news.
+    # A group in which nothing has ended changes nothing, and the prior counts only until the first job has ended.
     known = [step for step in explained.steps if step.jobs] or [explained.steps[0]]
     for place, step in enumerate(known):
         words = STEP_WORDS.get(step.level, step.level.replace("_", " "))

@@ -1,9 +1,9 @@
 """How sure the differences between the replays of a what-if are.
 
-Jobs wait behind each other, so that the number of jobs says little of the number of observations. What is resampled is
-whole stretches of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
+Jobs wait behind each other, so there are far fewer independent observations than jobs. What is resampled is whole
+blocks of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
 1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays see the same draw, so that
-differences are paired. What is skewed is held less often: benchmarks/sweep.py prints how often.
+differences are paired. The intervals of skewed figures cover them less often: benchmarks/sweep.py prints how often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helios.units import duration
 RESAMPLES = 1_000
 WEEK_S = 7 * DAY_S
 FEWEST_WEEKS = 4
-"""Weeks below which their spread says too little; then days are drawn."""
+"""Weeks below which their spread means too little; then days are drawn."""
 NOTICED_S = 1.0
 """Difference below which nobody would notice, s."""
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
@@ -42,7 +42,10 @@ class ResampledUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A figure less the baseline's, s, with its ``CONFIDENCE`` interval where one is known."""
+    """A figure less the baseline's, s.
+
+    ``low`` and ``high`` are its ``CONFIDENCE`` interval, None where unknown.
+    """
 
     value: float
     low: float | None = None
@@ -102,11 +105,17 @@ class Differences:
     others: tuple[Compared, ...]
 
     def of(self, label: str, name: str) -> Difference | None:
-        """Return how far that replay's figure is from the baseline's; None: no such replay, or no such job."""
+        """Return the difference of a replay's figure from the baseline's.
+
+        None: no such replay, or no such job.
+        """
         return next((other.differences[name] for other in self.others if other.label == label), None)
 
     def figures(self, label: str) -> Mapping[str, float | None]:
-        """Return the figures of that replay, s; empty: no such replay."""
+        """Return the figures of a replay, s.
+
+        Empty: no such replay.
+        """
         return next((one.figures for one in (self.baseline, *self.others) if one.label == label), {})
 
     @property
@@ -169,7 +178,10 @@ class Differences:
 
 
 def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the figures of a replay that are compared, from its summary or the summary's JSON, s."""
+    """Return the figures of a replay that are compared, s.
+
+    From its summary, or from the summary's JSON.
+    """
     told = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
     return {name: told[name] for name in names} | {"mean_wait_large_s": told["mean_wait_s_by_size"][">8"]}
@@ -214,7 +226,9 @@ def over_repeats(
 
 
 def of_one_replay(result: WhatIf) -> Differences:
-    """Compare the replays of a what-if that was made once, by resampling stretches of its jobs' waits.
+    """Compare the replays of a what-if by resampling blocks of time.
+
+    For a what-if without repeats.
 
     Conditional on the replay, and on means only: see :attr:`Differences.not_covered`.
     """
@@ -243,12 +257,14 @@ def of_one_replay(result: WhatIf) -> Differences:
 
 
 def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Difference | None:
-    """Return how much longer jobs wait on average in ``run`` than in ``base``, by the rule of :func:`of_one_replay`.
+    """Return how much longer jobs wait on average in ``run`` than in ``base``.
+
+    By the rule of :func:`of_one_replay`.
 
     Parameters
     ----------
     counted : array of shape (n_jobs,), optional
-        Which jobs; None: all. Without any the answer is None.
+        Which jobs; None: all. Without any the result is None.
     """
     kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():
@@ -285,7 +301,10 @@ def _of_draws(draws: Floats, independent: int | None) -> Difference | None:
 
 
 def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.intp]]:
-    """Return what the jobs' time is cut into, and each job's week or day, counted from the first that has jobs."""
+    """Return the unit of time to resample, and each job's block.
+
+    Blocks are weeks, else days, numbered from the first that has jobs. None: there are too few days.
+    """
     since_s = submitted_s - submitted_s.min()
     if since_s.max() >= (FEWEST_WEEKS - 1) * WEEK_S + WEEK_S // 2:
         return ResampledUnit.WEEKS, np.unique(since_s // WEEK_S, return_inverse=True)[1]

@@ -1,4 +1,7 @@
-"""What a sweep found: every replay beside those it is compared with, the best of each criterion, the controls."""
+"""Results of a sweep of replays.
+
+Every replay beside those it is compared with, the best of each criterion, and the controls.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MOST_GROUPS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
-    """One plan of a group.
+    """One scenario of a group.
 
     Attributes
     ----------
@@ -42,7 +45,10 @@ class SweepRow:
 
     @classmethod
     def of(cls, found: Sequence[Mapping[str, Any]], reasons: Sequence[str], *, named: str) -> SweepRow:
-        """Return the row of a plan from the figures of its cells, and the reasons of those that failed."""
+        """Return the row of a scenario from the figures of its cells.
+
+        ``reasons`` are those of the cells that failed.
+        """
         all_figures = [whatif_figures(figures) for figures in found]
         first: Mapping[str, Any] = found[0] if found else {"label": named, "is_today": False, "is_oracle": False}
         return cls(
@@ -60,13 +66,13 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Replays of one window on one machine: what is compared with each other.
+    """Replays of one window on one machine, compared with each other.
 
     Attributes
     ----------
     about : mapping
         Window, machine and settings, as a cell's JSON has them.
-    rows : tuple of Row
+    rows : tuple of SweepRow
     differences : Differences, optional
         Over the repeats; None: there are none.
     """
@@ -77,12 +83,15 @@ class Group:
 
     @property
     def baseline(self) -> SweepRow | None:
-        """What a site has today, where it was replayed; else the first that was."""
+        """The replay of what a site has today, else the first replay."""
         there = [row for row in self.rows if row.figures]
         return next((row for row in there if row.is_today), there[0] if there else None)
 
     def best(self, name: str) -> list[SweepRow]:
-        """Return the plans that can be had with the smallest of a criterion; none where all are alike."""
+        """Return the feasible scenarios with the smallest value of a criterion.
+
+        Empty where all are alike.
+        """
         values = {row.label: row.figures[name] for row in self.rows if row.figures and not row.is_oracle}
         known = [value for value in values.values() if value is not None]
         if not known or min(known) == max(known):
@@ -144,14 +153,21 @@ class Sweep:
 
 
 def sweep_csv(found: Sweep) -> str:
-    """Return one line for each cell: what it is, its figures, or why it failed."""
+    """Return the sweep as CSV, one line for each cell.
+
+    What the cell is, its figures, or why it failed.
+    """
     return str(
         pd.DataFrame([_flat(line) for line in found.lines], dtype=object).to_csv(index=False, lineterminator="\n")
     )
 
 
 def sweep_tables(found: Sweep) -> RenderableType:
-    """Show each group with its best figures bold, below them how the plans fare over all groups."""
+    """Return the tables of a sweep.
+
+    Each group with its best figures bold, below them each scenario over all groups. Beyond ``MOST_GROUPS_SHOWN`` groups
+    only the latter.
+    """
     known = f", {found.known_before:,} of them known before" if found.known_before else ""
     head = (
         f"{escape(found.cluster)}: {found.cells:,} replays{known}. Best of those that can be had: bold; "
@@ -194,7 +210,7 @@ def _against(row: SweepRow, group: Group) -> str:
 
 
 def _named(group: Group, found: Sweep) -> str:
-    """Say what is special about a group: what differs between groups, and the window."""
+    """Name a group by its window and what differs between groups."""
     about = group.about
     differing = {name for name in about if len({str(other.about[name]) for other in found.groups}) > 1}
     begin, end = _day(about["since"], found.timezone), _day(about["until"], found.timezone)
@@ -208,7 +224,7 @@ def _named(group: Group, found: Sweep) -> str:
 
 
 def _day(moment: str | None, timezone: str) -> str:
-    """Return a moment as a person of the site writes it, midnight as its day."""
+    """Write a moment in local time, midnight as its day alone."""
     return pd.Timestamp(moment).tz_convert(timezone).strftime("%Y-%m-%d %H:%M").removesuffix(" 00:00") if moment else ""
 
 
@@ -223,7 +239,10 @@ def _written(name: str, value: Any) -> str:
 
 
 def _summary(found: Sweep) -> RenderableType:
-    """Show for each plan its changes against the baseline over all groups, and how often it was the best."""
+    """Return the table of all scenarios over all groups.
+
+    Their changes against the baseline, and how often each was the best.
+    """
     heads = ("Mean wait", "vs today", "worst", "Longest, worst", "Best mean in")
     table = plain_table(f"Over all {len(found.groups)} windows and settings", *heads)
     labels = dict.fromkeys(row.label for group in found.groups for row in group.rows if row.figures)

@@ -1,4 +1,4 @@
-"""Tables for a terminal: what a person compares, side by side, readable at 80 columns."""
+"""Tables for a terminal, readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -45,14 +45,16 @@ def plain_table(*names: str, right_from: int = 1) -> Table:
 
 
 def whatif_table(result: WhatIf, *, width: int, differences: Differences | None = None) -> RenderableType:
-    """Compare the replays: what a site has today, what it could have, the oracles; below them the verdict.
+    """Compare the replays of a what-if.
+
+    What a site has today, what it could have, and the oracles; below them a summary in sentences.
 
     Parameters
     ----------
     width : int
         Columns of the terminal; from ``WIDE`` on secondary figures are shown too.
     differences : Differences, optional
-        How sure the differences are, over repeats; None: as far as the one replay tells.
+        How sure the differences are, over repeats; None: from the one replay alone.
     """
     baseline, feasible, oracles = result.baseline, result.feasible, result.oracles
     against = "vs today" if baseline.is_today else "vs 1st"
@@ -79,7 +81,10 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
 
 
 def differences_table(found: Differences) -> RenderableType:
-    """Show each replay's difference to the baseline with its interval below; readable at 80 columns."""
+    """Show each replay's difference from the baseline with its interval.
+
+    Readable at 80 columns.
+    """
     table = plain_table("Difference", *(CRITERIA[name] for name in found.shown))
     base = found.baseline
     table.add_row(f"[dim]{escape(base.label)}[/]", *(duration(base.figures[name]) for name in found.shown))
@@ -98,7 +103,10 @@ def _difference_cell(found: Difference | None) -> str:
 
 
 def best_figures(runs: Sequence[Run]) -> dict[str, float]:
-    """Return the smallest of each wait that a table shows, where the replays differ in it."""
+    """Return the smallest of each wait that a table shows.
+
+    Only of waits in which the replays differ.
+    """
     figures: dict[str, list[float | None]] = {
         "mean": [run.summary.mean_wait_s for run in runs],
         "p99": [run.summary.p99_wait_s for run in runs],
@@ -110,7 +118,10 @@ def best_figures(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def named_missing(description: Description) -> str:
-    """Name the columns that jobs lack and how many jobs lack them; nothing where none does."""
+    """Name the columns that jobs lack, with how many jobs lack them.
+
+    Empty where no job lacks any.
+    """
     words = {name: name.removesuffix("_at").removesuffix("_s").replace("_", " ") for name in description.missing}
     words |= {"started_at": "start", "ended_at": "end"}
     return ", ".join(
@@ -121,7 +132,10 @@ def named_missing(description: Description) -> str:
 
 
 def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
-    """Compare a model with its controls and show how often its intervals hold; ``answer`` is the evaluation's JSON."""
+    """Compare a model with its controls, and show its intervals' coverage.
+
+    ``answer`` is the evaluation's JSON.
+    """
     caption = (
         f"{escape(str(answer['cluster']))}: learned from {answer['train_jobs']:,} jobs that had ended by "
         f"{answer['train_until'][:16].replace('T', ' ')} UTC, judged on {answer['jobs']:,} submitted since."
@@ -174,7 +188,10 @@ def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _bound_table(answer: Mapping[str, Any]) -> Table:
-    """Show the share of jobs at or below p90: calibrated, as it was learned, and by shrinkage."""
+    """Show the share of jobs at or below p90.
+
+    Calibrated, before calibration, and by shrinkage.
+    """
     sources = (answer, answer.get("uncalibrated") or {}, answer["controls"].get("shrinkage") or {})
     table = plain_table("At or below p90 (90 % is right)", "Jobs", "Helios", "uncalibrated", "shrinkage")
     table.add_row("all jobs", f"{answer['jobs']:,}", *(percent(of.get("coverage_p90")) for of in sources))
@@ -185,19 +202,28 @@ def _bound_table(answer: Mapping[str, Any]) -> Table:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """Write a number with so many digits; None is a dash."""
+    """Write a number with a fixed number of decimals.
+
+    None is a dash.
+    """
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def description_tables(description: Description) -> list[RenderableType]:
-    """Show what a history holds: figures, sizes with states and mean waits, busiest users, day and week."""
+    """Return the tables that describe a history.
+
+    Figures, sizes with states and mean waits, busiest users, day and week.
+    """
     unit = description.unit
     busiest = ["", _busiest(description, unit)] if description.busiest_users else []
     return [_overview(description, unit), "", _sizes(description, unit), *busiest, "", _shapes(description)]
 
 
 def load_table(answer: Mapping[str, Any]) -> RenderableType:
-    """Show what a load did; ``answer`` is the load's JSON."""
+    """Show what a load did.
+
+    ``answer`` is the load's JSON.
+    """
     cluster = escape(str(answer["cluster"]))
     head = (
         f"{cluster}: this file was loaded before; nothing changed."
@@ -302,7 +328,7 @@ def _sizes(description: Description, unit: str) -> RenderableType:
 
 
 def _shapes(description: Description) -> RenderableType:
-    """Draw day and week as lines, each step as high as its share of the highest."""
+    """Draw the shapes of day and week as sparklines."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row(f"Submissions by hour, 0 to 23 ({description.timezone})", sparkline(description.day_shape))
     if description.busy_by_hour:

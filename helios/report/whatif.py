@@ -1,4 +1,4 @@
-"""What a what-if found: the values that tables, figures, pages and JSON are made of."""
+"""Results of a what-if, the source of its tables, figures, pages and JSON."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Run:
     policy, backfill : str
         As typed: fifo, easy.
     run_times : str, optional
-        What the order believes: predicted or true; None where it uses no run times.
+        Run times that the order uses: predicted or true; None: it uses none.
     estimates : str, optional
-        What backfill plans with; where it does not plan what the order believes.
+        Run times that backfill plans with; without backfill those of the order.
     options : mapping
-        What else the policy was told; lengths in s, None: never.
+        Other options of the policy; lengths in s, None: never.
     bound_s : int, optional
-        Who had waited longer went first, at the end of the replay, s; None: nobody did.
+        Wait beyond which a job went first, at the end of the replay, s; None: there was no bound.
     summary : QueueSummary
     submitted_s, started_s, ended_s, wait_s, gpus, users : arrays of shape (jobs,)
         Each job's own figures; ``users`` are codes, -1 unknown.
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """A few words for what was replayed, as ``QSSF predicted + EASY (limit)``."""
+        """A short name of what was replayed, as ``QSSF predicted + EASY (limit)``."""
         return scenario_label(
             policy=self.policy,
             run_times=self.run_times,
@@ -74,13 +74,16 @@ class Run:
 
     @property
     def is_today(self) -> bool:
-        """Whether it is what a Slurm site has today: its own Slurm, else FIFO with EASY backfill by time limits."""
+        """Whether it is what a Slurm site has today.
+
+        Its own Slurm, else FIFO with EASY backfill by time limits.
+        """
         parts = (self.policy, self.backfill, self.estimates, dict(self.options))
         return self.policy == "slurm" or parts == ("fifo", "easy", "limit", {})
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it knows what nobody can: true run times."""
+        """Whether it uses true run times, which nobody can know."""
         return "true" in (self.run_times, self.estimates)
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +104,10 @@ def scenario_label(
     estimates: str | None,
     options: Mapping[str, float | None] | None = None,
 ) -> str:
-    """Name a replay in a few words; the parts are those of a :class:`Run`."""
+    """Return the short name of a replay.
+
+    The parts are those of a :class:`Run`.
+    """
     believed = f" {run_times}" if run_times else ""
     told = ""
     for name, value in (options or {}).items():
@@ -112,7 +118,9 @@ def scenario_label(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Named:
-    """What the jobs of a what-if are called; every replay has the same jobs in the same order.
+    """Ids and names of the jobs, partitions and users of a what-if.
+
+    Every replay has the same jobs in the same order.
 
     Attributes
     ----------
@@ -144,7 +152,7 @@ class WhatIf:
     notes : tuple of str
         What was assumed.
     named : Named, optional
-        The jobs, users and partitions by name; None: they are not told.
+        The jobs, users and partitions by name; None: not given.
     """
 
     cluster: str
@@ -158,7 +166,7 @@ class WhatIf:
 
     @property
     def baseline(self) -> Run:
-        """What a Slurm site has today, where it was replayed; else the first run."""
+        """The replay of what a Slurm site has today, else the first replay."""
         return next((run for run in self.runs if run.is_today), self.runs[0])
 
     @property
@@ -168,22 +176,28 @@ class WhatIf:
 
     @property
     def oracles(self) -> list[Run]:
-        """The other replays, which know the true run times: bounds, not proposals."""
+        """The other replays, which know the true run times.
+
+        They are bounds, not proposals.
+        """
         return [run for run in self.runs if run is not self.baseline and run.is_oracle]
 
     @property
     def reference(self) -> str:
-        """How a sentence names the baseline: ``today``, or the first replay's label."""
+        """Name of the baseline within a sentence.
+
+        ``today``, or the first replay's label.
+        """
         return "today" if self.baseline.is_today else self.baseline.label
 
     @property
     def unit(self) -> str:
-        """What jobs hold, as a person writes it: ``GPU`` or ``CPU``."""
+        """Name of the resource that jobs hold, ``GPU`` or ``CPU``."""
         return best_unit(self.resource)
 
     @property
     def size(self) -> str:
-        """Say how large the cluster is: ``133 nodes of 8 GPUs``."""
+        """Size of the cluster in words, as ``133 nodes of 8 GPUs``."""
         nodes, gpus = sum(self.partitions.values()), self.gpus_per_node
         return f"{nodes:,} node{'' if nodes == 1 else 's'} of {count_in_words(gpus, self.unit)}"
 
@@ -229,7 +243,7 @@ class Waits:
 
     @classmethod
     def of(cls, wait_s: NDArray[np.int64]) -> Waits:
-        """Measure; at least one job."""
+        """Summarize the waits of at least one job."""
         return cls(
             mean_s=float(wait_s.mean()),
             median_s=float(np.median(wait_s)),
@@ -268,18 +282,21 @@ class GroupGain:
 
     @property
     def loses(self) -> bool:
-        """Whether they wait longer on average, by more than nothing."""
+        """Whether they wait noticeably longer on average."""
         return self.change_s > noticed_s(self.before.mean_s)
 
     @property
     def gains(self) -> bool:
-        """Whether they wait shorter on average, by more than nothing."""
+        """Whether they wait noticeably shorter on average."""
         return -self.change_s > noticed_s(self.before.mean_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loser:
-    """A job that waits longer: in the baseline, and in the replay that is compared with it, s."""
+    """A job that waits longer than in the baseline.
+
+    ``before_s`` is its wait in the baseline, ``after_s`` in the replay compared with it.
+    """
 
     job_id: str
     user: str
@@ -292,7 +309,10 @@ class Loser:
 
 
 def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
-    """Compare the waits of each size of job, smallest first; sizes are doubled from class to class."""
+    """Compare the waits of each size of job, smallest first.
+
+    Sizes double from class to class.
+    """
     top = np.ceil(np.log2(run.gpus)).astype(np.int64)
     gains = []
     for size in np.unique(top).tolist():
@@ -303,7 +323,10 @@ def by_size(run: Run, result: WhatIf) -> list[GroupGain]:
 
 
 def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
-    """Compare the waits of each user whose name is known, those who lose most by the mean first; none: no names."""
+    """Compare the waits of each user whose name is known.
+
+    The largest growth of the mean wait first; empty: no names are known.
+    """
     names = result.named.users if result.named is not None else ()
     order = np.argsort(run.users, kind="stable")
     codes, first = np.unique(run.users[order], return_index=True)
@@ -313,12 +336,18 @@ def by_user(run: Run, result: WhatIf) -> list[GroupGain]:
 
 
 def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[GroupGain]]:
-    """Return those users that a page names: who loses most, and who gains most."""
+    """Return the users that a page names.
+
+    Those who lose most, and those who gain most.
+    """
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 
 
 def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[Loser]:
-    """Return the jobs that wait longer most, the worst first; none: no names, or nobody does."""
+    """Return the jobs whose wait grows most, the worst first.
+
+    Empty: no names are known, or no job waits longer.
+    """
     named, baseline = result.named, result.baseline
     if named is None:
         return []
@@ -340,7 +369,9 @@ def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[Loser]:
 
 
 def saved_gpu_hours(run: Run, baseline: Run) -> NDArray[np.float64]:
-    """Return how many GPU hours of waiting less there were, over all jobs up to each in order of submission.
+    """Return the GPU hours of waiting saved so far, job by job.
+
+    Over all jobs up to each one, in order of submission.
 
     A job that asks for G GPUs and waits w hours less saves G w; array of shape (jobs,), falling where jobs lose.
     """
@@ -362,5 +393,5 @@ def _gain(name: str, rows: NDArray[np.int64] | NDArray[np.bool_], run: Run, base
 
 
 def noticed_s(before_s: float) -> float:
-    """Return the difference from which a wait is called another than ``before_s``, s."""
+    """Return the smallest noticeable difference from a wait, s."""
     return max(SAME * before_s, SAME_S)

@@ -1,4 +1,7 @@
-"""Figures of who gains and who loses: over time, by partition, by user. See :mod:`helios.report.charts`."""
+"""Figures of who gains and who loses by another order.
+
+Over time, by partition and by user. See :mod:`helios.report.charts`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ LEAST_WAIT_S = 1.0
 
 
 def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
-    """Draw queue and use of each partition, the baseline against the proposed order; None where there is but one."""
+    """Draw queue and utilisation of each partition.
+
+    The baseline against the proposed order. None where there is one partition, no proposal, or no names.
+    """
     chosen, named = propose_scenario(result), result.named
     if chosen is None or named is None or len(result.partitions) < 2:
         return None
@@ -76,7 +82,10 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
 
 
 def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
-    """Draw the GPU hours of waiting that each order saves, added up over the window; None: no job waits otherwise."""
+    """Draw the GPU hours of waiting that each order saves.
+
+    Added up over the window. None: no wait differs.
+    """
     runs = [run for run in shown(result) if run is not result.baseline]
     if not any((run.wait_s != result.baseline.wait_s).any() for run in runs):
         return None
@@ -97,7 +106,9 @@ def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
 
 
 def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -> str | None:
-    """Draw each user's mean wait before and after, on logarithmic axes; above the line they wait longer.
+    """Draw each user's mean wait before and after.
+
+    On logarithmic axes; users above the line wait longer.
 
     The area of a dot grows with the hours that the user runs. None: fewer than two users are known.
     """
@@ -136,5 +147,8 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
 
 
 def _spread(length: int, most: int = 600) -> NDArray[np.int64]:
-    """Return the places of a curve's points: all, or so many evenly spread ones with the first and the last."""
+    """Return the positions of the points that a curve is drawn through.
+
+    All, or ``most`` evenly spread ones with the first and the last.
+    """
     return np.unique(np.linspace(0, length - 1, min(length, most)).astype(np.int64))

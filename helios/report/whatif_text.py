@@ -1,4 +1,7 @@
-"""What a what-if says in plain sentences, computed from its figures; also when there is nothing to gain."""
+"""Summary of a what-if in sentences.
+
+Computed from its figures, also when there is nothing to gain.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ WHO = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitComparison:
-    """A wait in the replay that is spoken of and in the baseline, s, and how sure their difference is.
+    """A wait in a replay and in the baseline, with their difference.
 
-    Whether there is one is what the table of differences says. Where the window is too short to tell, it is what a
-    person would notice.
+    All in s. They differ if the table of differences says so. Where the window is too short for an interval, they
+    differ if a person would notice.
     """
 
     new_s: float
@@ -38,12 +41,12 @@ class WaitComparison:
 
     @property
     def differs(self) -> bool:
-        """Whether there is a difference to speak of."""
+        """Whether there is a difference to report."""
         return not self.found.is_none and (self.found.low is not None or self.is_noticed)
 
     @property
     def is_noticed(self) -> bool:
-        """Whether a person would take the two figures for different, by chance or not."""
+        """Whether a person would notice the difference, by chance or not."""
         return abs(self.new_s - self.old_s) > noticed_s(self.old_s)
 
     @property
@@ -53,7 +56,10 @@ class WaitComparison:
 
     @property
     def instead(self) -> str:
-        """Write both: ``1 h instead of 2 h (-50 %)``; what reads alike with the difference: ``17 min, 18 s less``."""
+        """Both waits in words, as ``1 h instead of 2 h (-50 %)``.
+
+        If they read alike, the new one with the difference, as ``17 min, 18 s less``.
+        """
         new, old = duration_in_words(self.new_s), duration_in_words(self.old_s)
         if new == old:
             apart = duration_in_words(abs(self.new_s - self.old_s))
@@ -62,17 +68,22 @@ class WaitComparison:
 
     @property
     def ratio(self) -> str:
-        """Write by how much, in brackets; nothing where there was no wait."""
+        """The relative difference in brackets.
+
+        Empty where there was no wait.
+        """
         return f" ({change(self.new_s, self.old_s)})" if self.old_s else ""
 
 
 def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]:
-    """Return the sentences: what would change, who pays, what the naive control does, what perfect knowledge would.
+    """Summarize a what-if in sentences.
+
+    What would change, who waits longer, what the control without a model does, and what true run times would do.
 
     Parameters
     ----------
     differences : Differences, optional
-        How sure the differences are, over repeats; None: as far as the one replay tells.
+        How sure the differences are, over repeats; None: from the one replay alone.
     """
     today, chosen = result.baseline, propose_scenario(result)
     if nobody_waits(result):
@@ -96,12 +107,16 @@ def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]
 
 
 def nobody_waits(result: WhatIf) -> bool:
-    """Return whether waits are so short in every replay that comparing them says nothing."""
+    """Return whether waits are too short in every replay to be compared."""
     return max(run.summary.mean_wait_s for run in result.runs) < SAME_S
 
 
 def propose_scenario(result: WhatIf) -> Run | None:
-    """Return the replay to speak of: of what Helios proposes, else of all that can be had, the smallest mean wait."""
+    """Return the replay that the sentences propose.
+
+    Of the first of ``PROPOSALS`` that was replayed, else of all feasible replays, the one with the smallest mean wait.
+    None: none is feasible but the baseline.
+    """
     for policy in PROPOSALS:
         if found := _best(result, policy):
             return found
@@ -127,7 +142,12 @@ def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
 
 
 def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> list[str]:
-    """Say that there is none; where the two figures look different all the same, that chance explains it."""
+    """State that the mean wait does not differ.
+
+    Where the two figures are far apart all the same, that chance explains it.
+
+    Where the two figures look different all the same, that chance explains it.
+    """
     none = f"{act} would have made no difference to the mean wait"
     if told is None or told.found.low is None or told.found.high is None or not told.is_noticed:
         return [f"{none}{f': {told.instead}' if told is not None and told.is_noticed else ''}."]
@@ -140,7 +160,10 @@ def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> 
 
 
 def _compared(chosen: Run, result: WhatIf, sure: Differences) -> str:
-    """Say which replays are compared, and among how many the proposed one was picked with hindsight."""
+    """Name the replays that are compared.
+
+    Also among how many the proposed one was picked with hindsight.
+    """
     alike = sum(run.policy == chosen.policy for run in result.feasible)
     picked = f", the best of {alike} such replays," if alike > 1 else ""
     today = ", what a Slurm site has today" if result.baseline.is_today else ""
@@ -159,7 +182,10 @@ def _small_part(today: Run) -> list[str]:
 
 
 def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
-    """Name every size of job that waits longer; of large jobs, which usually pay, say whatever there is to say."""
+    """Name every size of job that waits longer.
+
+    Large jobs, which usually do, are mentioned whenever their wait differs at all.
+    """
     sizes = {size: _told_of_size(size, chosen, result, sure) for size in reversed(SIZE_CLASSES)}
     said = [
         f"{WHO[size]} pay: {_size_sentence(size, told, result)}"
@@ -182,7 +208,7 @@ def _size_sentence(size: str, told: WaitComparison, result: WhatIf) -> str:
 
 
 def _which_users(proposed: Run, result: WhatIf) -> list[str]:
-    """Say how many users wait longer on average, and who most."""
+    """State how many users wait longer on average, and who most."""
     gains = by_user(proposed, result)
     if len(gains) < 2:
         return []
@@ -257,7 +283,10 @@ def _bound_alone(result: WhatIf) -> list[str]:
 
 
 def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
-    """Return a figure beside the baseline's, as the table of differences has it; None: no such job."""
+    """Return a figure of a replay beside the baseline's.
+
+    As in the table of differences; None: no such job.
+    """
     found, new, old = sure.of(run.label, name), sure.figures(run.label), sure.figures(result.baseline.label)
     new_s, old_s = new.get(name), old.get(name)
     if found is None or new_s is None or old_s is None:
@@ -266,7 +295,10 @@ def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitCompari
 
 
 def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
-    """Return the mean wait of a size; of large jobs as the table has it, of the others from the one replay."""
+    """Return the mean wait of a size beside the baseline's.
+
+    Of large jobs as in the table of differences, of the others from the one replay.
+    """
     if size == SIZE_CLASSES[-1]:
         return _told(chosen, result, sure, "mean_wait_large_s")
     new_s = chosen.summary.mean_wait_s_by_size[size]
@@ -283,6 +315,9 @@ def _figure(run: Run, sure: Differences, name: str) -> float:
 
 
 def _apart(run: Run, other: Run) -> Difference:
-    """Return how two replays differ, as far as they tell themselves: repeats keep differences to the baseline only."""
+    """Return the difference of two replays' mean waits.
+
+    From one run of each, because repeats keep differences to the baseline only.
+    """
     found = between(run, other)
     return found if found is not None else Difference(value=0.0, low=None, high=None)

@@ -1,1 +1,4 @@
-"""Judgement: services propose what a cluster should do, and never do it. Strangers to each other."""
+"""Services, which propose changes to a cluster and never apply them.
+
+Services do not import each other.
+"""

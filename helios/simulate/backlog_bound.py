@@ -1,7 +1,8 @@
-"""A bound on waiting that follows what stands in the queue: known at every moment from what has happened by then.
+"""Wait bound that follows the backlog of the queue.
 
-The longest backlog so far (:mod:`helios.metrics.backlog`) is what a bound can be a share of without knowing the
-future, which :meth:`helios.simulate.core.wait_bound.WaitBound.beside` has to.
+It is known at every moment from what has happened by then: a bound can be a share of the longest backlog so far
+(:mod:`helios.metrics.backlog`) without knowing the future, which
+:meth:`helios.simulate.core.wait_bound.WaitBound.beside` has to.
 """
 
 from __future__ import annotations
@@ -19,54 +20,58 @@ from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.predictor_feed import JobKeys
 
 LEAST_WEIGHT = 1e-6
-"""Of a job whose time has come, until the next pass promotes it."""
+"""Weight of the key of a job that has waited for as long as the bound, until the next pass promotes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Go first after max(``least_s``, ``share`` x the longest backlog so far, or ``known_s`` if that is longer).
+    """Wait bound as a share of the longest backlog so far.
 
-    On the way there a job comes nearer to the front: its key, what the order says of it, is multiplied by the square of
-    the share of the bound that is left to it (``fades``). Then many long jobs start in quiet hours before they have to.
+    The bound is max(``least_s``, ``share`` x max(the longest backlog so far, ``known_s``)). A job that has waited
+    longer goes first.
 
-    What the backlog is, and how it is reckoned, stands in :mod:`helios.metrics.backlog`. The longest over all
-    partitions counts for each: a site has one longest wait, and on Philly a bound from each partition's own past
-    doubles the mean (docs/ordering.md).
+    Before that a job moves nearer to the front (``fades``): its key is multiplied by the square of the share of the
+    bound that is left to it. Then many long jobs start in quiet hours before they have to.
+
+    How the backlog is computed is in :mod:`helios.metrics.backlog`. The longest over all partitions counts for each: a
+    site has one longest wait, and on Philly a bound from each partition's own past doubles the mean (docs/ordering.md).
 
     Parameters
     ----------
     least_s : int
-        The bound is never shorter, s.
+        The shortest bound, s.
     share : float
-        Of the longest backlog.
+        Share of the longest backlog.
     known_s : int
         The longest wait of the site's past under the queue that is to be compared with, s; 0: none is known.
     every_s : int
-        How often the backlog is looked at, s.
+        How often the backlog is computed, s.
     fades : bool
-        Whether keys count less while their jobs wait. The order's keys must not be negative.
+        Whether keys shrink while their jobs wait. The order's keys must not be negative.
 
     Raises
     ------
-    Misuse
+    UsageError
         A number is negative, or ``every_s`` is 0.
 
     Notes
     -----
-    **The bound.** Let ``P`` be the largest value that the above has taken by the time a job goes to the front. In a
-    strict queue the job starts at the latest once all that ran then, and all that was submitted before it and waited,
-    has run one after the other. With backfill ``nodes`` and estimates that no run exceeds (time limits), nothing that
-    is started later can move the reservation of the first in the queue: each of the jobs before it, and it itself, is
-    at the front no longer than the longest estimate ``E`` in its partition. With ``n`` such jobs waiting before it,
+    **How long a job waits at most.** Let ``P`` be the largest value that the bound has taken by the time a job goes to
+    the front. In a strict queue the job starts at the latest once all that ran then, and all that was submitted before
+    it and waited, has run one after the other. With backfill ``nodes`` and estimates that no run exceeds (time limits),
+    nothing that is started later can move the reservation of the first in the queue: each of the jobs before it, and it
+    itself, is at the front no longer than the longest estimate ``E`` in its partition. With ``n`` such jobs waiting
+    before it,
 
     ``wait <= P + (n + 2) x E``,
 
     one ``E`` for itself and one because jobs are promoted in passes, which come when something ends. ``P`` in turn is
-    at most ``max(least_s, share x max(known_s, (G x m + H + 1.5 x R) / C))`` with ``G`` the GPUs asked for by what
-    waits, ``m`` the mean meant there, ``R`` the GPU seconds run so far by what runs, ``H`` those that ended jobs still
-    had before them at the look that was the longest, ``C`` the GPUs: there is no prediction in it. Where estimates are
-    exceeded, or backfill counts GPUs only (``easy``), a promoted job may see its nodes go to others and the second sum
-    fails; what is measured then stands in docs/ordering.md.
+    at most ``max(least_s, share x max(known_s, (G x m + H + 1.5 x R) / C))``. ``G`` are the GPUs that pending jobs ask
+    for, ``m`` is the mean run time defined in :mod:`helios.metrics.backlog`, ``R`` the GPU seconds that running jobs
+    have run so far, ``H`` those that jobs which have ended since still had before them at the longest backlog, ``C``
+    the number of GPUs. There is no prediction in it. Where estimates are exceeded, or backfill counts GPUs only
+    (``easy``), the nodes of a promoted job may go to others, and the inequality does not hold; docs/ordering.md has
+    what is measured then.
     """
 
     least_s: int = LEAST_S
@@ -83,12 +88,12 @@ class Backlog:
             )
 
     def patience_s(self, longest_s: float) -> int:
-        """Return the bound after a longest backlog of ``longest_s``, s."""
+        """Return the bound for a longest backlog of ``longest_s``, s."""
         return int(max(self.least_s, self.share * max(longest_s, self.known_s)))
 
 
 class BacklogBound:
-    """Carries a replay on, and keeps the one bound in its guard up to date with the backlog."""
+    """Runner of a replay that keeps its wait bound up to date."""
 
     def __init__(self, state: EngineState, backlog: Backlog, scores: JobKeys, carry: Callable[..., bool]) -> None:
         self._state, self._backlog, self._scores, self._carry = state, backlog, scores, carry
@@ -101,7 +106,7 @@ class BacklogBound:
         )
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Do as :func:`helios.simulate.core.events.run`."""
+        """Run the replay as :func:`helios.simulate.core.events.run` does, updating the bound."""
         while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
             next_s = int(state.clock["next_s"][0])
             if next_s >= until_s or next_s < self._due_s:
@@ -132,7 +137,7 @@ class BacklogBound:
         put_anew(self._state, waiting, keys=keys, estimates_s=self._scores.plans[waiting])
 
     def _ended_since(self) -> NDArray[np.int64]:
-        """Return the jobs that have ended since the last look."""
+        """Return the jobs that have ended since the last update."""
         told, self._told = self._told, int(self._state.clock["ended"][0])
         return self._state.ended[told : self._told]
 

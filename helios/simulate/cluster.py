@@ -1,7 +1,8 @@
-"""A cluster made of arithmetic behind the same door as a real one: look at it, act on it, let time pass.
+"""Simulated cluster in the timeline of a workload.
 
-Its own order is first in, first out; an urgency goes before that, on the steps that Slurm's SiteFactor would have. A
-soft limit changes what backfill plans with from the job's start on; the true run time is untouched.
+It implements the same ports as a real one. Its own order is first in, first out. Urgencies come before that, rounded to
+the steps that Slurm's SiteFactor would have. A soft limit changes what backfill plans with from the job's start on; the
+true run time is untouched.
 """
 
 from __future__ import annotations
@@ -60,20 +61,22 @@ from helios.simulate.snapshot import (
 from helios.simulate.steppable import StopPoint
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
-# The door to the jobs of a simulated cluster: what comes of an action on one, and of holding it.
+# Changes to the jobs of a simulated cluster: actions, and holding a job.
 #
-# Urgencies are written by one compiled call; each outcome is put into words only for whoever asks for that.
+# Urgencies are written by one compiled call; an outcome is put into words only when it is asked for.
 
 _RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
 
 
 def urgency_steps(tolerance: int | None) -> int:
-    """Return the steps between 0 and 1 that a SiteFactor of this bound has; 0: urgencies are not rounded.
+    """Return the steps between 0 and 1 that a SiteFactor can show.
+
+    ``tolerance`` bounds the SiteFactor. 0: urgencies are not rounded.
 
     Raises
     ------
-    Misuse
-        It leaves no step.
+    UsageError
+        The bound leaves no step.
     """
     steps = 0 if tolerance is None else ownership.steps(tolerance)
     if tolerance is not None and steps < 1:
@@ -84,14 +87,14 @@ def urgency_steps(tolerance: int | None) -> int:
 
 
 class JobActions:
-    """Acts on the pending jobs of a replay.
+    """Executor of actions on the pending jobs of a replay.
 
     Parameters
     ----------
-    marks : Marks
-        What is set on the jobs, which acting changes.
-    facts : Facts
-        By which an order says whose rows it means.
+    marks : JobMarks
+        Values set on the jobs; actions change them in place.
+    facts : QueueFacts
+        Identify the replay that the rows of an order belong to.
     job_ids : list of str
         Distinct.
     limit_s : float64 array of shape (n_jobs,)
@@ -120,28 +123,33 @@ class JobActions:
         self._position = {job_id: position for position, job_id in enumerate(job_ids)}
         self._orders = Orders(urgency=marks.urgency, bar=np.zeros(len(job_ids), dtype=np.uint8))
         self._orders.bar[list(marks.excluded_reason)] |= BARRED
-        # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
+        # Columns of the tables, looked up once: a lookup for each job that an action names costs as much as the change.
         self._started_s: Jobs = state.jobs["started_s"]
         self._n_arrived: Jobs = state.clock["arrived"]
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, and say what became of each job that an action names."""
+        """Apply actions and return an outcome for each job that they name."""
         changed: set[int] = set()
         outcomes = [outcome for action in actions for outcome in self._carried_out(action, changed)]
         self._requeue(changed)
         return outcomes
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        """Set urgencies by position and return the number of each result.
+
+        An urgency of NaN leaves its job as it is.
+        """
         *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._marks.steps)
         return {_RESULTS[code]: n for code, n in enumerate(counts[:UNNAMED]) if n}
 
     def hold(self, job_id: str, *, why: str = "held") -> None:
-        """Hold a pending job: it does not start, and is ``excluded_reason``.
+        """Hold a pending job.
+
+        It does not start, and has ``why`` as its ``excluded_reason``.
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not pending, or held already.
         """
         job = self._pending_position(job_id)
@@ -157,7 +165,7 @@ class JobActions:
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not held.
         """
         job = self._pending_position(job_id)
@@ -168,7 +176,7 @@ class JobActions:
         self._orders.bar[job] = 0
         self._admit(np.array([job]))
 
-    # What comes of an action.
+    # Applying one action.
 
     def _carried_out(self, action: JobAction, changed: set[int]) -> Iterator[Outcome]:
         changes = setting_changes(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)
@@ -192,7 +200,10 @@ class JobActions:
         return change.outcome(_RESULTS[code], before=was, after=float(self._marks.urgency[job]))
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that an order names by position, and their urgencies."""
+        """Return the jobs that a new order names, and their urgencies.
+
+        Jobs are positions; NOBODY: there is no job of that id.
+        """
         if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, LazySnapshot):
             jobs = reorder.snapshot.positions(reorder.rows, self._facts)
             if jobs is not None:
@@ -224,14 +235,17 @@ class JobActions:
             self._admit(queued)
 
     def _admit(self, jobs: Jobs) -> None:
-        """Put ``jobs``, which are in no queue, into theirs, by what stands on them now."""
+        """Put ``jobs``, which are in no queue, into theirs.
+
+        Keys and estimates follow from the values set on them now.
+        """
         marks, pending = self._marks, self._state.pending
         urgency, soft_s, plans_s = marks.urgency[jobs], marks.soft_limit_s[jobs], self._estimates_s[jobs]
         pending["key"][jobs] = -urgency
         pending["estimate_s"][jobs] = np.where(np.isnan(soft_s), plans_s, np.fmin(soft_s, plans_s))
         admit(self._state, jobs)
 
-    # What is asked of the tables.
+    # Lookups.
 
     def _values(self, setting: JobSetting) -> NDArray[np.float64]:
         return self._marks.urgency if setting is JobSetting.ORDER else self._marks.soft_limit_s
@@ -270,14 +284,14 @@ _TERMS = ValueMapping(
     nothing=_nothing,
     words=_worded,
 )
-"""What is held here: an urgency as such, and a soft limit in s; NaN: none."""
+"""Values on this cluster: the urgency itself, and the soft limit in s (NaN: none)."""
 
 
 class SimCluster:
-    """A :class:`helios.ports.Cluster` and :class:`helios.ports.NodeCluster` that lives in the timeline of a workload.
+    """Simulated :class:`helios.ports.Cluster` and :class:`helios.ports.NodeCluster` in a workload's timeline.
 
-    At the moment that :meth:`advance` goes to, jobs end and arrive, and the scheduling pass waits until time is asked
-    to go on: a service that looks and acts there is as quick as a policy built into the scheduler.
+    At the moment that :meth:`advance` goes to, jobs end and arrive, and the scheduling pass waits until time goes on. A
+    service that reads and acts there is as quick as a policy built into the scheduler.
 
     Parameters
     ----------
@@ -292,7 +306,7 @@ class SimCluster:
         What may pass a blocked head.
     name : str
         The cluster's name.
-    resolution : int, optional
+    tolerance : int, optional
         Bound of the SiteFactor that a real cluster would be given (``slurm.site_factor_most``): urgencies are rounded
         to its steps; None: they are not.
     resource : str
@@ -366,7 +380,7 @@ class SimCluster:
         self._sight = CachedSnapshot()
         self._between = False
         self._census = PendingIndex(self._state)
-        # Columns of the tables, which taking out anew for every job that an action names would cost as much as acting.
+        # Columns of the tables, looked up once: a lookup for each job that an action names costs as much as the change.
         self._started_s: Jobs = self._state.jobs["started_s"]
         self._ends_s: Jobs = self._state.jobs["ends_s"]
         self._n_arrived: Jobs = self._state.clock["arrived"]
@@ -375,19 +389,23 @@ class SimCluster:
     # Time.
 
     def next_event_s(self) -> int | None:
-        """Let start what can start now, and return when the next job ends or arrives: perhaps now; None: never."""
+        """Run the passes that are due and return the time of the next event.
+
+        An event is the end or arrival of a job, or a change of a node's power by itself. It may be now. None: nothing
+        is left to happen.
+        """
         self._leave()
         moment_s, _ = advance_replay(self._state, self._census.seen, Stops(before=-NEVER), now=self.now_s)
         return None if moment_s == NEVER else int(moment_s)
 
     def advance(self, until_s: int) -> None:
-        """Let time pass up to ``until_s``, the ends and arrivals of that second included.
+        """Advance the clock to ``until_s``.
 
-        What they make possible starts when time goes on.
+        The ends and arrivals of that second happen; what they make possible starts when time goes on.
 
         Raises
         ------
-        Misuse
+        UsageError
             ``until_s`` lies in the past.
         """
         if until_s < self.now_s:
@@ -399,18 +417,20 @@ class SimCluster:
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
     ) -> StopPoint | None:
-        """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over.
+        """Advance to the next moment at which a service may have to decide.
 
-        Its ends and arrivals have then happened, and what they make possible starts when time goes on.
+        That is a moment at which jobs arrive, or, from ``asks_from_s`` on, one at which a job may start. Its ends and
+        arrivals have then happened, and what they make possible starts when time goes on. None: nothing is left to
+        happen.
 
         Parameters
         ----------
         asks_from_s : int
-            Stop also where there is a choice, from then on, s since the epoch.
+            Stop also where there is a choice (:meth:`has_choice`), from then on, s since the epoch.
         alarm_s : int
-            Look whether there is one at this second too, if nothing happens before.
+            Check for a choice at this second too, if no event comes before it.
         alarm_from_s : int
-            The same, if at what happens before there is a choice.
+            The same, if there was a choice at the event before it, which was passed.
         before_s : int
             Stop also before the first moment from then on; the clock stays where it was.
         """
@@ -427,13 +447,16 @@ class SimCluster:
         return StopPoint(moment_s, where == BEFORE, where == CHOICE)
 
     def _leave(self) -> None:
-        """Let whoever still holds a snapshot keep what it shows."""
+        """Fix the content of snapshots still in use before time goes on."""
         self._between = False
         self._sight.leave()
 
     @property
     def arrived(self) -> int:
-        """How many jobs were submitted so far: the first ones of the workload."""
+        """Number of jobs submitted so far.
+
+        They are the first ones of the workload.
+        """
         return int(self._n_arrived[0])
 
     @property
@@ -443,29 +466,36 @@ class SimCluster:
 
     @property
     def started_s(self) -> Jobs:
-        """Start of each job, s since the epoch; ``NEVER`` where it has not started."""
+        """Start of each job, s since the epoch.
+
+        ``NEVER`` where it has not started.
+        """
         return self._started_s
 
     @property
     def ended_s(self) -> Jobs:
-        """End of each job; meaningless where it has not started."""
+        """End of each job, s since the epoch.
+
+        Of a running job it is the true end, which lies ahead. Meaningless where it has not started.
+        """
         return self._ends_s
 
     def has_choice(self) -> bool:
-        """Say whether something may start now, and more than what has just arrived on its own could be meant.
+        """Return whether the order of the queue may matter now.
 
-        As far as counting free GPUs tells: where it says no, nothing that is done to the queue now starts a job.
+        That is so if a job that fits by its count of GPUs has waited since before now, or waits beside another of its
+        partition. Where it is not, nothing that is done to the queue now makes another job start.
         """
         return self._census.has_choice(self.now_s)
 
-    # The socket.
+    # The ports.
 
     def snapshot(self) -> LazySnapshot:
-        """Look."""
+        """Return a snapshot without predictions."""
         return self.look(None)
 
     def look(self, predictions: Predictions | None) -> LazySnapshot:
-        """Look, with predictions already in the columns of the pending jobs."""
+        """Return a snapshot with predictions in the rows of pending jobs."""
         return LazySnapshot.at(
             self.now_s,
             cluster=self.name,
@@ -475,15 +505,18 @@ class SimCluster:
         )
 
     def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
-        """Look at pending ``jobs`` alone, by position."""
+        """Return the rows of pending ``jobs``, given by position."""
         return self._view.pending(jobs, self._marks, predictions)
 
     def waiting(self) -> Jobs:
-        """Return the pending jobs by position, ascending."""
+        """Return the positions of the pending jobs, ascending."""
         return self._census.waiting()
 
     def running(self) -> tuple[Jobs, Jobs]:
-        """Return the jobs that run by position, in no order, and since when, s since the epoch."""
+        """Return the running jobs and when each began to run.
+
+        Jobs are positions, in no order. Times are in s since the epoch.
+        """
         running = self._state.ends[: int(self._state.clock["running"][0])].copy()
         return running, self._state.jobs["resumed_s"][running]
 
@@ -496,46 +529,63 @@ class SimCluster:
         }
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, and say what became of each job that an action names."""
+        """Apply actions and return an outcome for each job that they name."""
         return self._jobs.apply(actions)
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
+        """Return the jobs that a new order names, and their urgencies.
+
+        Jobs are positions; NOBODY: there is no job of that id.
+        """
         return self._jobs.ranked(reorder)
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        """Set urgencies by position and return the number of each result.
+
+        An urgency of NaN leaves its job as it is.
+        """
         return self._jobs.change(jobs, urgency)
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Act on nodes, and say what became of each that an action names; see :class:`helios.ports.NodeCluster`."""
+        """Apply actions and return an outcome for each node that they name.
+
+        See :class:`helios.ports.NodeCluster`.
+        """
         self._leave()
         return self._door.steer(actions, now=self.now_s)
 
-    # What is counted.
+    # Counts.
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-        """Return how many nodes of each partition held a job until now, by steps; see :meth:`Holding.in_steps`."""
+        """Return how many nodes of each partition held a job, by steps.
+
+        The count goes until now. See :meth:`NodeHolding.in_steps`.
+        """
         return node_holding(self._state, until_s=self.now_s).in_steps(step_s)
 
     def tally(self) -> NodeTally:
-        """Return what nodes have done until now."""
+        """Return the counts of what nodes have done until now."""
         count_up(self._state, now=self.now_s)
         return node_tally(self._state, self._partitions, resource=self._resource)
 
     @property
     def late_s(self) -> Jobs:
-        """How long each job waited for nodes that it was given to get up, s; meaningless where it has not started."""
+        """Time that each job waited for its nodes to boot, s.
+
+        Meaningless where it has not started.
+        """
         return self._state.jobs["late_s"]
 
-    # What an admin does.
+    # Changes by an administrator.
 
     def forbid(self, node: str, *, why: str | None) -> None:
-        """Have Helios leave a node's power alone, as if it were drained or reserved; None: it may act again.
+        """Exclude the power of a node from control, or include it again.
+
+        It then is as if it were drained or reserved. ``why`` is the reason; None: Helios may act on it again.
 
         Raises
         ------
-        Misuse
+        UsageError
             There is no such node.
         """
         self._leave()
@@ -545,11 +595,13 @@ class SimCluster:
             self._door.excluded_reason[number] = why
 
     def hold(self, job_id: str, *, why: str = "held") -> None:
-        """Hold a pending job: it does not start, and is ``excluded_reason``.
+        """Hold a pending job.
+
+        It does not start, and has ``why`` as its ``excluded_reason``.
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not pending, or held already.
         """
         self._jobs.hold(job_id, why=why)
@@ -559,7 +611,7 @@ class SimCluster:
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not held.
         """
         self._jobs.release(job_id)

@@ -1,4 +1,4 @@
-"""The nodes of a simulated cluster: what they are, and what becomes of an action on them."""
+"""Nodes of a simulated cluster and the actions on them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ POWERS = {
 }
 FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
 SITE_WEIGHT = 1
-"""What every node weighs as long as nobody says otherwise; Slurm's default."""
+"""Weight of every node until an action changes it; Slurm's default."""
 Nodes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """How the nodes of a simulated cluster sleep.
+    """Sleep settings of the nodes of a simulated cluster.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Sleep:
     idle_timer_s : int, optional
         Idle time after which the cluster itself puts a node to sleep, s, at least 1; None: never.
     keep_awake : tuple of str
-        Nodes that the site itself keeps awake, whatever the idle timer says.
+        Nodes that the site itself excludes from the idle timer.
     """
 
     boot_s: int
@@ -63,12 +63,14 @@ class Sleep:
 
 
 class NodeActions:
-    """Carries out actions on the nodes of a replay; control's own guards are not here, the door's refusals are.
+    """Executor of actions on the nodes of a replay.
+
+    It refuses what :class:`helios.ports.NodeCluster` must always refuse. The guards of control are applied elsewhere.
 
     Parameters
     ----------
     names : list of str
-        Nodes, as the state numbers them.
+        Names of the nodes, in the order of the state.
     sleep : Sleep, optional
         None: nodes do not sleep here.
     """
@@ -95,7 +97,10 @@ class NodeActions:
 
     @property
     def settings(self) -> PowerSettings | None:
-        """What the cluster says of itself; None: nodes do not sleep here."""
+        """Power settings of the cluster.
+
+        None: nodes do not sleep here.
+        """
         if self.sleep is None:
             return None
         timer_s = self.sleep.idle_timer_s
@@ -109,23 +114,26 @@ class NodeActions:
 
     @property
     def weight(self) -> NDArray[np.int64]:
-        """Weight of each node, the lowest filled first."""
+        """Weight of each node, of which the lowest is filled first."""
         return self._site_weight + self._tier
 
     def number(self, name: str) -> int:
-        """Return the number of a node.
+        """Return the number of a node in the state.
 
         Raises
         ------
-        Misuse
-            There is none of that name.
+        UsageError
+            There is no node of that name.
         """
         if name not in self._number:
             raise UsageError(f"there is no node {name!r}", hint=f"The nodes are {self._names[0]} to {self._names[-1]}.")
         return self._number[name]
 
     def columns(self) -> Callable[[], dict[str, Any]]:
-        """Return what makes the columns of ``NODE_STATES`` that change, as of now."""
+        """Return a function that makes the changing columns of ``NODE_STATES``.
+
+        It makes them as they are now, whenever it is called.
+        """
         nodes, weight, excluded_reason = self._state.nodes.copy(), self.weight, dict(self.excluded_reason)
 
         def made() -> dict[str, Any]:
@@ -143,7 +151,10 @@ class NodeActions:
         return made
 
     def steer(self, actions: Sequence[NodeAction], *, now: int) -> list[NodeOutcome]:
-        """Act, and say what became of each node; see :meth:`helios.ports.NodeCluster.steer`."""
+        """Apply actions and return the outcome of each node.
+
+        See :meth:`helios.ports.NodeCluster.steer`.
+        """
         return [outcome for action in actions for outcome in self._carried_out(action, now)]
 
     def _carried_out(self, action: NodeAction, now: int) -> Iterator[NodeOutcome]:
@@ -191,7 +202,10 @@ class NodeActions:
         return outcome(Result.DONE, after=self._state_of(name))
 
     def _state_of(self, name: str) -> str:
-        """Return the state and flags of a node, in Slurm's words; empty: there is none."""
+        """Return the state and flags of a node as Slurm writes them.
+
+        Empty: there is no such node.
+        """
         if name not in self._number:
             return ""
         node = self._state.nodes[self._number[name]]
@@ -257,7 +271,7 @@ class NodeActions:
 
 
 class _Outcome:
-    """An outcome of which only the result is open."""
+    """Outcome of a node action that lacks only its result."""
 
     def __init__(self, action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> None:
         self._action, self._setting, self._node, self._before = action, setting, node, before
@@ -280,5 +294,5 @@ def _names(listed: str) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the text of a list of nodes, the same whatever their order."""
+    """Return a list of nodes as text, sorted and without duplicates."""
     return ",".join(sorted(set(names)))

@@ -1,7 +1,7 @@
-"""Watches one job of a replay while it waits: what every scheduling pass over its partition left it with.
+"""Trace of why one job of a replay waits.
 
-A replay that is watched is the same replay: the core makes the same moves, and notes are taken between them, at a cost
-that does not grow with the length of the queue.
+It notes what every scheduling pass over the job's partition leaves while the job waits. The replay itself is the same:
+the core makes the same moves, and notes are taken between them. The cost does not grow with the queue.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ NOTE = np.dtype(
     [
         ("at_s", np.int64),
         ("head", np.int64),  # the first job in the order
-        ("incumbent", np.int64),  # the first that asks for no more GPUs than the watched job; often that job itself
+        ("incumbent", np.int64),  # the first that asks for no more GPUs than the traced job; often that job itself
         ("free", np.int64),  # GPUs
         ("room", np.int64),  # GPUs of the largest job that could be placed
         (
             "shadow_s",
             np.int64,
-        ),  # when the head is expected to start and whoever fits has to have ended; NEVER: told by none
+        ),  # when the head is expected to start, by which backfilled jobs have to end; NEVER: no reservation
         ("extra", np.int64),  # GPUs that EASY's head leaves over then
     ],
     align=True,
 )
-"""What a pass left, the watched job going on to wait."""
+"""What a pass left while the traced job went on waiting."""
 ROWS = 4_096
 _OUT_OF_BUDGET, _REACHED, _FULL = 0, 1, 2
 JOB, BUDGET, TAKEN, AHEAD, QUEUED = 0, 1, 2, 3, 4
-"""What core and witness tell each other: who is watched, events left, notes taken, its place when it was first left."""
+"""Exchange with the core: the job, events left, notes taken; jobs before it and jobs queued after its first pass."""
 
 
 @kernel
@@ -56,7 +56,7 @@ def _note(state: EngineState, job: int, row: Any, now: int) -> None:
 def _note_reservation(state: EngineState, row: Any, now: int) -> None:
     """Note what backfill reserves for the head.
 
-    What the pass has started ends by then, or took nothing of what the head is to get: so it is as within the pass.
+    Jobs that the pass started end by then or use nothing that the head is to get, so it is the same as within the pass.
     """
     clock, partition, gpus = state.clock[0], state.jobs[row.head].partition, state.jobs[row.head].gpus
     if clock.backfill == EASY:
@@ -98,7 +98,7 @@ def _carry_noting(
 
 
 class JobTrace:
-    """Takes notes of why a job waits, in a replay that it is handed to: ``replay(..., watch=witness)``.
+    """Trace of the wait of one job, for ``replay(..., watch=trace)``.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class JobTrace:
         self._told = np.array([job, 0, 0, 0, 0], dtype=np.int64)
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Carry the timeline on as :func:`helios.simulate.core.events.run` does."""
+        """Run the replay as :func:`helios.simulate.core.events.run` does, taking notes."""
         told, reached = self._told, _FULL
         told[BUDGET] = budget
         while reached == _FULL:
@@ -124,15 +124,19 @@ class JobTrace:
 
     @property
     def notes(self) -> NDArray[np.void]:
-        """What was noted, of type ``NOTE``, in order of time; of several passes in one second the last."""
+        """Notes in order of time, of type ``NOTE``.
+
+        Of several passes in one second the last is kept.
+        """
         notes = np.concatenate(self._taken) if self._taken else np.empty(0, dtype=NOTE)
         kept: NDArray[np.void] = notes[np.diff(notes["at_s"], append=NEVER) > 0]
         return kept
 
     @property
     def place(self) -> tuple[int, int]:
-        """The job's place in its partition's queue after the first pass that left it, from 1, and the queue's length.
+        """Position of the job in its partition's queue, and the queue's length.
 
-        (0, 0): it did not wait.
+        Both are as after the first pass in which the job was queued and not started. The position counts from 1. Both
+        are 0 where the job did not wait.
         """
         return int(self._told[AHEAD]) + bool(self._told[QUEUED]), int(self._told[QUEUED])

@@ -1,8 +1,8 @@
-"""A cluster seen as a number of nodes: what becomes of a series of demand under given levels of powered nodes.
+"""Replay of a demand series on a cluster seen as a number of nodes.
 
-There are no jobs here, as in the paper: a series says how many nodes were busy, and it stays what it was even where a
-node had to boot first. What is honest about it: nodes take time to wake and to fall asleep, a shortage wakes nodes at
-once as Slurm does for a job, and time short is charged.
+There are no jobs here. As in the Helios paper (SC'21, section 4.3), a series says how many nodes were busy, and it
+stays the same even where a node had to boot first. Three things are as on a real cluster: nodes take time to wake and
+to fall asleep, a shortage wakes nodes at once as Slurm does for a job, and the missing node time is counted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _WAKES, _SLEEPS, _WOKEN, _SHORTAGES, _SHORT = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesRun:
-    """What came of it.
+    """Result of a replay of powered nodes.
 
     Attributes
     ----------
     hourly : tuple of NodeSeconds
         Of all nodes in service, for each hour that counts.
     wakes, sleeps : int
-        Decision steps in which some nodes were told to wake, or to sleep.
+        Decision steps in which some nodes were woken, or put to sleep.
     woken : int
         Nodes that woke.
     shortages : int
@@ -52,7 +52,7 @@ class SeriesRun:
 
     @property
     def seconds(self) -> NodeSeconds:
-        """Of all hours."""
+        """Node seconds of all hours."""
         return sum(self.hourly, start=NodeSeconds())
 
 
@@ -68,21 +68,21 @@ def replay_levels(
     count_from: int = 0,
     may_sleep_between: bool = False,
 ) -> SeriesRun:
-    """Power nodes as ``levels`` says while ``busy`` nodes are needed.
+    """Replay a demand of ``busy`` nodes with ``levels`` nodes powered.
 
     Parameters
     ----------
     busy, total : float64 arrays of shape (n_steps,)
         Nodes needed and nodes in service, one value for each ``step_s``.
     levels : float64 array of shape (n_steps,)
-        Nodes to be awake, in force during that step; it must be known before. inf: all.
+        Nodes to be awake during each step, known before it begins. inf: all.
     decide_every : int
         Steps between two decisions, at steps 0, ``decide_every``, ...; only at one of them is a node put to sleep, and
         the wakes up to and with the next count as one.
     boot_s, shutdown_s : float
         Time to wake and to fall asleep; a node that falls asleep cannot be called back.
     count_from : int
-        First step that counts; those before it only set the stage, from all nodes awake on.
+        First step that counts. Earlier ones only lead to its state; all nodes are awake at the first of them.
     may_sleep_between : bool
         Nodes may fall asleep at any step, as under the cluster's own idle timer.
     """
@@ -201,9 +201,10 @@ def _run(  # noqa: PLR0917 - numba kernels are called by position
 
 
 def idle_timer_levels(busy: NDArray[np.float64], *, steps: int) -> NDArray[np.float64]:
-    """Return the nodes that Slurm's idle timer leaves awake: the most that was needed in the last ``steps`` or now.
+    """Return the number of nodes that Slurm's idle timer leaves awake.
 
-    That is a timer on nodes that are filled in a fixed order; where jobs are spread, fewer fall asleep.
+    That is the most that was needed in the last ``steps`` steps or now, as on nodes that are filled in a fixed order.
+    Where jobs are spread, fewer nodes fall asleep.
     """
     return _most_of_last(np.ascontiguousarray(busy), steps + 1, busy.copy(), np.zeros(len(busy), dtype=np.int64))
 
@@ -212,7 +213,7 @@ def idle_timer_levels(busy: NDArray[np.float64], *, steps: int) -> NDArray[np.fl
 def _most_of_last(
     values: NDArray[np.float64], steps: int, most: NDArray[np.float64], queue: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    # A queue of places with descending values; the first is the highest within reach.
+    # A monotonic queue of positions with descending values: the first is the maximum of the window.
     head, tail = 0, 0
     for t in range(len(values)):
         while tail > head and values[queue[tail - 1]] <= values[t]:
@@ -226,15 +227,18 @@ def _most_of_last(
 
 
 def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np.float64]:
-    """Return the fewest powered nodes that cover ``needed`` with at most so many wakes, knowing the future: a bound.
+    """Return the fewest powered nodes that cover ``needed`` with few wakes.
 
-    The optimum of nodes powered plus a price for each wake, by dynamic programming over the moments of wakes; the price
-    is the lowest under which there are not too many. The nodes awake at the start cost no wake.
+    It knows the future, and so bounds what any policy can reach. The result is the optimum of nodes powered plus a
+    price for each wake, by dynamic programming over the moments of wakes; the price is the lowest under which there are
+    not too many. The nodes awake at the start cost no wake.
 
     Parameters
     ----------
     needed : float64 array of shape (n_steps,)
         Most nodes needed within each decision step.
+    most_wakes : int
+        Steps in which the level may rise.
     """
     low, high = 0.0, float(needed.max(initial=0.0)) * len(needed) + 1.0
     needed = np.ascontiguousarray(needed)
@@ -245,7 +249,7 @@ def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np
 
 
 LONGEST_STRETCH = 4_032
-"""Steps between two wakes that the optimum looks at: four weeks of ten minutes."""
+"""Longest stretch between two wakes that the optimum considers, in steps: four weeks of ten minutes."""
 _HALVINGS = 40
 
 
@@ -261,7 +265,7 @@ def _optimum(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:
     after = n_steps
     while after > 0:
         first = begun[after]
-        # Within a stretch nodes only fall asleep: the level is the most that is still to come in it.
+        # Within a stretch nodes only fall asleep: the level is the most that is still needed in it.
         levels[first:after] = np.maximum.accumulate(needed[first:after][::-1])[::-1]
         after = first
     return levels

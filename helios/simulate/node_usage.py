@@ -1,4 +1,7 @@
-"""What nodes did in a replay: how many of them held a job, over time, and what that comes to."""
+"""Use of nodes in a replay over time.
+
+It covers how many nodes held a job, and node seconds in each power state.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from helios.simulate.core.state import EngineState
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeHolding:
-    """The moments at which the number of nodes that hold a job changed; what lasted no time is not in it.
+    """Times at which the number of nodes that hold a job changed.
+
+    A number that lasted no time is left out.
 
     Attributes
     ----------
@@ -24,8 +29,9 @@ class NodeHolding:
     partition, nodes : int64 arrays
         Where, and how many from then on.
     n_partitions : int
+        Number of partitions.
     since_s, until_s : int
-        The stretch that was counted.
+        Begin and end of the count, s since the epoch.
     """
 
     at_s: NDArray[np.int64]
@@ -36,7 +42,9 @@ class NodeHolding:
     until_s: int
 
     def in_steps(self, step_s: int) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-        """Count by steps, which begin at whole multiples of ``step_s`` since the epoch.
+        """Return the most and the mean number of nodes in each step.
+
+        Steps begin at whole multiples of ``step_s`` since the epoch.
 
         Returns
         -------
@@ -48,7 +56,7 @@ class NodeHolding:
 
         Raises
         ------
-        Misuse
+        UsageError
             ``step_s`` is not positive.
         """
         if step_s < 1:
@@ -63,7 +71,7 @@ class NodeHolding:
 
 
 def node_holding(state: EngineState, *, until_s: int) -> NodeHolding:
-    """Return what the core has written down."""
+    """Return the log of the nodes that held a job, up to ``until_s``."""
     rows = state.holding[: int(state.clock["rows"][0])]
     jobs = state.jobs["submitted_s"]
     return NodeHolding(
@@ -78,21 +86,21 @@ def node_holding(state: EngineState, *, until_s: int) -> NodeHolding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTally:
-    """What nodes have done so far.
+    """Counts of what nodes have done so far.
 
     Attributes
     ----------
     seconds : mapping of str to NodeSeconds
-        Of each partition. GPUs or CPUs held on nodes that are awake are counted as busy, also those of a job that
-        still waits for another of its nodes.
+        By partition. GPUs or CPUs held on awake nodes count as busy, also those of a job that still waits for another
+        of its nodes.
     sleeps, wakes : int
-        Nodes put to sleep, and woken, whoever did it.
+        Nodes put to sleep, and woken, by control or by the cluster itself.
     sleep_moments, wake_moments : int
         At how many moments; several nodes of one second count once.
     delays, delay_moments : int
-        Starts that waited for a node to get up, and at how many moments.
+        Starts that waited for a node to boot, and at how many moments.
     short_node_s : int
-        Node seconds in which a job held a node that was still getting up.
+        Node seconds in which a job held a node that was still booting.
     """
 
     seconds: Mapping[str, NodeSeconds]
@@ -111,7 +119,10 @@ class NodeTally:
 
 
 def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str) -> NodeTally:
-    """Return what the core has counted, up to where it was brought."""
+    """Return the counts of the core.
+
+    They go up to the last change; :func:`helios.simulate.core.stepping.count_up` brings them up to now.
+    """
     clock = state.clock[0]
     seconds = {
         name: NodeSeconds(
@@ -135,7 +146,10 @@ def node_tally(state: EngineState, partitions: tuple[str, ...], *, resource: str
 def _in_steps(
     at_s: NDArray[np.int64], nodes: NDArray[np.int64], grid: NDArray[np.int64], step_s: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the most and the mean of each step, from the moments at which a count changed and what it was then."""
+    """Return the most and the mean of a count in each step.
+
+    The count changed at ``at_s`` and was ``nodes`` from then on.
+    """
     end_s = int(grid[-1]) + step_s
     begins = np.union1d(grid, at_s[at_s < end_s])
     held = np.concatenate([[0], nodes])[np.searchsorted(at_s, begins, side="right")].astype(np.float64)

@@ -1,6 +1,6 @@
-"""Queue orders that need no judgement of their own: the controls every what-if prints.
+"""Simple queue orders, the controls of every what-if.
 
-Each is a :class:`helios.ports.Order`; ties go by submit time, then job id, whatever the order.
+Each is a :class:`helios.ports.Order`. Ties go by submit time, then job id, whatever the order.
 """
 
 # ruff: noqa: ARG001  because every Order takes all three arguments
@@ -23,14 +23,17 @@ def first_in_first_out(
 def shortest_job_first(
     *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Order by the run time believed in, s."""
+    """Order by the given run time, s."""
     return run_time_s
 
 
 def fewest_gpus_first(
     *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Order by the number of GPUs; needs no model, and is the control QSSF has to beat."""
+    """Order by the number of GPUs.
+
+    It needs no model, and is the control that QSSF has to beat.
+    """
     return gpus.astype(np.float64)
 
 

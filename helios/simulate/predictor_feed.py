@@ -1,4 +1,7 @@
-"""What a replay asks a predictor on its way, and what the order and EASY make of the answers."""
+"""Queries of a replay to a predictor, and what follows from the answers.
+
+The order and the backfill that plans with estimates use them.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 b
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class JobKeys:
-    """What the order and EASY go by; ``keys`` and ``plans`` are columns of the state.
+    """Queue keys and planned run times of the jobs of a replay.
 
-    A key is what the order says x ``weight``, which is 1 until somebody has another opinion of the job. The order goes
-    by ``believed_s``, the median; ``expected_s`` is the mean of the same prediction, for sums of work.
+    ``keys`` and ``plans`` are columns of the state. A key is what the order returns x ``weight``, which is 1 until a
+    wait bound changes it. The order goes by ``believed_s``, the median. ``expected_s`` is the mean of the same
+    prediction, for sums of work. ``ranked`` and ``planned`` are true where keys and plans need no prediction.
     """
 
     workload: Workload
@@ -37,7 +41,10 @@ class JobKeys:
     planned: bool
 
     def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
-        """Fill in what is not known yet of ``jobs``, neighbours submitted ``now``."""
+        """Fill in the missing keys and plans of ``jobs``.
+
+        They are submitted ``now`` and are consecutive in the workload.
+        """
         quantiles = self._checked(predictor.submitted(jobs, now), jobs)
         these = slice(int(jobs[0]), int(jobs[-1]) + 1)
         if not self.planned:
@@ -49,7 +56,10 @@ class JobKeys:
     def queue_anew(
         self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return keys and plans of ``jobs``, which still wait; who was promoted for waiting stays so."""
+        """Return new keys and plans of pending ``jobs``.
+
+        A job that was promoted for waiting keeps its key.
+        """
         self._checked(quantiles, jobs)
         keys, plans = self.keys[jobs], self.plans[jobs]
         if not self.planned:
@@ -60,7 +70,7 @@ class JobKeys:
         return keys, plans
 
     def rank(self, these: slice) -> None:
-        """Ask the order for the keys of ``these`` jobs."""
+        """Compute the keys of ``these`` jobs by the order."""
         self.keys[these] = self._keys(these)
 
     def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
@@ -68,7 +78,10 @@ class JobKeys:
         self.expected_s[jobs] = quantiles @ np.array(EXPECTED)
 
     def weigh(self, jobs: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Give ``jobs``, which wait, another weight, and return their keys; who was promoted stays so."""
+        """Set the weight of pending ``jobs`` and return their keys.
+
+        A job that was promoted for waiting keeps its key.
+        """
         self.weight[jobs] = weight
         keys = self.keys[jobs]
         return np.where(np.isneginf(keys), keys, self._keys(jobs))
@@ -99,12 +112,15 @@ class JobKeys:
 
 
 class PredictorQueries:
-    """Asks the predictor in the timeline, having told it first of all that has ended.
+    """Queries to the predictor in the timeline of a replay.
+
+    Before each query the predictor is given the jobs that have ended since the last.
 
     Attributes
     ----------
     due_s : int
-        When what waits is to be asked about again, s since the epoch; NEVER: not before a job was submitted, or never.
+        When to ask again about the pending jobs, s since the epoch. NEVER: not before the first submission, or not at
+        all.
     """
 
     def __init__(
@@ -116,7 +132,7 @@ class PredictorQueries:
         self._told = self._first_waiting = 0
 
     def ask(self, these: slice, now: int) -> None:
-        """Ask about jobs that are submitted ``now``, and where that is due about those that wait."""
+        """Ask about jobs submitted ``now``, and about pending ones if that is due."""
         self._tell()
         if self._again_s is not None and now >= self.due_s:
             self.ask_again(now)
@@ -125,7 +141,7 @@ class PredictorQueries:
         self._scores.predict(self._predictor, np.arange(these.start, these.stop), now)
 
     def ask_again(self, now: int) -> None:
-        """Ask about all that waits ``now``, and put it into the queues anew."""
+        """Ask about all pending jobs and queue them anew by the answers."""
         self.due_s = now + (self._again_s or NEVER)
         self._tell()
         if len(jobs := self._waiting()):

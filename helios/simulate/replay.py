@@ -1,4 +1,7 @@
-"""Replay a workload on a cluster made of arithmetic: the door between Python and the compiled core."""
+"""Replay of a workload on a simulated cluster.
+
+It checks the options and drives the compiled core, :mod:`helios.simulate.core`.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,13 @@ from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S, JobKeys, Predicto
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), None: EXPECTED}
-"""Of p10, p50 and p90 in what backfill plans with; None: the expected run time."""
+"""Weights of p10, p50 and p90 in the run time that backfill plans with; None: the expected run time."""
 EVENTS_PER_REPORT = 200_000
 MOMENTS_PER_REPORT = 1_000
 
 
 class Backfill(StrEnum):
-    """What may pass a job that is at the head of its queue and does not fit."""
+    """Which jobs may start before a head of the queue that does not fit."""
 
     NONE = "none"
     SKIP = "skip"
@@ -53,7 +56,10 @@ class Backfill(StrEnum):
 
 
 class Placement(StrEnum):
-    """Which of the nodes of equal weight that fit a job gets; see :mod:`helios.simulate`."""
+    """Which of the fitting nodes of equal weight a job gets.
+
+    See :mod:`helios.simulate`.
+    """
 
     PACKED = "packed"
     SPREAD = "spread"
@@ -63,7 +69,7 @@ class Placement(StrEnum):
 
 MODES = {Backfill.NONE: NO_BACKFILL, Backfill.SKIP: SKIP, Backfill.EASY: EASY, Backfill.NODES: NODES}
 RESERVING = frozenset({Backfill.EASY, Backfill.NODES})
-"""What reserves, and so plans with estimates."""
+"""Modes that reserve, and so plan with estimates."""
 PLACES = {
     Placement.PACKED: PACKED,
     Placement.SPREAD: SPREAD,
@@ -74,7 +80,9 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """What became of each job; arrays of shape (n_jobs,) in the order of the workload.
+    """Result of a replay for each job.
+
+    Arrays have shape (n_jobs,) and are in the order of the workload.
 
     Attributes
     ----------
@@ -88,13 +96,13 @@ class Replay:
     busy_gpu_s : int
         GPU seconds run by all jobs.
     believed_s : float64 array
-        Run time that the order believed, s; NaN where it was told none.
+        Run time that the order went by, s; NaN where none was given.
     estimate_s : int64 array or None
-        Run time that backfill could plan with, s, before any extension; None: it was told none.
-    holding : Holding or None
-        How many nodes held a job, over time; None: nobody counted.
+        Run time that backfill could plan with, s, before any extension; None: none was given.
+    holding : NodeHolding or None
+        How many nodes held a job, over time; None: they were not counted.
     bound_s : int or None
-        The bound on waiting that was in force at the end, when what all jobs took is known, s; None: there was none.
+        The last value of the wait bound, s; None: there was none.
     """
 
     started_s: NDArray[np.int64]
@@ -108,12 +116,14 @@ class Replay:
     bound_s: int | None = None
 
     def busy_nodes(self, step_s: int = STEP_S) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
-        """Return how many nodes of each partition held a job, by steps; see :meth:`NodeHolding.in_steps`.
+        """Return how many nodes of each partition held a job, by steps.
+
+        See :meth:`NodeHolding.in_steps`.
 
         Raises
         ------
-        Misuse
-            Nobody counted.
+        UsageError
+            The replay did not count nodes.
         """
         if self.holding is None:
             raise UsageError("no nodes were counted in this replay", hint="Replay with count_nodes=True.")
@@ -140,49 +150,51 @@ def replay(
     progress: Callable[[int], None] | None = None,
     watch: JobTrace | None = None,
 ) -> Replay:
-    """Replay ``workload`` on ``shape`` from an empty cluster until every job has ended; see :mod:`helios.simulate`.
+    """Replay ``workload`` on an empty cluster until every job has ended.
+
+    The rules are in :mod:`helios.simulate`.
 
     Parameters
     ----------
     backfill : Backfill
-        What may pass a blocked head.
+        Which jobs may start before a blocked head.
     order : Order
-        The queue order, asked once for all jobs; with a prediction as the run time, at each submission.
+        The queue order. It is called once for all jobs, or, where run times are predicted, at each submission.
     preemptive : bool
         Shortest remaining (true) run time first; ``order`` must then be by run time.
     run_time_s : float64 array of shape (n_jobs,), optional
-        Run time that the order believes, s, where known beforehand.
+        Run time that the order goes by, s, where known beforehand.
     estimate_s : int64 array of shape (n_jobs,), optional
         Run time that EASY and ``nodes`` plan with, s, where known beforehand.
     predictor : ReplayPredictor, optional
-        Says at each submission what is left None above: the order believes its p50, backfill plans with its
+        Asked at each submission for what is None above: the order goes by its p50, backfill plans with its
         ``plan_quantile``, rounded up.
     plan_quantile : float or None
         0.1, 0.5 or 0.9; None: the expected run time, see ``WEIGHTS``.
     predict_again_s : int, optional
-        Ask the predictor about all that is still queued too, before the first moment that is at least so long after
-        the last such question, s; None: never.
-    guard : Guard or Backlog, optional
-        How long a job may wait before it goes to the front, known beforehand or by what waits; None: for ever.
+        Ask the predictor about all pending jobs too, before the first moment at least so long after the last such
+        query, s; None: never.
+    guard : WaitBound or Backlog, optional
+        How long a job may wait before it goes to the front, known beforehand or by the backlog; None: for ever.
     reservation : Reservation, optional
-        How strictly ``nodes`` keeps what it reserves; None: by its defaults.
+        How strictly ``nodes`` keeps what it reserves; None: the defaults.
     placement : Placement
         Which nodes a job gets.
     seed : int
-        Of random placement: the same gives a job the same draws, whatever the policy.
+        Seed of random placement. The same seed gives a job the same draws, whatever the policy.
     count_nodes : bool
-        Keep count of the nodes that hold jobs, for :meth:`Replay.busy_nodes`; it costs some speed.
+        Count the nodes that hold jobs, for :meth:`Replay.busy_nodes`; it costs some speed.
     progress : callable, optional
         Called now and then with the number of jobs ended.
-    watch : Witness, optional
-        Takes notes of what holds one of the jobs; the outcome is the same.
+    watch : JobTrace, optional
+        Notes why one of the jobs waits; the result is the same.
 
     Raises
     ------
     PartitionUnknown, JobLargerThanPartition
         A job could never start.
-    Misuse
-        The options contradict each other, or a run time that the order or EASY needs is not told.
+    UsageError
+        The options contradict each other, or a run time that the order or the backfill needs is missing.
     """
     refuse_misfits(workload, shape)
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
@@ -287,7 +299,13 @@ def _bounds(guard: WaitBound | Backlog | None) -> NDArray[np.void] | None:
 
 
 def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Return the run times that SRTF goes by, which are the true ones; refuse to be told otherwise."""
+    """Return the true run times, which SRTF goes by.
+
+    Raises
+    ------
+    UsageError
+        Other run times, or an order by anything else, were given.
+    """
     true = workload.run_time_s.astype(np.float64)
     keys = order(submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=true)
     if not np.array_equal(keys, true) or (run_time_s is not None and not np.array_equal(run_time_s, true)):
@@ -335,7 +353,10 @@ def _run_predicting(
     tell: Callable[[int], None],
     carry: Callable[..., bool],
 ) -> None:
-    """Stop the timeline before every moment of submission and ask the predictor, up to the last of them."""
+    """Stop before every moment of submission and ask the predictor.
+
+    The last such moment is where it returns.
+    """
     clock = state.clock[0]
     for moment, these in enumerate(_moments(scores.workload.submitted_s)):
         now = int(scores.workload.submitted_s[these.start])
@@ -349,7 +370,7 @@ def _run_predicting(
 
 
 def _moments(submitted_s: NDArray[np.int64]) -> Iterator[slice]:
-    """Yield each stretch of jobs that are submitted in the same second."""
+    """Yield each run of jobs that are submitted in the same second."""
     edges = [*np.flatnonzero(np.diff(submitted_s)) + 1, len(submitted_s)]
     first = 0
     for edge in edges if len(submitted_s) else []:
@@ -373,4 +394,4 @@ def _outcome(state: EngineState, scores: JobKeys, *, has_estimates: bool) -> Rep
 
 
 def _nobody(done: int) -> None:
-    """Hear of progress, and tell nobody."""
+    """Ignore progress."""

@@ -1,6 +1,6 @@
-"""What a simulated cluster shows of itself: rows of the queue and of the nodes, from the tables of a replay.
+"""Snapshots of a simulated cluster, made from the tables of a replay.
 
-Running jobs and nodes, which few services look at, are made when somebody does.
+Frames of running jobs and of nodes are made when they are first read, since few services read them.
 """
 
 from __future__ import annotations
@@ -24,38 +24,40 @@ from helios.simulate.core.state import EngineState
 from helios.simulate.slurm.workload import SlurmWorkload
 from helios.simulate.workload import ClusterShape, Workload
 
-# Jobs of a replay as rows of the queue: what no event changes, and what may, as it was at one moment.
+# Rows of the queue: values that no event changes, and values that may change, as of one moment.
 #
-# A replay is asked for its queue thousands of times, so what no event changes is taken by position from columns that
-# are made once, and frames are made of whole columns of the declared types: a frame that has to find out what it is
-# given costs more than all else here.
+# A replay is asked for its queue thousands of times. So what no event changes is taken by position from columns that
+# are made once, and frames are made of whole columns of the declared types: if pandas has to infer the types, that
+# costs more than all else here.
 
 BASE_PRIORITY = 100_000.0
-"""Priority of a job that nobody moved; what of it Helios changes is the SiteFactor that Slurm would have."""
+"""Priority of a job without urgency; an urgency adds what Slurm's SiteFactor would."""
 EXACT_STEPS = 99
-"""Steps that a priority is shown in where urgencies are not rounded."""
+"""Steps in which a priority is shown where urgencies are not rounded."""
 
 _TEXT = pd.StringDtype(storage="python", na_value=np.nan)
 _NAMES = pd.Index(QUEUE.names, dtype=_TEXT)
-"""Shared by all frames: where it stands which column lies is worked out once."""
+"""Shared by all frames, so that its lookup of columns is built once."""
 
 Jobs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """What is expected of each job of a workload; filled in as the timeline goes on.
+    """Predictions for the jobs of a workload.
+
+    They are filled in as the timeline goes on.
 
     Attributes
     ----------
     quantiles_s : float64 array of shape (n_jobs, 3)
         p10, p50, p90 of the run time, s; NaN: not predicted.
     source : int16 array of shape (n_jobs,)
-        Which of ``sources`` said so; -1: none.
+        Position in ``sources`` of what predicted; -1: none.
     sources : list of str
         Model ids and fallbacks, distinct.
     longest_backlog_s : float64 array of shape ()
-        The longest backlog so far (:mod:`helios.metrics.backlog`), s; NaN: nobody reckons it.
+        The longest backlog so far (:mod:`helios.metrics.backlog`), s; NaN: it is not computed.
     """
 
     quantiles_s: NDArray[np.float64]
@@ -65,12 +67,12 @@ class Predictions:
 
 
 class QueueFacts:
-    """The columns of ``QUEUE`` for all jobs of a replay, of which rows are taken.
+    """Columns of ``QUEUE`` for all jobs of a replay.
 
     Parameters
     ----------
     queue : DataFrame
-        Columns of ``QUEUE``: each job as it is while it waits and nobody has set anything.
+        Columns of ``QUEUE``: each job as it is while it is pending and unchanged.
     """
 
     def __init__(self, queue: pd.DataFrame) -> None:
@@ -78,7 +80,10 @@ class QueueFacts:
         self._plain: dict[str, NDArray[Any]] = {}
 
     def frame(self, jobs: Jobs, own: Mapping[str, Any]) -> pd.DataFrame:
-        """Return the rows of ``jobs``, with these columns of their ``own``."""
+        """Return the rows of ``jobs`` as a frame.
+
+        Columns in ``own`` are used in place of the stored ones.
+        """
         columns = {name: own[name] if name in own else typed.take(jobs) for name, typed in self._typed.items()}
         made = pd.DataFrame(columns, index=pd.RangeIndex(len(jobs)), copy=False)
         made.columns = _NAMES
@@ -93,9 +98,10 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingRows:
-    """Some jobs of a replay at one moment: a frame, or a column of it, when somebody asks.
+    """Pending jobs of a replay at one moment.
 
-    What may change while they are kept is as it was at that moment; None: all of it is missing.
+    A frame, or one column, is made on request. Values that may change later are copies of that moment; None: the whole
+    column is missing.
     """
 
     facts: QueueFacts
@@ -126,7 +132,7 @@ class PendingRows:
 
     @property
     def priority(self) -> NDArray[np.float64]:
-        """The priority that the SiteFactor of its urgency would give each job."""
+        """Priority that the SiteFactor of each job's urgency would give it."""
         steps = np.rint(self.urgency * (self.steps or EXACT_STEPS))
         priority: NDArray[np.float64] = BASE_PRIORITY + steps * STEP + np.sign(self.urgency) * MARK
         return priority if self.held is None else np.where(self.held, 0.0, priority)
@@ -146,24 +152,33 @@ _OWN: dict[str, Callable[[PendingRows], Any]] = {
     "p90_s": _quantile(2),
     "source": lambda rows: None if rows.source is None else encode(rows.source, rows.sources),
 }
-"""Columns that are not the same for good; one that says None is missing as a whole."""
+"""Columns that may change during a replay; None: the whole column is missing."""
 
 
 def _typed(column: pd.Series[Any]) -> Any:
-    """Return the array of a column, text as Python's, of which a few are taken far sooner than of Arrow's."""
+    """Return the array of a column, with text as Python strings.
+
+    Taking a few of them is much faster than taking a few of Arrow's.
+    """
     if column.dtype == "str":
         return column.astype(_TEXT).array
     return column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
 
 
 def encode(codes: NDArray[Any], words: tuple[str, ...]) -> pd.Categorical:
-    """Return ``codes``, each of which stands for one of ``words``; -1: missing."""
+    """Return the categorical in which each of ``codes`` stands for one of ``words``.
+
+    -1: missing.
+    """
     return pd.Categorical.from_codes(codes, dtype=_category(words), validate=False)
 
 
 @lru_cache(maxsize=64)
 def _category(words: tuple[str, ...]) -> Any:
-    """Return the type with these words, of which checking that they are distinct is the slow part."""
+    """Return the categorical type of these words.
+
+    It is cached, since the check that they are distinct is slow.
+    """
     return pd.CategoricalDtype(list(words))
 
 
@@ -172,9 +187,10 @@ _FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobMarks:
-    """What somebody set on the jobs; arrays of shape (n_jobs,), and by position why to leave a job alone.
+    """Values that were set on the jobs of a replay.
 
-    ``steps`` are those of the grid between 0 and 1 that urgencies lie on; 0: on none.
+    Arrays have shape (n_jobs,). ``steps`` is the number of steps between 0 and 1 that urgencies are rounded to; 0: they
+    are not rounded. ``excluded_reason`` says, by position, why a job must be left alone. ``held`` are positions.
     """
 
     urgency: NDArray[np.float64]
@@ -185,7 +201,10 @@ class JobMarks:
 
 
 def unique_ids(workload: Workload | SlurmWorkload) -> list[str]:
-    """Return a name for each job that no other has: the site's id, and -2, -3, ... where it was used again."""
+    """Return a distinct name for each job.
+
+    It is the site's id, with -2, -3, ... appended where the id was used again.
+    """
     taken: set[str] = set()
     return [_fresh(str(job_id), taken) for job_id in workload.job_id]
 
@@ -198,14 +217,14 @@ def _fresh(job_id: str, taken: set[str]) -> str:
 
 
 class SnapshotBuilder:
-    """Frames of ``QUEUE`` and ``NODE_STATES`` for a replay.
+    """Builder of the frames ``QUEUE`` and ``NODE_STATES`` for a replay.
 
     Parameters
     ----------
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload.
     resource : str
-        ``gpus`` or ``cpus``: what the workload's GPUs are in truth.
+        ``gpus`` or ``cpus``: what the field ``gpus`` of the workload counts.
     """
 
     def __init__(
@@ -218,7 +237,7 @@ class SnapshotBuilder:
         self._resource = resource
 
     def pending(self, jobs: Jobs, marks: JobMarks, predictions: Predictions | None) -> PendingRows:
-        """Return ``jobs``, which wait, in that order, as they are marked now."""
+        """Return the rows of pending ``jobs``, in that order, as of now."""
         return PendingRows(
             facts=self._facts,
             jobs=jobs,
@@ -236,8 +255,11 @@ class SnapshotBuilder:
         )
 
     def running(self, jobs: Jobs, tables: EngineState) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
-        # A job whose nodes are still waking is shown as started when it got them: when they will be up is not over yet.
+        """Return a function that makes the frame of running ``jobs``.
+
+        Its rows are in that order and as of now.
+        """
+        # A job whose nodes are still waking is shown as started when it got them: when they are up lies in the future.
         late = tables.jobs["resumed_s"][jobs] > tables.clock["now_s"][0]
         started_s = tables.jobs["started_s"][jobs] - np.where(late, tables.jobs["late_s"][jobs], 0)
         held = tables.jobs["first_share"][jobs]
@@ -254,16 +276,19 @@ class SnapshotBuilder:
 
     @property
     def facts(self) -> QueueFacts:
-        """What no event changes of all jobs."""
+        """Columns that no event changes, for all jobs."""
         return self._facts
 
     @property
     def names(self) -> list[str]:
-        """Names of the nodes, as the state numbers them."""
+        """Names of the nodes, in the order of the state."""
         return self._names
 
     def nodes(self, tables: EngineState, changing: Callable[[], dict[str, Any]]) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of all nodes as of now, given what makes its columns about power and weight."""
+        """Return a function that makes the frame of all nodes as of now.
+
+        ``changing`` makes its columns of power and weight.
+        """
         free = tables.nodes["free"].copy()
 
         def made() -> pd.DataFrame:
@@ -277,14 +302,14 @@ class SnapshotBuilder:
         return made
 
     def _place(self, shares: NDArray[np.void], share: int) -> str:
-        """Return the nodes of the shares that ``share`` is the first of."""
+        """Return the names of the nodes in the chain that begins at ``share``."""
         return ",".join(self._names[node] for node in sorted(nodes_held(shares, share)))
 
 
 def _queue(
     workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, job_ids: list[str], resource: str
 ) -> pd.DataFrame:
-    """Return all jobs as they are while they wait and nobody has set anything."""
+    """Return all jobs as they are while they are pending and unchanged."""
     known = jobs[_FIXED].reset_index(drop=True)
     submitted_at = times(workload.submitted_s)
     known = known.assign(
@@ -317,7 +342,10 @@ def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:
 
 
 def nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
-    """Return the nodes of ``share`` and those chained to it, in that order; -1 ends the chain."""
+    """Return the nodes of the chain of shares that begins at ``share``.
+
+    They are in the order of the chain. -1 ends it.
+    """
     held = []
     while share >= 0:
         held.append(int(shares["node"][share]))
@@ -326,23 +354,23 @@ def nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
 
 
 def times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
-    """Return times given in s since the epoch."""
+    """Return times given in s since the epoch as UTC timestamps."""
     return pd.DatetimeIndex((seconds * 1_000_000).view("datetime64[us]")).tz_localize("UTC")
 
 
-# A look at a simulated cluster: a snapshot whose frames are made when somebody looks at them.
+# Lazy snapshots: their frames are made when they are first read.
 
 Frames = dict[str, Callable[[], pd.DataFrame]]
-"""What makes the frames of running jobs and of nodes."""
+"""Functions that make the frames of running jobs and of nodes."""
 
 _LAZY = ("pending", "running", "nodes")
-"""Frames of a snapshot that are made when somebody looks."""
+"""Frames of a snapshot that are made when they are first read."""
 
 
 class QueueColumns:
-    """Who runs and what the nodes do at one moment, read from the tables when somebody looks.
+    """Running jobs and nodes at one moment, read from the tables on request.
 
-    Before time goes on, whoever moves it has a scene that somebody still holds :meth:`kept`; :class:`CachedSnapshot`
+    Before time goes on, :meth:`kept` has to be called for an instance that is still in use; :class:`CachedSnapshot`
     does so.
     """
 
@@ -353,7 +381,10 @@ class QueueColumns:
         self._frames: Frames | None = None
 
     def kept(self) -> Frames:
-        """Return what makes the frames, which from now on says what is so now."""
+        """Return the functions that make the frames.
+
+        The first call fixes their content as of now.
+        """
         if self._frames is None:
             self._frames = self._read()
         return self._frames
@@ -368,13 +399,19 @@ class QueueColumns:
 
 
 class CachedSnapshot:
-    """The scene of now: whoever looks before time goes on is shown the same one."""
+    """Cache of the columns of the present moment.
+
+    All snapshots that are taken before time goes on share them.
+    """
 
     def __init__(self) -> None:
         self._seen: Callable[[], QueueColumns | None] = _nothing
 
     def now(self, read: Callable[[], Frames]) -> QueueColumns:
-        """Return the scene of now, of which ``read`` gives what makes the frames."""
+        """Return the columns of now.
+
+        If they are not cached, ``read`` gives the functions that make their frames.
+        """
         context = self._seen()
         if context is None:
             context = QueueColumns(read)
@@ -382,7 +419,10 @@ class CachedSnapshot:
         return context
 
     def leave(self) -> None:
-        """Let whoever still holds a snapshot keep what it shows; to be called before time goes on."""
+        """Fix the content of snapshots still in use.
+
+        It has to be called before time goes on.
+        """
         context = self._seen()
         if context is not None:
             context.kept()
@@ -390,11 +430,14 @@ class CachedSnapshot:
 
 
 def _nothing() -> None:
-    """Be the scene that nobody has seen."""
+    """Return None, as the weak reference to a deleted object does."""
 
 
 class LazySnapshot(Snapshot):
-    """A snapshot that makes its frames when somebody looks at them: what most services do not look at costs nothing."""
+    """Snapshot that makes its frames when they are first read.
+
+    A frame that a service does not read costs nothing.
+    """
 
     __slots__ = ("_frames", "_pending")
     _frames: Mapping[str, Callable[[], pd.DataFrame]]
@@ -410,7 +453,7 @@ class LazySnapshot(Snapshot):
         context: QueueColumns,
         power: PowerSettings | None = None,
     ) -> LazySnapshot:
-        """Return what is to be seen ``now_s``."""
+        """Return a snapshot taken at ``now_s``."""
         seen = cls.__new__(cls)
         frames = {"pending": pending.frame, "running": context.running, "nodes": context.nodes}
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
@@ -420,7 +463,10 @@ class LazySnapshot(Snapshot):
         return seen
 
     def with_demand(self, demand: Demand | None) -> LazySnapshot:
-        """Return the same with what is expected of the nodes, and no frame made for it."""
+        """Return a copy with this demand for nodes.
+
+        No frame is made for it.
+        """
         seen = LazySnapshot.__new__(LazySnapshot)
         for name in (*Snapshot.__slots__, *LazySnapshot.__slots__):
             if name in _LAZY and name not in self._made():
@@ -429,16 +475,22 @@ class LazySnapshot(Snapshot):
         return seen
 
     def positions(self, rows: Jobs, facts: QueueFacts) -> Jobs | None:
-        """Return which jobs of a replay, known by its ``facts``, these rows of ``pending`` are; None: of another."""
+        """Return the positions in the workload of these rows of ``pending``.
+
+        ``facts`` identify the replay. None: the snapshot is of another one.
+        """
         pending = getattr(self, "_pending", None)
         return pending.jobs.take(rows) if pending is not None and pending.facts is facts else None
 
     def _made(self) -> list[str]:
-        """Return the names of the frames that are there already."""
+        """Return the names of the frames that are made already."""
         return [name for name in _LAZY if _is_set(self, name)]
 
     def __getattr__(self, name: str) -> pd.DataFrame:
-        """Make a frame: Python asks here for an attribute that is not there yet."""
+        """Make a frame when it is first read.
+
+        Python calls this for an attribute that is not set yet.
+        """
         if name not in _LAZY:
             raise AttributeError(name)
         frame = self._frames[name]()
@@ -453,7 +505,7 @@ class LazySnapshot(Snapshot):
 
 
 def _is_set(seen: LazySnapshot, name: str) -> bool:
-    """Say whether a slot has a value, without asking ``__getattr__`` for one."""
+    """Return whether a slot has a value, without calling ``__getattr__``."""
     try:
         object.__getattribute__(seen, name)
     except AttributeError:
@@ -462,5 +514,5 @@ def _is_set(seen: LazySnapshot, name: str) -> bool:
 
 
 def moment(seconds: int) -> datetime:
-    """Return a time given in s since the epoch."""
+    """Return a time given in s since the epoch as a UTC datetime."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,4 +1,7 @@
-"""What services are played on: a cluster made of arithmetic that goes on from one question to the next."""
+"""Interface of a simulated cluster on which services are replayed.
+
+Its clock goes on from one service cycle to the next.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,16 @@ from helios.simulate.snapshot import Jobs, LazySnapshot, PendingRows, Prediction
 
 
 class StopPoint(NamedTuple):
-    """Where a :class:`SteppableReplay` stopped.
+    """Moment at which a :class:`SteppableReplay` stopped.
 
-    ``before`` the ends and arrivals of ``moment_s``, or after them and before their pass; there is a ``choice`` where
-    something may start at it.
+    Attributes
+    ----------
+    moment_s : int
+        The moment, s since the epoch.
+    before : bool
+        True: before the ends and arrivals of ``moment_s``. False: after them, and before the pass that they make due.
+    choice : bool
+        Whether a job may start at it.
     """
 
     moment_s: int
@@ -26,7 +35,10 @@ class StopPoint(NamedTuple):
 
 
 class SteppableReplay(Protocol):
-    """A replay that stops where somebody is to be asked; :class:`helios.simulate.SimCluster` says what each means."""
+    """Replay that stops wherever a service may have to decide.
+
+    :class:`helios.simulate.SimCluster` describes each member in full.
+    """
 
     @property
     def now_s(self) -> int:
@@ -35,7 +47,10 @@ class SteppableReplay(Protocol):
 
     @property
     def arrived(self) -> int:
-        """How many jobs were submitted so far: the first ones of the workload."""
+        """Number of jobs submitted so far.
+
+        They are the first ones of the workload.
+        """
         ...
 
     @property
@@ -45,44 +60,62 @@ class SteppableReplay(Protocol):
 
     @property
     def started_s(self) -> Jobs:
-        """Start of each job, s since the epoch; ``NEVER`` where it has not started."""
+        """Start of each job, s since the epoch.
+
+        ``NEVER`` where it has not started.
+        """
         ...
 
     @property
     def ended_s(self) -> Jobs:
-        """End of each job; meaningless where it has not ended."""
+        """End of each job, s since the epoch.
+
+        Meaningless where it has not ended.
+        """
         ...
 
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
     ) -> StopPoint | None:
-        """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over."""
+        """Advance to the next moment at which a service may have to decide.
+
+        That is a moment at which jobs arrive or a job may start. None: nothing is left to happen.
+        """
         ...
 
     def look(self, predictions: Predictions | None) -> LazySnapshot:
-        """Look, with predictions already in the columns of the pending jobs."""
+        """Return a snapshot with predictions in the rows of pending jobs."""
         ...
 
     def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
-        """Look at pending ``jobs`` alone, by position."""
+        """Return the rows of pending ``jobs``, given by position."""
         ...
 
     def waiting(self) -> Jobs:
-        """Return the pending jobs by position, ascending."""
+        """Return the positions of the pending jobs, ascending."""
         ...
 
     def running(self) -> tuple[Jobs, Jobs]:
-        """Return the jobs that run by position, in no order, and since when, s since the epoch."""
+        """Return the running jobs and when each began to run.
+
+        Jobs are positions, in no order. Times are in s since the epoch.
+        """
         ...
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, and say what became of each job that an action names."""
+        """Apply actions and return an outcome for each job that they name."""
         ...
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that an order names by position, NOBODY (-1) where there is none, and their urgencies."""
+        """Return the jobs that a new order names, and their urgencies.
+
+        Jobs are positions; NOBODY (-1): there is no job of that id.
+        """
         ...
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        """Set urgencies by position and return the number of each result.
+
+        An urgency of NaN leaves its job as it is.
+        """
         ...

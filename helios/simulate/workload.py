@@ -1,4 +1,4 @@
-"""What is replayed, and on what: jobs in the order of submission, and the shape of a cluster."""
+"""Workload and cluster shape of a replay."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterShape:
-    """Partitions and their nodes; a node belongs to one partition, and a partition's nodes are alike.
+    """Partitions of a cluster and their nodes.
+
+    A node belongs to one partition. The nodes of a partition are alike.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ class ClusterShape:
 
 
 def refuse_misfits(workload: Workload, shape: ClusterShape) -> None:
-    """Raise unless every job names a partition of ``shape`` and could start on it when it is empty.
+    """Raise if a job cannot start even on an empty cluster.
 
     Raises
     ------

@@ -1,9 +1,11 @@
-"""Read Slurm's accounting in bounded windows: an unbounded ``sacct -S`` has taken slurmdbd down at sites.
+"""Reader of Slurm's accounting in bounded time windows.
 
-What a window means (seen on 22.05.8): ``sacct -S A -E B`` lists every job that was in some state between A and B, that
-is pending, running or ending then, as it stands *now*: a job that was pending at A and ended long after B is listed
-with its end. With ``--duplicates`` each run of a requeued job has a line. Jobs that slurmdbd has purged are missing
-without a word; :meth:`Accounting.keeps_jobs` tells how far back they reach.
+An unbounded ``sacct -S`` has brought slurmdbd down at sites.
+
+Meaning of a window (seen on 22.05.8): ``sacct -S A -E B`` lists every job that was pending, running or ending between A
+and B, as it is *now*. A job that was pending at A and ended long after B is listed with its end. With ``--duplicates``
+each run of a requeued job has a line. Jobs that slurmdbd has purged are missing without a warning;
+:meth:`Accounting.keeps_jobs` returns how far back they reach.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from helios.slurm.shell import Shell, lines
 from helios.slurm.translate import readable
 
 LONGEST_WINDOW = timedelta(days=31)
-"""No window is longer: about a month of a large site is what slurmdbd answers in minutes."""
+"""Longest window of a query. slurmdbd needs minutes for about a month of a large site."""
 
 SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,Group,Account,QOS,Partition,State,ExitCode,Submit,Eligible,Start,End,Elapsed,"
     "Timelimit,NNodes,ReqCPUS,AllocCPUS,ReqMem,ReqTRES,AllocTRES,NodeList,JobName"
 )
-"""What ``helios.ingest.sacct`` reads."""
+"""Fields that ``helios.ingest.sacct`` reads."""
 _WORD_BYTES = 12
-"""Of chance in a delimiter: nobody writes it into a job's name before it is drawn."""
+"""Random bytes of a delimiter. Nobody can put it into a job's name, because it is drawn after the job was named."""
 _EVENT_FIELDS = "NodeName,TimeStart,TimeEnd,State,Reason"
 _EVENT = re.compile(r"^([^|\n]*)\|(\d+)\|(\d+|Unknown|None|)\|([^|\n]*)\|", re.MULTILINE)
 _PURGE = re.compile(r"(\d+)\s*(hour|day|month|\*)?", re.IGNORECASE)
@@ -44,12 +46,12 @@ _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """A Slurm database, asked through ``sacct`` and ``sacctmgr``.
+    """Slurm's database, queried through ``sacct`` and ``sacctmgr``.
 
     Parameters
     ----------
     shell : Shell
-        How commands are run.
+        Runs the commands.
     timeout_s : float
         Longest wait for the answer to one window, s.
     """
@@ -58,14 +60,15 @@ class Accounting:
     timeout_s: float = 600.0
 
     def sacct_window(self, start: datetime, end: datetime, *, path: Path) -> None:
-        """Write the jobs of one window to ``path`` as ``sacct`` prints them, times in epoch seconds.
+        """Write the jobs of one window to ``path``, as ``sacct`` prints them.
 
-        The file appears when it is complete, or not at all. Times need no zone, whatever the site's. A word drawn for
-        this call stands behind every field, so that no name of a job, which sacct prints as it is, looks like a record.
+        The file appears when it is complete, or not at all. Times are in seconds since the epoch, whatever zone the
+        site uses. A random delimiter for each call separates the fields. So no job name, which sacct prints unchanged,
+        can look like a record.
 
         Raises
         ------
-        Misuse
+        UsageError
             The window is empty, longer than ``LONGEST_WINDOW``, or its times have no zone.
         ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
             ``sacct`` failed, or did not answer in time.
@@ -85,13 +88,13 @@ class Accounting:
                 partial.unlink()
 
     def node_events(self, start: datetime, end: datetime) -> pd.DataFrame:
-        """Return what happened to nodes in a window, as ``NODE_EVENTS``, oldest first.
+        """Return the node events of a window as ``NODE_EVENTS``, oldest first.
 
-        Events that last are among them, whenever they began. Events of the whole cluster are not.
+        Events that last are included, whenever they began. Events of the whole cluster are not.
 
         Raises
         ------
-        Misuse, ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+        UsageError, ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
             As :meth:`sacct_window`.
         """
         window = _window(start, end)
@@ -100,12 +103,14 @@ class Accounting:
         return _events(self.shell.run("sacctmgr", *asked).decode("utf-8", "surrogateescape"))
 
     def cluster_name(self) -> str:
-        """Return ``ClusterName`` as the controller's configuration has it.
+        """Return ``ClusterName`` from the controller's configuration.
 
         Raises
         ------
         ClusterUnavailable
             The controller does not answer.
+        AnswerNotUnderstood
+            The configuration has no such line.
         """
         for line in lines(self.shell.run("scontrol", "show", "config")):
             key, _, value = line.partition("=")
@@ -114,7 +119,9 @@ class Accounting:
         raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
 
     def keeps_jobs(self) -> timedelta | None:
-        """Return how long slurmdbd keeps jobs; None: for ever, or it does not say.
+        """Return how long slurmdbd keeps jobs, or None.
+
+        None stands for no limit, and for an answer without one.
 
         Raises
         ------
@@ -124,7 +131,7 @@ class Accounting:
         for line in lines(self.shell.run("sacctmgr", "show", "config")):
             key, _, value = line.partition("=")
             if key.strip() == "PurgeJobAfter" and (found := _PURGE.match(value.strip())):
-                # Without a unit slurmdbd.conf means months.
+                # In slurmdbd.conf a number without a unit is in months.
                 return int(found[1]) * _UNITS[(found[2] or "month").lower().replace("*", "month")]
         return None
 

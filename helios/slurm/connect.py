@@ -1,4 +1,4 @@
-"""Choose the way into Slurm, and open the cluster, or its nodes, through it."""
+"""Choice of the backend for Slurm, and opening of a cluster through it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from helios.slurm.shell import Shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A way into Slurm, and why it was taken.
+    """Backend for Slurm, and why it was chosen.
 
     Attributes
     ----------
     backend : Backend
-        The way in.
+        Slurm's commands or pyslurm.
     shell : Shell
-        Slurm's commands: what the accounting, the site factors and the doctor need either way.
+        Slurm's commands, which the accounting, the site factors and the doctor need with every backend.
     notes : tuple of str
-        Why this way was taken, for a person.
+        Why this backend was chosen, for a person.
     """
 
     backend: Backend
@@ -45,14 +45,14 @@ def open_cluster(
     environment: Mapping[str, str] | None = None,
     clock: Callable[[], datetime] = now,
 ) -> SlurmCluster:
-    """Return the cluster that ``slurm.conf`` names, seen through the way in that ``settings`` choose.
+    """Return the cluster of ``slurm.conf``, through the configured backend.
 
     Parameters
     ----------
     undo : JobsUndo, optional
-        The record of what Helios writes; None: one in memory.
+        The record of what Helios writes; None for one in memory.
     environment : mapping, optional
-        The process environment; None: that of this process.
+        The process environment; None for that of this process.
 
     Raises
     ------
@@ -79,21 +79,23 @@ def open_nodes(
     environment: Mapping[str, str] | None = None,
     clock: Callable[[], datetime] = now,
 ) -> SlurmNodes:
-    """Return the nodes of the cluster that ``slurm.conf`` names; it takes an administrator to act on them.
+    """Return the nodes of the cluster of ``slurm.conf``.
+
+    Changing them needs the rights of an administrator.
 
     Parameters
     ----------
     racks : str
-        ``[power] racks``: those that Slurm's topology does not tell.
+        ``[power] racks``, for nodes that are not in Slurm's topology.
     environment : mapping, optional
-        The process environment; None: that of this process.
+        The process environment; None for that of this process.
 
     Raises
     ------
     ClusterUnavailable
         Slurm is not installed here, or the controller does not answer.
     ConfigurationInvalid
-        ``racks`` makes no sense.
+        ``racks`` cannot be parsed.
     """
     operations_racks = feature_racks(racks)
     way = connect(settings, environment=environment)
@@ -109,7 +111,9 @@ def open_nodes(
 
 
 def connect(settings: SlurmSettings, *, environment: Mapping[str, str] | None = None) -> Connection:
-    """Return the way into Slurm that ``settings`` choose; ``auto`` prefers pyslurm where it fits the controller.
+    """Connect to Slurm through the configured backend.
+
+    ``auto`` prefers pyslurm where its release fits the controller's.
 
     Raises
     ------
@@ -129,7 +133,7 @@ def connect(settings: SlurmSettings, *, environment: Mapping[str, str] | None = 
 
 
 def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping[str, str] | None) -> Connection:
-    # Only here: where commands are chosen, no worker is ever thought of.
+    # Imported here, so that an installation that uses commands never loads the worker's code.
     from helios.slurm.pyslurm_backend import PyslurmBackend  # noqa: PLC0415 - see above
 
     backend = PyslurmBackend(python=settings.python, timeout_s=settings.timeout_s, environment=environment)
@@ -143,20 +147,22 @@ def _through_pyslurm(settings: SlurmSettings, shell: Shell, environment: Mapping
     return Connection(backend=backend, shell=shell, notes=(f"through {versions}",))
 
 
-# The partitions of a running cluster, by name.
+# Names of a running cluster's partitions.
 
 _NAME = re.compile(r"^PartitionName=(\S+)", re.MULTILINE)
 
 
 def partition_names(shell: Shell) -> tuple[str, ...]:
-    """Return the names of all partitions, hidden ones too, in the order of the configuration.
+    """Return the names of all partitions in the order of the configuration.
+
+    Hidden partitions are included.
 
     Raises
     ------
     ClusterUnavailable
         Slurm's commands are not installed here, or the controller does not answer.
     ClusterRefused, AnswerNotUnderstood
-        It says something else.
+        The command failed otherwise.
     """
     shown = shell.run("scontrol", "--all", "--oneliner", "show", "partition")
     return tuple(_NAME.findall(shown.decode("utf-8", "replace")))

@@ -1,8 +1,9 @@
-"""The table that the priority hook looks jobs up in: how it is written down, published and read back.
+"""File format, publication and reading of the priority hook's table.
 
-slurmctld runs ``deploy/slurm/job_submit.lua`` under its locks, so the hook may do no more than a look-up in a file.
-The file is made so that Lua without libraries can tell a whole, current table from a damaged or old one: a first line
-with generation, expiry, size and checksum, a row a line, a last line that repeats generation and row count.
+slurmctld runs ``deploy/slurm/job_submit.lua`` under its locks, so the hook may only look up values in a file. Lua
+without libraries must be able to distinguish a complete, current table from a damaged or old one. The file therefore
+has a first line with generation, times, size and checksum, a line for each row, and a last line that repeats the
+generation and the number of rows.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from helios.private_files import atomic_write, fsync_directory
 from helios.slurm.backend import RawJob
 
 TABLE = Path("hook") / "table"
-"""Where the table lies, below ``control.state_folder``."""
+"""Path of the table below ``control.state_folder``."""
 PUBLISHED = TABLE.with_name("published")
-"""Where it stands what tables ever had, and when: the proof that a value on a job is the hook's."""
+"""File of the rows that were published and when, which proves that a value on a job is the hook's."""
 KEPT = timedelta(days=7)
-"""How long a row is remembered that is no longer published; by then a cycle has taken its jobs into ``jobs.undo``."""
+"""How long a row stays in that file after its publication; by then a cycle has recorded its jobs in ``jobs.undo``."""
 
 FORMAT = "helios-hook 1"
 MOST_ROWS = 200_000
 MOST_BYTES = 32 * 1024 * 1024
 SKEW = timedelta(minutes=5)
-"""A table from further in the future comes from a wrong clock. These bounds are the Lua side's too."""
+"""A table from further in the future comes from a wrong clock. The Lua script has the same bounds."""
 
 _ANY = "*"
-# A number of more digits than this none of them has; Lua counts them exactly.
+# 15 digits are enough for every number of the header, and Lua's numbers represent them exactly.
 _HEADER = re.compile(rf"{FORMAT} ([0-9]{{1,15}}(?: [0-9]{{1,15}}){{4}}) ([0-9]{{1,10}})")
 _ROW = re.compile(
     r"([A-Za-z0-9_.~%*-]+) ([A-Za-z0-9_.~%*-]+) ([0-9]{1,10}|\*) ([0-9]{1,10}|\*) (-?[0-9]{1,10}) ([0-9]{1,10})"
@@ -53,28 +54,28 @@ Key = tuple[str | None, str | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookRow:
-    """What jobs of one kind get at submission.
+    """Values that jobs of one kind get at submission.
 
-    Four kinds of key are looked up, the most specific first: user, partition, GPUs and limit; user, partition and
-    GPUs; user and partition; partition and GPUs. The first row found decides both values.
+    There are four kinds of keys, looked up with the most specific first: user, partition, GPUs and limit; user,
+    partition and GPUs; user and partition; partition and GPUs. The first row found decides both values.
 
     Attributes
     ----------
     user, partition : str, optional
-        None: any. A partition is always named.
+        None for any user. A partition is always named.
     gpus : int, optional
-        GPUs of the whole job; None: any.
+        GPUs of the whole job; None for any.
     limit_min : int, optional
-        Its time limit, whole minutes; None: any.
+        Its time limit, whole minutes; None for any.
     site_factor : int
-        0 for none, else with Helios's mark: its last two digits are 37.
+        0 for none, else a value with Helios' mark: its last two digits are 37.
     time_min : int
-        Soft limit, minutes; 0 for none, else with Helios's mark: its last digit is 7.
+        Soft limit, minutes; 0 for none, else a value with Helios' mark: its last digit is 7.
 
     Raises
     ------
     ValueError
-        It is none of the four kinds, or a value lacks the mark.
+        The key is none of the four kinds, or a value lacks the mark.
     """
 
     user: str | None = None
@@ -97,7 +98,7 @@ class HookRow:
 
     @property
     def key(self) -> Key:
-        """The jobs it is for."""
+        """The kind of jobs that it is for."""
         return (self.user, self.partition, self.gpus, self.limit_min)
 
 
@@ -111,14 +112,14 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookTable:
-    """A table as the hook has it before it.
+    """Table as the hook reads it.
 
     Attributes
     ----------
     generation : int
-        Which publication it is.
+        Number of the publication.
     published_at, expires_at : datetime
-        Aware, UTC, whole seconds; the hook does not believe it from ``expires_at`` on.
+        Aware, UTC, whole seconds. The hook ignores the table from ``expires_at`` on.
     rows : mapping
         Its rows by key.
     """
@@ -129,7 +130,10 @@ class HookTable:
     rows: Mapping[Key, HookRow]
 
     def row_for(self, *, user: str, partition: str, gpus: int, limit_min: int | None) -> HookRow | None:
-        """Return the row that a job of this kind gets, None: it is left as submitted."""
+        """Return the row for a job of this kind.
+
+        None where such a job is left as submitted.
+        """
         keys: tuple[Key, ...] = (
             (user, partition, gpus, limit_min),
             (user, partition, gpus, None),
@@ -140,7 +144,7 @@ class HookTable:
 
 
 def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: timedelta) -> str:
-    """Return the table's text, rows in the order of their keys.
+    """Return the table's text, with rows in the order of their keys.
 
     Parameters
     ----------
@@ -149,7 +153,7 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
     now : datetime
         When it is published, aware.
     lasts : timedelta
-        Age at which the hook stops believing it, at least a second.
+        Age from which the hook ignores it, at least a second.
 
     Raises
     ------
@@ -169,15 +173,16 @@ def render(rows: Iterable[HookRow], *, generation: int, now: datetime, lasts: ti
 
 
 def publish(path: Path, text: str) -> None:
-    """Put the table at ``path`` in one step: a reader sees the old one whole or the new one whole.
+    """Replace the table at ``path`` atomically.
 
-    The folder is made if missing. Who may read the folder may read the file, since slurmctld may run as another user.
-    What it has is written down beside it first: by that its values on jobs are known again.
+    The folder is created if missing. Who may read the folder may read the file, since slurmctld may run as another
+    user. The rows are first recorded in the file ``published`` beside it, by which their values on jobs are recognised
+    later.
 
     Raises
     ------
     HookTableInvalid
-        The folder cannot be written; the table that was there stands.
+        The folder cannot be written. The previous table stays.
     """
     try:
         _remember(path, text)
@@ -190,7 +195,9 @@ def publish(path: Path, text: str) -> None:
 
 
 def retract(path: Path) -> bool:
-    """Remove the table, so that jobs are submitted unchanged from now on; False: there was none.
+    """Remove the table, so that jobs are submitted unchanged.
+
+    Returns False where there was none.
 
     Raises
     ------
@@ -200,7 +207,7 @@ def retract(path: Path) -> bool:
     try:
         path.unlink()
         fsync_directory(path.parent)
-        with suppress(OSError):  # it then takes more for the hook's than it need
+        with suppress(OSError):  # without this record more values than necessary count as the hook's
             _remember(path, "")
     except FileNotFoundError:
         return False
@@ -213,7 +220,7 @@ def retract(path: Path) -> bool:
 
 
 def read_table(path: Path, now: datetime) -> HookTable:
-    """Read the table as the hook does.
+    """Read and check the table as the hook does.
 
     Raises
     ------
@@ -230,19 +237,19 @@ def read_table(path: Path, now: datetime) -> HookTable:
 
 
 _What = tuple[str, str, str, str, str]
-"""What jobs were given: ``site_factor`` or ``time_min``, user, partition, time limit (min), value; as in the table."""
+"""``site_factor`` or ``time_min``, user, partition, time limit (min) and value, as text in the table's form."""
 _Span = tuple[int, int | None]
-"""From when until when, s since the epoch; None: it is published now."""
+"""Begin and end of a publication, s since the epoch; None as end where it is still published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedTables:
-    """What the tables had that were published lately, and when."""
+    """Rows that were published recently, with the times of publication."""
 
     spans: Mapping[_What, _Span] = field(default_factory=dict)
 
     def has(self, setting: JobSetting, job: RawJob, value: int) -> bool:
-        """Return whether the hook was told to write ``value`` to such a job when ``job`` was submitted."""
+        """Return whether the hook's table had ``value`` for ``job`` at its submission."""
         if not self.spans or not value:
             return False
         word, limit = ("site_factor", _ANY) if setting is JobSetting.ORDER else ("time_min", _limit(job))
@@ -252,7 +259,10 @@ class PublishedTables:
 
 
 def read_published(path: Path) -> PublishedTables:
-    """Return what was published; what cannot be read proves nothing."""
+    """Return the rows that were published.
+
+    Lines that cannot be read are left out, and prove nothing.
+    """
     try:
         lines = path.read_text(encoding="ascii", errors="replace").split("\n")
     except OSError:
@@ -265,7 +275,10 @@ def read_published(path: Path) -> PublishedTables:
 
 
 def _remember(table: Path, text: str) -> None:
-    """Write down beside the table what it is about to have; what it has no longer is kept for a while."""
+    """Record beside the table which rows it is about to have.
+
+    Rows that are no longer published stay recorded for ``KEPT``.
+    """
     path, now = table.with_name(PUBLISHED.name), int(datetime.now(UTC).timestamp())
     before, has = read_published(path).spans, dict.fromkeys(_what(text))
     oldest = now - int(KEPT.total_seconds())
@@ -306,9 +319,10 @@ def _quoted(name: str) -> str:
 
 
 def checksum(body: bytes) -> int:
-    """Return the sum that guards against damage: words of four bytes as digits in base 31, modulo a prime.
+    """Return the checksum of the table.
 
-    It is chosen for Lua 5.1, which counts exactly up to 2**53 and has no bit operations.
+    Words of four bytes are the digits of a number in base 31, taken modulo a prime. It was chosen for Lua 5.1, which
+    computes exactly up to 2**53 and has no bit operations.
     """
     padded = body + bytes(-len(body) % 8)
     total = 0

@@ -1,13 +1,14 @@
-"""What Helios wrote to jobs, in a file that a shell reads too: the proof that a value is Helios' own.
+"""Record of what Helios wrote to jobs, in a file that a shell can read.
 
-A mark alone proves nothing: a user may ask for a minimum of 17 minutes, an admin may write a SiteFactor of 537. Helios
-reverts a value only if it bears the mark and stands here, for this job, with this submission. A value that the
-priority hook wrote is proved by what was published for that user and partition when the job was submitted.
+It proves that a value is Helios' own. A mark alone proves nothing: a user may ask for a minimum of 17 minutes, and an
+admin may write a SiteFactor of 537. Helios reverts a value only if it has the mark and is recorded here for this job
+with this submission. A value that the priority hook wrote is proved by what was published for that user and partition
+when the job was submitted.
 
-Lines of words with tabs between, ``site_factor JOB SUBMITTED VALUE`` and ``time_min JOB SUBMITTED MINUTES``; an array
-has one by its master's number. They are on the disk before anything is written to Slurm. A value of 0 says that
-nothing of Helios was seen there any more: what stood before may come back (backfill, before 26.05.3) and still be taken
-back, but where Slurm hides the value, Helios has nothing to ask for.
+Lines are ``site_factor JOB SUBMITTED VALUE`` or ``time_min JOB SUBMITTED MINUTES``, separated by tabs. An array has one
+line with its master's number. Lines are on the disk before anything is written to Slurm. A value of 0 records that
+nothing of Helios was observed there any more. An earlier value may come back (backfill, before 26.05.3) and is still
+reverted. But where Slurm hides the value, Helios then no longer expects one.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from helios.slurm.undo_file import UndoNotWritten
 JOBS_FILE = "jobs.undo"
 """Its name within ``[control] state_folder``."""
 MODE = 0o640
-"""The service and its group; ``helios-release.sh`` reads it as root or as the service's user."""
+"""Readable for the service's user and its group; ``helios-release.sh`` reads it as root or as that user."""
 _WORD = {JobSetting.ORDER: "site_factor", JobSetting.SOFT_LIMIT: "time_min"}
 _SETTING = {word: setting for setting, word in _WORD.items()}
 _LINE = re.compile(r"(site_factor|time_min)\t(\d{1,10})\t(\d{1,12})\t(-?\d{1,10})", re.ASCII)
 _SLACK = 1000
-"""Lines that may be of jobs long gone before the file is written anew."""
+"""Number of outdated lines after which the file is rewritten."""
 _NEVER: Collection[int] = frozenset()
 _MOST_VALUES = 16
-"""Values of one job that are remembered: only the latest can still stand, or come back."""
+"""Values kept for each job, as only the latest can still be set on it or come back."""
 
 _Job = tuple[str, int]
-"""Number and submission, s since the epoch: numbers are used again. A requeue is a new submission (22.05.8)."""
+"""Job number and submission, s since the epoch. Slurm reuses numbers, and a requeue is a new submission (22.05.8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """One value that Helios wrote, or is about to write, to a job: a SiteFactor, or a TimeMin in minutes."""
+    """Value that Helios wrote, or is about to write, to a job.
+
+    It is a SiteFactor, or a TimeMin in minutes.
+    """
 
     setting: JobSetting
     job_id: str
@@ -57,19 +61,19 @@ class Written:
 
 
 class JobsUndo:
-    """The record of what Helios wrote to jobs.
+    """Record of what Helios wrote to jobs.
 
-    One process at a time may add to it (the cycle's lock), any number may read.
+    One process at a time may add to it (under the cycle's lock), any number may read.
 
     Parameters
     ----------
     folder : Path, optional
-        ``[control] state_folder``; None: it is kept in memory only.
+        ``[control] state_folder``; None for a record in memory only.
 
     Attributes
     ----------
-    trouble : str
-        Why the file could not be read; empty: it could, or there is none.
+    problem : str
+        Why the file could not be read; empty where it could, or there is none.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -80,11 +84,11 @@ class JobsUndo:
         self._applied_now: dict[tuple[JobSetting, _Job], int] = {}
         self._submissions: dict[str, set[int]] = {}
         self._published = PublishedTables()
-        self._lines = self._kept = 0  # lines of the file, and those of them that were there when it was written anew
+        self._lines = self._kept = 0  # lines of the file now, and after it was last rewritten
         self._read_as: tuple[object, object] = (None, None)
 
     def refresh(self) -> None:
-        """Read the files again where they changed since the last time."""
+        """Read the files again if they changed."""
         state = (_state_of(self._path), _state_of(self._hook_path))
         if state == self._read_as:
             return
@@ -95,20 +99,23 @@ class JobsUndo:
         self._read_as = state
 
     def know(self, entries: Iterable[Written]) -> None:
-        """Take the other record there is, the database's book, in place of the one given before; in memory."""
+        """Replace the values known from the database, in memory.
+
+        The database's table of applied changes is the second record beside the file.
+        """
         self._applied_now = {_key(entry): entry.value for entry in entries}
         for _, (job_id, submitted) in self._applied_now:
             self._submissions.setdefault(job_id, set()).add(submitted)
 
     def proves(self, setting: JobSetting, job: RawJob, value: int) -> bool:
-        """Return whether it was Helios, or its hook, that wrote ``value`` to a job."""
+        """Return whether Helios, or its hook, wrote ``value`` to a job."""
         if not value:
             return False
         of_the_applied_now = any(self._applied_now.get((setting, known)) == value for known in self._names(job))
         return of_the_applied_now or self.has(setting, job, value) or self._published.has(setting, job, value)
 
     def has(self, setting: JobSetting, job: RawJob, value: int) -> bool:
-        """Return whether the file itself names ``value`` of a job."""
+        """Return whether the file itself has ``value`` for a job."""
         return any(value in self._values.get((setting, known), ()) for known in self._names(job))
 
     def names(self, entry: Written) -> bool:
@@ -116,7 +123,10 @@ class JobsUndo:
         return entry.value in self._values.get(_key(entry), ())
 
     def last(self, setting: JobSetting, job: RawJob) -> int:
-        """Return what Helios wrote last to a job, as far as is known; 0: nothing, or it was seen to be gone."""
+        """Return the last known value that Helios wrote to a job.
+
+        0 where there is none, or it was observed to be gone.
+        """
         for known in self._names(job):
             if values := self._values.get((setting, known)):
                 return values[-1]
@@ -126,17 +136,19 @@ class JobsUndo:
         )
 
     def add(self, entries: Iterable[Written], *, queue: Collection[RawJob] = ()) -> None:
-        """Write down values before they are written to Slurm, or 0 after they were seen to be gone.
+        """Record values before they are written to Slurm.
+
+        A value of 0 is recorded after a value was observed to be gone.
 
         Parameters
         ----------
         queue : collection of RawJob
-            All jobs of the cluster: those that are not among them may be forgotten.
+            All jobs of the cluster. Entries of other jobs may be dropped.
 
         Raises
         ------
         UndoNotWritten
-            They are not on the disk: nothing may be written to Slurm.
+            The entries are not on the disk, so that nothing may be written to Slurm.
         """
         new = [entry for entry in entries if self._values.get(_key(entry), (0,))[-1] != entry.value]
         if not new:
@@ -151,20 +163,23 @@ class JobsUndo:
                 _append(self._path, "".join(entry.line for entry in new))
                 self._lines += len(new)
         except OSError as reason:
-            self._read_as = (None, None)  # what is not on the disk must not count as if it were
+            self._read_as = (None, None)  # forces a new reading, since entries that are not on the disk must not count
             raise UndoNotWritten(
                 f"{self._path} cannot be written: {reason.strerror}", hint="Give Helios its [control] state_folder."
             ) from reason
         self._read_as = (_state_of(self._path), self._read_as[1])
 
     def _names(self, job: RawJob) -> Sequence[_Job]:
-        """Return the names under which a job may have been written, its own and its array's, the latest first."""
+        """Return the keys under which a job may be recorded, latest first.
+
+        They are the job's own and its array's. For a requeued job earlier submissions count too.
+        """
         job_id, array, submitted = job["job_id"], job["array_job_id"], job["submitted"]
         own = self._submissions.get(job_id, _NEVER)
         if array is None or array == job_id:
             if not own:
                 return ()
-            if submitted in own and len(own) == 1:  # asked several times for each of 100,000 jobs
+            if submitted in own and len(own) == 1:  # fast path, called several times for each of 100,000 jobs
                 return ((job_id, submitted),)
         others = self._submissions.get(array, _NEVER) if array not in {None, job_id} else _NEVER
         return [
@@ -192,7 +207,7 @@ class JobsUndo:
             self.problem = f"{self._path} cannot be read: {reason.strerror}"
             return
         self._lines = len(lines)
-        # A line that a crash cut short, or that is damaged, proves nothing; the shell leaves it out too.
+        # A partial or damaged line proves nothing; the shell script leaves it out too.
         self._remember(
             Written(setting=_SETTING[word], job_id=job_id, submitted=int(submitted), value=int(value))
             for line in lines
@@ -237,7 +252,7 @@ def _append(path: Path, text: str) -> None:
             hand_over(handle, path)
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
-            text = f"\n{text}"  # the line before was cut short
+            text = f"\n{text}"  # a crash cut the previous line short
         data = text.encode("ascii")
         while data:
             data = data[os.write(handle, data) :]

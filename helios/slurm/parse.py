@@ -1,4 +1,4 @@
-"""Slurm's ways to write a number: lengths, times, memory, TRES, GRES, array tasks.
+"""Parsers of Slurm's notations for lengths, times, memory, TRES, GRES and array tasks.
 
 Sources: squeue(1), scontrol(1), and what 22.05 printed on a running cluster.
 """
@@ -20,23 +20,29 @@ _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024
 _COUNT = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5, "E": 1024**6}
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[A-Za-z][^:=(,]*))?(?:[:=](?P<count>\d+))?(?:\(.*\))?", re.ASCII)
 _remembered = lru_cache(maxsize=20_000)
-"""A queue says the same few things thousands of times."""
+"""Cache of parsed values, since a queue repeats the same few texts thousands of times."""
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
 
 
 def text(value: str) -> str | None:
-    """Return ``value``, or None where Slurm means that there is none."""
+    """Return ``value``, or None where Slurm's text stands for no value."""
     return None if value in _NONE else value
 
 
 def time_s(value: str) -> int | None:
-    """Return a time printed with ``SLURM_TIME_FORMAT=%s``; None: not known or not set."""
+    """Return a time printed with ``SLURM_TIME_FORMAT=%s``.
+
+    None where it is not known or not set.
+    """
     return int(value) if value.isascii() and value.isdigit() and int(value) > 0 else None
 
 
 @_remembered
 def length_s(value: str) -> Length:
-    """Return a length as ``1-02:03:04``, ``UNLIMITED`` or ``0:00``, in seconds; None: not set, or 0."""
+    """Parse a length of time in seconds.
+
+    Accepts texts like ``1-02:03:04``. ``UNLIMITED`` is returned as such, and None for a length that is not set or 0.
+    """
     if value == UNLIMITED:
         return UNLIMITED
     found = _LENGTH.fullmatch(value)
@@ -51,27 +57,30 @@ def length_s(value: str) -> Length:
 
 @_remembered
 def whole(value: str) -> int | None:
-    """Return a count as ``12``, ``4-8`` (the least) or ``2K`` (1,024 each); None: none given."""
+    """Parse a count like ``12``, ``4-8`` or ``2K``, or return None.
+
+    Of a range the smaller number counts. K stands for 1,024.
+    """
     found = _SIZE.match(value)
     return round(float(found[1]) * _COUNT[found[2]]) if found and found[1] != "." else None
 
 
 @_remembered
 def memory_mib(value: str) -> float | None:
-    """Return an amount of memory as ``100M`` or ``1.5T`` in MiB; None: none given."""
+    """Parse an amount of memory like ``100M`` or ``1.5T`` in MiB, or return None."""
     found = _SIZE.fullmatch(value)
     return float(found[1]) * _MIB[found[2]] if found else None
 
 
 @_remembered
 def tres(value: str) -> Mapping[str, str]:
-    """Return ``cpu=4,mem=8G,gres/gpu:a100=2`` as a mapping."""
+    """Parse a TRES string such as ``cpu=4,mem=8G`` into a mapping."""
     return MappingProxyType(dict(part.split("=", 1) for part in value.split(",") if "=" in part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """A number of GPUs and their type; None: any, several, or untyped."""
+    """Number of GPUs and their type, None for any, several, or untyped."""
 
     count: int
     type: str | None
@@ -79,9 +88,10 @@ class Gpus:
 
 @_remembered
 def gpus(value: str) -> Gpus:
-    """Return the GPUs of a list of TRES or GRES: ``gres/gpu=2``, ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1)``.
+    """Parse the GPUs in a list of TRES or GRES.
 
-    Where a list says the same once with and once without types, as TRES do, it is counted once.
+    Examples: ``gres/gpu=2``, ``gres:gpu:a100:2``, ``gpu:a100:8(S:0-1)``. Where a list has the same GPUs once with and
+    once without types, as TRES do, they are counted once.
     """
     typed: dict[str, int] = {}
     plain = 0
@@ -98,7 +108,10 @@ def gpus(value: str) -> Gpus:
 
 @_remembered
 def tasks(value: str) -> int:
-    """Return how many tasks ``0,3,6,20-29%2`` names, steps as in ``0-9:3`` included."""
+    """Return the number of array tasks in a text like ``0,3,6,20-29%2``.
+
+    Steps as in ``0-9:3`` are supported.
+    """
     count = 0
     for part in value.strip("[]").partition("%")[0].split(","):
         span, _, step = part.partition(":")
@@ -109,7 +122,7 @@ def tasks(value: str) -> int:
 
 
 def join_words(numbers: Iterable[int]) -> str:
-    """Return array tasks as Slurm names them: ``0,3,6,20-29``."""
+    """Return array tasks in Slurm's notation, such as ``0,3,6,20-29``."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -120,6 +133,9 @@ def join_words(numbers: Iterable[int]) -> str:
 
 
 def release(version: str) -> tuple[int, int]:
-    """Return a version as ``22.05.8`` as (22, 5); (0, 0): not understood."""
+    """Parse a version like ``22.05.8`` into (22, 5).
+
+    Returns (0, 0) where it cannot be parsed.
+    """
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,7 +1,7 @@
-"""What Slurm's words about a node mean for its power: asleep or awake, and why it must be left as it is.
+"""Power state of nodes, and the cluster's power-saving configuration.
 
-Pure functions. Flags are judged by what is known of them, not by what is forbidden: one that this version of Helios has
-never heard of keeps its hands off.
+It also decides why Helios must leave a node as it is. Flags are checked against a list of known ones: a node with a
+flag that this version of Helios does not know is left alone.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _OVERRIDDEN = {
     "BLOCKED": "another job has it to itself",
     "EXTERNAL": "it is not Slurm's",
 }
-"""Flags of a node that somebody, or something outside, has in hand: Helios neither puts it to sleep nor wakes it."""
+"""Flags of a node under the control of a person or another system. Helios neither puts it to sleep nor wakes it."""
 _SLURMS = {
     "COMPLETING": "a job on it is still completing",
     "PLANNED": "Slurm plans to start a job on it",
     "RESERVED": "it is reserved",
 }
-"""Flags of a node that Slurm itself needs: it is not put to sleep; to wake it does no harm."""
+"""Flags of a node that Slurm itself needs. It is not put to sleep, but waking it does no harm."""
 _COUNTED = re.compile(r"(?P<nodes>.*?)(?::(?P<least>\d+))?")
 _SIGNATURE = re.compile(r" \[[^\[\]]*@[^\[\]]*\]$")
-"""Who gave a reason and when, as scontrol adds it and pyslurm does not."""
+"""Author and time of a reason, which scontrol adds and pyslurm does not."""
 _BETWEEN = re.compile(r",(?![^\[]*\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptAwake:
-    """Nodes of which the cluster keeps ``least`` idle and awake; None: every one."""
+    """Nodes of which the cluster keeps ``least`` idle and awake, or all for None."""
 
     nodes: tuple[str, ...]
     least: int | None = None
@@ -61,11 +61,13 @@ class KeptAwake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exclusions:
-    """What the cluster itself never puts to sleep; an explicit ``POWER_DOWN`` ignores it (22.05.8), Helios does not.
+    """Nodes that the cluster itself never puts to sleep.
+
+    An explicit ``POWER_DOWN`` ignores them (22.05.8), but Helios does not.
 
     Attributes
     ----------
-    warm : tuple of Warm
+    warm : tuple of KeptAwake
         ``SuspendExcNodes``.
     partitions, states : set of str
         ``SuspendExcParts`` and ``SuspendExcStates``.
@@ -77,12 +79,12 @@ class Exclusions:
 
     @classmethod
     def of(cls, configuration: Mapping[str, str]) -> Exclusions:
-        """Return what ``scontrol show config`` says.
+        """Return the exclusions in the output of ``scontrol show config``.
 
         Raises
         ------
         HostlistInvalid
-            ``SuspendExcNodes`` cannot be read: nobody knows then what must stay awake.
+            ``SuspendExcNodes`` cannot be read, so that it is not known what must stay awake.
         """
         return cls(
             warm=keep_awake_list(configuration.get("SuspendExcNodes", "")),
@@ -96,22 +98,23 @@ NO_EXCLUSIONS = Exclusions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What else of the cluster bears on its nodes: what it never puts to sleep, and the rack of each node."""
+    """Exclusions from sleep, and the rack of each node."""
 
     exclusions: Exclusions = NO_EXCLUSIONS
     racks: Mapping[str, str] = field(default_factory=dict)
 
 
 def keep_awake_list(keep_awake: str) -> tuple[KeptAwake, ...]:
-    """Return what a ``SuspendExcNodes`` as ``n[10-20]:4,n100`` keeps awake.
+    """Parse the value of ``SuspendExcNodes``.
 
-    Slurm up to 22.05 gives a number to all that stands before it since the last one, later ones to the word that it is
-    written behind (read in their source). The latter is taken: it never keeps fewer awake.
+    Example: ``n[10-20]:4,n100``. Slurm up to 22.05 applies a number to all words since the last number, later releases
+    only to the word before it (read in their source). The latter is used here, because it never keeps fewer nodes
+    awake.
 
     Raises
     ------
     HostlistInvalid
-        It is no such list.
+        The text is no such list.
     """
     if parse.text(keep_awake.strip()) is None:
         return ()
@@ -124,7 +127,10 @@ def keep_awake_list(keep_awake: str) -> tuple[KeptAwake, ...]:
 
 
 def same_list(one: str, other: str) -> bool:
-    """Return whether two keep-awake lists keep the same nodes awake, however they are written."""
+    """Return whether two keep-awake lists keep the same nodes awake.
+
+    The notation does not matter.
+    """
     try:
         return _meaning(one) == _meaning(other)
     except HostlistInvalid:
@@ -132,15 +138,22 @@ def same_list(one: str, other: str) -> bool:
 
 
 def join_exceptions(own: str, nodes: Sequence[str]) -> str:
-    """Return a keep-awake list of ``nodes`` beside those of the site's ``own``; empty: none."""
+    """Return a keep-awake list of the site's ``own`` nodes and ``nodes``.
+
+    Empty where there are none.
+    """
     own = parse.text(own.strip()) or ""
     kept = {node for part in keep_awake_list(own) if part.least is None for node in part.nodes}
-    # Plain names, behind the site's own: with a number anywhere Slurm splits at every comma, also within brackets.
+    # Plain names without brackets, behind the site's own list. Where the list has a number, Slurm splits it at every
+    # comma, also within brackets.
     return ",".join([own] * bool(own) + [node for node in dict.fromkeys(nodes) if node not in kept])
 
 
 def power(node: RawNode) -> NodePower | None:
-    """Return whether a node is awake; None: it is down, does not answer, or its state is unknown."""
+    """Return a node's power state.
+
+    None where it is down, does not answer, or its state is unknown.
+    """
     flags = state_flags(node)
     if node["state"] not in _BASES:
         return None
@@ -164,7 +177,10 @@ def state_flags(node: RawNode) -> frozenset[str]:
 
 
 def in_hand(node: RawNode) -> str:
-    """Return why Helios may not even wake a node, for a person: somebody has it in hand; empty: it may."""
+    """Return why Helios may not even wake a node, for a person.
+
+    Empty where it may.
+    """
     why = f" ({_SIGNATURE.sub('', node['reason'])})" if node["reason"] else ""
     if node["state"] == "DOWN":
         return f"it is down{why}"
@@ -177,9 +193,10 @@ def in_hand(node: RawNode) -> str:
 
 
 def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> str:
-    """Return why Helios must not put a node to sleep, idle or not, for a person; empty: it may.
+    """Return why Helios must not put a node to sleep, for a person.
 
-    ``SuspendExcNodes`` is not among the reasons; see :func:`kept_awake`.
+    Empty where it may. The reasons hold for idle and busy nodes. ``SuspendExcNodes`` is not among them; see
+    :func:`kept_awake`.
     """
     if why := in_hand(node):
         return why
@@ -196,8 +213,8 @@ def excluded_reason(node: RawNode, exclusions: Exclusions = NO_EXCLUSIONS) -> st
 def kept_awake(nodes: Iterable[RawNode], exclusions: Exclusions) -> frozenset[str]:
     """Return the nodes that ``SuspendExcNodes`` keeps awake now.
 
-    Of a list with a number, the first so many that are awake, idle and in service: with fewer, every one. Marking some
-    of them leaves the number awake however many of the others are put to sleep.
+    Of an entry with a number these are the first that are awake, idle and in service, up to the number. So that number
+    stays awake however many of the other nodes are put to sleep.
     """
     ready = [node["name"] for node in nodes if is_idle(node) and power(node) is NodePower.AWAKE and not in_hand(node)]
     kept: set[str] = set()
@@ -217,16 +234,15 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(word for word in re.split(r"[,\s]+", parse.text(text) or "") if word)
 
 
-# How a cluster is set to put nodes to sleep and to wake them: read from ``scontrol``, and what it lacks, for a
-# person.
+# The cluster's power-saving configuration, and what it lacks.
 #
-# Always asked of Slurm's commands, whatever the way in: pyslurm 25.11 knows neither a partition's own times nor
-# topology.
+# It is always read through Slurm's commands, whatever the backend, because pyslurm 25.11 has neither a partition's own
+# times nor the topology.
 
 KEEP_AWAKE_SINCE = (23, 2)
-"""First release in which ``scontrol update SuspendExcNodes=`` is known; 22.05.8: No valid entity in update command."""
+"""First release with ``scontrol update SuspendExcNodes=``. 22.05.8 says: No valid entity in update command."""
 KEEPS_LIST = "KeepPowerSaveSettings"
-"""Flag of ``ReconfigFlags`` without which ``scontrol reconfigure`` forgets the list and goes back to slurm.conf."""
+"""Flag of ``ReconfigFlags``; without it ``scontrol reconfigure`` resets the list to that of slurm.conf."""
 _ENDLESS = frozenset({"INFINITE", "UNLIMITED", "NONE", "-1", "-1 sec"})
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _NO_TOPOLOGY = ("none", "flat", "default")
@@ -234,14 +250,14 @@ _NO_TOPOLOGY = ("none", "flat", "default")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConfig:
-    """What was read of how a cluster powers its nodes.
+    """Power-saving configuration of a cluster.
 
     Attributes
     ----------
     settings : PowerSettings
-        What services and control are told.
+        The part that services and control receive.
     surroundings : Surroundings
-        What the cluster never puts to sleep, and its racks.
+        Nodes that the cluster never puts to sleep, and its racks.
     release : tuple of int
         Slurm's release.
     """
@@ -253,21 +269,21 @@ class PowerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConfigReader:
-    """Asks Slurm's commands how nodes are powered, and changes the keep-awake list.
+    """Reads the power-saving configuration, and writes the keep-awake list.
 
     Parameters
     ----------
     shell : Shell
-        How commands are run.
+        Runs Slurm's commands.
     racks : mapping
-        Rack by node, where the site says it; goes before Slurm's topology.
+        Rack of each node as the site configured it; has precedence over Slurm's topology.
     """
 
     shell: Shell
     racks: Mapping[str, str]
 
     def __call__(self) -> PowerConfig:
-        """Return how nodes are powered now.
+        """Return the current power-saving configuration.
 
         Raises
         ------
@@ -280,13 +296,16 @@ class PowerConfigReader:
         return power_config(configuration, partitions, racks)
 
     def configuration(self) -> dict[str, str]:
-        """Return what ``scontrol show config`` shows."""
+        """Return the output of ``scontrol show config`` as a mapping."""
         backend = CommandsBackend(commands_folder=self.shell.folder, timeout_s=self.shell.timeout_s)
         backend.shell = self.shell
         return backend.configuration()
 
     def keep_awake(self, keep_awake: str) -> str:
-        """Write the keep-awake list; return nothing where Slurm accepted it, else its message."""
+        """Write the keep-awake list.
+
+        Returns Slurm's message; empty where Slurm accepted the list.
+        """
         answer = self.shell.answer("scontrol", "update", f"SuspendExcNodes={keep_awake}")
         return quoted(answer.complaint) if answer.complaint.strip() or answer.status else ""
 
@@ -300,7 +319,7 @@ class PowerConfigReader:
 def power_config(
     configuration: Mapping[str, str], partitions: Sequence[str] = (), racks: Mapping[str, str] | None = None
 ) -> PowerConfig:
-    """Return what the answers of ``scontrol`` mean.
+    """Return the configuration in the output of ``scontrol``.
 
     Parameters
     ----------
@@ -331,7 +350,10 @@ def power_config(
 
 
 def topology_racks(shown: Sequence[str]) -> dict[str, str]:
-    """Return the leaf switch or block of each node, as ``scontrol --oneliner show topology`` lists them."""
+    """Return each node's leaf switch or block as its rack.
+
+    Read from ``scontrol --oneliner show topology``.
+    """
     racks: dict[str, str] = {}
     for line in shown:
         field: dict[str, str] = dict(_FIELD.findall(line))
@@ -343,12 +365,14 @@ def topology_racks(shown: Sequence[str]) -> dict[str, str]:
 
 
 def feature_racks(text: str) -> dict[str, str]:
-    """Return the rack of each node as ``[power] racks`` names them: ``r1=gpu[01-08]; r2=gpu[09-16]``.
+    """Parse ``[power] racks`` into the rack of each node.
+
+    Example: ``r1=gpu[01-08]; r2=gpu[09-16]``.
 
     Raises
     ------
     ConfigurationInvalid
-        It is written otherwise.
+        The text has another form.
     """
     racks: dict[str, str] = {}
     for part in filter(str.strip, text.split(";")):
@@ -367,13 +391,16 @@ def feature_racks(text: str) -> dict[str, str]:
 
 
 def seconds(text: str) -> float:
-    """Return a length as ``604800 sec``, ``604800`` or ``INFINITE`` in seconds; inf: never, or not said."""
+    """Parse ``604800 sec``, ``604800`` or ``INFINITE`` into seconds.
+
+    Returns inf for never, and where there is no number.
+    """
     found = re.match(r"\d+", text)
     return math.inf if text in _ENDLESS or found is None else float(found[0])
 
 
 def programs(configuration: Mapping[str, str]) -> dict[str, str]:
-    """Return the power programs by their keys in slurm.conf, those that are set."""
+    """Return the configured power programs by their keys in slurm.conf."""
     keys = ("SuspendProgram", "ResumeProgram")
     return {key: program for key in keys if (program := parse.text(configuration.get(key, "")))}
 
@@ -401,7 +428,10 @@ def _exclusions(configuration: Mapping[str, str]) -> tuple[Exclusions, str]:
 
 
 def _of_all(key: str, configuration: Mapping[str, str], partitions: Sequence[Mapping[str, str]]) -> list[float]:
-    """Return a time of the whole cluster, and those of the partitions that have their own (21.08 and newer)."""
+    """Return a time of the whole cluster, and those of its partitions.
+
+    Partitions have times of their own from 21.08 on.
+    """
     own = (field.get(key, "GLOBAL") for field in partitions)
     return [seconds(configuration.get(key, "")), *(seconds(text) for text in own if text != "GLOBAL")]
 

@@ -1,7 +1,7 @@
-"""Run Slurm's own programs so that their answers can be read whatever the site or the caller has set.
+"""Runner of Slurm's programs, with output that does not depend on the site.
 
-Everything here that starts a process goes through :class:`Shell`: found once, bounded in time, killed with its
-children when it does not answer, and free of the environment variables by which users change Slurm's output.
+Every process here is started by :class:`Shell`. It finds the program, limits its time, kills it with its children when
+it does not answer, and removes the environment variables by which users change Slurm's output.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import IO
 from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailable
 
 _OURS = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-"""Times as seconds since the epoch; array tasks written out in full instead of ``0,3,6,...``."""
+"""Print times as seconds since the epoch, and array tasks in full instead of ``0,3,6,...``."""
 _SLURM_VARIABLE = re.compile(r"(SLURM|SQUEUE|SINFO|SACCT|SACCTMGR|SPRIO|SCONTROL|SDIAG)_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SACK_SOCKET", "SLURM_SACK_SOCKET", "SLURM_DEBUG_FLAGS")
-"""Slurm's variables that say where the cluster is and who is asking."""
+"""Slurm's variables that name the cluster or authenticate the user."""
 
 _NO_PRIVILEGE = re.compile(
     r"access.permission denied|invalid user id|permission denied|not authorized|must be .*(operator|administrator)",
@@ -36,17 +36,20 @@ _NO_CONTROLLER = re.compile(
     re.IGNORECASE,
 )
 _LONGEST_QUOTE = 300
-"""Characters of Slurm's own message that an error repeats."""
+"""Most characters of Slurm's own message in an error."""
 
 
 def quoted(text: str) -> str:
-    """Return the end of what a program said, on one line, short enough for an error message."""
+    """Return the end of a program's message, on one line.
+
+    It is short enough for an error message.
+    """
     return " ".join(text.split())[-_LONGEST_QUOTE:] or "it said nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a program printed, and how it ended."""
+    """Output, error output and exit status of a program."""
 
     output: bytes
     complaint: str
@@ -55,16 +58,17 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """A way to run Slurm's programs.
+    """Runner of Slurm's programs.
 
     Parameters
     ----------
     folder : str
-        Where they lie; empty: they are found on ``PATH``.
+        Folder of the programs; empty to find them on ``PATH``.
     timeout_s : float
         Longest wait for one program, s.
     environment : mapping
-        The process environment, of which Slurm's own variables are taken over only where they say where the cluster is.
+        The process environment. Of Slurm's own variables only those that name the cluster or authenticate the user are
+        passed on.
     """
 
     folder: str = ""
@@ -72,14 +76,14 @@ class Shell:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def run(self, program: str, *words: str) -> bytes:
-        """Return what ``program`` prints.
+        """Run ``program`` and return its output.
 
         Raises
         ------
         ClusterUnavailable
-            It is not installed, did not answer in time, or could not reach the daemon it asks.
+            It is not installed, did not answer in time, or could not reach its daemon.
         ClusterRefused
-            Slurm says that the calling user may not.
+            Slurm denies the calling user the permission.
         AnswerNotUnderstood
             It failed for another reason.
         """
@@ -89,7 +93,9 @@ class Shell:
         return answer.output
 
     def answer(self, program: str, *words: str, given: bytes = b"", timeout_s: float | None = None) -> CommandResult:
-        """Return what ``program`` prints and says when it is given ``given`` to read, however it ends.
+        """Run ``program`` with ``given`` as input, and return its result.
+
+        A failure of the program is a result too.
 
         Raises
         ------
@@ -106,12 +112,14 @@ class Shell:
         return CommandResult(output=output, complaint=complaint.decode("utf-8", "replace"), status=started.returncode)
 
     def write(self, path: Path, program: str, *words: str, timeout_s: float | None = None) -> None:
-        """Let ``program`` print into the file ``path``, without holding its output in memory.
+        """Run ``program`` with its output going to the file ``path``.
+
+        The output is not held in memory.
 
         Raises
         ------
         ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
-            As :meth:`run`; what stands in ``path`` then is incomplete.
+            As :meth:`run`. The content of ``path`` is then incomplete.
         """
         with path.open("wb") as output:
             started = self.start(program, *words, output=output)
@@ -125,7 +133,15 @@ class Shell:
             raise failure(program, complaint.decode("utf-8", "replace"))
 
     def start(self, program: str, *words: str, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start ``program`` in a process group of its own; the caller ends it with :func:`stop`."""
+        """Start ``program`` in a new process group.
+
+        The caller ends it with :func:`stop`.
+
+        Raises
+        ------
+        ClusterUnavailable
+            It is not installed, or could not be started.
+        """
         try:
             return subprocess.Popen(
                 [self.find(program), *words],
@@ -152,7 +168,7 @@ class Shell:
         return found
 
     def surroundings(self) -> dict[str, str]:
-        """Return the environment that Slurm's programs run in."""
+        """Return the environment for Slurm's programs."""
         kept = {
             name: value
             for name, value in self.environment.items()
@@ -172,7 +188,7 @@ _WHERE = "Install Slurm's client commands on this host, or say in [slurm] comman
 
 
 def stop(started: subprocess.Popen[bytes]) -> None:
-    """End a program and all it started, if it still runs, and let go of its pipes."""
+    """Kill a program's process group if it still runs, and close its pipes."""
     if started.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
@@ -184,7 +200,7 @@ def stop(started: subprocess.Popen[bytes]) -> None:
 
 
 def failure(program: str, complaint: str) -> ClusterUnavailable | ClusterRefused | AnswerNotUnderstood:
-    """Return the error that a program's complaint stands for."""
+    """Return the error for a program's error output."""
     said = f"{program} failed: {quoted(complaint)}"
     if _NO_CONTROLLER.search(complaint):
         hint = "See whether it answers: scontrol ping; sacctmgr ping. SLURM_CONF must name this cluster's slurm.conf."
@@ -196,5 +212,8 @@ def failure(program: str, complaint: str) -> ClusterUnavailable | ClusterRefused
 
 
 def lines(output: bytes) -> Sequence[str]:
-    """Return the lines of what a program printed, undecodable bytes as surrogate escapes."""
+    """Return the lines of a program's output.
+
+    Undecodable bytes become surrogate escapes.
+    """
     return output.decode("utf-8", "surrogateescape").split("\n")

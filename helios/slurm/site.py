@@ -1,6 +1,7 @@
-"""A site's Slurm read from texts that its admin can print: what it decides, and what of it is not simulated.
+"""Reader of a site's Slurm configuration for simulation.
 
-Nothing here asks a cluster: the texts may come from another machine.
+It takes texts that an administrator can print, also on another machine, and contacts no cluster. Notes list what of the
+configuration is not simulated.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ def read_site(
     sacctmgr_assoc: str | None = None,
     sinfo: str | None = None,
 ) -> SlurmSite:
-    """Return what a site's files say of who starts when.
+    """Return the scheduling rules in a site's configuration.
 
     Parameters
     ----------
     slurm_conf : str
-        Text of ``slurm.conf``, or what ``scontrol show config`` prints.
+        Text of ``slurm.conf``, or the output of ``scontrol show config``.
     sacctmgr_qos : str, optional
-        What ``sacctmgr show qos -P`` prints.
+        Output of ``sacctmgr show qos -P``.
     sacctmgr_assoc : str, optional
-        What ``sacctmgr show assoc tree -P`` prints, or ``sshare -a -l -P``, which also knows past usage.
+        Output of ``sacctmgr show assoc tree -P``, or of ``sshare -a -l -P``, which also has past usage.
     sinfo : str, optional
-        What ``sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'`` prints, or ``scontrol show node`` and ``scontrol show partition``,
-        one after the other; nodes and partitions found here take the place of those of ``slurm_conf``.
+        Output of ``sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'``, or of ``scontrol show node`` and ``scontrol show partition``,
+        one after the other. Nodes and partitions found here replace those of ``slurm_conf``.
 
     Raises
     ------
     ConfigurationInvalid
-        A text is not what it should be; the line is named.
+        A text has another format; the message names the line.
     """
     with _in_file("slurm.conf"):
         settings, machines = _read_configuration(slurm_conf)
@@ -77,7 +78,9 @@ def read_site(
 
 
 def read_machines(text: str) -> MachineCounts:
-    """Read nodes and partitions from what ``sinfo -N`` or ``scontrol show node`` and ``show partition`` print.
+    """Read nodes and partitions from the output of Slurm's commands.
+
+    The text is that of ``sinfo -N``, or of ``scontrol show node`` and ``show partition``.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def read_machines(text: str) -> MachineCounts:
 
 @contextmanager
 def _in_file(name: str) -> Iterator[None]:
-    """Name the file in what goes wrong with it."""
+    """Add the name of the file to errors about its content."""
     try:
         yield
     except ConfigurationInvalid as reason:
@@ -117,7 +120,11 @@ def _read_configuration(text: str) -> tuple[SchedulingSettings, MachineCounts]:
 
 
 def _partitions(machines: MachineCounts, told: MachineCounts) -> Iterator[PartitionRules]:
-    """Yield the partitions: what ``told`` says of them, where it says more than which nodes they have."""
+    """Yield the partitions.
+
+    Those in ``told`` (the output of sinfo or scontrol) have precedence. Where it has only their nodes, the rules come
+    from slurm.conf.
+    """
     if not told.partitions:
         yield from machines.partitions.values()
     for name, partition in told.partitions.items():

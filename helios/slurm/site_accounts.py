@@ -1,4 +1,7 @@
-"""QOS and shares of a site, from what ``sacctmgr show qos``, ``show assoc`` and ``sshare`` print with bars between."""
+"""QOS and fair shares of a site, read from printed tables.
+
+The tables are those of ``sacctmgr show qos``, ``show assoc`` and ``sshare``, with ``|`` between columns.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _QOS_IDLE = frozenset({
     "description", "id", "gracetime", "preemptexempttime", "preemptmode", "flags", "usagethres", "usagethreshold",
     "maxsubmitpu", "maxsubmitjobsperuser", "maxsubmitpa", "grpsubmit", "grpsubmitjobs", "maxwall", "maxtresmins",
 })  # fmt: skip
-"""Columns that are read, that limit what may be submitted, or that end jobs as the recorded run times show."""
+"""Columns without a note: those that are read, that limit submissions, or whose effect is in recorded run times."""
 _ASSOC_IDLE = frozenset({
     "cluster", "account", "parentname", "par_name", "user", "share", "fairshare", "rawshares", "rawusage", "partition",
     "qos", "def_qos", "defaultqos", "id", "lft", "rgt", "normshares", "normusage", "effectvusage", "levelfs", "maxwall",
@@ -25,17 +28,26 @@ _NOTHING = frozenset({"", "0", "00:00:00", "cluster", "none", "n/a", "(null)"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssociationRow:
-    """A row of a printed table, by its heads in lower case and without blanks."""
+    """Row of a printed table, by normalised column heads.
+
+    Heads are in lower case, with underscores for blanks.
+    """
 
     number: int
     words: Mapping[str, str]
 
     def text(self, *keys: str) -> str:
-        """Return the first column of ``keys`` that is there, without blanks around."""
+        """Return the first existing column of ``keys``, without surrounding blanks."""
         return next((self.words[key].strip() for key in keys if key in self.words), "")
 
     def number_of(self, *keys: str, otherwise: float = 0.0) -> float:
-        """Return a column as a number; raises :class:`ConfigurationInvalid`."""
+        """Return a column as a number.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            It is not a number.
+        """
         value = self.text(*keys)
         try:
             return float(value) if value else otherwise
@@ -43,17 +55,17 @@ class AssociationRow:
             raise self.wrong(f"{keys[0]} is {value!r}, which is not a number") from None
 
     def wrong(self, what: str) -> ConfigurationInvalid:
-        """Return the error that this row is wrong."""
+        """Return an error about this row."""
         return ConfigurationInvalid(f"line {self.number}: {what}", hint="Print it anew, with -P and with its heads.")
 
 
 def table(text: str, *, needed: Sequence[str], made_by: str) -> list[AssociationRow]:
-    """Read a table with bars between its columns.
+    """Read a table with ``|`` between its columns.
 
     Parameters
     ----------
     needed : sequence of str
-        Heads without which it is of no use, in lower case and without blanks.
+        Required heads, in lower case and with underscores for blanks.
     made_by : str
         The command that prints such a table, for the hint.
 
@@ -78,7 +90,9 @@ def table(text: str, *, needed: Sequence[str], made_by: str) -> list[Association
 
 
 def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
-    """Read ``sacctmgr show qos -P``; limits that are not simulated go to ``notes``.
+    """Read the output of ``sacctmgr show qos -P``.
+
+    Limits that are not simulated are added to ``notes``.
 
     Raises
     ------
@@ -104,12 +118,14 @@ def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
 
 
 def read_shares(text: str, notes: list[str], *, cluster: str = "") -> tuple[Share, ...]:
-    """Read ``sacctmgr show assoc tree -P``, or ``sshare -a -l -P``, which also knows the usage.
+    """Read fair shares from ``sacctmgr show assoc tree -P`` or ``sshare -a -l -P``.
+
+    The latter also has the past usage. What is not simulated is added to ``notes``.
 
     Parameters
     ----------
     cluster : str
-        Whose rows are taken where the table has those of several; empty: there must be one.
+        The cluster whose rows count where the table has several. Not needed where the table has one.
 
     Raises
     ------
@@ -141,7 +157,10 @@ def _of_cluster(rows: list[AssociationRow], cluster: str) -> list[AssociationRow
 
 
 def _with_parents(rows: Sequence[AssociationRow], notes: list[str]) -> Iterator[tuple[AssociationRow, str]]:
-    """Yield each row with the account above it, from its column, else from how far its account is indented."""
+    """Yield each row with the name of its parent account.
+
+    It comes from the row's own column, otherwise from the indentation of its account.
+    """
     named = any(row.text("parentname", "par_name") for row in rows)
     above: dict[int, str] = {}
     flat = not named and not any(row.words["account"].startswith(" ") for row in rows)

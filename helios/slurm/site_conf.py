@@ -1,7 +1,7 @@
-"""Slurm's way to write configuration: ``slurm.conf``, and what ``scontrol show`` prints; text in, words out.
+"""Parser of ``slurm.conf`` and of what ``scontrol show`` prints.
 
-Source: slurm.conf(5) and ``parse_config.c``: keys in any case, ``#`` begins a comment, a backslash at the end goes on
-with the next line, values may be quoted, a line of nodes or of a partition is many ``Key=Value``.
+Source: slurm.conf(5) and ``parse_config.c``. Keys may have any case, ``#`` begins a comment, a backslash at the end
+continues on the next line, values may be quoted, and a line about nodes or a partition has many ``Key=Value``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _NO_LIMIT = frozenset({"unlimited", "infinite", "-1"})
 _NOTHING = frozenset({"", "(null)", "none", "n/a"})
 _TITLES = frozenset({"nodename", "partitionname", "nodeset", "downnodes", "frontendname", "switchname"})
-"""Keys that begin a line of many ``Key=Value``; any other line is one setting, whose value may hold blanks."""
+"""Keys that begin a line of many ``Key=Value``. Any other line is one setting, whose value may contain blanks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfLine:
-    """One statement: what it is about, and its words with their keys in lower case.
+    """Statement of a configuration, with its keys in lower case.
 
     Attributes
     ----------
     number : int
-        In the text, from 1; the first, where a statement goes over several.
+        Line number in the text, from 1; the first one of a statement over several lines.
     title : str
-        Its first key, in lower case; ``include`` for a file that is to be read too.
+        Its first key, in lower case; ``include`` for a file to be read too.
+    words : mapping of str to str
+        Values by key.
     spelled : str
         The first key as it is written.
     """
@@ -45,12 +47,21 @@ class ConfLine:
     spelled: str = ""
 
     def text(self, key: str, otherwise: str = "") -> str:
-        """Return what is given for ``key``, or ``otherwise``; what Slurm prints for nothing is nothing."""
+        """Return the value of ``key``, or ``otherwise``.
+
+        What Slurm prints for no value, such as ``(null)``, counts as none.
+        """
         value = self.words.get(key, otherwise)
         return otherwise if value.lower() in _NOTHING else value
 
     def whole(self, key: str, otherwise: int) -> int:
-        """Return a whole number; raises :class:`ConfigurationInvalid`."""
+        """Return the value of ``key`` as a whole number.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            It is not one.
+        """
         value = self.text(key)
         if not value:
             return otherwise
@@ -59,7 +70,15 @@ class ConfLine:
         return int(value)
 
     def length_s(self, key: str, otherwise: int | None) -> int | None:
-        """Return a length of time; None: no limit. Raises :class:`ConfigurationInvalid`."""
+        """Return the value of ``key`` as a length of time, s.
+
+        None for no limit.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            It is not a length of time.
+        """
         value = self.text(key)
         if not value:
             return otherwise
@@ -71,9 +90,15 @@ class ConfLine:
             ) from None
 
     def weights(self, key: str) -> dict[str, float]:
-        """Return weights of TRES as ``CPU=1.0,Mem=0.25G,GRES/gpu=2.0``; raises :class:`ConfigurationInvalid`.
+        """Return TRES weights like ``CPU=1.0,Mem=0.25G,GRES/gpu=2.0``.
 
-        The unit behind the weight of memory is what it is the weight of (Mem=0.25G: of a GiB); here memory is in MiB.
+        The unit of the weight of memory is the amount that it is for: ``Mem=0.25G`` is 0.25 for each GiB. The result is
+        for each MiB.
+
+        Raises
+        ------
+        ConfigurationInvalid
+            It is not a list of weights.
         """
         found: dict[str, float] = {}
         for word in filter(None, self.text(key).split(",")):
@@ -85,12 +110,12 @@ class ConfLine:
         return found
 
     def wrong(self, key: str, what: str, hint: str) -> ConfigurationInvalid:
-        """Return the error that this line's ``key`` is wrong."""
+        """Return an error about ``key`` in this line."""
         return ConfigurationInvalid(f"line {self.number}: {key}={self.words.get(key, '')} {what}", hint=hint)
 
 
 def lines(text: str) -> Iterator[ConfLine]:
-    """Read the statements of a text, in order.
+    """Yield the statements of a text, in order.
 
     Raises
     ------
@@ -115,7 +140,9 @@ def lines(text: str) -> Iterator[ConfLine]:
 
 
 def records(text: str, title: str) -> Iterator[ConfLine]:
-    """Read what ``scontrol show node`` or ``show partition`` prints, on one line a record or several.
+    """Yield the records that ``scontrol show node`` or ``show partition`` prints.
+
+    A record may have one line or several.
 
     Parameters
     ----------
@@ -128,17 +155,19 @@ def records(text: str, title: str) -> Iterator[ConfLine]:
 
 
 def length_s(text: str) -> int | None:
-    """Return a length as Slurm's configuration writes it, s: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+    """Parse a length of time in Slurm's configuration, s.
+
+    The forms are minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS.
 
     Returns
     -------
     int or None
-        None: ``UNLIMITED`` or ``INFINITE``.
+        None for ``UNLIMITED`` or ``INFINITE``.
 
     Raises
     ------
     ValueError
-        It is not one.
+        It is not a length.
     """
     word = text.strip().lower()
     if word in _NO_LIMIT:
@@ -154,7 +183,13 @@ def length_s(text: str) -> int | None:
 
 
 def amount(text: str) -> int:
-    """Return a count as ``8``, ``2K`` or ``-1``; raises ValueError."""
+    """Parse a count like ``8``, ``2K`` or ``-1``.
+
+    Raises
+    ------
+    ValueError
+        It is not a count.
+    """
     found = re.fullmatch(r"(-?\d+)([kKmMgG]?)", text.strip())
     if found is None:
         raise ValueError(text)
@@ -182,7 +217,7 @@ def _without_comment(line: str) -> str:
 
 
 def _is_a_heading(statement: str) -> bool:
-    """Whether it is one of the lines that ``scontrol show config`` prints between the settings."""
+    """Return whether ``scontrol show config`` prints this line between settings."""
     words = statement.strip()
     return words.startswith("Configuration data as of") or words.endswith(":") or words.startswith("Slurmctld(")
 

@@ -1,4 +1,7 @@
-"""Nodes and partitions of a site, from the lines of ``slurm.conf`` or from what ``sinfo`` and ``scontrol`` print."""
+"""Nodes and partitions of a site.
+
+They are read from the lines of ``slurm.conf``, or from the output of ``sinfo`` or ``scontrol``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from helios.slurm.site_conf import ConfLine, amount
 _DEFAULT = "default"
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
 _NOT_THERE = ("future", "down", "drain", "fail")
-"""States of a ``NodeName`` line with which a node runs nothing."""
+"""States of a ``NodeName`` line in which a node runs no job."""
 _NODE_KEYS = frozenset({
     "nodename", "cpus", "procs", "sockets", "socketsperboard", "corespersocket", "threadspercore", "boards",
     "realmemory", "memspeclimit", "gres", "corespeccount", "cpuspeclist", "weight", "feature", "features", "state",
@@ -30,9 +33,9 @@ _PARTITION_KEYS = frozenset({
 
 @dataclass(slots=True, kw_only=True)
 class MachineCounts:
-    """Nodes and partitions as they are read, line by line; what is said besides goes to ``notes``.
+    """Nodes and partitions, collected line by line.
 
-    ``with_rules`` is False where of the partitions nothing but the nodes is known.
+    ``notes`` has what is not simulated. ``with_rules`` is False where nothing but the nodes is known of the partitions.
     """
 
     nodes: dict[str, NodeGroup] = field(default_factory=dict)
@@ -45,7 +48,7 @@ class MachineCounts:
     _waiting: list[ConfLine] = field(default_factory=list)
 
     def take(self, line: ConfLine) -> None:
-        """Read a ``NodeName``, ``PartitionName`` or ``NodeSet`` line; partitions are read by :meth:`finish`.
+        """Read a ``NodeName`` line, and keep any other line for :meth:`finish`.
 
         Raises
         ------
@@ -58,7 +61,15 @@ class MachineCounts:
             self._waiting.append(line)
 
     def finish(self, settings: Mapping[str, str]) -> None:
-        """Read the partitions, now that all nodes are known; ``settings`` are those of the whole cluster."""
+        """Read the kept ``PartitionName`` and ``NodeSet`` lines.
+
+        All nodes must be known by then.
+
+        Parameters
+        ----------
+        settings : mapping
+            Settings of the whole cluster that are defaults of partitions.
+        """
         for line in self._waiting:
             if line.title == "nodeset":
                 self.sets[line.text("nodeset")] = self._members(line)
@@ -67,12 +78,15 @@ class MachineCounts:
         self._waiting.clear()
 
     def take_printed_partition(self, line: ConfLine) -> None:
-        """Read a partition as ``scontrol show partition`` prints it."""
+        """Read a partition from the output of ``scontrol show partition``."""
         name = line.text("partitionname")
         self.partitions[name] = _partition(line, name, self._members(line))
 
     def take_members(self, members: Mapping[str, Sequence[str]]) -> None:
-        """Take the nodes of each partition, of which nothing else is known; ``*`` marks the default."""
+        """Set partitions of which only the nodes are known.
+
+        A ``*`` at the end of a name marks the default partition.
+        """
         self.with_rules = False
         for name, nodes in members.items():
             if name:
@@ -81,7 +95,7 @@ class MachineCounts:
                 self.partitions[plain] = PartitionRules(name=plain, nodes=ordered, is_default=name.endswith("*"))
 
     def groups(self) -> tuple[NodeGroup, ...]:
-        """Return the nodes, those alike and next to each other together, in Slurm's order: by name."""
+        """Return the nodes in groups of equal neighbours, sorted by name as in Slurm."""
         ordered = sorted(self.nodes, key=_by_name)
         alike = groupby(ordered, key=lambda name: _description(self.nodes[name]))
         return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))
@@ -116,7 +130,10 @@ class MachineCounts:
         self.partitions[name] = _partition(whole, name, self._members(whole))
 
     def _members(self, line: ConfLine) -> tuple[str, ...]:
-        """Return the nodes that a line names: a list, sets of nodes, ALL, or those with a feature."""
+        """Return the nodes that a line names.
+
+        It has a list, sets of nodes, ALL, or the feature of the nodes.
+        """
         if feature := line.text("feature"):
             return tuple(name for name, group in self.nodes.items() if feature in group.features)
         members: list[str] = []
@@ -145,12 +162,14 @@ class MachineCounts:
 
 
 def parse_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> MachineCounts:
-    """Read ``sinfo -N``: a row for each node and partition of it; keys in capitals, as sinfo's heads are.
+    """Read the rows of ``sinfo -N``, one for each node and partition.
+
+    Keys are the heads of sinfo in capitals.
 
     Raises
     ------
     ConfigurationInvalid
-        A column that is needed is missing, or a value not understood.
+        A needed column is missing, or a value is not understood.
     """
     found = MachineCounts()
     members: dict[str, list[str]] = {}
@@ -173,7 +192,7 @@ def parse_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> Ma
 
 
 def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]) -> MachineCounts:
-    """Read what ``scontrol show node`` and ``scontrol show partition`` print."""
+    """Read the output of ``scontrol show node`` and ``scontrol show partition``."""
     found = MachineCounts()
     members: dict[str, list[str]] = {}
     unwell = 0
@@ -199,7 +218,7 @@ def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]
 
 
 def _partition(line: ConfLine, name: str, nodes: tuple[str, ...]) -> PartitionRules:
-    both = line.whole("priority", 1)  # up to 15.08 one word for the tier and the factor
+    both = line.whole("priority", 1)  # up to 15.08 one key for both the tier and the factor
     return PartitionRules(
         name=name,
         nodes=nodes,
@@ -244,7 +263,10 @@ def _product(line: ConfLine) -> int:
 
 
 def _gpus(line: ConfLine) -> dict[str, int]:
-    """Return the GPUs of each type of ``gpu:a100:4(S:0-1),gpu:8``."""
+    """Return the GPUs of each type in a line's GRES.
+
+    Example: ``gpu:a100:4(S:0-1),gpu:8``.
+    """
     found: dict[str, int] = {}
     for part in _OUTSIDE_BRACKETS.split(line.text("gres")):
         words = [word for word in re.sub(r"\(.*\)", "", part.strip()).split(":") if word.lower() != "no_consume"]
@@ -259,7 +281,7 @@ def _gpus(line: ConfLine) -> dict[str, int]:
 
 
 def _numbers(text: str) -> set[int]:
-    """Return the numbers of ``0,2-4``."""
+    """Return the numbers in a text like ``0,2-4``."""
     spans = (part.partition("-") for part in text.split(",") if part)
     return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
 

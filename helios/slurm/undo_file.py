@@ -1,8 +1,8 @@
-"""What Helios would have to revert on nodes, in a file that a shell reads too: ``helios-release.sh`` goes by it.
+"""Record of what Helios would have to revert on nodes.
 
-Lines of words with tabs between: ``asleep NODE``; ``weight NODE OWN``; ``keep_awake LIST``, of an empty list
-``(null)``. Written before anything is done, so that it names at least every node that was touched, whatever happens to
-the database.
+The file can be read by a shell, and ``helios-release.sh`` uses it. Lines have words separated by tabs: ``asleep NODE``,
+``weight NODE OWN`` and ``keep_awake LIST``, with ``(null)`` for an empty list. It is written before any change, so that
+it names at least every changed node, whatever happens to the database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIST = re.compile(r"[\w.,:\[\]-]+|\(null\)", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesUndo:
-    """What would have to be reverted.
+    """Changes on nodes that would have to be reverted.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class NodesUndo:
     weights : mapping
         The site's own weight of each node whose weight Helios changed.
     keep_awake : str, optional
-        The site's own keep-awake list; None: Helios did not change it.
+        The site's own keep-awake list; None where Helios did not change it.
     """
 
     asleep: tuple[str, ...] = ()
@@ -44,17 +44,21 @@ class NodesUndo:
 
 
 class UndoNotWritten(HeliosError):
-    """What would have to be reverted could not be written down: nothing may be done."""
+    """The record of what to revert could not be written, so that nothing may change."""
 
 
 def write_undo(
     path: Path, *, asleep: Iterable[str] = (), weights: Mapping[str, int] | None = None, keep_awake: str | None = None
 ) -> None:
-    """Write what would have to be reverted: the whole file is there, on the disk, or the one before still is.
+    """Replace the record of what would have to be reverted.
+
+    The replacement is atomic and synced to the disk.
 
     Parameters
     ----------
-    path, asleep, weights, keep_awake
+    path : Path
+        The file.
+    asleep, weights, keep_awake
         As in :class:`NodesUndo`.
 
     Raises
@@ -77,7 +81,9 @@ def write_undo(
 
 
 def read_undo(path: Path) -> NodesUndo:
-    """Return what would have to be reverted; no file: nothing.
+    """Return what would have to be reverted.
+
+    It is empty where there is no file.
 
     Raises
     ------
@@ -96,7 +102,7 @@ def read_undo(path: Path) -> NodesUndo:
 
 
 def _parsed(text: str) -> NodesUndo | None:
-    """Return what the text says; None: it is no such text."""
+    """Return the content of the file, or None where it is damaged."""
     asleep: list[str] = []
     weights: dict[str, int] = {}
     keep_awake: str | None = None

@@ -1,7 +1,7 @@
-"""For whoever writes a service or a cluster: builders, fakes that behave, and checks to run on your own.
+"""Builders, fakes and checks for authors of services and clusters.
 
-Shipped with Helios and stable like the rest of its public surface; needs no test framework. ``docs/write-a-service.md``
-shows it in use.
+They are shipped with Helios, are stable like the rest of its public interface, and need no test framework.
+``docs/write-a-service.md`` shows them in use.
 """
 
 from helios.testing.builders import (

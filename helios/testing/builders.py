@@ -1,4 +1,7 @@
-"""Builders: name only what matters to your test, the rest is an ordinary job on an ordinary node."""
+"""Builders of snapshots and their parts, for tests.
+
+A test names only the values that matter to it. All others are those of an ordinary job on an ordinary node.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +30,25 @@ from helios.model import (
 )
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
-"""When a snapshot is taken unless the test says otherwise: a Monday."""
+"""Default time of a snapshot, a Monday."""
 
 Row = dict[str, Any]
-"""One job or node: column names and values; what it lacks is missing."""
+"""One job or node, as values by column name. A column that is not named has a missing value."""
 
 _ids = count(1)
 
 
 def a_pending_job(**overrides: Any) -> Row:
-    """Return a pending job as a row of ``QUEUE``: alice's, one GPU, an hour's limit, submitted ten minutes ago.
+    """Return an ordinary pending job as a row of ``QUEUE``.
+
+    It belongs to alice, asks for one GPU with a time limit of an hour, and was submitted ten minutes ago.
 
     Parameters
     ----------
     **overrides
-        Columns of ``QUEUE``. Times may be text. Ids count up unless given; ``eligible_at`` follows ``submitted_at``;
-        with ``p50_s`` come a ``p10_s`` of a third, a ``p90_s`` of three times as much and a ``source``.
+        Columns of ``QUEUE``. Times may be text. ``job_id`` counts up by default, and ``eligible_at`` is
+        ``submitted_at`` by default. With ``p50_s``, the default of ``p10_s`` is a third of it, that of ``p90_s`` three
+        times as much, and that of ``source`` is ``model``.
 
     Raises
     ------
@@ -72,7 +78,20 @@ def a_pending_job(**overrides: Any) -> Row:
 
 
 def a_running_job(**overrides: Any) -> Row:
-    """Return a running job as a row of ``QUEUE``: as :func:`a_pending_job`, started as soon as it was eligible."""
+    """Return an ordinary running job as a row of ``QUEUE``.
+
+    It is the job of :func:`a_pending_job`, started on ``node1`` as soon as it was eligible.
+
+    Parameters
+    ----------
+    **overrides
+        Columns of ``QUEUE``, as in :func:`a_pending_job`.
+
+    Raises
+    ------
+    TypeError
+        A name is not a column of ``QUEUE``.
+    """
     row = a_pending_job(**({"state": JobState.RUNNING.value, "reason": "None", "node_list": "node1"} | overrides))
     if _absent(row.get("started_at")):
         row["started_at"] = row["submitted_at"] if _absent(row["eligible_at"]) else row["eligible_at"]
@@ -80,7 +99,20 @@ def a_running_job(**overrides: Any) -> Row:
 
 
 def a_node(**overrides: Any) -> Row:
-    """Return an idle node of 8 GPUs in partition ``gpu``, awake, as a row of ``NODE_STATES``."""
+    """Return an ordinary node as a row of ``NODE_STATES``.
+
+    It is idle, awake, in partition ``gpu``, and has 8 GPUs.
+
+    Parameters
+    ----------
+    **overrides
+        Columns of ``NODE_STATES``.
+
+    Raises
+    ------
+    TypeError
+        A name is not a column of ``NODE_STATES``.
+    """
     return {
         "name": "node1",
         "partitions": "gpu",
@@ -111,11 +143,15 @@ def a_snapshot(
     Parameters
     ----------
     pending, running : sequences of rows
-        As :func:`a_pending_job` and :func:`a_running_job` give them.
+        As :func:`a_pending_job` and :func:`a_running_job` return them.
     nodes : sequence of rows, optional
-        None: one ordinary node.
+        As :func:`a_node` returns them. None means one ordinary node.
+    taken_at : datetime
+        Time of the snapshot.
+    cluster : str
+        Name of the cluster.
     power, demand : optional
-        As :func:`power_settings` and :func:`a_demand` give them; None: nobody asked.
+        As :func:`power_settings` and :func:`a_demand` return them. None means that the snapshot has none.
     """
     return Snapshot(
         taken_at=taken_at,
@@ -129,7 +165,16 @@ def a_snapshot(
 
 
 def power_settings(**overrides: Any) -> PowerSettings:
-    """Return how an ordinary cluster powers its nodes: told to, within minutes, and by itself after a week idle."""
+    """Return the power settings of an ordinary cluster.
+
+    A node takes a minute to fall asleep and at most ten minutes to wake. Slurm puts a node to sleep by itself after a
+    week idle. The keep-awake list can be changed.
+
+    Parameters
+    ----------
+    **overrides
+        Fields of :class:`helios.model.PowerSettings`.
+    """
     values: dict[str, Any] = {
         "suspend_time_s": 604_800.0,
         "suspend_timeout_s": 60.0,
@@ -147,17 +192,21 @@ def a_demand(
     ahead_s: tuple[int, ...] = (3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600),
     levels: tuple[float, ...] = (0.5, 0.9, 0.99),
 ) -> Demand:
-    """Return a demand whose forecasts are the last value of each step: what comes is what is.
+    """Return a demand whose forecasts repeat the last value of each step.
 
     Parameters
     ----------
     busy : mapping, optional
-        Busy nodes of each pool, step by step, all of one length, the last one now; None: a week of 4 nodes of pool
-        ``gpu``.
+        Busy nodes of each pool, step by step. All pools have the same number of steps, and the last one ends at ``at``.
+        None means a week of 4 nodes in pool ``gpu``.
     total : float
         Nodes in service, in each pool.
     at : datetime
         End of the last step.
+    ahead_s : tuple of int
+        Forecast horizons, s.
+    levels : tuple of float
+        Quantile levels of the forecasts.
     """
     known = {"gpu": [4.0] * (7 * 86_400 // STEP_S)} if busy is None else busy
     rows = np.array([list(values) for values in known.values()], dtype=np.float64).reshape(len(known), -1)
@@ -177,7 +226,10 @@ def a_demand(
 
 
 def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return ``rows`` as a frame of that kind; a column that a row lacks is missing there."""
+    """Return ``rows`` as a frame of the given kind.
+
+    A column that a row does not name has a missing value there.
+    """
     blank = _blank(kind.name).take([0] * len(rows)).reset_index(drop=True)
     for name in kind.names:
         if any(not _absent(row.get(name)) for row in rows):
@@ -187,7 +239,10 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
 
 @cache
 def _blank(kind_name: str) -> pd.DataFrame:
-    """One row of that kind of which everything is missing: taken often, where typing empty columns is slow."""
+    """Return a frame with one row of missing values.
+
+    It is cached because building typed empty columns is slow.
+    """
     kinds = (QUEUE, NODE_STATES, DECISIONS, APPLIED_CHANGES, APPLIED_NODE_CHANGES, NODE_TALLIES)
     (kind,) = (kind for kind in kinds if kind.name == kind_name)
     return kind.conform(pd.DataFrame(index=[0]))

@@ -1,4 +1,7 @@
-"""Is it a cluster? The part of the cluster contract that any implementation can be held to from outside."""
+"""Conformance checks that any implementation of a cluster can run.
+
+They cover the part of the contract of :class:`helios.ports.Cluster` that can be checked from outside.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,27 @@ from helios.model import Snapshot
 from helios.ports import Cluster
 
 COARSEST = 0.02
-"""Largest difference between an urgency asked for and one read back."""
+"""Largest difference between a requested urgency and the one that is read back."""
 PREDICTED = ("p10_s", "p50_s", "p90_s", "source")
 
 Make = Callable[[], Cluster]
 
 
 def check_cluster(make: Make) -> None:
-    """Check that a cluster keeps what :class:`helios.ports.Cluster` promises.
+    """Check that a cluster keeps the contract of :class:`helios.ports.Cluster`.
 
     Parameters
     ----------
     make : callable
-        Returns the cluster, fresh each time or restored, with at least three pending jobs in one partition that may
-        be changed (eligible, not ``excluded_reason``, no soft limit, a finite time limit over half an hour). It is
-        left as it was found.
+        Returns the cluster. It is called once for each check, and may return a new cluster or the same one again. The
+        cluster needs at least three pending jobs in one partition that may be changed: eligible, without
+        ``excluded_reason``, with an urgency of 0, without a soft limit, and with a finite time limit over half an hour.
+        After each check all changes are reverted.
 
     Raises
     ------
     AssertionError
-        It does not; the message says which promise, and what was seen.
+        A promise of the contract is broken. The message says which one, and what was observed.
     """
     for promise in (_looks, _reorders, _is_idempotent, _leaves_alone, _softens, _takes_back, _takes_back_by_name):
         cluster = make()
@@ -123,7 +127,7 @@ def _takes_back(cluster: Cluster) -> None:
         bool(after["soft_limit_s"].isna().all()), "after a restore no soft limit stands", after["soft_limit_s"].tolist()
     )
     again = cluster.apply([Revert(reason="contract")])
-    # What bears the mark and is in no record is refused, and named, each time.
+    # A value that has Helios' mark but is in no record is refused, and named, each time.
     _must(_results(again) <= {Result.UNCHANGED, Result.REFUSED}, "a second restore writes nothing", again)
 
 

@@ -1,8 +1,8 @@
-"""A cluster in memory that keeps Slurm's rules: a fake that behaves, with hands on every knob a test needs.
+"""Fake cluster in memory that follows Slurm's rules, and a fake ledger.
 
-It keeps of each job what Slurm keeps - a SiteFactor and a TimeMin - and what Helios wrote, and derives ``urgency``,
-``soft_limit_s`` and ``excluded_reason`` from them as the Slurm room does, so that a value written by an admin looks
-like one even if it bears Helios' mark.
+For each job the cluster keeps what Slurm keeps (a SiteFactor and a TimeMin) and what Helios wrote. It derives
+``urgency``, ``soft_limit_s`` and ``excluded_reason`` from them as :mod:`helios.slurm` does. So a value that an admin
+wrote is recognised as the admin's, even if it has Helios' mark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ UNPROVED = "it bears Helios' mark, and no record says that Helios wrote it"
 
 
 class Crash(Exception):
-    """The process died here: what was written before stays written."""
+    """Simulated death of the process.
+
+    What was written before stays written.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,10 +38,10 @@ class _Job:
     row: Row
     site_factor: int = 0
     time_min: int = 0  # minutes; 0: none
-    touched: str = ""  # why an admin's hand is on it
+    touched: str = ""  # what an admin did to it; empty: nothing
     written: dict[JobSetting, list[int]] = field(
         default_factory=lambda: {setting: [] for setting in JobSetting}
-    )  # by Helios
+    )  # values that Helios wrote, the latest last
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,22 +53,22 @@ class _Faults:
 
 
 class FakeCluster:
-    """A :class:`helios.ports.Cluster` in memory.
+    """Fake :class:`helios.ports.Cluster` in memory.
 
     Parameters
     ----------
     name : str
-        The cluster's name.
+        Name of the cluster.
     now : datetime
-        What its clock shows; :meth:`tick` moves it.
-    nodes : sequence of rows
-        As :func:`~helios.testing.a_node` gives them.
+        Time of its clock, which only :meth:`tick` moves.
+    nodes : sequence of rows, optional
+        As :func:`~helios.testing.a_node` returns them. None means one ordinary node.
     site_factor_most : int
-        Bound of the SiteFactor either way: the resolution of an urgency.
+        Largest SiteFactor in both directions. It sets the resolution of an urgency.
     soft_limits : bool
-        Whether the site has switched soft limits on; otherwise they are refused.
+        Whether the site has enabled soft limits. Otherwise they are refused.
     writes_per_cycle : int, optional
-        Most writes of one ``apply``, in the order asked; the rest is postponed. None: any number.
+        Most writes of one :meth:`apply`, in the order of the actions; the others are postponed. None means no limit.
 
     Attributes
     ----------
@@ -74,7 +77,7 @@ class FakeCluster:
     looks : int
         How many snapshots were taken.
     applied : list of tuple of JobAction
-        What each ``apply`` was given.
+        The actions of each :meth:`apply`.
     """
 
     def __init__(
@@ -101,13 +104,18 @@ class FakeCluster:
         self._faults = _Faults()
         self._left: float = 0
 
-    # What users, time and the site do.
+    # Events by users, by the scheduler and by time.
 
     def submit(self, **overrides: Any) -> str:
-        """Queue a job, submitted now unless said otherwise, and return its id; columns as in ``a_pending_job``.
+        """Queue a job and return its id.
 
-        ``urgency``, ``soft_limit_s`` and ``user_soft_limit_s`` become what Slurm would hold for them; the first two
-        as if Helios' hook had written them.
+        It is submitted now by default. ``urgency``, ``soft_limit_s`` and ``user_soft_limit_s`` become the SiteFactor
+        and the TimeMin that Slurm would hold for them. The first two count as written by Helios.
+
+        Parameters
+        ----------
+        **overrides
+            Columns of ``QUEUE``, as in :func:`~helios.testing.a_pending_job`.
         """
         row = a_pending_job(**({"submitted_at": self.now} | overrides))
         job = _Job(row=row, site_factor=self.site_factor(row["urgency"]))
@@ -121,32 +129,46 @@ class FakeCluster:
         return str(row["job_id"])
 
     def start(self, job_id: str, *, node_list: str = "node1") -> None:
-        """Let a pending job start now."""
+        """Start a pending job now."""
         job = self._jobs[job_id]
         job.row = a_running_job(**(job.row | {"state": "RUNNING", "started_at": self.now, "node_list": node_list}))
 
     def end(self, job_id: str) -> None:
-        """Let a job end, or be cancelled: the cluster forgets it."""
+        """End or cancel a job, which then leaves the cluster."""
         del self._jobs[job_id]
 
     def requeue(self, job_id: str) -> None:
-        """Put a running job back in the queue; what Helios set stays, as on Slurm."""
+        """Put a running job back into the queue.
+
+        Values that Helios set stay, as on Slurm.
+        """
         row = self._jobs[job_id].row
         back = {"state": "PENDING", "started_at": None, "node_list": None, "restart": row.get("restart", 0) + 1}
         self._jobs[job_id].row = row | back
 
     def alter(self, job_id: str, **columns: Any) -> None:
-        """Let the user change a job: any columns of ``QUEUE`` but those that Helios sets."""
+        """Change a job as its user.
+
+        Parameters
+        ----------
+        job_id : str
+            The job.
+        **columns
+            Columns of ``QUEUE``, except those that Helios sets.
+        """
         self._jobs[job_id].row = a_pending_job(**(self._jobs[job_id].row | columns))
 
     def tick(self, passes: timedelta) -> None:
-        """Let time pass."""
+        """Advance the clock by ``passes``."""
         self.now += passes
 
-    # What an admin does.
+    # Actions of an admin.
 
     def hold(self, job_id: str) -> None:
-        """Hold a job; its SiteFactor stays, as on Slurm."""
+        """Hold a job.
+
+        Its SiteFactor stays, as on Slurm.
+        """
         self._jobs[job_id].touched = "held"
         self._jobs[job_id].row["priority"] = 0.0
 
@@ -156,41 +178,59 @@ class FakeCluster:
         self._jobs[job_id].row["priority"] = 100_000.0
 
     def admin_sets_priority(self, job_id: str, priority: float) -> None:
-        """Set a job's priority directly; from now on its SiteFactor has no effect, and Helios keeps off."""
+        """Set a job's priority directly, as an admin.
+
+        From then on its SiteFactor has no effect, and Helios excludes the job.
+        """
         self._jobs[job_id].touched = "its priority was set directly"
         self._jobs[job_id].row["priority"] = float(priority)
 
     def admin_sets_site_factor(self, job_id: str, site_factor: int) -> None:
-        """Set a SiteFactor past Helios; one without its mark is the admin's own, 0 takes Helios' back."""
+        """Set a job's SiteFactor as an admin.
+
+        A value that Helios did not write excludes the job. 0 removes the value that Helios wrote.
+        """
         self._jobs[job_id].site_factor = site_factor
 
     def admin_sets_time_min(self, job_id: str, minutes: int) -> None:
-        """Set a TimeMin past Helios; 0 clears."""
+        """Set a job's TimeMin as an admin.
+
+        0 removes it.
+        """
         self._jobs[job_id].time_min = minutes
 
-    # What goes wrong.
+    # Failures.
 
     def fail_next(self, *, times: int = 1) -> None:
-        """Answer the next ``times`` calls of ``snapshot`` or ``apply`` with ``ClusterUnavailable``."""
+        """Raise ``ClusterUnavailable`` in the next ``times`` calls of ``snapshot`` or ``apply``."""
         self._faults.unavailable = times
 
     def swallow_writes(self, *, times: int = 1) -> None:
-        """Accept the next ``times`` writes and change nothing, as a backfill pass that puts the old value back."""
+        """Accept the next ``times`` writes without any effect.
+
+        It looks as if a backfill pass of Slurm had put the old values back.
+        """
         self._faults.swallowed = times
 
     def refuse_writes(self, job_id: str, *, answer: str = "Access/permission denied") -> None:
-        """Answer every write to this job with ``answer``; an empty text makes it well again."""
+        """Fail every write to this job with the message ``answer``.
+
+        An empty ``answer`` ends the failure.
+        """
         self._faults.refused[job_id] = answer
 
     def crash_after(self, *, writes: int) -> None:
-        """Raise :class:`Crash` in ``apply`` when ``writes`` more writes were made; once."""
+        """Raise :class:`Crash` in ``apply`` after ``writes`` more writes.
+
+        It is raised once, at the write that follows them.
+        """
         self._faults.crash_after = writes
 
-    # What a test wants to know.
+    # Queries for tests.
 
     @property
     def queue(self) -> list[str]:
-        """Ids of the pending jobs, first to start first."""
+        """Ids of the pending jobs, in the order in which they would start."""
         return [str(job.row["job_id"]) for job in self._in_order()]
 
     def site_factor_of(self, job_id: str) -> int:
@@ -198,21 +238,33 @@ class FakeCluster:
         return self._jobs[job_id].site_factor
 
     def time_min_of(self, job_id: str) -> int:
-        """Return a job's TimeMin in minutes, whoever set it; 0: none."""
+        """Return a job's TimeMin in minutes, whoever set it.
+
+        0 means that it has none.
+        """
         return self._jobs[job_id].time_min
 
     def urgency_of(self, job_id: str) -> float:
-        """Return the urgency that Helios has set on a job; 0 where the SiteFactor is not its own."""
+        """Return the urgency that Helios set on a job.
+
+        0 where the SiteFactor was not written by Helios, or where an admin holds the job or set its priority.
+        """
         return self._urgency(self._jobs[job_id])
 
     def site_factor(self, urgency: float) -> int:
-        """Return the SiteFactor that stands for ``urgency`` here."""
+        """Return the SiteFactor that encodes ``urgency`` on this cluster."""
         return ownership.site_factor(urgency, most=self._most)
 
-    # The socket.
+    # Methods of helios.ports.Cluster.
 
     def snapshot(self) -> Snapshot:
-        """Look."""
+        """Return a snapshot of the cluster.
+
+        Raises
+        ------
+        ClusterUnavailable
+            :meth:`fail_next` asked for it.
+        """
         self._answer()
         self.looks += 1
         running = [job for job in self._jobs.values() if not _is_pending(job)]
@@ -225,7 +277,15 @@ class FakeCluster:
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, read back, and say what became of each job."""
+        """Apply ``actions``, read the values back, and return an outcome for each job.
+
+        Raises
+        ------
+        ClusterUnavailable
+            :meth:`fail_next` asked for it.
+        Crash
+            :meth:`crash_after` asked for it.
+        """
         self._answer()
         self.applied.append(tuple(actions))
         self._left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
@@ -266,7 +326,7 @@ class FakeCluster:
         return bool(_last(job, setting)) if self._hides(setting, job) else _is_marked(setting, _value(job, setting))
 
     def _hides(self, setting: JobSetting, job: _Job) -> bool:
-        # As on Slurm, whose sprio says nothing of a job that is held or not eligible.
+        # As on Slurm, whose sprio does not list a job that is held or not eligible.
         return setting is JobSetting.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
 
     def _write(self, change: SettingChange[int], job: _Job, before: int) -> Outcome:
@@ -355,7 +415,10 @@ def _is_ours(job: _Job, setting: JobSetting) -> bool:
 
 
 def _last(job: _Job, setting: JobSetting) -> int:
-    """Return what Helios wrote last, unless something else was put in its place where it can be seen."""
+    """Return the value that Helios wrote last, 0 if none.
+
+    The cluster may hold another value by now.
+    """
     return job.written[setting][-1] if job.written[setting] else 0
 
 
@@ -363,16 +426,17 @@ def _value(job: _Job, setting: JobSetting) -> int:
     return job.site_factor if setting is JobSetting.ORDER else job.time_min
 
 
-# A ledger in memory: leases, fencing tokens and an audit that behave, and failures when asked for.
+# Fake ledger: lease, fencing token and audit log in memory, and failures on demand.
 
 
 class FakeLedger:
-    """A :class:`helios.ports.Ledger` in memory.
+    """Fake :class:`helios.ports.Ledger` in memory.
 
     Parameters
     ----------
     domain : Domain
-        Whose: it says what stands changed in columns of ``APPLIED_CHANGES``, or of ``APPLIED_NODE_CHANGES``.
+        Domain of the applied changes. Their columns are those of ``APPLIED_CHANGES``, for nodes of
+        ``APPLIED_NODE_CHANGES``.
 
     Attributes
     ----------
@@ -383,7 +447,7 @@ class FakeLedger:
     token : int
         The current fencing token; 0 before anybody held the lease.
     holder : str or None
-        Who has the lease, though it may have run out; None: nobody.
+        Holder of the lease, which may have expired. None if nobody holds it.
     """
 
     def __init__(self, *, domain: Domain = Domain.JOBS) -> None:
@@ -400,11 +464,14 @@ class FakeLedger:
 
     @property
     def decisions(self) -> pd.DataFrame:
-        """Everything recorded, columns of ``DECISIONS``, oldest first."""
+        """All recorded decisions as a ``DECISIONS`` frame, oldest first."""
         return _stacked(self._written)
 
     def fail_next(self, *, times: int = 1, after: int = 0) -> None:
-        """Let ``after`` more calls pass, then answer ``times`` calls of any kind with ``WarehouseUnavailable``."""
+        """Raise ``WarehouseUnavailable`` in the next ``times`` calls.
+
+        ``after`` calls succeed before that. Calls of every method count.
+        """
         self._failing, self._well_until_failing = times, after
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
@@ -420,18 +487,30 @@ class FakeLedger:
         return self.token
 
     def release(self, *, holder: str) -> None:
-        """Give the lease back, if ``holder`` has it."""
+        """Give up the lease if ``holder`` has it."""
         self._answer()
         if self.holder == holder:
             self.holder = None
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return what stands changed."""
+        """Return a copy of the applied changes."""
         self._answer()
         return self._applied_changes.copy()
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
-        """Append and replace in one step; nothing is kept when it raises."""
+        """Append ``decisions`` to the audit log and replace the applied changes.
+
+        With ``applied_changes`` None, the stored ones stay. If it raises, nothing is stored.
+
+        Raises
+        ------
+        FrameInvalid
+            A frame lacks a declared column.
+        LeaseLost
+            ``token`` is not the current one.
+        WarehouseUnavailable
+            :meth:`fail_next` asked for it.
+        """
         self._answer()
         DECISIONS.check(decisions)
         if applied_changes is not None:
@@ -456,6 +535,6 @@ class FakeLedger:
 
 
 def _stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    # Text instead of categories: two frames with other categories do not add up to a category.
+    # Texts are joined instead of categories: frames with different categories cannot be joined into one category.
     rows = [frame[DECISIONS.names].astype(object) for frame in frames]
     return DECISIONS.conform(pd.concat(rows, ignore_index=True)) if rows else DECISIONS.empty()

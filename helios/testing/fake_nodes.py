@@ -1,4 +1,4 @@
-"""The door to nodes in memory: a cluster that behaves, with hands on every knob a test needs."""
+"""Fake nodes in memory that follow Slurm's power saving rules."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from helios.model.hostlist import expand, fold
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
 from helios.testing.fake_cluster import Crash
 
-# Nodes in memory that sleep and wake by Slurm's rules, and what users, time, admins and Slurm itself do to them.
-#
-# What Slurm does and does not mind was seen on running clusters: an explicit power-down ignores every exclusion and
-# sticks to a busy node, a wake of a node that still falls asleep is ignored without a word, a job wakes nodes by
-# itself, and a reconfiguration forgets weights and the keep-awake list.
+# These rules of Slurm were observed on running clusters: an explicit power-down ignores every exclusion and, on a busy
+# node, takes effect once its jobs have ended; a power-up of a node that is still falling asleep is ignored silently; a
+# job wakes the nodes that it needs; and a reconfiguration resets weights and the keep-awake list to the files.
 
 FLAGS = {
     NodePower.FALLING_ASLEEP: "POWERING_DOWN",
@@ -41,36 +39,40 @@ GAVE_UP = "ResumeTimeout reached"
 
 @dataclass(slots=True, kw_only=True)
 class PoweredNode:
-    """A node as Slurm keeps it."""
+    """State of one node as Slurm keeps it."""
 
     row: Row
     weight: float
     power: NodePower = NodePower.AWAKE
     since: datetime
     jobs: set[str] = field(default_factory=set)
-    told_to_sleep: bool = False  # while a job held it
+    told_to_sleep: bool = False  # whether it was powered down while a job held it
     drained: str = ""
     down: str = ""
     wakes_fail: bool = False
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the node."""
         return str(self.row["name"])
 
     @property
     def partitions(self) -> list[str]:
-        """Its partitions."""
+        """Names of its partitions."""
         return str(self.row["partitions"]).split(",")
 
     @property
     def usable(self) -> bool:
-        """Whether a job may start on it, once it is awake."""
+        """Whether a job may start on it, at the latest once it is awake."""
         return not (self.drained or self.down or self.jobs or self.told_to_sleep)
 
 
 class PoweredNodes:
-    """Nodes by Slurm's rules; see :class:`helios.testing.FakeNodes`, which adds the door and its failures."""
+    """Fake nodes that sleep and wake by Slurm's rules.
+
+    :class:`helios.testing.FakeNodes` adds the interface of :class:`helios.ports.NodeCluster`, and failures. The
+    parameters are described there.
+    """
 
     def __init__(
         self,
@@ -103,24 +105,40 @@ class PoweredNodes:
         self._jobs: dict[str, Row] = {}
         self._held: dict[str, list[str]] = {}
 
-    # What users and time do.
+    # Events by users and by time.
 
     def submit(self, *, nodes: int = 1, **overrides: Any) -> str:
-        """Queue a job for whole nodes and return its id; it starts at once where it can, waking nodes if it must."""
+        """Queue a job for whole nodes and return its id.
+
+        It starts at once if enough nodes are free, and wakes them if they sleep.
+
+        Parameters
+        ----------
+        nodes : int
+            Nodes that the job needs.
+        **overrides
+            Columns of ``QUEUE``, as in :func:`~helios.testing.a_pending_job`.
+        """
         row = a_pending_job(**({"submitted_at": self.now, "reason": "Resources", "nodes": float(nodes)} | overrides))
         self._jobs[row["job_id"]] = row
         self._schedule()
         return str(row["job_id"])
 
     def end(self, job_id: str) -> None:
-        """Let a job end, or be cancelled."""
+        """End or cancel a job.
+
+        Jobs that wait for its nodes may start then.
+        """
         del self._jobs[job_id]
         for name in self._held.pop(job_id, []):
             self._free(self._nodes[name], job_id)
         self._schedule()
 
     def tick(self, passes: timedelta) -> None:
-        """Let time pass: nodes fall asleep, come, or are given up, in the order in which that happens."""
+        """Advance the clock by ``passes``.
+
+        In that time nodes fall asleep, wake, or go down because they do not wake, in the order of these events.
+        """
         until = self.now + passes
         while (event := self._next()) is not None and event[0] <= until:
             self.now = max(self.now, event[0])
@@ -128,18 +146,27 @@ class PoweredNodes:
             self._schedule()
         self.now = until
 
-    # What an admin does.
+    # Actions of an admin.
 
     def drain(self, node: str, *, reason: str = "memory errors") -> None:
-        """Drain a node; jobs on it go on, none starts."""
+        """Drain a node.
+
+        Its jobs continue, and no new job starts on it.
+        """
         self._nodes[node].drained = reason
 
     def take_down(self, node: str, *, reason: str = "being repaired") -> None:
-        """Set a node down."""
+        """Set a node down.
+
+        Its jobs are requeued.
+        """
         self._give_up(self._nodes[node], reason)
 
     def resume(self, node: str) -> None:
-        """Return a drained node, or one that was down, to service, awake."""
+        """Return a drained or down node to service.
+
+        A node that was down is awake then.
+        """
         it = self._nodes[node]
         if it.down:
             it.power, it.since = NodePower.AWAKE, self.now
@@ -147,31 +174,43 @@ class PoweredNodes:
         self._schedule()
 
     def admin_powers_down(self, node: str) -> None:
-        """Power a node down past Helios."""
+        """Power a node down as an admin.
+
+        On a node with jobs this takes effect once they have ended.
+        """
         self._power_down(self._nodes[node])
 
     def admin_powers_up(self, node: str) -> None:
-        """Wake a node past Helios; one that still falls asleep ignores it."""
+        """Power a node up as an admin.
+
+        A node that is still falling asleep ignores it.
+        """
         self._power_up(self._nodes[node])
 
     def admin_sets_weight(self, node: str, weight: float) -> None:
-        """Change a node's weight live, past Helios."""
+        """Change a node's weight in the running configuration, as an admin."""
         self._nodes[node].weight = float(weight)
 
     def admin_sets_keep_awake(self, text: str) -> None:
-        """Change the keep-awake list live, past Helios."""
+        """Change the keep-awake list in the running configuration, as an admin."""
         self.keep_awake = text
 
     def reconfigure(self) -> None:
-        """Read the configuration file again, or restart: weights and the keep-awake list are its own again."""
+        """Reset weights and the keep-awake list to the configuration files.
+
+        Slurm does this when it reconfigures or restarts.
+        """
         self.keep_awake = self._own_keep_awake
         for node in self._nodes.values():
             node.weight = float(node.row["weight"])
 
-    # What a test wants to know.
+    # Queries for tests.
 
     def power_of(self, node: str) -> NodePower | None:
-        """Return whether a node sleeps; None: it is down."""
+        """Return the power state of a node, or None if it is down.
+
+        A node with jobs that was powered down counts as falling asleep.
+        """
         it = self._nodes[node]
         if it.down:
             return None
@@ -182,14 +221,14 @@ class PoweredNodes:
         return self._nodes[node].weight
 
     def nodes_of(self, job_id: str) -> list[str]:
-        """Return the nodes that a job holds; none: it is pending."""
+        """Return the nodes that a job holds, none if it is pending."""
         return self._held.get(job_id, [])
 
     def in_state(self, power: NodePower | None) -> list[str]:
-        """Return the nodes in that state."""
+        """Return the names of the nodes in that power state, None for down."""
         return [name for name in self._nodes if self.power_of(name) is power]
 
-    # What Slurm does.
+    # Slurm's rules.
 
     def _power_down(self, node: PoweredNode) -> None:
         if math.isinf(self.suspend_time_s) or node.down or node.power is not NodePower.AWAKE:
@@ -266,7 +305,7 @@ class PoweredNodes:
         ]
         return sorted(free, key=lambda node: (node.power is not NodePower.AWAKE, node.weight, node.name))
 
-    # What is seen.
+    # Rows of the snapshot.
 
     def _kept(self) -> frozenset[str]:
         return frozenset(expand(self.keep_awake))
@@ -300,12 +339,20 @@ class PoweredNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerDownSeen:
-    """A node as it was when the door was told to power it down.
+    """A node's state when it was powered down through :meth:`FakeNodes.steer`.
 
     Attributes
     ----------
+    node : str
+        Name of the node.
+    busy : bool
+        Whether it had jobs.
+    drained : bool
+        Whether it was drained or down.
+    kept_awake : bool
+        Whether it was in the keep-awake list.
     on_their_way : int
-        Nodes falling asleep or waking, this one not yet among them.
+        Nodes that were falling asleep or waking, without this one.
     """
 
     node: str
@@ -316,29 +363,30 @@ class PowerDownSeen:
 
 
 class FakeNodes(PoweredNodes):
-    """A :class:`helios.ports.NodeCluster` in memory; jobs hold whole nodes.
+    """Fake :class:`helios.ports.NodeCluster` in memory, where jobs hold whole nodes.
 
     Parameters
     ----------
     name : str
-        The cluster's name.
+        Name of the cluster.
     now : datetime
-        What its clock shows; :meth:`tick` moves it.
+        Time of its clock, which only :meth:`tick` moves.
     nodes : sequence of rows, optional
-        As :func:`~helios.testing.a_node` gives them, idle since a day before unless they say otherwise; None: one.
-        Their weights are those of the configuration file.
+        As :func:`~helios.testing.a_node` returns them. Without ``idle_since`` they are idle since a day before ``now``.
+        Their weights are those of the configuration file. None means one ordinary node.
     suspend_time_s, suspend_timeout_s, resume_timeout_s : float
-        As in ``slurm.conf``, s; a ``suspend_time_s`` of inf switches power saving off.
+        As in ``slurm.conf``, s. A ``suspend_time_s`` of inf disables power saving.
     boot_s : float
-        How long a node takes to wake, s; one that takes longer than ``resume_timeout_s`` goes down.
+        How long a node takes to wake, s. If that is longer than ``resume_timeout_s``, it goes down.
     keep_awake : str
-        The site's own keep-awake list, in its configuration file.
+        The site's keep-awake list in the configuration file.
     can_keep_awake : bool
-        Whether the list can be changed live.
+        Whether the list can be changed without a reconfiguration.
     why_not : str
-        Why nodes cannot be put to sleep here; empty: they can.
+        Why nodes cannot be put to sleep here; empty if they can.
     lax : bool
-        Whether the door lets everything pass to Slurm, so that only control's own guards stand in the way.
+        Whether :meth:`steer` passes a power-down to Slurm even if the node is not idle or is excluded. Then only the
+        guards of the controller prevent it.
 
     Attributes
     ----------
@@ -347,9 +395,9 @@ class FakeNodes(PoweredNodes):
     looks : int
         How many snapshots were taken.
     steered : list of tuple of NodeAction
-        What each ``steer`` was given.
+        The actions of each :meth:`steer`.
     power_downs : list of PowerDownSeen
-        Each node that Slurm was told to power down through the door.
+        State of each node that :meth:`steer` powered down, at that time.
     """
 
     def __init__(self, *, can_keep_awake: bool = True, why_not: str = "", lax: bool = False, **slurm: Any) -> None:
@@ -362,33 +410,48 @@ class FakeNodes(PoweredNodes):
         self._refused: dict[str, str] = {}
         self._crash_after: int | None = None
 
-    # What goes wrong.
+    # Failures.
 
     def fail_wakes(self, *nodes: str, fails: bool = True) -> None:
-        """Let these nodes not come when they are told to wake."""
+        """Let these nodes fail to wake, or let them wake again.
+
+        A node that fails to wake goes down after ``resume_timeout_s``.
+        """
         for name in nodes:
             self._nodes[name].wakes_fail = fails
 
     def fail_next(self, *, times: int = 1) -> None:
-        """Answer the next ``times`` calls of ``snapshot`` or ``steer`` with ``ClusterUnavailable``."""
+        """Raise ``ClusterUnavailable`` in the next ``times`` calls of ``snapshot`` or ``steer``."""
         self._unavailable = times
 
     def swallow_writes(self, *, times: int = 1) -> None:
-        """Accept the next ``times`` writes and change nothing."""
+        """Accept the next ``times`` writes without any effect."""
         self._swallowed = times
 
     def refuse_writes(self, node: str, *, answer: str = "Invalid user id") -> None:
-        """Answer every write to this node with ``answer``; an empty text makes it well again."""
+        """Fail every write to this node with the message ``answer``.
+
+        An empty ``answer`` ends the failure. The node ``""`` is the keep-awake list.
+        """
         self._refused[node] = answer
 
     def crash_after(self, *, writes: int | None) -> None:
-        """Raise :class:`Crash` in ``steer`` when ``writes`` more writes were made, once; None: not any more."""
+        """Raise :class:`Crash` in ``steer`` after ``writes`` more writes.
+
+        It is raised once, at the write that follows them. None cancels it.
+        """
         self._crash_after = writes
 
-    # The socket.
+    # Methods of helios.ports.NodeCluster.
 
     def snapshot(self) -> Snapshot:
-        """Look."""
+        """Return a snapshot of the nodes and the jobs.
+
+        Raises
+        ------
+        ClusterUnavailable
+            :meth:`fail_next` asked for it.
+        """
         self._answer()
         self.looks += 1
         kept = self._kept()
@@ -410,7 +473,15 @@ class FakeNodes(PoweredNodes):
         )
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Act, read back, and say what became of each node."""
+        """Apply ``actions``, read the values back, and return an outcome for each node.
+
+        Raises
+        ------
+        ClusterUnavailable
+            :meth:`fail_next` asked for it.
+        Crash
+            :meth:`crash_after` asked for it.
+        """
         self._answer()
         self.steered.append(tuple(actions))
         return [outcome for action in actions for outcome in self._carried_out(action)]

@@ -1,4 +1,4 @@
-"""The memory of Helios: the one room that speaks SQL."""
+"""The database of Helios, and the only package that uses SQL."""
 
 from helios.warehouse.engine import sqlite_file
 from helios.warehouse.jobs import LoadReport

@@ -1,4 +1,4 @@
-"""Bulk transport by columns: one Arrow table in, one Arrow table out, on either kind of database.
+"""Bulk transport of Arrow tables to and from SQLite and PostgreSQL.
 
 Arrow tables hold columns as they are stored (``schema.py``): 64-bit integers, doubles and text, missing as null.
 An ADBC driver was rejected for SQLite: it brings a second SQLite library into the process, and two of them lose each
@@ -50,30 +50,58 @@ from sqlalchemy.types import TypeEngine
 from helios.warehouse.schema import JOB_KEY, jobs
 
 Conflict = Callable[[Any], tuple[Mapping[str, ColumnElement[Any]], ColumnElement[bool]]]
-"""Given the columns of a new row: the values that its job then has, and whether it has them at all."""
+"""Rule for the row of a job that is stored already.
+
+Called with the columns of the new row, it returns the values that the stored row gets, and the condition under which
+it gets them.
+"""
 
 
 class Bulk(Protocol):
-    """What the warehouse needs of a database beyond SQLAlchemy Core. Each call is part of the caller's transaction."""
+    """What the warehouse needs of a database beyond SQLAlchemy Core.
+
+    Each call is part of the caller's transaction.
+    """
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
-        """Add the rows whose key is not there yet; return how many were added."""
+        """Add the rows whose key is not stored yet.
+
+        Returns
+        -------
+        int
+            How many rows were added.
+        """
         ...
 
     def staged(self, connection: Connection, rows: pa.Table) -> AbstractContextManager[TableClause]:
-        """Hand out rows of ``jobs`` as a table of the transaction, which is gone afterwards."""
+        """Provide rows of ``jobs`` as a temporary table of the transaction.
+
+        The table is dropped when the block ends.
+        """
         ...
 
     def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``; return how many were added or, by the rule for those there, changed."""
+        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
+
+        Returns
+        -------
+        int
+            How many rows were added or changed.
+        """
         ...
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
-        """Run a query of stored columns, whose parameters are numbers, and return its rows."""
+        """Run a query of stored columns and return its rows.
+
+        Its parameters must be numbers, as they are written into the statement.
+        """
         ...
 
     def elements(self, array: str) -> ColumnElement[str]:
-        """Return the SQL for the elements, as text, of a JSON array of texts."""
+        """Return the SQL expression for the elements of a JSON array of texts.
+
+        Each element is text.
+        """
         ...
 
 
@@ -83,7 +111,10 @@ def arrow_schema(query: Select[Any]) -> pa.Schema:
 
 
 def with_values(rows: pa.Table) -> pa.Table:
-    """Return ``rows`` without the columns that are missing altogether; traces rarely fill all of them."""
+    """Return ``rows`` without the columns that have no value at all.
+
+    Few traces fill all columns, and an empty column costs time in a bulk load.
+    """
     return rows.select([name for name in rows.column_names if rows[name].null_count < len(rows)])
 
 
@@ -93,16 +124,22 @@ def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
     return pa.float64() if isinstance(sql_type, Double) else pa.string()
 
 
-# Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader on this side.
+# Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader in Helios.
 
 READ_BLOCK_BYTES = 4 << 20
 
 
 class PostgresBulk:
-    """See :class:`helios.warehouse.bulk.Bulk`."""
+    """Bulk transport for PostgreSQL (see :class:`Bulk`)."""
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
-        """Add the rows whose key is not there yet; return how many were added."""
+        """Add the rows whose key is not stored yet.
+
+        Returns
+        -------
+        int
+            How many rows were added.
+        """
         if not len(rows):
             return 0
         filled = with_values(rows)
@@ -111,33 +148,48 @@ class PostgresBulk:
 
     @contextmanager
     def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
-        """Hand out rows of ``jobs`` as a table of the transaction, which is gone afterwards."""
+        """Provide rows of ``jobs`` as a temporary table of the transaction.
+
+        The table is dropped when the block ends.
+        """
         with _staged(connection, jobs, rows) as incoming:
-            connection.exec_driver_sql("ANALYZE incoming")  # else it may join them by reading all jobs there are
+            connection.exec_driver_sql("ANALYZE incoming")  # else the planner may scan all of jobs for the join
             yield incoming
 
     def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``; return how many were added or, by the rule for those there, changed."""
+        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
+
+        Returns
+        -------
+        int
+            How many rows were added or changed.
+        """
         statement = _inserted(jobs, incoming)
         values, where = conflict(statement.excluded)
         upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
         return _row_count(connection, upsert)
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
-        """Run a query of stored columns, whose parameters are numbers, and return its rows."""
+        """Run a query of stored columns and return its rows.
+
+        Its parameters must be numbers, as they are written into the statement.
+        """
         statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         with _cursor(connection) as cursor, cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)") as blocks:
             return _parsed(io.BufferedReader(_Blocks(blocks), READ_BLOCK_BYTES), arrow_schema(query))
 
     def elements(self, array: str) -> ColumnElement[str]:
-        """Return the SQL for the elements, as text, of a JSON array of texts."""
+        """Return the SQL expression for the elements of a JSON array of texts.
+
+        Each element is text.
+        """
         return cast(
             ColumnElement[str], func.json_array_elements_text(sql_cast(literal(array, Text()), JSON)).column_valued()
         )
 
 
 class _Blocks(io.RawIOBase):
-    """Blocks of bytes as a file to read from."""
+    """A readable file made of blocks of bytes."""
 
     def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
         self._blocks = iter(blocks)
@@ -147,7 +199,10 @@ class _Blocks(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with what comes next; 0 at the end."""
+        """Fill ``buffer`` with the next bytes.
+
+        Returns how many were written to it, 0 at the end.
+        """
         if not self._rest:
             self._rest = memoryview(next(self._blocks, b""))
         taken = self._rest[: len(buffer)]
@@ -165,7 +220,10 @@ def _cursor(connection: Connection) -> Iterator[Any]:
 
 @contextmanager
 def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[TableClause]:
-    """Copy ``rows`` into a temporary table with columns as ``table`` has them, and hand it out."""
+    """Copy ``rows`` into a temporary table and provide it.
+
+    Its columns have the types of those in ``table``. It is dropped when the block ends.
+    """
     columns = [table.c[name] for name in rows.column_names]
     template = select(*columns).where(false())
     connection.exec_driver_sql(
@@ -207,7 +265,7 @@ def _parsed(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
         return reader.read_all()
 
 
-# Bulk transport for SQLite: column lists, zipped into rows at the last moment, through ``executemany``.
+# Bulk transport for SQLite: columns are zipped into rows at the last moment and passed to ``executemany``.
 
 # Rows held as Python objects at a time: few enough to stay in a core's cache (180,000 jobs/s read with 1,000 rows,
 # 127,000 with 10,000).
@@ -215,17 +273,26 @@ ROWS_AT_A_TIME = 1_000
 
 
 class SqliteBulk:
-    """See :class:`helios.warehouse.bulk.Bulk`."""
+    """Bulk transport for SQLite (see :class:`Bulk`)."""
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
-        """Add the rows whose key is not there yet; return how many were added."""
+        """Add the rows whose key is not stored yet.
+
+        Returns
+        -------
+        int
+            How many rows were added.
+        """
         if not len(rows):
             return 0
         return _execute(connection, _insert(table, with_values(rows)).on_conflict_do_nothing(), rows)
 
     @contextmanager
     def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
-        """Hand out rows of ``jobs`` as a table of the transaction, which is gone afterwards."""
+        """Provide rows of ``jobs`` as a temporary table of the transaction.
+
+        The table is dropped when the block ends.
+        """
         columns = [Column(name, jobs.c[name].type) for name in rows.column_names]
         incoming = Table("incoming", MetaData(), *columns, prefixes=["TEMPORARY"])
         incoming.create(connection)
@@ -234,8 +301,14 @@ class SqliteBulk:
         incoming.drop(connection)
 
     def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``; return how many were added or, by the rule for those there, changed."""
-        # Without a WHERE SQLite takes ON for a join's.
+        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
+
+        Returns
+        -------
+        int
+            How many rows were added or changed.
+        """
+        # Without a WHERE, SQLite parses the ON of ON CONFLICT as the condition of a join.
         chosen = select(*incoming.c).where(true())
         statement = sqlite_insert(jobs).from_select([column.name for column in incoming.c], chosen)
         values, where = conflict(statement.excluded)
@@ -243,13 +316,19 @@ class SqliteBulk:
         return connection.execute(upsert, execution_options={"preserve_rowcount": True}).rowcount
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
-        """Run a query of stored columns, whose parameters are numbers, and return its rows."""
+        """Run a query of stored columns and return its rows.
+
+        Its parameters must be numbers, as they are written into the statement.
+        """
         schema = arrow_schema(query)
         statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         return pa.Table.from_batches(_batches(_raw(connection).execute(str(statement)), schema), schema)
 
     def elements(self, array: str) -> ColumnElement[str]:
-        """Return the SQL for the elements, as text, of a JSON array of texts."""
+        """Return the SQL expression for the elements of a JSON array of texts.
+
+        Each element is text.
+        """
         return cast(ColumnElement[str], func.json_each(array).table_valued("value").c.value)
 
 
@@ -259,12 +338,12 @@ def _raw(connection: Connection) -> sqlite3.Connection:
 
 def _insert(table: Table, rows: pa.Table) -> SqliteInsert:
     values = {name: _value(table.c[name], rows[name]) for name in rows.column_names}
-    # Inline: else SQLAlchemy has every row return its constant key columns, and SQLite then counts no rows.
+    # Without inline(), SQLAlchemy adds RETURNING for constant key columns, and SQLite then reports no row count.
     return sqlite_insert(table).values(values).inline()
 
 
 def _value(column: Column[Any], values: pa.ChunkedArray) -> ColumnElement[Any]:
-    # A bound value costs about 70 ns a row, and cluster, restart and GPUs are often the same throughout.
+    # A bound value costs about 70 ns a row, and cluster, restart and GPUs are often the same in all rows.
     if pa.types.is_integer(values.type) and values.null_count == 0:
         numbers = values.to_numpy()
         if (numbers == numbers[0]).all():

@@ -1,4 +1,7 @@
-"""Frames to stored columns and back: times to integers, categories to numbers of names, missing to null."""
+"""Conversion between data frames and stored columns.
+
+Times become integers, categories of jobs become numbers of names, and missing values become null.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def stored_time(moment: datetime) -> int:
-    """Return ``moment`` as it is stored: microseconds since 1970-01-01 UTC.
+    """Return ``moment`` as microseconds since 1970-01-01 UTC.
 
     Raises
     ------
-    Misuse
+    UsageError
         ``moment`` has no time zone.
     """
     if moment.tzinfo is None:
@@ -34,7 +37,16 @@ def stored_time(moment: datetime) -> int:
 
 
 def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa.Table:
-    """Return a frame of ``JOBS`` columns as stored columns.
+    """Return a ``JOBS`` frame as stored columns.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``.
+    cluster_id : int
+        Number of their cluster.
+    book : StringTable
+        Numbers of the texts of category columns.
 
     Raises
     ------
@@ -55,7 +67,7 @@ def column_types(kind: FrameKind) -> dict[str, str]:
 
 
 def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Table:
-    """Return a frame of a cluster as stored columns, categories as text.
+    """Return a frame of a cluster as stored columns, with categories as text.
 
     Raises
     ------
@@ -68,7 +80,10 @@ def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Ta
 
 
 def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None) -> Any:
-    """Return one declared column as an Arrow array in its stored type; without a ``book``, categories as text."""
+    """Return one declared column as an Arrow array in its stored type.
+
+    With a ``book`` categories become numbers of names, else text.
+    """
     if dtype == "category" and book:
         return _numbers(values, book)
     if dtype in {"category", "str"}:
@@ -77,17 +92,19 @@ def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None
 
 
 def frame_of(table: pa.Table, dtypes: Mapping[str, str], book: StringTable | None = None) -> pd.DataFrame:
-    """Return stored columns as a frame, each of the type that ``dtypes`` declares for it.
+    """Return stored columns as a frame with the types in ``dtypes``.
 
-    Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one.
+    Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one. With a ``book``,
+    stored numbers of names become categories.
     """
     return pd.DataFrame({name: _series(table[name], dtype, book) for name, dtype in dtypes.items()})
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Return stored jobs in submission order: submit time, natural order of ids, restart.
+    """Return stored jobs in submission order.
 
-    Only jobs submitted at the same time are compared by id, which sorts 10^6 jobs in a tenth of the time.
+    They are ordered by submit time, natural order of ids, and restart. Ids are compared only for jobs submitted at the
+    same time, which sorts 10^6 jobs in a tenth of the time.
     """
     submitted = table["submitted_at"].to_numpy()
     order = np.argsort(submitted, kind="stable")
@@ -116,7 +133,7 @@ def _texts(categories: Iterable[Any]) -> list[str]:
 
 
 def _without_nul(texts: Any) -> Any:
-    # PostgreSQL stores no U+0000; it is written out on both databases, so that both give the same answer.
+    # PostgreSQL cannot store U+0000. It is escaped on both databases, so that both return the same text.
     if pc.any(pc.match_substring(texts, "\0")).as_py():
         return pc.replace_substring(texts, "\0", "\\x00")
     return texts

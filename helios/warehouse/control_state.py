@@ -1,4 +1,7 @@
-"""What control keeps in the database: its lease, what it applied, and its audit."""
+"""State of the controllers in the database.
+
+For each domain these are the lease and the applied changes. The audit log is shared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from helios.warehouse.columns import column_types, frame_of, stored_frame, store
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
-# What is applied, by domain: its columns, its table, and the columns by which it is read.
+# Applied changes of each domain: kind of frame, table, and the columns that order its rows.
 _APPLIED = {
     Domain.JOBS: (APPLIED_CHANGES, schema.applied_changes, ("setting", "job_id", "mode")),
     Domain.NODES: (APPLIED_NODE_CHANGES, schema.applied_node_changes, ("setting", "node", "mode")),
@@ -27,31 +30,37 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class SqlLedger:
-    """A :class:`helios.ports.Ledger` in the warehouse; made by :meth:`helios.warehouse.Warehouse.ledger`.
+    """A :class:`helios.ports.Ledger` in the database.
 
-    Each domain has its own lease, tokens and applied changes; the audit is one.
+    :meth:`helios.warehouse.Warehouse.ledger` makes it. Each domain has its own lease, fencing tokens and applied
+    changes. All domains write to one audit log.
     """
 
     def __init__(self, engine: Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
         self._engine, self._bulk, self._domain = engine, bulk, domain
         try:
-            with reading(engine) as connection:  # who only reads a known cluster need not be able to write
+            with reading(engine) as connection:  # because a role that only reads a known cluster may not write
                 self._cluster_id = find_cluster_id(connection, cluster)
         except NoSuchCluster:
             with writing(engine) as connection:
                 self._cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
-        """Take or renew the one writer's lease, as :class:`helios.ports.Ledger` says.
+        """Take or renew the writer's lease, as :class:`helios.ports.Ledger` says.
 
-        A lease that ran out and that nobody took is its last holder's to renew, under the same token. An end that is
-        further ahead than any lease lasts was written by a wrong clock: it is brought near. Its holder, if it lives,
-        renews in time; if it does not, the next to ask after that has the lease.
+        An expired lease that nobody else took can be renewed by its last holder, under the same token. An end that is
+        further ahead than any lease lasts was written by a wrong clock. It is moved to the latest end that is possible
+        now: if its holder is alive it renews in time, and if not, another holder can take the lease after that.
+
+        Returns
+        -------
+        int or None
+            The fencing token. None if another holder's lease has not expired.
         """
         leases, here = schema.leases, _of_domain(self._cluster_id, self._domain)
         with writing(self._engine, alone=True) as connection:
             row = connection.execute(select(leases).where(here).with_for_update()).one_or_none()
-            at = lease_time_us(connection, now)  # after the row, for which it may have waited
+            at = lease_time_us(connection, now)  # read after the row, because locking the row may have taken time
             expires = {"expires_at": at + lasts // _MICROSECOND, "holder": holder}
             if row is None:
                 key = {"cluster_id": self._cluster_id, "domain": self._domain.value}
@@ -67,13 +76,19 @@ class SqlLedger:
             return token
 
     def release(self, *, holder: str) -> None:
-        """Give the lease back, if ``holder`` has it; whoever comes next gets a larger token."""
+        """Give up the lease if ``holder`` has it.
+
+        The next holder gets a larger token.
+        """
         mine = _of_domain(self._cluster_id, self._domain) & (schema.leases.c.holder == holder)
         with writing(self._engine) as connection:
             connection.execute(update(schema.leases).where(mine).values(holder=None))
 
     def applied_changes(self) -> pd.DataFrame:
-        """Return the applied changes, by setting and job, or by node."""
+        """Return the applied changes.
+
+        Those of jobs are ordered by setting and job, those of nodes by setting and node.
+        """
         kind, table, order = _APPLIED[self._domain]
         with reading(self._engine) as connection:
             query = jobs.select_columns(table, self._cluster_id, kind.names).order_by(
@@ -82,7 +97,9 @@ class SqlLedger:
             return frame_of(self._bulk.select(connection, query), column_types(kind))
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
-        """Append ``decisions`` and, unless None, replace the applied changes, in one transaction.
+        """Append ``decisions`` to the audit log and replace the applied changes.
+
+        Both happen in one transaction. With ``applied_changes`` None, the stored ones stay.
 
         Raises
         ------
@@ -106,16 +123,22 @@ class SqlLedger:
 
 
 def read_lease(connection: Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
-    """Return ``token``, ``holder`` and ``expires_at`` (microseconds) of a domain's lease; None: never held."""
+    """Return the lease of a domain, or None if nobody ever held it.
+
+    Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
+    """
     row = connection.execute(select(schema.leases).where(_of_domain(cluster_id, domain))).one_or_none()
     return None if row is None else dict(row._mapping)
 
 
 def lease_time_us(connection: Connection, now: datetime) -> int:
-    """Return the time by which leases run, microseconds; ``now`` where the database has no clock of its own."""
+    """Return the current time by which leases expire, in microseconds.
+
+    It is the clock of PostgreSQL. SQLite has no clock of its own, so ``now`` is used there.
+    """
     if connection.dialect.name != "postgresql":
         return stored_time(now)
-    # Not now(): that is when the transaction began, before it waited for the row.
+    # now() would be wrong: it is the time when the transaction began, before it waited for the row.
     return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
 
 

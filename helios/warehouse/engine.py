@@ -1,4 +1,7 @@
-"""The way to a database: which URLs are taken, how SQLite and PostgreSQL are opened, and what their errors mean."""
+"""Connections to SQLite and PostgreSQL.
+
+The module decides which URLs are accepted and how a database is opened, and translates database errors.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from helios.errors import WarehouseUnavailable
 from helios.private_files import make_folder, open_private, tighten
 
-# How long a statement waits for another writer before it gives up; a load of 10^6 jobs takes about 10 s.
+# How long a statement waits for another writer before it gives up. A load of 10^6 jobs takes about 10 s.
 BUSY_TIMEOUT_S = 30
-# Larger pages hold more of the wide job rows: 344,000 rows/s loaded against 307,000 with SQLite's 4,096 bytes.
+# Larger pages hold more of the wide job rows: 344,000 rows/s are loaded, and 307,000 with SQLite's default of 4,096.
 PAGE_BYTES = 16_384
-# PostgreSQL's advisory locks are named by a number of the application's choice: "helios" in ASCII.
+# PostgreSQL's advisory locks are named by a number that the application chooses: here "helios" in ASCII.
 _ALONE_LOCK = int.from_bytes(b"helios")
 _FORMS = "Give sqlite:///PATH or postgresql://USER@HOST/DATABASE as database.url or HELIOS_DATABASE_URL."
 _SECRETS = ("password", "sslpassword", "passfile")
@@ -29,14 +32,15 @@ _SECRETS = ("password", "sslpassword", "passfile")
 
 @lru_cache(maxsize=8)
 def engine_for(url: str) -> Engine:
-    """Return the engine of ``url``, the same whenever it is asked for; nothing is opened yet.
+    """Return the engine of ``url``, always the same one for the same URL.
 
-    One engine is kept since SQLAlchemy keeps compiled statements with it; a cycle opens the warehouse several times.
+    No connection is opened yet. The engine is cached because SQLAlchemy keeps compiled statements with it, and a
+    control cycle opens the warehouse several times.
 
     Raises
     ------
     WarehouseUnavailable
-        The URL is none, names another kind of database, or its driver is not installed.
+        The URL is not valid, names another kind of database, or its driver is not installed.
     """
     parsed = _parsed(url)
     if parsed.get_backend_name() == "sqlite":
@@ -45,7 +49,9 @@ def engine_for(url: str) -> Engine:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file of the SQLite database at ``url``; None: it has none.
+    """Return the file of the SQLite database at ``url``, or None.
+
+    None means that it is in memory or another kind of database.
 
     Raises
     ------
@@ -56,7 +62,10 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def sqlite_path(engine: Engine) -> Path | None:
-    """Return the file of a SQLite database; None: it is in memory, or another kind of database."""
+    """Return the file of a SQLite engine, or None.
+
+    None means that it is in memory or another kind of database.
+    """
     database = engine.url.database
     if engine.dialect.name != "sqlite" or not database or database == ":memory:" or database.startswith("file:"):
         return None
@@ -64,13 +73,16 @@ def sqlite_path(engine: Engine) -> Path | None:
 
 
 def shown(url: URL) -> str:
-    """Return ``url`` as it may be shown and logged: without any secret."""
+    """Return ``url`` without secrets, for messages and logs."""
     return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
 
 @contextmanager
 def check_answers(engine: Engine) -> Iterator[None]:
-    """Turn a database's errors into :class:`WarehouseUnavailable`, which says what to try next."""
+    """Turn the database's errors into :class:`WarehouseUnavailable`.
+
+    Its hint says what to try next.
+    """
     try:
         yield
     except Exception as reason:
@@ -81,9 +93,10 @@ def check_answers(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
-    """Open a transaction that writes; it is undone unless the block ends normally.
+    """Open a transaction that writes.
 
-    ``alone`` makes other such transactions wait; SQLite has one writer at a time in any case.
+    It is rolled back unless the block ends normally. With ``alone`` other such transactions wait for this one; SQLite
+    has one writer at a time in any case.
     """
     with (
         check_answers(engine),
@@ -98,7 +111,7 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that reads."""
+    """Open a transaction that only reads."""
     with check_answers(engine), engine.connect() as connection, connection.begin():
         yield connection
 
@@ -140,9 +153,15 @@ def _postgres_engine(url: URL) -> Engine:
 def _as_a_file_that_nobody_writes(
     _dialect: object, _record: object, arguments: list[Any], options: dict[str, Any]
 ) -> None:
-    """Open a file on a read-only mount as one that does not change: in WAL mode SQLite would have to write beside it.
+    """Open a SQLite file on a read-only mount as immutable.
 
-    Only there: where somebody else may write the file, a reader without locks could see half a change.
+    In WAL mode SQLite would otherwise have to write files beside it. Elsewhere this would be wrong: another process may
+    write the file, and a reader without locks could see half a change.
+
+    Raises
+    ------
+    WarehouseUnavailable
+        Rows are in the WAL file only, which cannot be read there.
     """
     file = Path(arguments[0])
     if not file.is_file() or not is_mounted_read_only(file):
@@ -160,30 +179,36 @@ def _as_a_file_that_nobody_writes(
 
 
 def is_mounted_read_only(file: Path) -> bool:
-    """Return whether nothing at all can be written where a file lies."""
+    """Return whether the file system of a file is mounted read-only."""
     return bool(os.statvfs(file).f_flag & os.ST_RDONLY)
 
 
 def _leave_transactions_to_helios(raw: sqlite3.Connection, _record: object) -> None:
-    # Python's driver would begin late and commit before DDL: neither loads nor migrations would be all or nothing.
+    # Python's driver would begin late and commit before DDL, so that neither loads nor migrations would be atomic.
     raw.isolation_level = None
     raw.execute("PRAGMA foreign_keys = ON")
-    # In WAL mode NORMAL syncs nothing at a commit: an announced intent would be lost with the power. A load is one
-    # transaction, so that it pays for one sync.
+    # In WAL mode NORMAL does not sync at a commit: after a power failure, the record of a change that Slurm already has
+    # could be lost. A load is one transaction, so it pays for one sync only.
     raw.execute("PRAGMA synchronous = FULL")
     raw.execute("PRAGMA cache_size = -65536")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A reader that turned writer would fail at once when another wrote in between; IMMEDIATE waits instead.
+    # A transaction that reads first and then writes fails at once if another one wrote in between. IMMEDIATE waits.
     writes = connection.get_execution_options().get("helios_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def prepare_file(engine: Engine) -> None:
-    """Make a new SQLite file fit for bulk loads, and its owner's alone; nothing is done to one that has content.
+    """Make a new SQLite file with settings for bulk loads.
 
-    The user's own data folder is made if missing, no other: a mistyped path would answer from an empty database.
+    Only its owner can read and write it. A file that has content is not touched. The user's own data folder is made if
+    it is missing, but no other folder: a mistyped path would otherwise give an empty database.
+
+    Raises
+    ------
+    WarehouseUnavailable
+        The folder does not exist, or the file cannot be made.
     """
     path = sqlite_path(engine)
     if path is None or (path.exists() and path.stat().st_size):
@@ -196,7 +221,7 @@ def prepare_file(engine: Engine) -> None:
                 f"There is no folder {path.parent} for the database.",
                 hint=f"Mend database.url or HELIOS_DATABASE_URL, or make it: mkdir -p {path.parent}",
             )
-        if not path.exists():  # SQLite would make it readable by all; -wal and -shm take the mode of this file
+        if not path.exists():  # SQLite would make it readable by all; -wal and -shm copy the mode of this file
             os.close(open_private(path))
     except OSError as reason:
         raise _unavailable(engine, reason) from reason
@@ -217,7 +242,7 @@ def _is_from_the_database(reason: Exception) -> bool:
 
 
 def _unavailable(engine: Engine, reason: Exception) -> WarehouseUnavailable:
-    # SQLAlchemy's own text repeats the statement and its rows; the driver's says what is wrong.
+    # SQLAlchemy's message repeats the statement and its rows; the driver's message says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
     says = _without_secret(str(original).strip(), engine.url)
     return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=_hint(says.lower()))

@@ -1,8 +1,9 @@
-"""Least rights for two daemons, an operator's and an administrator's, and for people who only read: PostgreSQL alone.
+"""PostgreSQL roles with least privileges for the two daemons and for readers.
 
-Whoever may write what nodes are powered by (what stands on them, their lease, the modes of their services, what control
-remembers of them) is an administrator of Slurm in effect. So the role of the jobs' daemon may not, nor the other way
-round. Tables that both write are split by row-level security; the owner of the tables is not bound by it.
+Whoever may write the tables that control node power (the applied node changes, the nodes' lease, the modes of their
+services, their controller's stored state) is in effect an administrator of Slurm. The jobs' daemon has only an
+operator's rights, so its role may not write them, and the nodes' role may not write those of jobs. Tables that both
+write are divided by row-level security. The owner of the tables is not bound by it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from helios.ports import Domain
 from helios.warehouse.engine import writing
 
 YOUNGEST_DELETED = timedelta(days=7)
-"""No daemon can delete younger rows of the audit, whatever its configuration says."""
+"""No daemon can delete younger rows of the audit log, whatever its configuration says."""
 _OF_JOBS: Mapping[str, str] = {
     "clusters": "INSERT, UPDATE",
     "names": "INSERT",
@@ -59,23 +60,28 @@ def grant(
     node_memories: Collection[str],
     common_memories: Collection[str],
 ) -> None:
-    """Give roles exactly what their daemon needs, in place of what they had; all of it or nothing.
+    """Give each role exactly the privileges that its daemon needs.
+
+    Earlier privileges are revoked. All happens in one transaction.
 
     Parameters
     ----------
+    engine : Engine
+        A PostgreSQL database, connected as the owner of the tables.
     jobs, nodes, reader : str
-        Roles, which exist; None: no such one.
+        Existing roles. With ``nodes`` or ``reader`` None there is no such role.
     node_services : collection of str
-        Whose modes are the nodes' role's to set; all others are the jobs' role's.
+        Services whose modes the nodes' role may set. The jobs' role may set all others.
     node_memories, common_memories : collection of str
-        Names of what the nodes' role alone, and of what both may remember; all others are the jobs' role's.
+        Names of stored texts that only the nodes' role may write, and that both may write. The jobs' role may write all
+        others.
 
     Raises
     ------
-    Misuse
-        The database is SQLite, a role is not there, or two are the same.
+    UsageError
+        The database is SQLite, a role does not exist or cannot be restricted, or two roles are the same.
     WarehouseUnavailable
-        The database refused: who asks must own the tables.
+        The database refused: the connected user must own the tables.
     """
     if engine.dialect.name != "postgresql":
         raise UsageError(
@@ -158,7 +164,7 @@ def _statements(
 
 
 def _policy(table: str, name: str, role: str, rows: str) -> str:
-    if table.endswith(".decisions"):  # appended to, never changed
+    if table.endswith(".decisions"):  # the audit log is appended to, never changed
         return f"CREATE POLICY {name} ON {table} FOR INSERT TO {role} WITH CHECK ({rows})"
     return f"CREATE POLICY {name} ON {table} FOR ALL TO {role} USING ({rows}) WITH CHECK ({rows})"
 

@@ -1,4 +1,4 @@
-"""Rows of history, predictions and decisions, and the load of a trace."""
+"""Storage of history, predictions and decisions, and the load of a trace."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from helios.warehouse.revising import Revisions, revise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """What a load is recorded under.
+    """A file or reading that is loaded, as it is recorded in ``loads``.
 
     Attributes
     ----------
     cluster : str
         Name of the cluster; made if it is new.
     path, format : str
-        Where the file was, and how it was read.
+        Where the file was, and its format.
     sha256 : str
         Hash of its content: the same content is not loaded twice into one cluster.
     timezone : str or None
-        The zone assumed for times without one; None: unknown, or every time had its own.
+        The zone assumed for times without one. None if it is unknown, or if every time had a UTC offset.
     live : bool
-        Whether it is what a live accounting said, which no file outranks.
+        Whether the rows come from the live accounting. No file outranks them.
     """
 
     cluster: str
@@ -51,24 +51,24 @@ class LoadedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a load found and did.
+    """Results of a load.
 
     Attributes
     ----------
     load_id : int
-        Names the load in ``loads`` and ``rejects``.
+        Number of the load in ``loads`` and ``rejects``.
     cluster : str
-        Loaded into.
+        Cluster of the jobs.
     rows_read : int
-        Jobs and rejects; new + updated + unchanged jobs + rejects is this number.
+        Jobs and rejects: the sum of new, updated and unchanged jobs and of rejects.
     jobs_new, jobs_updated, jobs_unchanged : int
-        Not known before; known, and replaced by what this load says; nothing new about them.
+        Jobs that were not stored before; that were stored and changed; that were stored and stay as they are.
     rejects : dict of str to int
-        Rows that make no sense, counted by reason.
+        Refused rows, counted by reason.
     already_loaded : bool
-        True: this content was loaded before, nothing was done now, and the figures are those of that load.
+        Whether the same content was loaded before. Nothing was done then, and the figures are those of that load.
     notes : tuple of str
-        Things a person should be told, in the order they arose.
+        Messages for people, in the order in which they arose.
     """
 
     load_id: int
@@ -119,7 +119,7 @@ class _Tally:
 def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile) -> LoadReport:
     """Store ``batches`` as part of the caller's transaction.
 
-    ``batches`` is not touched if the same content is loaded already.
+    ``batches`` is not read if the same content is loaded already.
 
     Raises
     ------
@@ -147,7 +147,10 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Lo
 
 
 def reject_counts(of: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of the rejects of some loads counted by reason, most frequent first."""
+    """Return the query that counts the rejects of some loads by reason.
+
+    The most frequent reason comes first.
+    """
     reason, rows = schema.rejects.c.reason, func.count().label("rows")
     counts = select(reason, rows).join_from(schema.rejects, schema.loads).where(of)
     return counts.group_by(reason).order_by(rows.desc(), reason)
@@ -170,8 +173,8 @@ def _begin(connection: Connection, cluster_id: int, trace: LoadedFile) -> int:
 def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
     """Return one row for each job, the one that knows most of its run.
 
-    What that row does not know comes from the job's other rows, as it would have if they had been loaded before; not
-    from a ``live`` accounting, where it is not so.
+    Values that this row lacks come from the job's other rows, as if those had been loaded before. Not so for a ``live``
+    accounting, where a missing value means that there is none.
     """
     key = list(schema.JOB_KEY)
     keys = rows.select(key).to_pandas()
@@ -216,7 +219,7 @@ def _report(connection: Connection, row: Row[tuple[object, ...]], *, cluster: st
     )
 
 
-# What else is remembered of a cluster: loads, rejects, nodes, predictions, decisions.
+# Other rows of a cluster: loads, rejects, nodes, predictions, decisions.
 
 LOADS = {
     "load_id": "int64",
@@ -244,13 +247,16 @@ def select_columns(table: Table, cluster_id: int, names: Iterable[str]) -> Selec
 
 
 def add_nodes(connection: Connection, cluster_id: int, nodes: pd.DataFrame) -> None:
-    """Store nodes; one that is known by name and partition is replaced."""
+    """Store nodes, and replace those with the same name and partition."""
     rows = _stored(NODES, nodes, never_missing=("name",))
     _replace(connection, schema.nodes, cluster_id, rows, key=("name", "partition"))
 
 
 def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFrame) -> None:
-    """Store node events; one that is known by node, start and state takes the newer end and reason."""
+    """Store node events.
+
+    An event with the same node, start and state as a stored one replaces it, with its newer end and reason.
+    """
     rows = _stored(NODE_EVENTS, events, never_missing=("node", "started_at"))
     _replace(connection, schema.node_events, cluster_id, rows, key=("node", "started_at", "state"))
 
@@ -258,7 +264,15 @@ def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFram
 def add_predictions(
     connection: Connection, bulk: Bulk, cluster_id: int, frame: pd.DataFrame, *, made_at: datetime
 ) -> int:
-    """Store predictions; one for the same job and ``made_at`` stays as it is. Return how many were new."""
+    """Store predictions and return how many were new.
+
+    A stored prediction for the same job and ``made_at`` stays as it is.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is missing.
+    """
     declared = {name: dtype for name, dtype in PREDICTION_TYPES.items() if name != "made_at"}
     for name, dtype in declared.items():
         if name not in frame:
@@ -269,7 +283,9 @@ def add_predictions(
 
 
 def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFrame) -> None:
-    """Append decisions; nothing written is ever changed.
+    """Append decisions to the audit log.
+
+    Stored decisions are never changed.
 
     Raises
     ------
@@ -286,14 +302,17 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
 
 
 def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
-    """Return the decisions about one job or node, oldest first: columns of ``DECISIONS`` as they are stored."""
+    """Return the decisions about one job or node, oldest first.
+
+    Columns are those of ``DECISIONS`` as they are stored.
+    """
     query = decision_columns(cluster_id, target, since=since)
     rows = [dict(row._mapping) for row in connection.execute(query)]
     return pa.Table.from_pylist(rows, schema=arrow_schema(query))
 
 
 def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
-    """Return the query of the decisions about one job or node."""
+    """Return the query of the decisions about one job or node, oldest first."""
     table = schema.decisions
     query = select_columns(table, cluster_id, DECISIONS.names).where(table.c.target == target)
     if since is not None:
@@ -321,7 +340,10 @@ def _rows(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> list[dict[str, Any]
 def _replace(
     connection: Connection, table: Table, cluster_id: int, rows: list[dict[str, Any]], *, key: Sequence[str]
 ) -> None:
-    """Update the row of each key, or insert it; of several rows with one key the last counts."""
+    """Store rows in place of those with the same key.
+
+    Of several rows with one key, the last counts. A missing key value is stored as an empty text.
+    """
     for row in rows:
         named = {name: "" if row[name] is None else row[name] for name in key}
         chosen = [table.c.cluster_id == cluster_id, *(table.c[name] == value for name, value in named.items())]

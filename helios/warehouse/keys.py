@@ -1,4 +1,7 @@
-"""Few-valued text, kept once and referred to by number."""
+"""Numbers of texts and of clusters.
+
+Texts with few distinct values, as user names, are stored once and referred to by number.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from helios.warehouse.schema import clusters, jobs, names
 
 T = TypeVar("T")
 
-# Texts named in one statement: a few MB of parameters.
+# Texts in one statement: a few MB of parameters.
 CHUNK = 20_000
 
 
@@ -27,7 +30,7 @@ class StringTable:
     Parameters
     ----------
     connection : Connection
-        The transaction; a number that it gave to a new text is gone if it is undone.
+        The transaction. If it is rolled back, the numbers of new texts are lost with it.
     bulk : Bulk
         Transport to the same database.
     """
@@ -38,7 +41,7 @@ class StringTable:
         self._numbers: dict[str, int] = {}
 
     def numbers(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of each text, giving one to a text that has none."""
+        """Return the number of each text, and make one for a new text."""
         unknown = list(dict.fromkeys(text for text in texts if text not in self._numbers))
         for chunk in _chunks(unknown):
             self._learn(dict(zip(map(_digest, chunk), chunk, strict=True)))
@@ -72,7 +75,7 @@ def _chunks(values: list[T]) -> Iterator[list[T]]:
         yield values[start : start + CHUNK]
 
 
-# Clusters: found or made by name.
+# Clusters, by their name.
 
 CLUSTERS = {
     "name": "str",
@@ -90,7 +93,7 @@ def find_cluster_id(connection: Connection, name: str) -> int:
     Raises
     ------
     NoSuchCluster
-        There is none of that name; those there are, are named.
+        There is none of that name; the hint names those that exist.
     """
     found = connection.execute(select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
     if found is None:
@@ -101,7 +104,10 @@ def find_cluster_id(connection: Connection, name: str) -> int:
 
 
 def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str | None) -> int:
-    """Return the number of a cluster, making it if it is new; a zone is kept where none was known."""
+    """Return the number of a cluster, and make it if it is new.
+
+    ``timezone`` is stored if none was known before.
+    """
     found = connection.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
     if found is None:
         made = connection.execute(insert(clusters).values(name=name, timezone=timezone))
@@ -113,12 +119,18 @@ def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str |
 
 
 def cluster_timezone(connection: Connection, name: str) -> str | None:
-    """Return the time zone of a cluster; None: neither it nor its zone is known."""
+    """Return the time zone of a cluster.
+
+    None if the cluster or its zone is not known.
+    """
     return connection.execute(select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
 
 
 def known_clusters() -> Select[tuple[object, ...]]:
-    """Return the query of all clusters and the size of their history, columns as in ``CLUSTERS``."""
+    """Return the query of all clusters and the size of their history.
+
+    Columns as in ``CLUSTERS``.
+    """
     of_gpus = func.sum(case((jobs.c.gpus > 0, 1), else_=0))
     sizes = (
         select(

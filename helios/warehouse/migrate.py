@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version, by Alembic and without an ``alembic.ini``."""
+"""Schema migrations, by Alembic and without an ``alembic.ini``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
 if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
-# The newest migration, which a test holds to the folder's: only who changes a schema need import Alembic, a quarter of
-# a second, and every command opens the database.
+# The newest migration; a test compares it with the folder. It is a constant because importing Alembic takes a quarter
+# of a second, every command opens the database, and only those that change the schema need Alembic.
 HEAD = "0006"
 
 
 def migrations_folder() -> Path:
-    """Return where the migrations lie: inside an installed package, or at the root of a source checkout."""
+    """Return the folder of the migrations.
+
+    It is inside an installed package, or at the root of a source checkout.
+    """
     here = Path(__file__).resolve().parent
     installed = here / "migrations"
     return installed if installed.is_dir() else here.parents[1] / "db" / "migrations"
@@ -31,7 +34,7 @@ def head() -> str:
 
 
 def revision(engine: Engine) -> str | None:
-    """Return the revision a database is at; None: it has no schema yet."""
+    """Return the schema revision of a database, or None without a schema."""
     path = sqlite_path(engine)
     if path is not None and not path.exists():
         return None
@@ -40,7 +43,12 @@ def revision(engine: Engine) -> str | None:
 
 
 def upgrade(engine: Engine) -> list[str]:
-    """Bring a database to :func:`head`, all of it or nothing; return the revisions applied, oldest first.
+    """Bring a database to :func:`head`, in one transaction.
+
+    Returns
+    -------
+    list of str
+        The revisions that were applied, oldest first.
 
     Raises
     ------
@@ -60,7 +68,7 @@ def upgrade(engine: Engine) -> list[str]:
 
 
 def refuse_unknown(found: str | None) -> None:
-    """Raise :class:`SchemaOutdated` if ``found`` is a revision that this version of Helios does not know."""
+    """Raise :class:`SchemaOutdated` if this version of Helios does not know ``found``."""
     if found is not None and not knows(found):
         raise SchemaOutdated(
             f"The database is at revision {found}, which this version of Helios does not know.",
@@ -69,7 +77,10 @@ def refuse_unknown(found: str | None) -> None:
 
 
 def knows(revision: str) -> bool:
-    """Return whether this version of Helios knows a revision; one that it does not know is a newer Helios'."""
+    """Return whether this version of Helios knows a revision.
+
+    An unknown revision comes from a newer Helios.
+    """
     from alembic.script.revision import ResolutionError  # noqa: PLC0415 - see HEAD
     from alembic.util import CommandError  # noqa: PLC0415 - see HEAD
 

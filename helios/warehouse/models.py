@@ -1,4 +1,4 @@
-"""The models of a cluster, and who put which of them in charge."""
+"""Storage of trained models and of the decisions which one predicts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ModelStore:
-    """The methods of :class:`~helios.warehouse.Warehouse` that are about models.
+    """Methods of :class:`~helios.warehouse.Warehouse` that concern models.
 
-    In charge of a cluster is the model promoted last; where nothing was ever decided, the one trained last.
+    The incumbent of a cluster is the model promoted last. Where nothing was ever decided, it is the model trained last.
     """
 
     _engine: Engine
     _bulk: Bulk
 
     def add_model(self, record: ModelRecord) -> None:
-        """Store a trained model under its cluster; one of the same id is replaced. It is not promoted by that."""
+        """Store a trained model under its cluster.
+
+        A model with the same id is replaced. Storing a model does not promote it.
+        """
         row = {
             "model_id": record.model_id,
             "trained_at": stored_time(record.trained_at),
@@ -57,12 +60,14 @@ class ModelStore:
             connection.execute(insert(schema.models).values(cluster_id=cluster_id, **row))
 
     def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
-        """Return a cluster's model of that id; None means the one in charge.
+        """Return the model of a cluster with that id.
+
+        With ``model_id`` None it is the incumbent.
 
         Raises
         ------
         NotEnoughHistory
-            There is no such model, or none is in charge: shrinkage predicts.
+            There is no such model, or no incumbent, so that shrinkage predicts.
         """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
@@ -74,10 +79,10 @@ class ModelStore:
             return _record(row, cluster=cluster, confirmed_at=confirmed_at if wanted == promoted else None)
 
     def models(self, cluster: str) -> pd.DataFrame:
-        """Return a cluster's models without themselves, newest first.
+        """Return a table of a cluster's models, newest first.
 
         Columns: ``model_id``, ``trained_at``, ``trained_until``, ``jobs``, ``scores`` and ``manifest`` (dicts, empty
-        where none was written), ``promoted``.
+        where none was written), ``promoted``. The models themselves are not read.
         """
         table = schema.models
         with reading(self._engine) as connection:
@@ -90,12 +95,14 @@ class ModelStore:
         return found.assign(scores=texts["scores"], manifest=texts["manifest"], promoted=is_promoted)
 
     def forget_models(self, cluster: str, *, keep: int) -> int:
-        """Delete all but the ``keep`` models trained last, the one in charge and the one before it.
+        """Delete old models of a cluster.
+
+        The ``keep`` models trained last are kept, and so are the incumbent and the one before it.
 
         Returns
         -------
         int
-            How many went.
+            How many models were deleted.
         """
         models = schema.models
         with writing(self._engine) as connection:
@@ -118,14 +125,25 @@ class ModelStore:
         at: datetime,
         candidate: str | None = None,
     ) -> None:
-        """Append a decision about the model in charge; nothing written is ever changed.
+        """Append a decision about the incumbent model.
+
+        Stored decisions are never changed.
 
         Parameters
         ----------
+        cluster : str
+            Name of the cluster; made if it is new.
+        step : AuditStep
+            What was decided.
         model_id : str, optional
-            In charge from now on; None: shrinkage.
+            The incumbent from now on; None means shrinkage.
+        by, why : str
+            Who decided, and the reason.
+        at : datetime
+            When it was decided.
         candidate : str, optional
-            The model that was judged; it need not be kept. It was not in charge before, newest or not.
+            The model that was evaluated, which need not be stored. It was not the incumbent before, even if no decision
+            was made yet and it is the newest.
 
         Raises
         ------
@@ -149,7 +167,7 @@ class ModelStore:
             connection.execute(insert(schema.promotions).values(row))
 
     def promotions(self, cluster: str) -> pd.DataFrame:
-        """Return every decision about the model in charge, oldest first, a ``PROMOTIONS`` frame."""
+        """Return every decision about the incumbent, oldest first, as a ``PROMOTIONS`` frame."""
         with reading(self._engine) as connection:
             return self._promotions(connection, find_cluster_id(connection, cluster))
 
@@ -160,14 +178,15 @@ class ModelStore:
 
 
 def incumbent_id(connection: Connection, cluster_id: int) -> str:
-    """Return the id of the model in charge; empty: none is."""
+    """Return the id of the incumbent model, empty if there is none."""
     return _promoted(connection, cluster_id)[0] or ""
 
 
 def previous_model(promotions: pd.DataFrame) -> Sequence[str | None]:
-    """Return what was in charge before the present model, the latest first, as rolling back goes through it.
+    """Return the earlier incumbents, the latest first.
 
-    A model that was rolled back from is not among them; None is shrinkage.
+    This is the order in which they are rolled back to. A model that was rolled back from is not among them. None means
+    shrinkage.
 
     Parameters
     ----------
@@ -194,9 +213,10 @@ def _or_none(text: Any) -> str | None:
 def _promoted(
     connection: Connection, cluster_id: int, *, besides: str | None = None
 ) -> tuple[str | None, datetime | None]:
-    """Return the model in charge (None: shrinkage) and when that was last decided (None: never).
+    """Return the incumbent and the time of the last decision.
 
-    Where nothing was ever decided, the newest but ``besides`` is.
+    The incumbent is None where shrinkage predicts. Where nothing was ever decided, the time is None and the incumbent
+    is the newest model but ``besides``.
     """
     decisions, models = schema.promotions, schema.models
     decided = select(decisions.c.model_id, decisions.c.promoted_at).where(decisions.c.cluster_id == cluster_id)
@@ -242,9 +262,10 @@ def _record(row: Row[Any], *, cluster: str, confirmed_at: datetime | None) -> Mo
 
 
 def _parse(text: str | None, nothing: T) -> T:
-    """Return what a JSON text holds, ``nothing`` where it is of another type or broken.
+    """Return the value of a JSON text.
 
-    A model is what its artifact says; these texts are copies.
+    ``nothing`` is returned where the text is broken or holds a value of another type. These texts are only copies of
+    what the model's artifact holds, so a broken one is no reason to fail.
     """
     try:
         found = json.loads(text or "null")

@@ -1,7 +1,8 @@
-"""What is deleted once it is old: rows of the audit, cycles, predictions, and the notes of live readings.
+"""Deletion of old rows.
 
-Jobs, nodes, models and what stands changed are never deleted here. SQLite uses the space again for new rows, so that
-the file stops growing; nothing is vacuumed, which would lock the database and need its size again on the disk.
+Decisions, cycles, predictions and the records of live readings are deleted once they are old. Jobs, nodes, models and
+applied changes are never deleted here. SQLite uses the space again for new rows, so that the file stops growing.
+VACUUM is not used: it would lock the database and need its size again on the disk.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from helios.warehouse import schema
 from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import writing
 
-# Rows deleted in one transaction: about 50 ms, which a cycle that writes meanwhile can wait for.
+# Rows deleted in one transaction. It takes about 50 ms, which a control cycle that writes meanwhile can wait for.
 BATCH = 5_000
-# Shadow rows are searched among the last rows before their horizon only, not every night in the whole audit. What a
-# longer outage leaves goes with the rest of the audit.
+# Shadow decisions are searched only in the last 30 days before their horizon, not every night in the whole audit log.
+# Those that remain after a longer outage are deleted with the rest of the audit log.
 SHADOWS_SEARCHED = timedelta(days=30)
-# How helios.app.sync names what it read from a live accounting; files that a person loaded are kept.
+# How helios.app.sync names its readings of the live accounting. Records of files that a person loaded are kept.
 LIVE_READING = "sacct ____-__-__T__:__:__Z to ____-__-__T__:__:__Z"
 
 
@@ -33,10 +34,10 @@ class Horizon:
     Attributes
     ----------
     audit, shadow : datetime
-        Of decisions, and of those that a service in shadow only would have made.
+        For all decisions, and for those of services in shadow mode, which change nothing.
     cycles, predictions, readings : datetime
-        Of cycles taken, of predictions (by the submission of their job), and of notes about readings of the accounting
-        with the rows that they rejected.
+        For control cycles, for predictions (by the submission of their job), and for records of live readings with the
+        rows that they rejected.
     """
 
     audit: datetime
@@ -47,7 +48,15 @@ class Horizon:
 
 
 def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
-    """Delete what is older than ``horizon``, in transactions of bounded size; return how many rows went, by what."""
+    """Delete the rows of a cluster that are older than ``horizon``.
+
+    Each transaction deletes a bounded number of rows.
+
+    Returns
+    -------
+    dict of str to int
+        How many rows were deleted, by kind.
+    """
     decisions, cycles, predictions = schema.decisions, schema.cycles, schema.predictions
     shadow = decisions.c.mode == Mode.SHADOW.value
     shadow &= decisions.c.decided_at >= stored_time(horizon.shadow - SHADOWS_SEARCHED)
@@ -74,7 +83,7 @@ def _older(engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *
 
 
 def oldest(cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of the times of a cluster's rows before a time, oldest first."""
+    """Return the query of the times of a cluster's old rows, oldest first."""
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
     return select(at).where(*chosen).order_by(at)
 
@@ -93,7 +102,7 @@ def _readings(engine: Engine, cluster_id: int, before: datetime) -> int:
 def _old_readings(connection: Connection, cluster_id: int, before: datetime) -> list[int]:
     loads = schema.loads
     of_cluster = loads.c.cluster_id == cluster_id
-    # The last load's number says whether anything is new: see records.edition.
+    # The number of the last load shows whether anything is new: see Warehouse.edition.
     newest = select(func.max(loads.c.load_id)).where(of_cluster).scalar_subquery()
     old = of_cluster & (loads.c.loaded_at < stored_time(before)) & loads.c.path.like(LIVE_READING)
     chosen = select(loads.c.load_id).where(old, loads.c.load_id != newest).order_by(loads.c.load_id)

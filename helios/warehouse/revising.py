@@ -1,8 +1,8 @@
-"""Which row of a known job is kept when another one comes.
+"""Rules for replacing the stored row of a job.
 
-A job's later reading replaces its stored row, as Slurm corrects its own records and a stored row may have been forged
-by a crafted job name. Two things never win: a row that knows less of the run than the stored one, and a row of a file
-over what the live accounting said of a job that had ended.
+A later reading of a job replaces its stored row, as Slurm corrects its own records, and a stored row may have been
+forged by a crafted job name. Two kinds of rows never replace the stored one: a row that knows less of the run, and a
+row of a file where the live accounting has reported a job that had ended.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from helios.warehouse.keys import StringTable
 from helios.warehouse.schema import JOB_KEY, coverage, jobs
 
 LIVE_SOURCE = "jobs"
-"""What :meth:`helios.warehouse.Warehouse.cover` calls the stretches of jobs that were read from a live accounting."""
+"""Name of the source in ``coverage`` for times whose jobs were read from the live accounting."""
 EXAMPLES = 3
 _CORRECTED, _SUSPICIOUS, _KEPT = "corrected", "suspicious", "kept"
 
 
 @dataclass(slots=True)
 class Revisions:
-    """What the rows of a load did to known jobs.
+    """Changes that the rows of a load made to stored jobs.
 
     Attributes
     ----------
     counts : Counter
-        Finished jobs corrected, those of them that got another user or an earlier end, and rows of a file that
-        contradict the live accounting.
+        Finished jobs that were corrected, those of them that got another user or an earlier end, and rows of a file
+        that contradict the live accounting.
     examples : dict of str to list of str
         Some of each, for a person.
     """
@@ -57,7 +57,7 @@ class Revisions:
     examples: dict[str, list[str]] = field(default_factory=lambda: {_CORRECTED: [], _SUSPICIOUS: [], _KEPT: []})
 
     def notes(self) -> list[str]:
-        """Return what a person should be told."""
+        """Return messages about the changes, for a person."""
         texts = {
             _CORRECTED: "jobs that had ended were corrected by this reading",
             _SUSPICIOUS: "of them have another user or an earlier end than before: look at them",
@@ -72,17 +72,17 @@ class Revisions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionRule:
-    """Which rows win, in SQL.
+    """Which rows replace stored ones, in SQL.
 
     Attributes
     ----------
     live : bool
-        Whether the new rows come from the live accounting: what they do not know is then not so, and nothing outranks
-        them. What a row of a file does not know stays as it is stored.
+        Whether the new rows come from the live accounting. Nothing outranks them, and a value that they lack is
+        removed. A value that a row of a file lacks stays as it is stored.
     names : sequence of str
         Columns that the new rows have.
-    stretches : list of (int, int)
-        Times that the live accounting was read for, microseconds.
+    stretches : sequence of (int, int)
+        Times for which the live accounting was read, as start and end in microseconds.
     """
 
     live: bool
@@ -90,22 +90,28 @@ class RevisionRule:
     stretches: Sequence[tuple[int, int]]
 
     def conflict(self, new: Any) -> tuple[dict[str, ColumnElement[Any]], ColumnElement[bool]]:
-        """Return the values that a stored job has after ``new``, and whether it takes them."""
+        """Return the values that ``new`` gives a stored job, and the condition.
+
+        The job gets these values where the condition is true.
+        """
         return self._values(new), and_(self.differs(new), self.wins(new))
 
     def differs(self, new: Any) -> ColumnElement[bool]:
-        """Return whether a row changes anything that is stored."""
+        """Return the condition that a row would change a stored value."""
         return or_(*(jobs.c[name].is_distinct_from(value) for name, value in self._values(new).items()))
 
     def wins(self, new: Any) -> ColumnElement[bool]:
-        """Return whether a row replaces the stored one where they differ."""
+        """Return the condition that a row replaces a stored one that differs."""
         if self.live:
             return true()
         before, now = _knowledge(jobs.c), _knowledge(new)
         return or_(before < now, and_(before == now, ~self.was_read_live()))
 
     def was_read_live(self) -> ColumnElement[bool]:
-        """Return whether a stored job had ended and some of its life lies in a stretch that was read live."""
+        """Return the condition that the live accounting covered a finished job.
+
+        The stored job had ended, and a part of its life lies in one of the ``stretches``.
+        """
         until = func.coalesce(jobs.c.ended_at, jobs.c.submitted_at)
         touched = [and_(until >= first, jobs.c.submitted_at < last) for first, last in self.stretches]
         return and_(_has_ended(jobs.c), or_(false(), *touched))
@@ -118,16 +124,27 @@ class RevisionRule:
 def revise(
     connection: Connection, bulk: Bulk, rows: pa.Table, *, cluster_id: int, live: bool, revisions: Revisions
 ) -> int:
-    """Replace stored jobs by the ``rows`` that win over them; return how many were changed.
+    """Replace stored jobs by those ``rows`` that win over them.
 
     Parameters
     ----------
+    connection : Connection
+        The caller's transaction.
+    bulk : Bulk
+        Transport to the same database.
     rows : Table
         Columns of jobs of one cluster as they are stored. Each row has the key of a stored job; no two have the same.
+    cluster_id : int
+        Number of the cluster.
     live : bool
-        Whether they come from the live accounting.
+        Whether the rows come from the live accounting.
     revisions : Revisions
-        Takes note of what should be told.
+        Counts the changes.
+
+    Returns
+    -------
+    int
+        How many stored jobs were changed.
     """
     if not len(rows):
         return 0
@@ -150,7 +167,10 @@ def _has_ended(job: Any) -> ColumnElement[bool]:
 
 
 def _knowledge(job: Any) -> ColumnElement[int]:
-    """Return how much a row knows of its job's run, in SQL: 0 nothing, 1 the start, 2 the end."""
+    """Return the SQL expression for how much a row knows of its run.
+
+    It is 0 for nothing, 1 for the start and 2 for the end.
+    """
     none, start, end = (literal_column(number, Integer) for number in "012")
     return case((_has_ended(job), end), (job.started_at.is_not(None), start), else_=none)
 

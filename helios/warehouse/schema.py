@@ -1,8 +1,8 @@
-"""The tables, as this version of Helios expects them; ``db/migrations`` makes them.
+"""Tables of the database that this version of Helios expects.
 
-For a site's own SQL: times are integers, microseconds since 1970-01-01 UTC, and the few-valued text of ``jobs`` is
-kept once in ``names`` and referred to by number, both because bulk loads and reads are several times faster so
-(benchmarks/warehouse_load.py). The view ``jobs_readable`` shows the same rows with text and dates.
+``db/migrations`` makes them. For a site's own SQL: times are integers, microseconds since 1970-01-01 UTC. Texts of
+``jobs`` with few distinct values are stored once in ``names`` and referred to by number. Both make bulk loads and reads
+several times faster (benchmarks/warehouse_load.py). The view ``jobs_readable`` shows the same rows with text and dates.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only where the key's type is spelled INTEGER; it holds 64 bits there all the same.
+# SQLite numbers rows automatically only where the key's type is spelled INTEGER, which still holds 64 bits.
 Number = BigInteger().with_variant(Integer(), "sqlite")
-# Job ids are compared byte by byte on both databases; a PostgreSQL locale would compare slower and differently.
+# Job ids are compared byte by byte on both databases. A PostgreSQL locale would compare them differently and slower.
 JobId = Text().with_variant(Text(collation="C"), "postgresql")
 
 NEVER_MISSING = {"job_id", "restart", "submitted_at", "gpus"}
 JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
 
 
-# A column of a frame as it is stored; the few-valued text of jobs is stored as numbers of names instead.
+# Stored type of each type of a frame's column. Categories of jobs are stored as numbers of names instead.
 TYPES: Mapping[str, TypeEngine[Any]] = {
     "category": Text(),
     "str": Text(),
@@ -71,7 +71,10 @@ TYPES: Mapping[str, TypeEngine[Any]] = {
 
 
 def _columns(kind: FrameKind, *nullable: str) -> Iterator[Column[Any]]:
-    """Yield the columns of a kind of frame, of which those named may be missing."""
+    """Yield the columns of a kind of frame.
+
+    Columns named in ``nullable`` may have missing values.
+    """
     for column in kind.columns:
         kept_as = JobId if column.name == "job_id" else TYPES[column.dtype]
         yield Column(column.name, kept_as, nullable=column.name in nullable)
@@ -100,7 +103,7 @@ names = Table(
     UniqueConstraint("digest"),
 )
 
-# No foreign keys: checking a dozen per job would cost more than loading it, and names are never deleted.
+# No foreign keys: checking a dozen for each job would cost more than loading it, and names are never deleted.
 jobs = Table(
     "jobs",
     metadata,
@@ -179,7 +182,7 @@ models = Table(
     PrimaryKeyConstraint("cluster_id", "model_id"),
 )
 
-# Appended to, never changed; no foreign key to a model, which is forgotten one day while this stays.
+# Appended to, never changed. No foreign key to a model, because models are deleted one day and these rows stay.
 promotions = Table(
     "promotions",
     metadata,
@@ -246,7 +249,7 @@ node_tallies = Table(
     PrimaryKeyConstraint("cluster_id", "taken_at", "pool"),
 )
 
-# What control wants back after a restart, as text of its own making.
+# State that the controllers need after a restart, as text in their own format.
 memories = Table(
     "memories",
     metadata,

@@ -1,4 +1,4 @@
-"""The warehouse as other packages see it."""
+"""The warehouse as other packages use it."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from helios.warehouse.retention import Horizon, forget
 _ORDER = ("submitted_at", "job_id", "restart")
 _PREDICTIONS_ORDER = (*_ORDER, "made_at")
 _AT_ONCE = 2_000
-"""Values written out in one condition."""
+"""Values in the condition of one query."""
 
 
 class Warehouse(ModelStore):
-    """A SQLite or PostgreSQL database with all that Helios remembers.
+    """A SQLite or PostgreSQL database with all data of Helios.
 
-    Made by :meth:`open`; a context manager that closes it. Every method that writes is one transaction. Every method
-    raises :class:`~helios.errors.WarehouseUnavailable` if the database fails, and those that read of a cluster raise
-    :class:`~helios.errors.NoSuchCluster` if it is not known.
+    :meth:`open` makes it, and as a context manager it closes itself. Every method that writes is one transaction,
+    unless it says otherwise. Every method raises :class:`~helios.errors.WarehouseUnavailable` if the database fails.
+    Methods that read data of a cluster raise :class:`~helios.errors.NoSuchCluster` if it is not known.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -70,8 +70,8 @@ class Warehouse(ModelStore):
         url : str
             ``sqlite:///PATH`` or ``postgresql://USER@HOST/DATABASE``.
         create : bool
-            Make the schema if the database is empty or new, and refuse one with another schema. False: take it as
-            it is, to ask for its revision or to upgrade it.
+            Whether to make the schema in an empty or new database, and refuse a database with another schema. With
+            False it is opened as it is, to read its revision or to upgrade it.
 
         Raises
         ------
@@ -91,7 +91,9 @@ class Warehouse(ModelStore):
 
     @staticmethod
     def exists(url: str) -> bool:
-        """Return whether there is a database at ``url``; only of SQLite can that be told without opening it.
+        """Return whether there is a database at ``url``.
+
+        Always True for PostgreSQL and SQLite in memory, which would have to be opened to find out.
 
         Raises
         ------
@@ -110,11 +112,14 @@ class Warehouse(ModelStore):
         self.close()
 
     def close(self) -> None:
-        """Give back all connections; closing twice is harmless."""
+        """Close all connections.
+
+        Closing twice is harmless.
+        """
         self._engine.dispose()
 
     def revision(self) -> str | None:
-        """Return the revision of the database's schema; None: it has none yet."""
+        """Return the revision of the database's schema, or None if it has none yet."""
         return migrate.revision(self._engine)
 
     def head(self) -> str:
@@ -122,20 +127,35 @@ class Warehouse(ModelStore):
         return migrate.head()
 
     def try_to_write(self) -> None:
-        """Raise :class:`~helios.errors.WarehouseUnavailable` unless the database can be written; nothing is."""
+        """Raise :class:`~helios.errors.WarehouseUnavailable` unless the database is writable.
+
+        Nothing is changed.
+        """
         with writing(self._engine) as connection:
             connection.execute(delete(schema.memories).where(schema.memories.c.name.is_(None)))  # no such row
 
     def knows(self, revision: str) -> bool:
-        """Return whether this version of Helios knows a revision; one that it does not know is a newer Helios'."""
+        """Return whether this version of Helios knows a revision.
+
+        An unknown revision comes from a newer Helios.
+        """
         return migrate.knows(revision)
 
     def grant(self, *, jobs: str, nodes: str | None, reader: str | None, **rows: Collection[str]) -> None:
-        """Give roles of a PostgreSQL database exactly what their daemon needs; see :func:`grants.grant`."""
+        """Give roles of a PostgreSQL database the privileges that they need.
+
+        The arguments and errors are those of :func:`helios.warehouse.grants.grant`.
+        """
         grants.grant(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
     def upgrade(self) -> list[str]:
-        """Bring the schema to :meth:`head`, all of it or nothing; return the revisions applied, oldest first."""
+        """Bring the schema to :meth:`head`, in one transaction.
+
+        Returns
+        -------
+        list of str
+            The revisions that were applied, oldest first.
+        """
         return migrate.upgrade(self._engine)
 
     def load(
@@ -149,21 +169,23 @@ class Warehouse(ModelStore):
         timezone: str | None,
         live: bool = False,
     ) -> LoadReport:
-        """Store a trace, all of it or nothing: whatever ``batches`` raises leaves the database as it was.
+        """Store a trace in one transaction.
 
-        A job is known by cluster, id, submit time and restart. The row of a known job replaces
-        the stored one unless it knows less of the run (see :mod:`helios.warehouse.revising`); what it does not know
-        stays as it was stored. Jobs that had ended and are changed are told in the report's notes.
+        If ``batches`` raises, the database stays as it was.
+
+        A job is identified by cluster, submit time, id and restart. The row of a known job replaces the stored one
+        unless it knows less of the run (see :mod:`helios.warehouse.revising`); values that it lacks stay as they were
+        stored. The report's notes count corrected jobs that had ended, with examples.
 
         Parameters
         ----------
         batches : iterable of Batch
-            The trace; not touched if the same content was loaded into this cluster before.
+            The trace; not read if the same content was loaded into this cluster before.
         cluster : str
-            Made if it is new.
+            Name of the cluster; made if it is new.
         live : bool
-            Whether this is what the live accounting says: it wins over everything, no file wins over it, and what it
-            does not know is not so.
+            Whether the rows come from the live accounting. They replace all others, no file replaces them, and a value
+            that they lack is removed.
         path, sha256, format, timezone
             Recorded with the load; see :class:`~helios.warehouse.jobs.LoadedFile`.
 
@@ -177,7 +199,11 @@ class Warehouse(ModelStore):
             return load(connection, self._bulk, batches, trace)
 
     def clusters(self) -> pd.DataFrame:
-        """Return all clusters by name: zone (None: unknown), number of jobs and GPU jobs, first and last submission."""
+        """Return all clusters, ordered by name.
+
+        Columns: ``name``, ``timezone`` (None where unknown), ``jobs``, ``gpu_jobs``, ``first_submitted_at``,
+        ``last_submitted_at``.
+        """
         with reading(self._engine) as connection:
             return self._frame(connection, known_clusters(), CLUSTERS)
 
@@ -195,12 +221,17 @@ class Warehouse(ModelStore):
 
         Parameters
         ----------
+        cluster : str
+            Name of the cluster.
+        since, until : datetime, optional
+            Bounds of the submit time; None means no bound.
         columns : sequence of str, optional
-            Those of ``JOBS`` wanted, default all; each has its declared type.
+            Columns of ``JOBS`` to return, by default all; each has its declared type.
         last : int, optional
-            Only so many that were submitted last, and what was submitted in the same microsecond as their first.
+            Only so many jobs that were submitted last, and those submitted in the same microsecond as the first of
+            them.
         unended_at : datetime, optional
-            Only those that had not ended before. With ``since``, only what was submitted from then on is searched.
+            Only jobs that had not ended before this time. Jobs submitted before ``since`` are left out in any case.
 
         Raises
         ------
@@ -228,7 +259,10 @@ class Warehouse(ModelStore):
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
-        """Return a cluster's jobs submitted since that bear an id as a person writes it, of an array 123_7."""
+        """Return a cluster's jobs that have an id as a person writes it.
+
+        A task of a job array is written ``123_7``. Only jobs submitted at or after ``since`` are returned.
+        """
         jobs = schema.jobs.c
         master, _, task = name.partition("_")
         named = (jobs.job_id == name) | ((jobs.array_job_id == master) & (jobs.array_task_id == task))
@@ -244,25 +278,35 @@ class Warehouse(ModelStore):
         return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
 
     def ended_jobs(self, cluster: str, *, since: datetime) -> int:
-        """Return how many of a cluster's jobs submitted at or after ``since`` have an end."""
+        """Return the number of finished jobs submitted at or after ``since``."""
         jobs = schema.jobs.c
         with reading(self._engine) as connection:
             query = select(func.count(jobs.ended_at)).where(jobs.cluster_id == find_cluster_id(connection, cluster))
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
 
     def edition(self, cluster: str) -> tuple[int, str]:
-        """Return what changes with every load and promotion: the last load's number, the id of the model in charge."""
+        """Return a value that changes with every load and promotion.
+
+        It is the number of the last load (0 if there is none) and the id of the incumbent model (empty if there is
+        none).
+        """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             newest = select(func.max(schema.loads.c.load_id)).where(schema.loads.c.cluster_id == cluster_id)
             return int(connection.execute(newest).scalar() or 0), incumbent_id(connection, cluster_id)
 
     def loads(self, cluster: str) -> pd.DataFrame:
-        """Return what was loaded into a cluster, oldest first; the watermark is the last submission in the file."""
+        """Return the loads of a cluster, oldest first.
+
+        The watermark of a load is the last submission in it.
+        """
         return self._read(cluster, schema.loads, jobs_module.LOADS, "load_id")
 
     def rejects(self, cluster: str, *, limit: int | None = None) -> pd.DataFrame:
-        """Return the rows refused of all loads of a cluster: columns of ``REJECTS`` and the file's ``path``."""
+        """Return the refused rows of all loads of a cluster.
+
+        Columns: those of ``REJECTS``, and the ``path`` of the file. With ``limit`` only the first so many rows.
+        """
         rejects, loads = schema.rejects, schema.loads
         query = select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path).join_from(rejects, loads)
         query = query.order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id).limit(limit)
@@ -271,23 +315,29 @@ class Warehouse(ModelStore):
             return self._frame(connection, query, jobs_module.REJECTS_OF_A_CLUSTER)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
-        """Return ``reason`` and ``rows`` over all loads of a cluster, most frequent first."""
+        """Return ``reason`` and ``rows`` over all loads of a cluster.
+
+        The most frequent reason comes first.
+        """
         with reading(self._engine) as connection:
             query = jobs_module.reject_counts(schema.loads.c.cluster_id == find_cluster_id(connection, cluster))
             return self._frame(connection, query, {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
-        """Store a ``NODES`` frame; a node that is known by name and partition is replaced."""
+        """Store a ``NODES`` frame, and replace nodes with the same name and partition."""
         with writing(self._engine) as connection:
             jobs_module.add_nodes(connection, self._cluster_id(connection, cluster), nodes)
 
     def nodes(self, cluster: str) -> pd.DataFrame:
-        """Return a cluster's nodes, a ``NODES`` frame ordered by name and partition."""
+        """Return a cluster's nodes as a ``NODES`` frame, by name and partition."""
         found = self._read(cluster, schema.nodes, NODES)
         return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
 
     def add_node_events(self, cluster: str, events: pd.DataFrame) -> None:
-        """Store a ``NODE_EVENTS`` frame; an event that is known by node, start and state takes the newer end."""
+        """Store a ``NODE_EVENTS`` frame.
+
+        An event with the same node, start and state as a stored one replaces it, with its newer end and reason.
+        """
         with writing(self._engine) as connection:
             jobs_module.add_node_events(connection, self._cluster_id(connection, cluster), events)
 
@@ -296,7 +346,7 @@ class Warehouse(ModelStore):
     ) -> pd.DataFrame:
         """Return a cluster's node events that started in [since, until), oldest first.
 
-        ``reaching``: those that started earlier too, if they had not ended by ``since``.
+        With ``reaching``, events that started earlier are included if they had not ended by ``since``.
         """
         events = schema.node_events
         with reading(self._engine) as connection:
@@ -308,14 +358,16 @@ class Warehouse(ModelStore):
             return _blank_as_missing(self._frame(connection, query, NODE_EVENTS), "state")
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
-        """Store predictions; return how many were new.
+        """Store predictions and return how many were new.
 
         Parameters
         ----------
+        cluster : str
+            Name of the cluster; made if it is new.
         frame : DataFrame
             Columns of ``PREDICTIONS``, and ``job_id``, ``submitted_at``, ``restart`` of the job.
         made_at : datetime
-            When they were made; a job's prediction of that very time stays as it is.
+            When they were made. A job's stored prediction of exactly this time stays as it is.
         """
         with writing(self._engine) as connection:
             cluster_id = self._cluster_id(connection, cluster)
@@ -324,14 +376,18 @@ class Warehouse(ModelStore):
     def predictions(
         self, cluster: str, *, since: datetime | None = None, until: datetime | None = None
     ) -> pd.DataFrame:
-        """Return the predictions for jobs submitted in [since, until), by submit time, id and time made."""
+        """Return the predictions for jobs submitted in [since, until).
+
+        They are ordered by submit time, job id, restart and the time they were made.
+        """
         types = jobs_module.PREDICTION_TYPES
         return self._read(cluster, schema.predictions, types, *_PREDICTIONS_ORDER, since=since, until=until)
 
     def predictions_of(self, cluster: str, submitted_at: pd.Series[Any]) -> pd.DataFrame:
-        """Return the predictions for jobs submitted at these very times, each by the time it was made.
+        """Return the predictions for jobs submitted at exactly these times.
 
-        Unlike :meth:`predictions` its cost does not depend on how long ago the oldest of them was submitted.
+        They are ordered by submit time, job id, restart and the time they were made. Unlike :meth:`predictions`, the
+        cost does not depend on how long ago the oldest job was submitted.
         """
         table, times = schema.predictions, sorted(set(stored_column(submitted_at, TIME).to_pylist()))
         with reading(self._engine) as connection:
@@ -345,14 +401,18 @@ class Warehouse(ModelStore):
         return pd.concat(parts, ignore_index=True)
 
     def timezone(self, cluster: str) -> str | None:
-        """Return a cluster's time zone, without counting its jobs as :meth:`clusters` does; None: not known."""
+        """Return a cluster's time zone, or None if it is not known.
+
+        Its jobs are not counted, as :meth:`clusters` does.
+        """
         with reading(self._engine) as connection:
             return cluster_timezone(connection, cluster)
 
     def add_decisions(self, cluster: str, decisions: pd.DataFrame) -> None:
-        """Append to the audit: columns ``decided_at``, ``service``, ``mode``, ``action``, ``target``, ``reason``.
+        """Append decisions to the audit log.
 
-        ``before``, ``after``, ``model_id`` and ``outcome`` may be missing. Nothing written is ever changed.
+        Columns ``decided_at``, ``service``, ``mode``, ``action``, ``target`` and ``reason`` are required; ``before``,
+        ``after``, ``model_id`` and ``outcome`` may be missing. Stored decisions are never changed.
         """
         with writing(self._engine) as connection:
             jobs_module.add_decisions(connection, self._cluster_id(connection, cluster), decisions)
@@ -363,34 +423,57 @@ class Warehouse(ModelStore):
         return self._read(cluster, schema.decisions, DECISIONS, *order, since=since, until=until)
 
     def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
-        """Return the decisions about one job or node made since, oldest first; by an index, however long the audit."""
+        """Return the decisions about one job or node, oldest first.
+
+        Only decisions made at or after ``since`` are returned. An index makes this fast, however long the audit log is.
+        """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
             found = jobs_module.decisions_about(connection, cluster_id, target, since=since)
         return frame_of(found, column_types(DECISIONS))
 
     def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
-        """Delete what is older than ``horizon``, a bounded number of rows at a time; return how many went, by what."""
+        """Delete the rows of a cluster that are older than ``horizon``.
+
+        Each transaction deletes a bounded number of rows.
+
+        Returns
+        -------
+        dict of str to int
+            How many rows were deleted, by kind.
+        """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
         return forget(self._engine, cluster_id, horizon)
 
     def ledger(self, cluster: str, domain: Domain = Domain.JOBS) -> SqlLedger:
-        """Return what control remembers of a domain of ``cluster``, which is made if it is new."""
+        """Return the ledger of a domain of ``cluster``.
+
+        The cluster is made if it is new.
+        """
         return SqlLedger(self._engine, self._bulk, cluster, domain)
 
     def lease(self, cluster: str, *, domain: Domain = Domain.JOBS) -> Mapping[str, Any] | None:
-        """Return a domain's lease: ``token``, ``holder`` (None: given back), ``expires_at`` in microseconds."""
+        """Return the lease of a domain, or None if nobody ever held it.
+
+        Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
+        """
         with reading(self._engine) as connection:
             return read_lease(connection, find_cluster_id(connection, cluster), domain)
 
     def time_of_leases(self, now: datetime) -> datetime:
-        """Return the time by which leases run: the database's clock where it has one, else ``now``."""
+        """Return the current time by which leases expire.
+
+        It is the database's clock where it has one, else ``now``.
+        """
         with reading(self._engine) as connection:
             return datetime.fromtimestamp(lease_time_us(connection, now) / 1e6, UTC)
 
     def remember(self, cluster: str, name: str, text: str, *, at: datetime) -> None:
-        """Store a text under ``name``, in place of the one there; ``cluster`` is made if it is new."""
+        """Store a text under ``name``, in place of the one stored there.
+
+        The cluster is made if it is new.
+        """
         memories = schema.memories
         with writing(self._engine) as connection:
             key = {"cluster_id": self._cluster_id(connection, cluster), "name": name}
@@ -398,17 +481,23 @@ class Warehouse(ModelStore):
             connection.execute(insert(memories).values(key | {"text": text, "written_at": stored_time(at)}))
 
     def remembered(self, cluster: str, name: str) -> str | None:
-        """Return the text stored under ``name``; None: there is none."""
+        """Return the text stored under ``name``, or None if there is none."""
         with reading(self._engine) as connection:
             key = {"cluster_id": find_cluster_id(connection, cluster), "name": name}
             return connection.execute(select(schema.memories.c.text).filter_by(**key)).scalar_one_or_none()
 
     def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
-        """Append a ``MODES`` frame: how far services may go from now on; ``cluster`` is made if it is new."""
+        """Append a ``MODES`` frame, the modes of services from now on.
+
+        The cluster is made if it is new.
+        """
         self._append(cluster, schema.modes, MODES, modes)
 
     def modes(self, cluster: str) -> pd.DataFrame:
-        """Return every setting of a mode, oldest first; the last of a service is in force."""
+        """Return every mode that was set, oldest first, as a ``MODES`` frame.
+
+        The last row of a service is in force.
+        """
         return self._read(cluster, schema.modes, MODES, "mode_id")
 
     def add_cycles(self, cluster: str, cycles: pd.DataFrame) -> None:
@@ -416,19 +505,34 @@ class Warehouse(ModelStore):
         self._append(cluster, schema.cycles, CYCLES, cycles)
 
     def cycles(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return the cycles taken in [since, until), oldest first, a ``CYCLES`` frame."""
+        """Return the control cycles taken in [since, until), oldest first.
+
+        The result is a ``CYCLES`` frame.
+        """
         return self._read(cluster, schema.cycles, CYCLES, "taken_at", "cycle_id", since=since, until=until)
 
     def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
-        """Append a ``NODE_TALLIES`` frame; a pool's counts at a time that is known stay as they are."""
+        """Append a ``NODE_TALLIES`` frame.
+
+        Counts that are stored for the same pool and time stay as they are.
+        """
         self._append(cluster, schema.node_tallies, NODE_TALLIES, tallies)
 
     def node_tallies(self, cluster: str, start: datetime | None = None, end: datetime | None = None) -> pd.DataFrame:
-        """Return the counts of nodes taken in [start, end), oldest first, then by pool, a ``NODE_TALLIES`` frame."""
+        """Return the counts of nodes taken in [start, end).
+
+        The result is a ``NODE_TALLIES`` frame, oldest first, then by pool.
+        """
         return self._read(cluster, schema.node_tallies, NODE_TALLIES, "taken_at", "pool", since=start, until=end)
 
     def forget_tallies(self, cluster: str, before: datetime) -> int:
-        """Delete the counts of nodes taken before a time; return how many rows went."""
+        """Delete the counts of nodes taken before a time.
+
+        Returns
+        -------
+        int
+            How many rows were deleted.
+        """
         tallies = schema.node_tallies.c
         with writing(self._engine) as connection:
             of_cluster = tallies.cluster_id == find_cluster_id(connection, cluster)
@@ -437,7 +541,10 @@ class Warehouse(ModelStore):
             ).rowcount
 
     def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
-        """Note that the history of [started_at, ended_at) was read; what touches is joined."""
+        """Record that the live history of [started_at, ended_at) was read.
+
+        Overlapping and adjacent periods of the same ``source`` become one.
+        """
         table, start, end = schema.coverage, stored_time(started_at), stored_time(ended_at)
         with writing(self._engine) as connection:
             key = {"cluster_id": self._cluster_id(connection, cluster), "source": source}
@@ -449,11 +556,17 @@ class Warehouse(ModelStore):
             connection.execute(insert(table).values(key | joined))
 
     def coverage(self, cluster: str) -> pd.DataFrame:
-        """Return the stretches of live history that were read, oldest first, a ``COVERAGE`` frame."""
+        """Return the periods of live history that were read, oldest first.
+
+        The result is a ``COVERAGE`` frame.
+        """
         return self._read(cluster, schema.coverage, COVERAGE, "started_at")
 
     def _append(self, cluster: str, table: Table, kind: FrameKind, frame: pd.DataFrame) -> None:
-        """Add the rows whose key is not there yet; ``cluster`` is made if it is new."""
+        """Add the rows whose key is not stored yet.
+
+        The cluster is made if it is new.
+        """
         with writing(self._engine) as connection:
             rows = stored_frame(kind, frame, self._cluster_id(connection, cluster))
             self._bulk.insert(connection, table, rows)
@@ -467,7 +580,10 @@ class Warehouse(ModelStore):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> pd.DataFrame:
-        """Return a cluster's rows, those with the first column of ``order`` in [since, until)."""
+        """Return a cluster's rows, ordered by the columns in ``order``.
+
+        ``since`` and ``until`` bound the first of these columns.
+        """
         columns = types.names if isinstance(types, FrameKind) else types
         with reading(self._engine) as connection:
             query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), columns)
@@ -505,5 +621,5 @@ def _between(
 
 
 def _blank_as_missing(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    # A key column is never null in SQL, so that a missing one is stored as "".
+    # A column of a primary key cannot be null in SQL, so a missing value is stored as "".
     return frame.assign(**{name: frame[name].cat.remove_categories([c for c in frame[name].cat.categories if not c])})

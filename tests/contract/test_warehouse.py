@@ -951,7 +951,7 @@ def test_what_stands_of_nodes_leaves_what_stands_of_jobs_alone(warehouse: Wareho
 def test_what_stands_of_jobs_is_refused_by_the_domain_of_nodes(warehouse: Warehouse) -> None:
     nodes = warehouse.ledger("venus", Domain.NODES)
     nodes.acquire(holder="a", now=NOON, lasts=MINUTE)
-    with pytest.raises(FrameInvalid, match="node standings"):
+    with pytest.raises(FrameInvalid, match="applied node changes"):
         nodes.record(
             token=1, decisions=decisions_frame(a_decision()), applied_changes=applied_changes_frame(a_applied())
         )

@@ -165,7 +165,7 @@ def all_of(warehouse: Warehouse, cluster: str) -> dict[str, Any]:
         "lease of jobs": warehouse.lease(cluster),
         "lease of nodes": warehouse.lease(cluster, domain=Domain.NODES),
         "applied_changes": warehouse.ledger(cluster).applied_changes(),
-        "node standings": warehouse.ledger(cluster, Domain.NODES).applied_changes(),
+        "applied node changes": warehouse.ledger(cluster, Domain.NODES).applied_changes(),
     }
 
 
@@ -216,7 +216,7 @@ def test_what_happens_to_a_cluster_is_read_of_it(warehouse: Warehouse) -> None:
     assert after["models"]["promoted"].tolist() == [False, True, False]
     assert after["promotions"]["previous"].tolist()[-1] == "a"
     assert after["applied_changes"]["value"].tolist() == [0.9, 0.5]
-    assert after["node standings"].empty
+    assert after["applied node changes"].empty
     assert {key: after["lease of jobs"][key] for key in ("token", "holder")} == {"token": 2, "holder": None}
 
 

@@ -1,1 +1,1 @@
-"""What sleeping nodes would have saved, on a history of node counts or of jobs, and what they did save."""
+"""Energy saved by sleeping nodes, as recorded and as it would have been."""

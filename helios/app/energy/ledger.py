@@ -1,8 +1,8 @@
-"""The energy ledger: what the nodes of a real cluster did, what they drew, and what sleep saved.
+"""Energy ledger of a real cluster, with the savings of sleeping nodes.
 
-Everything follows from what each node did at each moment (:mod:`helios.app.energy.node_states`) and the stated model
-of :mod:`helios.metrics.energy`; what was not read is unknown, never asleep. Savings are against the same jobs at the
-same times on the same nodes (:mod:`helios.app.energy.ledger`).
+Everything follows from what each node did at each moment (:mod:`helios.app.energy.node_states`) and from the energy
+model in :mod:`helios.metrics.energy`. Time that was not read is unknown, never asleep. Savings compare with the same
+jobs at the same times on the same nodes under another policy of sleep.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from helios.warehouse import Warehouse
 
 # What Slurm's own idle timer would have done with the same jobs at the same times, node by node.
 #
-# A node that has been idle for the timer's time falls asleep; it wakes as long before its next job as a boot takes.
-# In truth the job would have waited for that boot: the timer is given the benefit of the doubt, and so are savings
-# against it if anything too small.
+# A node that was idle for the timer's length falls asleep. It starts to wake early enough to be up for its next job.
+# In truth the job would have waited for that boot. The comparison therefore favours the timer, and the savings against
+# it are rather too small than too large.
 
 DRAWS = 2_000
-"""Resamplings of the days; the ends of the interval then move by less than its own twentieth."""
+"""Bootstrap samples of the days; with so many, the ends of the interval move by less than a twentieth of its width."""
 FEWEST_DAYS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gaps:
-    """Stretches in which a node was in service and held no job.
+    """Intervals in which a node was in service and held no job.
 
     Attributes
     ----------
     spans : Spans
     woken : bool array of shape (n,)
-        Whether a job on that node ended the stretch.
+        Whether a job on that node ended the interval.
     """
 
     spans: Spans
@@ -63,7 +63,10 @@ class Gaps:
 
 
 def idle_gaps(times: NodeTimes) -> Gaps:
-    """Return the longest stretches of each node in which it was idle, asleep or on the way."""
+    """Return each node's maximal intervals without a job while in service.
+
+    The node is idle, asleep, falling asleep or waking in them.
+    """
     spare = np.isin(times.state, SPARE)
     follows = np.append(False, times.node[1:] == times.node[:-1]) if len(times.node) else np.array([], dtype=bool)
     before = np.append(False, spare[:-1]) if len(spare) else spare
@@ -77,7 +80,13 @@ def idle_gaps(times: NodeTimes) -> Gaps:
 
 
 def split_by_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: float) -> dict[NodePowerState, Spans]:
-    """Return what the nodes would have done in those stretches; ``timer_s`` inf: they would have stayed awake."""
+    """Return what an idle timer would have done in these gaps.
+
+    Parameters
+    ----------
+    timer_s : float
+        Idle time after which a node falls asleep, s; inf for nodes that stay awake.
+    """
     start, end = gaps.spans.start_s, gaps.spans.end_s
     dozes = end if np.isinf(timer_s) else np.minimum(start + int(timer_s), end)
     sleeps = np.minimum(dozes + int(shutdown_s), end)
@@ -92,9 +101,10 @@ def split_by_timer(gaps: Gaps, *, timer_s: float, boot_s: float, shutdown_s: flo
 
 
 def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[float, float]:
-    """Return where a sum over days may as well have lain: 95 % of resampled days, widened by the model's own band.
+    """Return the 95 % bootstrap interval of a sum over days.
 
-    With fewer than ``FEWEST_DAYS`` days only the band counts: too few to say how days differ.
+    It is widened by ``band``, the relative error of the energy model. With fewer than ``FEWEST_DAYS`` days only the
+    band counts, because so few do not show how days differ.
     """
     total = float(saved_by_day.sum())
     low, high = total, total
@@ -105,17 +115,19 @@ def ledger_interval(saved_by_day: NDArray[np.float64], *, band: float) -> tuple[
     return low - band * abs(low), high + band * abs(high)
 
 
-# What Helios counted of nodes at each look, as node seconds: a check of the accounting, and whose sleep it was.
+# Node counts of each control cycle, as node seconds. They check the accounting and say which sleep Helios caused.
 
 HOLDS_S = 1_800
-"""How long a count holds without another: looks are minutes apart, and a daemon that stood still saw nothing."""
+"""Longest time for which a count holds, s. Cycles are minutes apart; a daemon that did not run counted nothing."""
 LEAST_SEEN = 0.5
-"""Share of a stretch that must have been seen to speak of it."""
+"""Share of an interval that counts must cover for a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tallied:
-    """Node seconds within each stretch of time, all pools together; NaN: too little of it was seen.
+    """Node seconds of all pools in each time interval, from counts.
+
+    NaN where too little of the interval was covered.
 
     Attributes
     ----------
@@ -126,7 +138,8 @@ class Tallied:
     helios_s : float64 array of shape (n,)
         Asleep because Helios asked for it.
     wanted_s : float64 array of shape (n,)
-        Wanted awake by a service; where it was asked about some pools only, what was awake of the others.
+        Wanted awake by a service. Pools for which no service was asked count with the nodes that were awake; NaN where
+        none was asked for any pool.
     """
 
     total_s: NDArray[np.float64]
@@ -136,7 +149,7 @@ class Tallied:
 
 
 def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
-    """Return counts of nodes (``NODE_TALLIES``) as node seconds between ``edges_s``."""
+    """Return node counts (``NODE_TALLIES``) as node seconds between ``edges_s``."""
     if tallies.empty:
         nothing = np.full(len(edges_s) - 1, np.nan)
         return Tallied(total_s=nothing, asleep_s=nothing, helios_s=nothing, wanted_s=nothing)
@@ -161,7 +174,7 @@ def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallie
     total = rows["total"].to_numpy(dtype=np.float64)
     wanted = np.where(rows["wanted"].isna(), total - asleep - falling, rows["wanted"])
     enough = seen >= LEAST_SEEN
-    # What was seen stands for the rest of its stretch.
+    # The covered part of an interval stands for the rest of it.
     share = np.where(enough, np.maximum(seen, LEAST_SEEN), 1.0)
     return Tallied(
         total_s=np.where(enough, summed(total) / share, np.nan),
@@ -171,7 +184,7 @@ def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallie
     )
 
 
-# What a kWh costs and emits, hour by hour: a file of prices and carbon, or two constants.
+# Price and carbon of a kWh, from a file of hourly values or from two constants.
 
 TIME, PRICE, CARBON = "time", "price_per_kwh", "co2_g_per_kwh"
 G_PER_KG = 1_000
@@ -179,18 +192,18 @@ G_PER_KG = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tariff:
-    """Price and carbon of a kWh over time; each value holds until the next one.
+    """Price and carbon of a kWh over time, as step functions.
 
     Attributes
     ----------
     since_s : int64 array of shape (n,)
-        From when each value holds, s since the epoch, ascending; empty: the constants always do.
+        From when each value holds, s since the epoch, ascending. Empty where the constants always hold.
     price_per_kwh, co2_g_per_kwh : float64 arrays of shape (n,)
     before : pair of float
-        Price and carbon before the first of them: the constants of the configuration.
+        Price and carbon before the first of them, the constants of the configuration.
     currency : str
     source : str
-        The file; empty: the configuration.
+        The file; empty for the configuration.
     """
 
     since_s: NDArray[np.int64]
@@ -203,20 +216,25 @@ class Tariff:
     def cost_of(
         self, kwh: NDArray[np.float64], *, edges_s: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return money and kg of carbon dioxide of energy that was drawn evenly within each stretch of time.
+        """Return cost and kg of carbon dioxide of energy in time intervals.
+
+        The energy is taken to be drawn evenly within each interval.
 
         Parameters
         ----------
         kwh : array of shape (..., n)
         edges_s : array of shape (n + 1,)
-            Where the stretches begin and the last one ends, s since the epoch, ascending.
+            Where the intervals begin and the last one ends, s since the epoch, ascending.
         """
         price = self._means(self.price_per_kwh, self.before[0], edges_s)
         carbon = self._means(self.co2_g_per_kwh, self.before[1], edges_s)
         return kwh * price, kwh * carbon / G_PER_KG
 
     def notes(self, begin_s: int, end_s: int) -> list[str]:
-        """Say where in [begin_s, end_s) the file does not say what a kWh costs, and what was taken instead."""
+        """Return notes on times in [begin_s, end_s) without values in the file.
+
+        Each says what was used instead.
+        """
         if not self.source:
             return []
         said = []
@@ -230,7 +248,7 @@ class Tariff:
         return said
 
     def _means(self, values: NDArray[np.float64], before: float, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the mean of a step function within each stretch."""
+        """Return the mean of a step function within each interval."""
         if len(values) == 0:
             return np.full(len(edges_s) - 1, before)
         first = min(int(edges_s[0]), int(self.since_s[0]) - 1)
@@ -242,7 +260,7 @@ class Tariff:
 
 
 def tariff_from(energy: Energy) -> Tariff:
-    """Return what the configuration says: its constants, or its file of hourly values.
+    """Return the tariff of the configuration, constants or a file.
 
     Raises
     ------
@@ -274,7 +292,10 @@ def tariff_from(energy: Energy) -> Tariff:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    """Return the file's lines in the order of time, the time as s since the epoch."""
+    """Return the tariff file sorted by time, in s since the epoch.
+
+    Of several lines with one time the last counts.
+    """
     try:
         table = pd.read_csv(path, dtype="str", skipinitialspace=True)
     except (OSError, UnicodeDecodeError) as reason:
@@ -320,11 +341,11 @@ _HINT = (
 
 HOUR_S = 3_600
 BAND = 0.2
-"""How far off the wattages of the model may be: nodes of one make differ by about a tenth, sites rarely measure."""
+"""Relative error of the model's wattages. Nodes of one make differ by about a tenth, and sites rarely measure them."""
 LEAD = timedelta(days=1)
 """How long before a window nodes are followed, so that idle timers do not start with it."""
 MOST_LEVELS = 400
-"""Points of a figure of levels; more cannot be told apart."""
+"""Most points of a figure of node counts; a reader cannot distinguish more."""
 _WATTS = ("node_idle_w", "gpu_busy_w", "cpu_busy_w", "node_sleep_w", "boot_w", "cooling_factor", "boot_s", "shutdown_s")
 
 
@@ -338,21 +359,21 @@ def energy_ledger(
     energy: Energy,
     by: str = "day",
 ) -> EnergyLedger:
-    """Return the ledger of [since, until).
+    """Return the energy ledger of [since, until).
 
     Parameters
     ----------
     timezone : str
         Zone of the cluster's days.
     by : str
-        What a row of it is: ``day``, ``partition`` (nodes of the same partitions and GPUs) or ``node``.
+        What one row stands for: ``day``, ``partition`` (nodes of the same partitions and GPUs) or ``node``.
 
     Raises
     ------
     NotEnoughHistory
         No job of the window names its nodes, and no node of the cluster is known.
     FileUnreadable, FormatUnknown
-        The file of hourly prices.
+        The file of hourly prices cannot be used.
     """
     tariff = tariff_from(energy)
     recorded = recorded_nodes(warehouse, cluster, since=since - LEAD, until=until, energy=energy)
@@ -392,7 +413,7 @@ def energy_ledger(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Book:
-    """What cycles times of nodes into amounts."""
+    """Computation of node seconds, energy and cost from recorded node states."""
 
     recorded: Recorded
     edges_s: NDArray[np.int64]
@@ -401,7 +422,10 @@ class _Book:
 
     @property
     def rates(self) -> Mapping[NodePowerState, float]:
-        """What a node draws in each state, kWh each second; out of service and unknown count nothing."""
+        """What a node draws in each state, kWh per second.
+
+        States without an entry (out of service, unseen, unknown) count as nothing.
+        """
         of = {
             NodePowerState.BUSY: NodeSeconds(busy=1),
             NodePowerState.IDLE: NodeSeconds(idle=1),
@@ -412,7 +436,10 @@ class _Book:
         return {state: energy_kwh(seconds, self.energy) for state, seconds in of.items()}
 
     def amounts(self, group: NDArray[np.int64], n_groups: int) -> dict[str, NDArray[np.float64]]:
-        """Return every amount by group of nodes and stretch of time, arrays of shape (n_groups, n_stretches)."""
+        """Return every amount by node group and time interval.
+
+        Arrays have shape (n_groups, n_intervals).
+        """
         times = self.recorded.times
 
         def in_bins(spans: Spans) -> NDArray[np.float64]:
@@ -446,7 +473,10 @@ class _Book:
         return self._spare({state: in_bins(spans) for state, spans in would.items()})
 
     def _spare(self, seconds: Mapping[NodePowerState, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return what nodes in service without a job drew; all else is the same under every policy."""
+        """Return the energy that nodes in service without a job drew, kWh.
+
+        Only this part differs between policies.
+        """
         drawn: NDArray[np.float64] = np.sum([seconds[state] * self.rates[state] for state in SPARE], axis=0)
         return drawn
 
@@ -456,12 +486,15 @@ class _Book:
 
 
 def _policies() -> dict[str, float]:
-    """Return the policies that are compared with, and after how long each puts an idle node to sleep, s."""
+    """Return the idle timer (s) of each policy that is compared with."""
     return {ALWAYS_ON: np.inf} | {timer_name(minutes): 60.0 * minutes for minutes in TIMERS_MIN}
 
 
 def _edges(since: datetime, until: datetime, timezone: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ends of the hours of a window, cut at midnight too, and the number of the day of each hour."""
+    """Return the bounds of a window's hours, and the day of each hour.
+
+    Hours are also cut at local midnight. Days are numbered from 0.
+    """
     begin_s, end_s = (int(moment.timestamp()) for moment in (since, until))
     hours = np.arange(-(-begin_s // HOUR_S) * HOUR_S, end_s, HOUR_S, dtype=np.int64)
     first = pd.Timestamp(since).tz_convert(timezone).normalize()
@@ -529,14 +562,17 @@ def _daily(
 
 
 def _levels(pools: Mapping[str, NDArray[np.float64]], looks: Tallied, edges_s: NDArray[np.int64]) -> pd.DataFrame:
-    """Return the mean nodes in each state, of an hour or of as many hours as a figure can show."""
+    """Return the mean number of nodes in each state over time.
+
+    Points are hours, or several hours where a figure could not show more.
+    """
     first = np.arange(0, len(edges_s) - 1, max(1, -(-(len(edges_s) - 1) // MOST_LEVELS)))
     ends_s = np.append(edges_s[first], edges_s[-1])
     length_s = np.diff(ends_s)
     of = {name: np.add.reduceat(pools[f"{name}_s"].sum(axis=0), first) / length_s for name in _LEVELS}
     unknown = of.pop("unseen") + of.pop("unknown")
     moving = of.pop("falling_asleep") + of.pop("waking")
-    # A stretch in any part of which nothing was wanted, or not known to be, has no mean.
+    # NaN where the wanted number is unknown in any part of the interval.
     wanted = np.add.reduceat(looks.wanted_s, first) / length_s
     return pd.DataFrame(
         {
@@ -564,7 +600,7 @@ def _days(since: datetime, timezone: str, number: int) -> list[pd.Timestamp]:
 
 
 def _notes(applied_now: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied, *, days: int) -> Iterator[str]:
-    """Say what is not known and what was assumed, the gravest first."""
+    """Yield what is not known and what was assumed, most important first."""
     energy, edges_s = applied_now.energy, applied_now.edges_s
     yield from applied_now.recorded.notes
     total_s = len(applied_now.recorded.nodes) * float(edges_s[-1] - edges_s[0])

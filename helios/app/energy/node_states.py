@@ -1,8 +1,8 @@
-"""What each node did at each moment, from job history, Slurm's node events, and what of both was read.
+"""State of each node over time, from job history and Slurm's node events.
 
-What slurmdbd says of sleep (seen on 22.05.8 and 26.05.5): a node asleep has an event whose state ends in ``~``. It
-begins when Slurm counts the node as powered down and ends when the node is told to wake; falling asleep before it and
-waking after it are in no event, so that they are taken to last as the configuration says.
+What slurmdbd records of sleep (seen on 22.05.8 and 26.05.5): a sleeping node has an event whose state ends in ``~``.
+The event begins when Slurm counts the node as powered down and ends when Slurm starts to power it up. No event covers
+falling asleep before it and waking after it, so these are taken to last as long as the configuration says.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from helios.warehouse import Warehouse
 _OUT = re.compile(r"DOWN|DRAIN|DRNG|FAIL|ERROR|FUTURE|NOT_?RESP", re.IGNORECASE)
 _ASLEEP = re.compile(r"~|POWERED_DOWN|POWER_?SAVING", re.IGNORECASE)
 LONGEST_WAKE_S = 7_200
-"""A node that is down within this time after it was told to wake is taken to have failed to."""
+"""A node that is down within this time after its power-up, s, is taken to have failed to wake."""
 
 
 class NodePowerState(IntEnum):
-    """What a node did; each moment of each node is in exactly one."""
+    """State of a node at one moment."""
 
     BUSY = 0
     IDLE = 1
@@ -48,12 +48,12 @@ class NodePowerState(IntEnum):
 
 
 SPARE = (NodePowerState.IDLE, NodePowerState.ASLEEP, NodePowerState.FALLING_ASLEEP, NodePowerState.WAKING)
-"""States between which a policy of sleeping may choose."""
+"""States of a node without a job, between which a policy of sleep chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spans:
-    """Stretches of time of nodes; they may overlap.
+    """Time intervals of nodes, which may overlap.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Spans:
     start_s, end_s : int64 arrays of shape (n,)
         s since the epoch.
     weight : float64 array of shape (n,), optional
-        How much of something each stretch holds; None: one.
+        Weight of each interval; None for one.
     """
 
     node: NDArray[np.int64]
@@ -71,7 +71,7 @@ class Spans:
     weight: NDArray[np.float64] | None = None
 
     def within(self, begin_s: int, end_s: int) -> Spans:
-        """Return what of them lies in [begin_s, end_s)."""
+        """Return the parts of the intervals in [begin_s, end_s)."""
         start, end = np.maximum(self.start_s, begin_s), np.minimum(self.end_s, end_s)
         kept = start < end
         weight = None if self.weight is None else self.weight[kept]
@@ -80,7 +80,9 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeTimes:
-    """Every moment of every node: stretches by node and time, without gaps or overlaps.
+    """State of every node at every moment, as intervals.
+
+    They are sorted by node and time, without gaps or overlaps.
 
     Attributes
     ----------
@@ -89,7 +91,7 @@ class NodeTimes:
     state : int8 array of shape (n,)
         A ``NodePowerState``.
     by_helios : bool array of shape (n,)
-        Whether Helios is known to have put the node to sleep then; counts where it is asleep.
+        Whether Helios is known to have put the node to sleep. Only meaningful where the state is ``ASLEEP``.
     """
 
     node: NDArray[np.int64]
@@ -99,13 +101,13 @@ class NodeTimes:
     by_helios: NDArray[np.bool_]
 
     def where(self, chosen: NDArray[np.bool_]) -> Spans:
-        """Return the stretches that are ``chosen``."""
+        """Return the intervals selected by a mask."""
         return Spans(node=self.node[chosen], start_s=self.start_s[chosen], end_s=self.end_s[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PowerSpans:
-    """What node events say of power and service."""
+    """Intervals of sleep and of being out of service, from node events."""
 
     asleep: Spans
     falling: Spans
@@ -114,16 +116,18 @@ class PowerSpans:
 
 
 def job_spans(jobs: pd.DataFrame, nodes_of_jobs: Sequence[Sequence[int]], *, known_until_s: int) -> tuple[Spans, Spans]:
-    """Return when each node held a job, weighted with its GPUs, and again weighted with its CPUs.
+    """Return when each node held a job, weighted with GPUs and with CPUs.
+
+    A job's GPUs and CPUs are spread evenly over its nodes.
 
     Parameters
     ----------
     jobs : DataFrame
-        ``started_at``, ``ended_at``, ``state``, ``gpus``, ``cpus``: jobs that started.
+        Jobs that started, with ``started_at``, ``ended_at``, ``gpus`` and ``cpus``.
     nodes_of_jobs : sequence of sequence of int
         Positions of the nodes of each job.
     known_until_s : int
-        Until then a job that is known to run, and not known to have ended, holds its nodes.
+        A job without an end holds its nodes until then.
     """
     counts = np.array([len(nodes) for nodes in nodes_of_jobs], dtype=np.int64)
     start_s = seconds(jobs["started_at"])
@@ -146,7 +150,9 @@ def job_spans(jobs: pd.DataFrame, nodes_of_jobs: Sequence[Sequence[int]], *, kno
 def power_spans(
     events: pd.DataFrame, places: Mapping[str, int], *, known_until_s: int, boot_s: float, shutdown_s: float
 ) -> PowerSpans:
-    """Return what node events say: asleep, and as it must have been, on the way there and back; out of service.
+    """Return the intervals of sleep and outage in node events.
+
+    Falling asleep and waking are in no event. They get the durations ``shutdown_s`` and ``boot_s`` around each sleep.
 
     Parameters
     ----------
@@ -155,7 +161,7 @@ def power_spans(
     places : mapping of str to int
         Position of each node; events of others are left out.
     known_until_s : int
-        Until then an event that is not known to have ended lasts.
+        An event without an end lasts until then.
     """
     known = events[events["node"].isin(list(places)) & events["started_at"].notna()].sort_values(
         ["node", "started_at"], kind="stable"
@@ -177,7 +183,10 @@ def power_spans(
 
 
 def sleep_reasons(asleep: Spans, orders: Spans, *, within_s: int) -> Spans:
-    """Return the stretches asleep that began at most ``within_s`` after an order to sleep of the same node."""
+    """Return the sleeps that began soon after an order to sleep.
+
+    Soon means at most ``within_s`` after the last order for the same node.
+    """
     order = np.lexsort((orders.start_s, orders.node))
     node, at_s = orders.node[order], orders.start_s[order]
     chosen = np.zeros(len(asleep.node), dtype=bool)
@@ -189,7 +198,7 @@ def sleep_reasons(asleep: Spans, orders: Spans, *, within_s: int) -> Spans:
 
 
 def unread_spans(covered: Sequence[tuple[int, int]], *, n_nodes: int, begin_s: int, end_s: int) -> Spans:
-    """Return, for every node, the stretches of [begin_s, end_s) that are in none of ``covered``."""
+    """Return every node's parts of [begin_s, end_s) outside of ``covered``."""
     gaps, at = [], begin_s
     for first, last in sorted(covered):
         if at < min(first, end_s):
@@ -213,10 +222,10 @@ def node_times(
     unread_events: Spans,
     by_helios: Spans,
 ) -> NodeTimes:
-    """Return what each node did at each moment of [begin_s, end_s).
+    """Return the state of each node at each moment of [begin_s, end_s).
 
-    A node that holds a job is awake, whatever an event says. What an event says beyond what was read of events does
-    not count. Where neither says anything, a node is idle if both were read.
+    A node that holds a job is awake, whatever an event says. Events outside of the time for which events were read do
+    not count. Where neither jobs nor events say anything, a node is idle if both were read.
     """
     layers = [busy, unread_events, power.asleep, power.falling, power.waking, power.out, unread_jobs, by_helios]
     node, at_s, counts = _swept([layer.within(begin_s, end_s) for layer in layers], n_nodes, begin_s, end_s)
@@ -247,7 +256,10 @@ def node_times(
 
 
 def count_wakes(times: NodeTimes, *, begin_s: int) -> int:
-    """Return how often, from ``begin_s`` on, a node that was asleep came back into service."""
+    """Return how often a sleeping node came back into service.
+
+    Counts sleeps that ended at ``begin_s`` or later.
+    """
     last = (
         (times.state[:-1] == NodePowerState.ASLEEP)
         & (times.node[1:] == times.node[:-1])
@@ -261,7 +273,7 @@ def count_wakes(times: NodeTimes, *, begin_s: int) -> int:
 def sum_by_bin(
     spans: Spans, *, edges_s: NDArray[np.int64], group: NDArray[np.int64], n_groups: int
 ) -> NDArray[np.float64]:
-    """Return the (weighted) seconds of each group of nodes within each stretch between two edges.
+    """Return the weighted seconds of each node group in each time bin.
 
     Parameters
     ----------
@@ -281,12 +293,12 @@ def sum_by_bin(
     first = np.searchsorted(edges_s, inside.start_s, side="right") - 1
     last = np.searchsorted(edges_s, inside.end_s, side="left") - 1
     shape = (n_groups, n_bins + 1)
-    # All bins from the first to the last are taken as full, then what sticks out at both ends is taken away.
+    # Count all bins from the first to the last as full, then subtract what lies outside of the span at both ends.
     began = _summed(row, first, weight, shape) - _summed(row, last + 1, weight, shape)
     full = np.cumsum(began, axis=1)[:, :n_bins] * np.diff(edges_s)
     too_early = _summed(row, first, weight * (inside.start_s - edges_s[first]), shape)
     too_late = _summed(row, last, weight * (edges_s[last + 1] - inside.end_s), shape)
-    # Differences of large sums leave dust of 1e-12 around zero.
+    # Differences of large sums leave rounding errors of 1e-12 around zero.
     found: NDArray[np.float64] = np.maximum(full - (too_early + too_late)[:, :n_bins], 0.0)
     return found
 
@@ -300,7 +312,10 @@ def seconds(moments: pd.Series[Any]) -> NDArray[np.int64]:
 def _fails_to_wake(
     node: NDArray[np.int64], start_s: NDArray[np.int64], end_s: NDArray[np.int64], out: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return of each event whether the next one of the node says that it is down, soon after."""
+    """Return for each event whether the node was down soon after it.
+
+    The node's next event must say that it is out of service, within ``LONGEST_WAKE_S``.
+    """
     later_s = _next(start_s, 0) - end_s
     fails: NDArray[np.bool_] = (
         (_next(node, -1) == node) & (_next(out.astype(np.int64), 0) > 0) & (later_s >= 0) & (later_s <= LONGEST_WAKE_S)
@@ -315,7 +330,10 @@ def _next(values: NDArray[np.int64], after: int) -> NDArray[np.int64]:
 def _swept(
     layers: Sequence[Spans], n_nodes: int, begin_s: int, end_s: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Return all moments at which anything changes, by node and time, and how many spans of each layer hold then."""
+    """Return all moments of change, with the open spans of each layer.
+
+    Sorted by node and time. The last item has, for each layer, how many of its spans hold from each moment on.
+    """
     nodes = np.arange(n_nodes, dtype=np.int64)
     node = np.concatenate([nodes, nodes, *(layer.node for layer in layers for _ in range(2))])
     at_s = np.concatenate(
@@ -331,7 +349,7 @@ def _swept(
         size = len(layer.node)
         steps = np.zeros(len(node), dtype=np.int64)
         steps[offset : offset + size], steps[offset + size : offset + 2 * size] = 1, -1
-        # Each span is over by the end of its node, so that nothing runs on into the next node.
+        # Each span ends on its own node, so that one cumulative sum over all nodes starts at 0 for each.
         counts.append(np.cumsum(steps[order]))
         offset += 2 * size
     return node[order], at_s[order], counts
@@ -353,12 +371,12 @@ def _summed(
     return flat.reshape(shape)
 
 
-# The nodes of a cluster as the warehouse remembers them, moment by moment.
+# The same from the warehouse: jobs, nodes, node events, coverage and Helios' decisions.
 
 LONGEST_HELD = timedelta(days=60)
-"""How long before a window a job may have been submitted and still run in it; older ones are missed."""
+"""How long before a window jobs are read. A job submitted earlier that still runs in the window is missed."""
 ORDER_HOLDS_S = 3_600
-"""A node that fell asleep later than this after Helios asked for it did so for another reason."""
+"""A sleep that begins later than this after Helios' order, s, is attributed to another cause."""
 NO_PARTITION = "partition unknown"
 _HOLDS = {JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING}
 _COLUMNS = ["partition", "state", "started_at", "ended_at", "gpus", "cpus", "node_list"]
@@ -366,18 +384,18 @@ _COLUMNS = ["partition", "state", "started_at", "ended_at", "gpus", "cpus", "nod
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recorded:
-    """What each node did, and what jobs held there.
+    """States of a cluster's nodes, and what jobs held on them.
 
     Attributes
     ----------
     nodes : tuple of str
     pools : tuple of str
-        Partitions, and the type of GPU where there is one, that nodes share.
+        Partitions that nodes share, with the type of GPU where there is one.
     pool : int64 array of shape (n_nodes,)
-        Of each node the position of its pool.
+        Position of each node's pool.
     times : NodeTimes
     gpus, cpus : Spans
-        What jobs held, as weights.
+        When jobs held nodes, weighted with GPUs and with CPUs.
     notes : tuple of str
         What is not known.
     """
@@ -392,7 +410,7 @@ class Recorded:
 
 
 def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until: datetime, energy: Energy) -> Recorded:
-    """Return what the nodes of a cluster did in [since, until), as far as it was read.
+    """Return the recorded states of a cluster's nodes in [since, until).
 
     Raises
     ------
@@ -448,7 +466,7 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Stretches of history that were read, s since the epoch."""
+    """Time intervals of history that were read, s since the epoch."""
 
     jobs: tuple[tuple[int, int], ...]
     events: tuple[tuple[int, int], ...]
@@ -456,7 +474,10 @@ class _Read:
 
 
 def _jobs(warehouse: Warehouse, cluster: str, since: datetime, until: datetime) -> pd.DataFrame:
-    """Return the jobs that held nodes in the window, known to have ended or to run still."""
+    """Return the jobs that held nodes in the window.
+
+    A job without an end counts only in a state in which it holds its nodes.
+    """
     jobs = warehouse.jobs(cluster, since=since - LONGEST_HELD, until=until, columns=_COLUMNS)
     runs = jobs["ended_at"].isna() & jobs["state"].isin([str(state) for state in _HOLDS])
     within = (jobs["started_at"] < until) & (runs | (jobs["ended_at"] > since))
@@ -464,7 +485,7 @@ def _jobs(warehouse: Warehouse, cluster: str, since: datetime, until: datetime) 
 
 
 def _expanded(jobs: pd.DataFrame) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return the nodes of each job, and the texts that name none."""
+    """Return the nodes of each job, and the node lists that cannot be parsed."""
     known: list[tuple[str, ...]] = []
     unclear: list[str] = []
     for text in jobs["node_list"].cat.categories:
@@ -480,7 +501,10 @@ def _expanded(jobs: pd.DataFrame) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def _pools(nodes: pd.DataFrame, jobs: pd.DataFrame, lists: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return the pool of each node: as the cluster has it, else the partition most of its jobs ran in."""
+    """Return the pool of each node.
+
+    It is the one that the cluster reports, otherwise the partition in which most of the node's jobs ran.
+    """
     partitions: dict[str, list[str]] = {}
     gpu_types: dict[str, str] = {}
     rows = zip(*(nodes[name].astype("object") for name in ("name", "partition", "gpu_type")), strict=True)
@@ -501,11 +525,14 @@ def _pools(nodes: pd.DataFrame, jobs: pd.DataFrame, lists: Sequence[Sequence[str
 
 
 def _read(warehouse: Warehouse, cluster: str) -> _Read:
-    """Return what was read: live, by coverage; from files, from the first job's submission to the last one's."""
+    """Return the time intervals of history that were read.
+
+    Live readings have recorded coverage. Files count from the first job's submission to the last one's.
+    """
     coverage = warehouse.coverage(cluster)
     of_jobs, of_events = (_intervals(coverage, source) for source in ("jobs", "node_events"))
     loads = warehouse.loads(cluster)
-    # A live reading is loaded under a name of its own; see helios.app.sync.
+    # Live readings are loaded under a path that begins with "sacct "; see helios.app.sync.
     files = loads[~loads["path"].str.startswith("sacct ") & loads["watermark"].notna()]
     if files.empty:
         return _Read(jobs=of_jobs, events=of_events, from_files=False)
@@ -526,7 +553,7 @@ def _known_until(read: Sequence[tuple[int, int]], end_s: int) -> int:
 
 
 def _orders(warehouse: Warehouse, cluster: str, places: Mapping[str, int], window: tuple[datetime, datetime]) -> Spans:
-    """Return when Helios put which node to sleep and read it back."""
+    """Return when Helios powered down which node, verified by reading back."""
     decisions = warehouse.decisions(cluster, since=window[0] - LONGEST_HELD, until=window[1])
     done = decisions["outcome"].astype("str").str.startswith(Result.DONE.value).fillna(False)
     ours = (decisions["action"] == PowerDown.__name__) & done & decisions["target"].isin(list(places))

@@ -1,7 +1,8 @@
-"""What an admin asks of a cluster's history, in sacct's habits: pure functions from frames to rows, and rows to text.
+"""Reports for administrators from a cluster's history, in the style of sacct.
 
-``answer`` holds what a report is and how it is written; ``people``, ``queue``, ``accuracy``, ``audit`` and ``shadow``
-each answer one question; ``nightly`` puts the most important things first.
+Pure functions from frames to rows, and from rows to text. ``sacct_format`` defines a report and how it is written;
+``usage``, ``queue``, ``predictions``, ``decisions`` and ``shadow`` each answer one question; ``nightly`` combines the
+most important parts of a day.
 """
 
 from helios.report.admin.sacct_format import (

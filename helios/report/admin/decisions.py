@@ -1,4 +1,7 @@
-"""The audit, asked: which decisions fell, and per service and day what came of them."""
+"""Reports of the audit log.
+
+Which decisions were made, and per service and day what came of them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fie
 
 CONTROL = "helios"
 OF_A_CYCLE = "Cycle"
-"""``action`` of a line about a whole cycle, as DECISIONS declares it."""
+"""``action`` of an audit entry about a whole cycle, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
 LINES = declare_fields(
@@ -61,7 +64,9 @@ def decision_rows(
     actions: Collection[str] = (),
     timezone: str = "UTC",
 ) -> ReportTable:
-    """Report the audit's lines, oldest first; an empty collection means all.
+    """Report the audit entries, oldest first.
+
+    An empty collection selects all.
 
     Parameters
     ----------
@@ -85,7 +90,11 @@ def decision_rows(
 
 
 def with_results(decisions: pd.DataFrame) -> pd.DataFrame:
-    """Return ``decisions`` with the parts of ``outcome``: ``result``, a Result or missing, and ``remark``."""
+    """Return ``decisions`` with ``outcome`` split into ``result`` and ``remark``.
+
+    ``result`` is the text before the first colon, of entries about a job or node the value of a
+    :class:`~helios.actions.Result`; ``remark`` is the text after it.
+    """
     parts = decisions["outcome"].astype("str").str.partition(":") if len(decisions) else pd.DataFrame(columns=[0, 1, 2])
     return decisions.assign(result=parts[0].str.strip(), remark=parts[2].str.strip())
 
@@ -98,15 +107,17 @@ def service_days(
     services: Collection[str] = (),
     timezone: str = "UTC",
 ) -> ReportTable:
-    """Report per day and service: cycles, what came of its proposals, still cycles and why, changes of mode.
+    """Count cycles, outcomes and changes of mode by day and service.
+
+    Also suspended cycles, with their most frequent reason.
 
     Parameters
     ----------
     decisions : DataFrame
         Columns of ``DECISIONS``, oldest first.
     cycles : DataFrame, optional
-        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only cycles that left a line
-        in the audit are known.
+        Columns of ``CYCLES``; they are counted as the service ``helios``. None or empty: only cycles that left an
+        audit entry are known.
     """
     known = cycles is not None and not cycles.empty
     lines = pd.concat([_of_decisions(decisions, cycles_known=known), _of_cycles(cycles)], ignore_index=True)
@@ -137,11 +148,14 @@ def service_days(
 
 
 def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
-    """Return the lines that are counted: what became of proposals, and cycles in which nothing was done."""
+    """Return what is counted of each audit entry.
+
+    Outcomes of changes, and suspended cycles unless the table of cycles counts them.
+    """
     rows = with_results(decisions)
     of_a_cycle = (rows["action"] == OF_A_CYCLE).to_numpy()
     known = rows["result"].isin(RESULTS).to_numpy()
-    # Of a cycle that was still, control says so once, when the reasons change; the turns themselves know better.
+    # Control records a suspended cycle only when its reasons change, so the table of cycles counts better.
     suspended = of_a_cycle & ~known & (not cycles_known)
     return pd.DataFrame(
         {
@@ -176,7 +190,7 @@ def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
 
 def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
     before = table.groupby("service")["mode"].transform(lambda modes: modes.ffill().shift())
-    # Control itself has no mode: its lines say still or paused.
+    # Control itself has no mode: its entries have off, active or paused there.
     changed = before.notna() & table["mode"].notna() & (before != table["mode"]) & (table["service"] != CONTROL)
     day = pd.to_datetime(table["at"], utc=True).dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
     return table.assign(day=day, mode_changed=changed)
@@ -187,7 +201,7 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     counted = {"mode_changes": "mode_changed", "proposed": "proposed", "suspended": "is_suspended"}
     counted |= {name: f"is_{name}" for name in RESULTS}
     rows = groups[list(counted.values())].sum().rename(columns={held: name for name, held in counted.items()})
-    # Control itself has no mode: its lines say still or paused, which is over when Helios goes on.
+    # Control itself has no mode: its entries have off, active or paused there.
     rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
     rows["cycles"] = groups["at"].nunique()
     rows["suspended_reason"] = groups["suspended_reason"].agg(_commonest)

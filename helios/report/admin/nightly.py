@@ -1,4 +1,4 @@
-"""The nightly report of a day, as one page and as one plain mail of the same content."""
+"""The nightly report of a day, as a page and as a mail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from helios.units import change, duration_in_words, percent
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
 FAILED_WAKE = "FailedWake"
-"""The action of a line that control writes when a node did not wake."""
+"""``action`` of the audit entry that control writes when a node did not wake."""
 SAME = 0.05
 """Relative difference of a day's waits to the weeks before below which it is called ordinary."""
 WORST = declare_fields(
@@ -83,7 +83,9 @@ class NightEnergy:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Night:
-    """All that a nightly report is made of; frames as the warehouse gives them.
+    """Everything that a nightly report is computed from.
+
+    Frames are as the warehouse returns them.
 
     Attributes
     ----------
@@ -133,7 +135,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digest:
-    """A day, told.
+    """Content of a nightly report.
 
     Attributes
     ----------
@@ -163,7 +165,7 @@ class Digest:
 
 
 def nightly_digest(night: Night) -> Digest:
-    """Return a night's frames as a digest."""
+    """Compute the content of a nightly report."""
     zone, predictions = night.timezone, night.predictions
     daily = daily_waits(night)
     services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=zone)
@@ -228,12 +230,17 @@ def nightly_digest(night: Night) -> Digest:
 
 
 def as_text(digest: Digest) -> str:
-    """Return the digest as plain text of at most ``WIDTH`` columns, the most important first."""
+    """Return the digest as plain text of at most ``WIDTH`` columns.
+
+    The most important comes first.
+    """
     return "\n".join(line.rstrip() for line in _lines(digest)) + "\n"
 
 
 def as_mail(digest: Digest, *, page: str, page_name: str, sender: str, recipient: str) -> bytes:
-    """Return a message of the text with the page attached, such that ``sendmail -t < FILE`` sends it.
+    """Return the digest as a mail with the page attached.
+
+    The message is complete: ``sendmail -t < FILE`` sends it.
 
     The page is an attachment and not an alternative: mail readers do not draw the figures of an HTML body. Without a
     date, which sendmail adds, the same digest gives the same bytes.
@@ -273,7 +280,7 @@ def _lines(digest: Digest) -> Iterator[str]:
 
 
 def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
-    """Break text into lines of at most ``WIDTH`` columns that do not part a number from its unit."""
+    """Wrap text at ``WIDTH`` columns, keeping each number with its unit."""
     tied = re.sub(r"(?<=\d) (?=(?:h|min|s|days?|%|weeks)\b)", TIE, text)
     lines = textwrap.wrap(tied, WIDTH, initial_indent=first, subsequent_indent=then)
     return [line.replace(TIE, " ") for line in lines]
@@ -298,7 +305,11 @@ def _energy_section(energy: NightEnergy) -> Section:
 
 
 def daily_waits(night: Night) -> pd.DataFrame:
-    """Return for each of the days before and the day: the queue's levels, p50 and p95 of the waits that ended."""
+    """Return queue levels and wait quantiles of the last days.
+
+    A row for each of the days before, then one for the day. ``p50_wait_s`` and ``p95_wait_s`` are of the jobs that
+    started on that day.
+    """
     local = pd.Timestamp(night.begin).tz_convert(night.timezone)
     days = [local - pd.DateOffset(days=back) for back in range(7 * WEEKS_BEFORE, 0, -1)]
     edges_s = _edges([*days, local, pd.Timestamp(night.end)])
@@ -320,7 +331,10 @@ def _hours(night: Night) -> NDArray[np.int64]:
 
 
 def _of_the_day(night: Night, column: str) -> pd.DataFrame:
-    """Return the jobs submitted, or ended, in the day; predictions are judged on these, for those not on the short."""
+    """Return the jobs whose time ``column`` falls in the day.
+
+    Predictions are compared on the jobs that ended in the day: of those submitted in it, mostly short ones have ended.
+    """
     moment = night.jobs[column]
     inside = (moment >= pd.Timestamp(night.begin)) & (moment < pd.Timestamp(night.end))
     return night.jobs[inside.to_numpy()]
@@ -352,7 +366,7 @@ def _acts(services: ReportTable) -> Iterator[str]:
 
 
 def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
-    """Name the nodes that did not wake: they wait for a person."""
+    """Name the nodes that did not wake and need a person."""
     failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
     if nodes := fold(failed["target"].astype("str")):
         yield (
@@ -362,7 +376,7 @@ def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
 
 
 def _alarms(decisions: pd.DataFrame) -> Iterator[str]:
-    """Name what was refused, failed or read back otherwise, with the commonest reasons."""
+    """Describe mismatches and failures with their most frequent reasons."""
     rows = with_results(decisions[(decisions["action"] != FAILED_WAKE).to_numpy(dtype=bool)])
     for result, what in (
         (Result.MISMATCH, "Something else was read back than was written"),
@@ -397,7 +411,10 @@ def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
 
 
 def _before(daily: pd.DataFrame, column: str) -> float | None:
-    """Return the mean over the jobs of the days before; None where none started."""
+    """Return the mean of a column over the days before.
+
+    Weighted by the jobs that started on each day; None where none started.
+    """
     before = daily.iloc[:-1]
     known = before[before[column].notna() & (before["started"] > 0)]
     if known.empty:
@@ -428,13 +445,19 @@ def _waits(daily: pd.DataFrame) -> Iterator[str]:
 
 
 def _before_it(daily: pd.DataFrame) -> str:
-    """Name the days compared with, of which a young history does not know all."""
+    """Name the days before that the history knows.
+
+    A young history does not know all of them.
+    """
     known = int((daily["started"].iloc[:-1] > 0).sum())
     return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
 
 
 def _end_of(night: Night) -> str:
-    """Name the day's end: midnight, or where the day is not over yet, the moment up to which it is told."""
+    """Name the moment up to which the report counts.
+
+    The end of the day, or the time of day where the day is not over yet.
+    """
     last = pd.Timestamp(night.end).tz_convert(night.timezone)
     return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
 

@@ -1,4 +1,4 @@
-"""The nightly page, one self-contained HTML file in the look of the other reports."""
+"""The nightly report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ TICKS_S = (1, 5, 15, 60, 300, 900, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_4
 
 
 def waits_by_day(digest: Digest, *, narrow: bool = False) -> str | None:
-    """Draw mean and p95 wait of the jobs that started on each day; None where no start is known."""
+    """Draw mean and p95 wait of the jobs started on each day.
+
+    None where no start is known.
+    """
     daily = digest.daily
     if daily["mean_wait_s"].isna().all():
         return None
@@ -35,7 +38,10 @@ def waits_by_day(digest: Digest, *, narrow: bool = False) -> str | None:
 
 
 def queue_by_hour(digest: Digest, *, narrow: bool = False) -> str | None:
-    """Draw waiting and running jobs of the day, means of each hour; None where there were none."""
+    """Draw the hourly means of waiting and running jobs of the day.
+
+    GPUs in place of jobs where any are used or waited for. None where nothing waited or ran.
+    """
     hourly = digest.hourly
     if not (hourly["waiting"].any() or hourly["running"].any()):
         return None
@@ -56,7 +62,10 @@ def queue_by_hour(digest: Digest, *, narrow: bool = False) -> str | None:
 
 
 def _tick_s(top_s: float) -> float:
-    """Return the round length of time of which at most four fit below ``top_s``."""
+    """Return a round tick distance for an axis from 0 to ``top_s``.
+
+    In s; the shortest with at most four ticks.
+    """
     return next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)
 
 

@@ -1,4 +1,7 @@
-"""How far off predictions were, beside the rule that needs no model: the user's last run that had ended by then."""
+"""Prediction errors beside those of a rule without a model.
+
+The rule predicts the run time of the user's last job that had ended before the submission.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def prediction_accuracy(
     by: str | None = None,
     timezone: str = "UTC",
 ) -> ReportTable:
-    """Report how far off the first prediction of each ended job was: over all, by source, size and day.
+    """Report the error of each ended job's first prediction.
+
+    Over all jobs, and by source, size and day.
 
     Parameters
     ----------
@@ -59,7 +64,7 @@ def prediction_accuracy(
 
     Raises
     ------
-    Misuse
+    UsageError
         ``by`` is none of them.
     """
     if by is not None and by not in BY:
@@ -88,10 +93,10 @@ def prediction_accuracy(
 
 
 def last_ended_run_s(jobs: pd.DataFrame, past: pd.DataFrame) -> Floats:
-    """Return for each job the run time, s, of its user's job that ended last before it was submitted; NaN: none.
+    """Return the run time of the user's last job ended before each submission.
 
-    Only jobs that had ended strictly before count: an array's tasks run alike, and its first has not ended when its
-    last is submitted. The time of submission would be known too early by exactly that.
+    In s; NaN: there is none. A job that ends at the very moment of a submission does not count: the tasks of an array
+    run alike, and the first has not ended when the last is submitted.
     """
     known = past[past["ended_at"].notna() & past["run_time_s"].notna() & past["user"].notna()]
     ended = pd.DataFrame(
@@ -112,7 +117,9 @@ def last_ended_run_s(jobs: pd.DataFrame, past: pd.DataFrame) -> Floats:
 
 
 def worst_predictions(jobs: pd.DataFrame, predictions: pd.DataFrame, *, most: int) -> pd.DataFrame:
-    """Return the ended jobs whose run time was furthest from the predicted, by GPU or CPU hours wrongly foreseen.
+    """Return the ended jobs with the most wrongly predicted hours.
+
+    GPU hours; of jobs without GPUs, hours of run time.
 
     Returns
     -------
@@ -144,7 +151,7 @@ def _judged(jobs: pd.DataFrame, predictions: pd.DataFrame, past: pd.DataFrame) -
         above=(run_s > p90_s).astype(np.float64),
         naive=naive,
         same=np.where(np.isnan(naive), np.nan, mine),
-        # A draw, as of two predictors that are both exact, speaks for neither.
+        # A tie, as of two exact predictions, counts half for each.
         better=np.where(np.isnan(naive), np.nan, (mine < naive) + 0.5 * (mine == naive)),
     )
 

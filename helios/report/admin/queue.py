@@ -1,4 +1,4 @@
-"""The queue: who waits at a moment, and how many jobs and GPUs waited over time; from history, by columns."""
+"""Reports of the queue at a moment and over time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from helios.metrics.queue import mean_level_over_time
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 from helios.report.admin.usage import (
-    SUSPENDED_RUNNING,
-    SUSPENDED_WAITING,
+    STILL_RUNNING,
+    STILL_WAITING,
     UNKNOWN,
     able_since,
     is_in,
@@ -27,9 +27,9 @@ from helios.report.admin.usage import (
 Times = NDArray[np.int64]
 STEPS = tuple(timedelta(hours=hours) for hours in (0.25, 1, 3, 6, 24, 7 * 24, 28 * 24))
 MOST_STEPS = 48
-"""Lines that a person still reads; the finest step with at most as many is taken."""
+"""Rows that a person is willing to read; the finest step with at most as many is taken."""
 STALE = timedelta(hours=6)
-"""Age of the last submission from which the history is said to be old."""
+"""Age of the last submission from which a note says that the history is old."""
 
 NOW = declare_fields(
     ("Partition", "partition", FieldKind.TEXT, 12, "Partition"),
@@ -60,7 +60,9 @@ OVER_TIME = declare_fields(
 def queue_at(
     jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
 ) -> ReportTable:
-    """Report who waits at a moment, by partition and user, the longest wait first; and beside it what they run.
+    """Report who waits at a moment, by partition and user.
+
+    The longest wait first, with what each of them runs beside it.
 
     Parameters
     ----------
@@ -89,7 +91,9 @@ def queue_at(
 def queue_over_time(
     jobs: pd.DataFrame, *, since: datetime, until: datetime, title: str, timezone: str = "UTC"
 ) -> ReportTable:
-    """Report waiting and running jobs and GPUs in steps of time, exact means, O(n log n).
+    """Report waiting and running jobs and GPUs in steps of time.
+
+    Means are exact and take O(n log n).
 
     Parameters
     ----------
@@ -112,7 +116,11 @@ def queue_over_time(
 
 
 def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int64]:
-    """Return the edges of the finest steps of which at most ``MOST_STEPS`` fill the window; on the local clock."""
+    """Return the edges of the steps that a window is cut into.
+
+    The finest of ``STEPS`` of which at most ``MOST_STEPS`` fill the window. Steps of whole days begin at local
+    midnight.
+    """
     step = next((step for step in STEPS if (until - since) / step <= MOST_STEPS), STEPS[-1])
     first, last = (pd.Timestamp(moment).tz_convert(timezone) for moment in (since, until))
     # Whole days are counted on the local clock, shorter steps on the absolute one.
@@ -203,10 +211,13 @@ def _totals(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _intervals(jobs: pd.DataFrame, *, waiting: bool, last_s: int) -> tuple[Times, Times, Times]:
-    """Return begin, end and GPUs of each stretch in which a job waited, or ran; what lasts ends at ``last_s``."""
+    """Return begin, end and GPUs of each interval of waiting or running.
+
+    An interval that has not ended ends at ``last_s``.
+    """
     begin = _seconds(able_since(jobs) if waiting else jobs["started_at"])
     end = _seconds(jobs["started_at"].fillna(jobs["ended_at"]) if waiting else jobs["ended_at"])
-    lasts = (end < 0) & is_in(jobs, SUSPENDED_WAITING if waiting else SUSPENDED_RUNNING)
+    lasts = (end < 0) & is_in(jobs, STILL_WAITING if waiting else STILL_RUNNING)
     end = np.where(lasts, np.maximum(begin, last_s), end)
     known = (begin >= 0) & (end > begin)
     return begin[known], end[known], jobs["gpus"].to_numpy(dtype=np.int64)[known]
@@ -218,7 +229,10 @@ def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
 
 
 def _step_of(moments_s: NDArray[np.int64], edges_s: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the step that each moment falls in; -1: in none."""
+    """Return the step that each moment falls in.
+
+    -1: it falls in none.
+    """
     step = np.searchsorted(edges_s, moments_s, side="right") - 1
     return np.where(step < len(edges_s) - 1, step, -1)
 

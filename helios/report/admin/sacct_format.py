@@ -1,4 +1,6 @@
-"""What a report is, and how it is written: sacct's fields and widths, its parsable forms, or JSON.
+"""Reports in the style of sacct.
+
+They are written with sacct's fields and column widths, in its parsable form, or as JSON.
 
 As in sacct, ``--format`` takes ``Field[%[-]width]`` by commas, without regard to case; text longer than its column
 ends in ``+``. Unlike sacct, a number is never cut: its column grows.
@@ -45,7 +47,7 @@ class Field:
         As typed after ``--format`` and printed above the column.
     column : str
         Column of the report's frame, and key in JSON; lengths are in s there, shares of 1.
-    kind : Kind
+    kind : FieldKind
     doc : str
         What it means, for a person.
     width : int
@@ -76,7 +78,7 @@ def declare_fields(*fields: tuple[str, str, FieldKind, int, str]) -> tuple[Field
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReportTable:
-    """A report: its rows, and every field that can be shown of them.
+    """Rows of a report, with every field that can be shown.
 
     Attributes
     ----------
@@ -91,9 +93,9 @@ class ReportTable:
     total : mapping, optional
         A last row over all others; None: none makes sense.
     empty : str
-        What to say where there is no row.
+        Text in place of the table where there is no row.
     notes : tuple of str
-        What a person should know before believing it.
+        What a person should know before relying on it.
     timezone : str
         Zone in which moments are written.
     """
@@ -109,12 +111,14 @@ class ReportTable:
 
 
 def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
-    """Return the fields that ``asked``, sacct's ``--format`` text, names; None: those shown by default.
+    """Return the fields that a ``--format`` text names.
+
+    None: those shown by default.
 
     Raises
     ------
-    Misuse
-        A field is not one of the report's, or a width is no number; the fields there are get named.
+    UsageError
+        No field is named, a field is unknown (the hint lists the known ones), or a width is no number.
     """
     by_name = {field.name.lower(): field for field in answer.fields}
     parts = list(answer.shown) if asked is None else [part.strip() for part in asked.split(",") if part.strip()]
@@ -124,12 +128,15 @@ def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
 
 
 def listing(fields: Iterable[Field]) -> list[str]:
-    """Return a line for each field: its name and what it means."""
+    """Return a line with name and meaning of each field."""
     return [f"{field.name:<14} {field.doc}" for field in fields]
 
 
 def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = True) -> Iterator[str]:
-    """Yield the report as sacct prints one: header, rule, rows, and below another rule the total."""
+    """Yield the report in the layout of sacct.
+
+    Header, rule and rows, and below another rule the total.
+    """
     cells = _texts(answer, fields)
     last = {} if answer.total is None or answer.rows.empty else answer.total
     total = [write_values(last.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
@@ -153,7 +160,10 @@ def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = Tru
 def as_parsable(
     answer: ReportTable, fields: Sequence[Field], *, header: bool = True, trailing: bool = False
 ) -> Iterator[str]:
-    """Yield the rows with ``|`` between fields, and where ``trailing`` after the last, uncut; no total."""
+    """Yield header and rows with ``|`` between the fields.
+
+    Nothing is cut, and there is no total. ``trailing`` adds a ``|`` after the last field.
+    """
     end = "|" if trailing else ""
     if header:
         yield "|".join(field.name for field in fields) + end
@@ -162,7 +172,10 @@ def as_parsable(
 
 
 def as_json(answer: ReportTable) -> dict[str, Any]:
-    """Return everything as plain values, every field of every row; lengths in s, shares of 1, moments in ISO 8601."""
+    """Return title, rows, total and notes as plain values.
+
+    Rows have every field. Lengths are in s, shares fractions of 1, moments in ISO 8601.
+    """
     columns = [field.column for field in answer.fields]
     values = {name: [_plain(value) for value in answer.rows[name].tolist()] for name in columns}
     total = None if answer.total is None else {name: _plain(value) for name, value in answer.total.items()}
@@ -175,7 +188,10 @@ def as_json(answer: ReportTable) -> dict[str, Any]:
 
 
 def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
-    """Write one value as its kind is written; a missing one is empty."""
+    """Write one value in the way of its kind.
+
+    A missing value is empty.
+    """
     if pd.isna(value):
         return ""
     if kind is FieldKind.MOMENT:
@@ -196,7 +212,10 @@ def _write_number(number: float, kind: FieldKind) -> str:
 
 
 def slurm_length(seconds: float) -> str:
-    """Write a length of time as Slurm does: ``[days-]HH:MM:SS``."""
+    """Write a length of time in Slurm's notation.
+
+    ``[days-]HH:MM:SS``, rounded to whole seconds.
+    """
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -245,7 +264,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# Moments as sacct's ``-S`` and ``-E`` take them: a documented part of Slurm's words, on the cluster's own clock.
+# Moments as sacct's ``-S`` and ``-E`` take them: a documented part of Slurm's syntax, on the cluster's own clock.
 
 WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-01T08:00, 08:00"
 UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
@@ -269,7 +288,7 @@ def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
 
     Raises
     ------
-    Misuse
+    UsageError
         It is none of these.
     """
     word = text.strip()
@@ -282,7 +301,10 @@ def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
 
 
 def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
-    """Return the begin of the day that ``day`` falls in, and of the next, on the clock of ``timezone``."""
+    """Return begin and end of a day on a local clock.
+
+    The day that ``day`` falls in on the clock of ``timezone``; both moments in UTC.
+    """
     begin = _begin(day.astimezone(zone(timezone)))
     # Arithmetic within one zone is by the wall clock, so that a day of 23 or 25 hours ends at midnight too.
     return begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC)

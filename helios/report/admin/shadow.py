@@ -1,4 +1,7 @@
-"""What a shadow's decisions of one day would have changed: a replay of that day, and what it cannot tell."""
+"""Estimate of what a shadow's decisions of one day would have changed.
+
+It rests on a replay of that day; ``LIMITS`` says what that leaves out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fie
 from helios.units import duration_in_words
 
 MOVED_S = 60
-"""Difference of waits from which a job is said to have moved, s."""
+"""Difference of waits above which a job counts as moved, s."""
 SAME = 0.02
 """Relative difference of mean waits below which two replays are called no different."""
 LIMITS = (
@@ -52,7 +55,7 @@ _SITE_FACTOR = re.compile(r"SiteFactor\s*(-?\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowWaits:
-    """Waits of the same jobs: as recorded, or in one replay.
+    """Waits of the same jobs, as recorded or in one replay.
 
     Attributes
     ----------
@@ -69,7 +72,7 @@ class ShadowWaits:
 
     @classmethod
     def of(cls, waited_s: NDArray[np.floating[Any] | np.integer[Any]]) -> ShadowWaits:
-        """Measure waits, s; at least one."""
+        """Summarize the waits of at least one job, in s."""
         return cls(
             jobs=len(waited_s),
             mean_wait_s=float(np.mean(waited_s)),
@@ -94,7 +97,7 @@ class ShadowDay:
         Jobs for which a shadow decided another place.
     earlier, later : int
         Of the day's jobs, how many would have started earlier, or later, by more than a minute.
-    recorded, without, with_decisions : Waits or None
+    recorded, without, with_decisions : ShadowWaits or None
         As it was; replayed under FIFO with EASY backfill by time limits; the same with the decided urgencies. None:
         nothing to measure.
     moved : DataFrame
@@ -116,7 +119,7 @@ class ShadowDay:
 
     @property
     def sentences(self) -> list[str]:
-        """What it says, in plain words."""
+        """The estimate as sentences."""
         return list(_sentences(self))
 
     def to_json(self) -> dict[str, Any]:
@@ -137,7 +140,9 @@ class ShadowDay:
 
 
 def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
-    """Return for each job the urgency that a shadow decided first, of those that were written down with a number.
+    """Return the first urgency that a shadow decided for each job.
+
+    Decisions recorded without a number are left out.
 
     Parameters
     ----------
@@ -159,7 +164,10 @@ def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
 
 
 def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDArray[np.float64]:
-    """Return each job's urgency, its own or that of its array's record; 0: nothing was decided."""
+    """Return the urgency decided for each job.
+
+    Its own, or that of its array's record; 0: nothing was decided.
+    """
     own = jobs["job_id"].astype("object").map(decided)
     of_array = jobs["array_job_id"].astype("object").map(decided)
     found = own.astype("float64").fillna(of_array.astype("float64")).fillna(0.0)
@@ -174,7 +182,9 @@ def moved_jobs(
     wait_s: NDArray[np.int64],
     would_wait_s: NDArray[np.int64],
 ) -> pd.DataFrame:
-    """Return the jobs whose wait differs by more than a minute between two replays, the largest difference first.
+    """Return the jobs whose wait differs between two replays.
+
+    By more than ``MOVED_S``, the largest difference first.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Who used and who waited: jobs by user, account or partition, each figure over jobs submitted in the window."""
+"""Usage and waits of jobs by user, account or partition.
+
+Every figure is over the jobs submitted in the window.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ JOB_KEY = ["submitted_at", "job_id", "restart"]
 UNKNOWN = "(unknown)"
 FAILURES = frozenset({JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL})
 """Ends that nobody wanted; a time limit reached and a cancellation may be a choice."""
-SUSPENDED_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
-SUSPENDED_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
+STILL_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.RESIZING})
+STILL_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED})
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -33,7 +36,10 @@ def select_jobs(
     accounts: Collection[str] = (),
     partitions: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Return the jobs of any of the users, accounts and partitions named; an empty collection means all."""
+    """Return the jobs of the named users, accounts and partitions.
+
+    A job must match each collection; an empty one matches all.
+    """
     kept = np.ones(len(jobs), dtype=bool)
     for column, names in (("user", users), ("account", accounts), ("partition", partitions)):
         if names:
@@ -42,7 +48,10 @@ def select_jobs(
 
 
 def able_since(jobs: pd.DataFrame) -> pd.Series[Any]:
-    """Return since when each job could have started: eligible, or submitted where that is unknown."""
+    """Return the moment from which each job could have started.
+
+    When it became eligible, or its submission where that is unknown.
+    """
     return jobs["eligible_at"].fillna(jobs["submitted_at"])
 
 
@@ -53,27 +62,36 @@ def is_in(jobs: pd.DataFrame, states: Collection[str]) -> Flags:
 
 
 def waiting_at(jobs: pd.DataFrame, at: datetime) -> Flags:
-    """Return which jobs could have started and had not at ``at``; a job without a start waits while it is pending."""
+    """Return which jobs could have started and had not at ``at``.
+
+    A job with neither start nor end waits while its state is pending or requeued.
+    """
     moment = pd.Timestamp(at)
     begun = (able_since(jobs) <= moment).to_numpy()
     without = jobs["started_at"].isna().to_numpy()
     later = (jobs["started_at"] > moment).to_numpy()
     # Cancelled before it started: it waited until then.
     given_up = without & (jobs["ended_at"] > moment).to_numpy()
-    pending = without & jobs["ended_at"].isna().to_numpy() & is_in(jobs, SUSPENDED_WAITING)
+    pending = without & jobs["ended_at"].isna().to_numpy() & is_in(jobs, STILL_WAITING)
     return begun & (later | given_up | pending)
 
 
 def running_at(jobs: pd.DataFrame, at: datetime) -> Flags:
-    """Return which jobs ran at ``at``; one without an end runs while its state says so."""
+    """Return which jobs ran at ``at``.
+
+    A job without an end runs while its state says so.
+    """
     moment = pd.Timestamp(at)
     begun = (jobs["started_at"] <= moment).to_numpy()
-    unended = jobs["ended_at"].isna().to_numpy() & is_in(jobs, SUSPENDED_RUNNING)
+    unended = jobs["ended_at"].isna().to_numpy() & is_in(jobs, STILL_RUNNING)
     return begun & ((jobs["ended_at"] > moment).to_numpy() | unended)
 
 
 def wait_s(jobs: pd.DataFrame) -> Floats:
-    """Return each started job's wait, s, never negative; NaN: not started, or unknown."""
+    """Return the wait of each started job, in s.
+
+    Never negative; NaN: not started, or unknown.
+    """
     waited = np.asarray((jobs["started_at"] - able_since(jobs)).dt.total_seconds(), dtype=np.float64)
     return np.maximum(waited, 0.0)
 
@@ -84,7 +102,10 @@ def wait_so_far_s(jobs: pd.DataFrame, at: datetime) -> Floats:
 
 
 def used_s(jobs: pd.DataFrame, at: datetime) -> Floats:
-    """Return each job's run time, s: of the last run, of a running job until ``at``, 0 where there is none."""
+    """Return the run time of each job's last run, in s.
+
+    Of a running job until ``at``; 0 where there is none.
+    """
     known = jobs["run_time_s"].to_numpy(dtype=np.float64)
     so_far = np.asarray((pd.Timestamp(at) - jobs["started_at"]).dt.total_seconds(), dtype=np.float64)
     running = np.isnan(known) & running_at(jobs, at)
@@ -92,7 +113,10 @@ def used_s(jobs: pd.DataFrame, at: datetime) -> Floats:
 
 
 def with_first_prediction(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
-    """Return ``jobs`` with ``p10_s``, ``p50_s``, ``p90_s``, ``source`` as first predicted; missing: never."""
+    """Return ``jobs`` with the first prediction of each.
+
+    Columns ``p10_s``, ``p50_s``, ``p90_s`` and ``source``; missing: never predicted.
+    """
     wanted = ["p10_s", "p50_s", "p90_s", "source"]
     first = predictions.sort_values("made_at", kind="stable").drop_duplicates(JOB_KEY)[JOB_KEY + wanted]
     joined: pd.DataFrame = jobs.merge(first, on=JOB_KEY, how="left", validate="many_to_one")
@@ -132,7 +156,10 @@ def usage_by(
     title: str,
     timezone: str = "UTC",
 ) -> ReportTable:
-    """Report jobs, hours, waits, failures and predictions of each user, account or partition, the busiest first.
+    """Report jobs, hours, waits and failures by group.
+
+    A group is a user, an account or a partition; the one with most hours comes first. The errors of predictions are
+    reported too.
 
     Parameters
     ----------
@@ -174,7 +201,10 @@ def overall(jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime) -> M
 
 
 def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
-    """Return what is counted, a row for each job; NaN where a figure does not apply to it."""
+    """Return the figures that are summed, a row for each job.
+
+    NaN where a figure does not apply to the job.
+    """
     hours = used_s(jobs, at) / 3600
     gpu_hours = hours * jobs["gpus"].to_numpy()
     cpu_hours = hours * np.nan_to_num(jobs["cpus"].to_numpy(dtype=np.float64))
@@ -203,14 +233,20 @@ def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
 
 
 def _over_asked(jobs: pd.DataFrame) -> Floats:
-    """Return limit over run time of jobs that ran as long as they would; NaN: of no use here."""
+    """Return time limit over run time of each job.
+
+    NaN unless it completed, timed out, or has no known state.
+    """
     limit_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("time_limit_s", "run_time_s"))
     whole = is_in(jobs, {JobState.COMPLETED, JobState.TIMEOUT}) | jobs["state"].isna().to_numpy()
     return np.where(whole & np.isfinite(limit_s), limit_s / np.maximum(run_s, 1.0), np.nan)
 
 
 def _log_off(jobs: pd.DataFrame) -> Floats:
-    """Return the absolute log error of the predicted median; NaN: not predicted, or not ended."""
+    """Return the absolute log error of each predicted median.
+
+    NaN: not predicted, or not ended.
+    """
     p50_s, run_s = (jobs[name].to_numpy(dtype=np.float64) for name in ("p50_s", "run_time_s"))
     return np.asarray(np.abs(np.log1p(p50_s) - np.log1p(run_s)), dtype=np.float64)
 

@@ -1,4 +1,4 @@
-"""What a site may choose of CES."""
+"""Options of the energy-saving service (CES)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from helios.model import STEP_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CesOptions:
-    """What a site may choose.
+    """Options of the energy-saving service (CES).
 
     Attributes
     ----------
     every_s : int
-        Time between two looks, s.
+        Time between two decisions, s.
     rule : str
-        helios; published: the rule of the paper, without what it could not know; max_3h: the most of three hours
-        and five nodes, without a forecast. The last two are controls.
+        ``helios``; ``published``, the rule of the paper without what it could not know; or ``max_3h``, the maximum of
+        the last three hours plus five nodes, without a forecast. The last two are baselines.
     mechanism : str
-        sleep: nodes are told to sleep; keep_awake: the cluster's idle timer does it, but for those named.
+        ``sleep``: nodes are powered down. ``keep_awake``: the cluster's idle timer does it, except for the nodes named.
     risk : float
         Largest chance that a job, whenever it comes, finds fewer nodes awake than are needed and waits for a boot.
     wake_ups_per_day : float, optional
-        How often a day, on average, nodes of a pool may be woken; more only where it pays very well. None: as often as
-        the published rule would have in the same weeks, between every other day and twice a day.
+        How often a day, on average, nodes of a pool may be woken; more only where it pays very well. None for as often
+        as the published rule would have in the same weeks, between every other day and twice a day.
     worth : float
-        How many per cent more sleep one per cent more wake-ups must bring. Larger: fewer cycles, less sleep.
+        How many per cent more sleep one per cent more wake-ups must bring. Larger means fewer wake-ups and less sleep.
     spare : int
-        Idle nodes of a pool below which some are woken ahead of need.
+        Number of idle nodes of a pool below which nodes are woken ahead of need.
     weeks : int
-        Of history that thresholds are picked on.
+        Weeks of history on which thresholds are chosen.
     sigma : float
-        Of the published rule: nodes kept in reserve.
+        Published rule: nodes kept in reserve.
     hold_s : int
-        Of it: hold-off after a wake, s.
+        Published rule: hold-off after a wake, s.
     xi_h, xi_p : float
-        Of it: nodes by which use must have fallen, and be expected to fall.
+        Published rule: nodes by which use must have fallen, and be expected to fall.
     h_s, f_s : int
-        Of it: the horizons of both, s.
+        Published rule: the horizons of both, s.
     """
 
     every_s: int = STEP_S

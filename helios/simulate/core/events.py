@@ -1,4 +1,7 @@
-"""The clock of a replay: what ends, what arrives, who starts, moment by moment."""
+"""Clock of a replay, which goes from event to event.
+
+At each moment jobs end, then jobs arrive, then the scheduling passes that are due start jobs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from helios.simulate.core.wait_bound import promote_overdue
 
 @kernel
 def next_moment(state: EngineState) -> int:
-    """Return when the next job ends or arrives, or a node changes by itself, or NEVER."""
+    """Return the time of the next event.
+
+    A job ends or arrives, or a node changes its power state by itself. NEVER: nothing is left to happen.
+    """
     clock, moment = state.clock[0], NEVER
     if clock.running > 0:
         moment = state.jobs[state.ends[0]].ends_s
@@ -27,14 +33,17 @@ def next_moment(state: EngineState) -> int:
 
 @kernel
 def awaits(state: EngineState, now: int, scored: int) -> bool:
-    """Say whether a job that nobody has scored yet arrives ``now``."""
+    """Return whether a job that has no key yet arrives ``now``."""
     arrived = state.clock[0].arrived
     return bool(scored <= arrived < len(state.jobs) and state.jobs[arrived].submitted_s == now)
 
 
 @kernel
 def end_due(state: EngineState, now: int) -> int:
-    """Let all end that end ``now``, and nodes be up or asleep that are so by now; return how many jobs ended."""
+    """End the jobs that end ``now``, after the changes of nodes that are due.
+
+    Returns how many jobs ended.
+    """
     n_ended: int = state.clock[0].ended
     state.clock[0].now_s = now
     if len(state.versatile) > 0:
@@ -56,7 +65,10 @@ def _arrive(state: EngineState, now: int) -> None:
 
 @kernel
 def admit_due(state: EngineState, now: int) -> int:
-    """Let all queue that are submitted ``now``; return how many."""
+    """Queue the jobs that are submitted ``now``.
+
+    Returns how many there are.
+    """
     clock = state.clock[0]
     first = clock.arrived
     while clock.arrived < len(state.jobs) and state.jobs[clock.arrived].submitted_s == now:
@@ -68,7 +80,7 @@ def admit_due(state: EngineState, now: int) -> int:
 
 @kernel
 def touch(state: EngineState, partition: int) -> None:
-    """Note that ``partition`` needs a scheduling pass."""
+    """Mark ``partition`` as due for a scheduling pass."""
     clock, home = state.clock[0], state.partitions[partition]
     if not home.touched:
         home.touched = 1
@@ -78,7 +90,10 @@ def touch(state: EngineState, partition: int) -> None:
 
 @kernel
 def schedule_touched(state: EngineState, now: int) -> None:
-    """Make the passes that are due ``now``; what is idle too long after them falls asleep."""
+    """Make the scheduling passes that are due ``now``.
+
+    After them the idle timer puts nodes to sleep.
+    """
     clock = state.clock[0]
     for place in range(clock.touched):
         partition = state.partitions[place].due
@@ -92,24 +107,26 @@ def schedule_touched(state: EngineState, now: int) -> None:
 
 
 def run(state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-    """Carry the timeline on, in place, and stop before the moment when job number ``scored`` arrives.
+    """Run the replay until job number ``scored`` is about to arrive.
+
+    The state is changed in place.
 
     Parameters
     ----------
-    state : State
-        Keys and estimates of the first ``scored`` jobs must stand in ``state.pending``.
+    state : EngineState
+        Keys and estimates of the first ``scored`` jobs must be in ``state.pending``.
     scored : int
         Jobs whose keys are known; all those of one submit time together.
     budget : int
-        Arrivals and ends after which to return anyway.
+        Arrivals and ends after which it returns anyway.
     until_s : int
         Stop also before the first moment from then on, s since the epoch.
 
     Returns
     -------
     bool
-        Whether such a moment, or the end of everything, was reached; ``next_s`` of the clock says which, NEVER being
-        the end.
+        Whether such a moment, or the end of the replay, was reached. ``next_s`` of the clock is that moment; NEVER: the
+        end.
     """
     return _carry_on(state, scored, until_s, budget)
 
@@ -129,7 +146,10 @@ def _carry_on(state: EngineState, scored: int, until_s: int, budget: int) -> boo
 def put_anew(
     state: EngineState, jobs: NDArray[np.int64], *, keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
 ) -> None:
-    """Give pending ``jobs`` other keys and estimates (same length); a pass of their partitions is then due."""
+    """Give pending ``jobs`` new keys and estimates.
+
+    All three have the same length. A pass of the jobs' partitions is then due.
+    """
     _put_anew(state, jobs, keys, estimates_s)
 
 

@@ -1,7 +1,9 @@
-"""The nodes of a partition by what they do and how many GPUs are free on them.
+"""Nodes of a partition, by power state and number of free GPUs.
 
 For every partition, each of AWAKE, WAKING, ASLEEP and FALLING, and every number of free GPUs (level) the set of such
-nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices.
+nodes is kept as bits by rank, so that the best fit is the lowest bit of the lowest level that suffices. The set of
+number ``shelf`` is that of power ``shelf // levels`` and level ``shelf % levels``, with ``levels`` one more than the
+GPUs of a node.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ import numpy as np
 from helios.jit import kernel
 from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, NOBODY, WAKING, WORD_BITS, EngineState
 
-# Idle nodes that the cluster's own idle timer may put to sleep, longest idle first: a list through the nodes.
+# Idle nodes that the cluster's own idle timer may put to sleep, longest idle first: a linked list of nodes.
 
 
 @kernel
 def enlist(state: EngineState, node: int) -> None:
-    """Put ``node``, idle and awake, into the list by how long it has been idle; one that is kept awake stays out."""
+    """Put ``node``, idle and awake, into the list of idle nodes.
+
+    The list is by how long they have been idle. A node that is kept awake stays out.
+    """
     clock, nodes, its = state.clock[0], state.nodes, state.nodes[node]
     if its.kept:
         return
@@ -31,7 +36,7 @@ def enlist(state: EngineState, node: int) -> None:
 
 @kernel
 def strike(state: EngineState, node: int) -> None:
-    """Take ``node`` out of the list, if it is in it."""
+    """Take ``node`` out of the list of idle nodes, if it is in it."""
     clock, its = state.clock[0], state.nodes[node]
     if its.earlier != NOBODY or clock.idle_first == node:
         _join(state, its.earlier, its.later)
@@ -51,12 +56,12 @@ def _join(state: EngineState, ahead: int, behind: int) -> None:
         nodes[behind].earlier = ahead
 
 
-# Counts of nodes by what they do, and node seconds: brought up to now whenever a count is about to change.
+# Counts of nodes by power state, and node seconds, which are brought up to now before a count changes.
 
 
 @kernel
 def bring_up(state: EngineState, partition: int) -> None:
-    """Count the stretch that ends now at what the counts of ``partition`` were."""
+    """Add the node seconds of ``partition`` since they were last counted."""
     tally, now = state.partitions[partition], state.clock[0].now_s
     length = now - tally.counted_s
     if length > 0:
@@ -72,7 +77,7 @@ def bring_up(state: EngineState, partition: int) -> None:
 
 @kernel
 def count_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None:
-    """Note that ``gpus`` more of ``node`` are held."""
+    """Count ``gpus`` more of ``node`` as held."""
     if state.nodes[node].power == AWAKE:
         bring_up(state, partition)
         state.partitions[partition].gpus += gpus
@@ -80,7 +85,7 @@ def count_gpus(state: EngineState, partition: int, node: int, gpus: int) -> None
 
 @kernel
 def count_holding(state: EngineState, partition: int, node: int, by: int) -> None:
-    """Note that ``node`` now holds a job (``by`` 1), or no longer does (-1)."""
+    """Count ``node`` as holding a job (``by`` 1), or no longer (-1)."""
     bring_up(state, partition)
     tally = state.partitions[partition]
     tally.holding += by
@@ -91,7 +96,7 @@ def count_holding(state: EngineState, partition: int, node: int, by: int) -> Non
 
 @kernel
 def count_power(state: EngineState, partition: int, power: int, by: int) -> None:
-    """Note that one node more (``by`` 1) or less (-1) does what ``power`` says."""
+    """Count one node more (``by`` 1) or less (-1) in state ``power``."""
     bring_up(state, partition)
     tally = state.partitions[partition]
     if power == AWAKE:
@@ -106,7 +111,10 @@ def count_power(state: EngineState, partition: int, power: int, by: int) -> None
 
 @kernel
 def _log(state: EngineState, partition: int) -> None:
-    """Write down how many nodes hold a job; what lasted no time is written over."""
+    """Log how many nodes hold a job.
+
+    A number that lasted no time is overwritten.
+    """
     clock, tally, now = state.clock[0], state.partitions[partition], state.clock[0].now_s
     if tally.row == NOBODY or state.holding[tally.row].at_s != now:
         tally.row = clock.rows
@@ -117,7 +125,7 @@ def _log(state: EngineState, partition: int) -> None:
 
 @kernel
 def count_sleep(state: EngineState) -> None:
-    """Note that one more node was put to sleep."""
+    """Count one more node that was put to sleep."""
     clock = state.clock[0]
     clock.sleeps += 1
     if clock.sleep_moments == 0 or clock.last_sleep_s != clock.now_s:
@@ -127,7 +135,7 @@ def count_sleep(state: EngineState) -> None:
 
 @kernel
 def count_wake(state: EngineState) -> None:
-    """Note that one more node was woken."""
+    """Count one more node that was woken."""
     clock = state.clock[0]
     clock.wakes += 1
     if clock.wake_moments == 0 or clock.last_wake_s != clock.now_s:
@@ -137,7 +145,7 @@ def count_wake(state: EngineState) -> None:
 
 @kernel
 def count_delay(state: EngineState) -> None:
-    """Note that one more start waits for a node to get up."""
+    """Count one more start that waits for a node to boot."""
     clock = state.clock[0]
     clock.delays += 1
     if clock.delay_moments == 0 or clock.last_delay_s != clock.now_s:
@@ -145,7 +153,7 @@ def count_delay(state: EngineState) -> None:
     clock.last_delay_s = clock.now_s
 
 
-# A de Bruijn sequence tells the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
+# A de Bruijn sequence gives the position of a lone bit by one multiplication (Leiserson, Prokop, Randall,
 # "Using de Bruijn sequences to index a 1 in a computer word", 1998); numba has no count of trailing zeros.
 _DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
 _BIT_OF = np.zeros(WORD_BITS, dtype=np.int64)
@@ -155,10 +163,11 @@ for _bit in range(WORD_BITS):
 
 @kernel
 def room(state: EngineState, partition: int) -> int:
-    """Return the size of the largest job that can be placed now; every smaller one can be, too.
+    """Return the size of the largest job that can be placed now.
 
-    With c wholly free nodes of G GPUs and m free on the best other node, that is c G + m: a job of k G + r
-    GPUs (r < G) needs k free nodes and r on another. Nodes that are falling asleep do not count, sleeping ones do.
+    Every smaller one can be placed, too. With c wholly free nodes of G GPUs and m free on the best other node, the size
+    is c G + m: a job of k G + r GPUs (r < G) needs k free nodes and r on another. Nodes that are falling asleep do not
+    count, sleeping ones do.
     """
     if len(state.versatile) == 0:
         return room_awake(state, partition)
@@ -171,7 +180,7 @@ def room(state: EngineState, partition: int) -> int:
 
 @kernel
 def room_awake(state: EngineState, partition: int) -> int:
-    """Return the size of the largest job that nodes hold which are awake."""
+    """Return the size of the largest job that awake nodes can hold."""
     home = state.partitions[partition]
     full = home.gpus_per_node
     return int(state.level_nodes[home.first_level + full] * full + _best_part(state, partition, AWAKE))
@@ -179,7 +188,7 @@ def room_awake(state: EngineState, partition: int) -> int:
 
 @kernel
 def _best_part(state: EngineState, partition: int, power: int) -> int:
-    """Return the most GPUs that are free on a node which is not wholly free."""
+    """Return the most free GPUs on a node that is not wholly free."""
     home = state.partitions[partition]
     level, first = home.gpus_per_node - 1, home.first_level + power * (home.gpus_per_node + 1)
     while level > 0 and state.level_nodes[first + level] == 0:
@@ -208,7 +217,7 @@ def shift(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
 @kernel
 def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -> None:
-    """Do the same where nodes sleep, or differ in weight, or are counted."""
+    """Do the same where nodes sleep, differ in weight, or are counted."""
     home, its, clock = state.partitions[partition], state.nodes[node], state.clock[0]
     before = state.nodes[node].free
     after = before + gpus
@@ -229,7 +238,10 @@ def _shift_and_count(state: EngineState, partition: int, node: int, gpus: int) -
 
 @kernel
 def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
-    """Change the free GPUs of ``node`` by ``gpus`` in thought: nothing is counted, and it has to be undone."""
+    """Change the free GPUs of ``node`` by ``gpus`` for a plan only.
+
+    Nothing is counted, and the caller has to undo it.
+    """
     if len(state.versatile) == 0:
         shift(state, partition, node, gpus)
         return
@@ -242,7 +254,10 @@ def imagine(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
 @kernel
 def imagine_power(state: EngineState, partition: int, node: int, power: int) -> None:
-    """Let ``node``, which is idle, be asleep instead of falling asleep, or the reverse, in thought."""
+    """Change the power of an idle ``node`` for a plan only.
+
+    It changes from falling asleep to asleep, or back.
+    """
     its = state.nodes[node]
     _flip(state, partition, node, its.free, -1)
     its.power = power
@@ -252,7 +267,10 @@ def imagine_power(state: EngineState, partition: int, node: int, power: int) -> 
 
 @kernel
 def set_aside(state: EngineState, partition: int, by: int) -> None:
-    """Take the nodes that are reserved out of the sets (``by`` -1), for nobody to be placed there, or put them back."""
+    """Take the reserved nodes out of their sets, or put them back.
+
+    ``by`` is -1 or 1. Without them in the sets no job is placed there.
+    """
     home = state.partitions[partition]
     for place in range(home.reserved):
         node = state.nodes[home.first_node + place].reserved
@@ -261,9 +279,10 @@ def set_aside(state: EngineState, partition: int, by: int) -> None:
 
 @kernel
 def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -> int:
-    """Return what ``size``, the largest job that fits beside the nodes set aside, becomes with them.
+    """Return what ``size`` becomes if the reserved nodes are used too.
 
-    Of those only the ones count that are up to ``deepest``: AWAKE, or ASLEEP.
+    ``size`` is the largest job that fits beside them while they are set aside. Only those up to ``deepest`` (AWAKE or
+    ASLEEP) count.
     """
     home, nodes = state.partitions[partition], state.nodes
     full = home.gpus_per_node
@@ -279,7 +298,7 @@ def with_reserved(state: EngineState, partition: int, size: int, deepest: int) -
 
 @kernel
 def turn(state: EngineState, partition: int, node: int, power: int) -> None:
-    """Let ``node`` do what ``power`` says from now on."""
+    """Change the power state of ``node`` to ``power``."""
     home, its = state.partitions[partition], state.nodes[node]
     held = home.gpus_per_node - state.nodes[node].free
     _flip(state, partition, node, state.nodes[node].free, -1)
@@ -294,7 +313,10 @@ def turn(state: EngineState, partition: int, node: int, power: int) -> None:
 
 @kernel
 def _flip(state: EngineState, partition: int, node: int, level: int, by: int) -> None:
-    """Put ``node`` into the set of its power and ``level`` (``by`` 1), or take it out (-1)."""
+    """Put ``node`` into a set (``by`` 1), or take it out (-1).
+
+    The set is that of its power and ``level``.
+    """
     home, its = state.partitions[partition], state.nodes[node]
     shelf = its.power * (home.gpus_per_node + 1) + level
     bit = np.uint64(1) << np.uint64(its.rank % WORD_BITS)
@@ -304,7 +326,10 @@ def _flip(state: EngineState, partition: int, node: int, level: int, by: int) ->
 
 @kernel
 def first_node(state: EngineState, partition: int, shelf: int) -> int:
-    """Return the first node of the set number ``shelf``; there must be one."""
+    """Return the first node of the set number ``shelf``.
+
+    The set must not be empty.
+    """
     home = state.partitions[partition]
     word = home.first_word + shelf * home.words
     start = word
@@ -358,8 +383,8 @@ def _ones(word: np.uint64) -> int:
 
 # Nodes that sleep and wake: on request, for a job, or by the cluster's own idle timer.
 #
-# Falling asleep and waking take as long for every node, so that those on the way arrive in the order in which they
-# left.
+# Falling asleep takes as long for every node, and so does waking: nodes finish in the order in which they began, and
+# a ring buffer suffices for each.
 
 
 @kernel
@@ -377,7 +402,7 @@ def home_of(state: EngineState, node: int) -> int:
 
 @kernel
 def wake(state: EngineState, partition: int, node: int) -> None:
-    """Let ``node``, which sleeps, get up."""
+    """Begin to wake ``node``, which is asleep."""
     clock, its = state.clock[0], state.nodes[node]
     turn(state, partition, node, WAKING)
     its.until_s = clock.now_s + clock.boot_s
@@ -388,7 +413,10 @@ def wake(state: EngineState, partition: int, node: int) -> None:
 
 @kernel
 def fall(state: EngineState, partition: int, node: int) -> None:
-    """Let ``node``, which is awake and idle, fall asleep: until it has, nobody can use it."""
+    """Begin to put ``node``, which is awake and idle, to sleep.
+
+    No job can use it until it is asleep.
+    """
     clock, its = state.clock[0], state.nodes[node]
     strike(state, node)
     turn(state, partition, node, FALLING)
@@ -401,7 +429,10 @@ def fall(state: EngineState, partition: int, node: int) -> None:
 
 @kernel
 def next_change(state: EngineState) -> int:
-    """Return when the next node is up or asleep, or is put to sleep by the idle timer, or NEVER."""
+    """Return when the next node changes its power state by itself.
+
+    That is when it is up or asleep, or when the idle timer puts it to sleep. NEVER: none does.
+    """
     clock, moment = state.clock[0], NEVER
     if clock.waking > 0:
         moment = state.nodes[state.nodes[clock.first_waking].waking].until_s
@@ -414,7 +445,7 @@ def next_change(state: EngineState) -> int:
 
 @kernel
 def get_up(state: EngineState, now: int) -> None:
-    """Let all be awake that are up ``now``."""
+    """Change the nodes that have booted by ``now`` to awake."""
     clock = state.clock[0]
     while clock.waking > 0 and state.nodes[state.nodes[clock.first_waking].waking].until_s <= now:
         node = state.nodes[clock.first_waking].waking
@@ -429,7 +460,10 @@ def get_up(state: EngineState, now: int) -> None:
 
 @kernel
 def fell(state: EngineState, now: int) -> int:
-    """Let one node be asleep that has fallen asleep by ``now``, and return its partition, or NOBODY."""
+    """Change one node that has fallen asleep by ``now`` to asleep.
+
+    Returns its partition; NOBODY: there was none.
+    """
     clock = state.clock[0]
     if clock.falling == 0 or state.nodes[state.nodes[clock.first_falling].falling].until_s > now:
         return NOBODY
@@ -444,7 +478,7 @@ def fell(state: EngineState, now: int) -> int:
 
 @kernel
 def time_out(state: EngineState, now: int) -> None:
-    """Let fall asleep whatever the idle timer says should."""
+    """Put the nodes to sleep whose idle timer has expired."""
     clock = state.clock[0]
     if clock.suspend_s == NEVER:
         return

@@ -1,7 +1,8 @@
-"""Which nodes a job gets: awake ones before waking ones before sleeping ones; whole nodes first for large jobs.
+"""Choice of the nodes for a job.
 
-Among these the lowest weight goes first, and among nodes of equal weight the mode decides: ``packed``, the fullest node
-that still fits; ``spread``, the emptiest; ``random``, any that fits; ``weighted``, the first. The first node wins ties.
+Awake nodes go before waking ones before sleeping ones, and a large job takes whole nodes first. Among these the lowest
+weight goes first, and among nodes of equal weight the mode decides: ``packed``, the fullest node that still fits;
+``spread``, the emptiest; ``random``, any that fits; ``weighted``, the first. The first node wins ties.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from helios.simulate.core.state import ASLEEP, AWAKE, NOBODY, RANDOM, SPREAD, WA
 
 @kernel
 def place(state: EngineState, job: int, now: int) -> int:
-    """Give ``job``, which must fit, its nodes; return when the last of them is up."""
+    """Give ``job``, which must fit, its nodes.
+
+    Returns when the last of them is up.
+    """
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     full, up_s = home.gpus_per_node, now
     for number in range(jobs[job].gpus // full):
@@ -28,7 +32,7 @@ def place(state: EngineState, job: int, now: int) -> int:
 
 @kernel
 def lift(state: EngineState, job: int, sign: int) -> None:
-    """Free the GPUs that ``job`` holds (``sign`` 1), or take the same ones again (-1)."""
+    """Free the GPUs of ``job`` (``sign`` 1), or take them again (-1)."""
     share = state.jobs[job].first_share
     while share >= 0:
         shift(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
@@ -48,7 +52,10 @@ def forget(state: EngineState, job: int) -> None:
 
 @kernel
 def _take(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
-    """Let ``job`` hold ``gpus`` of ``node``; return when that is up."""
+    """Give ``job`` ``gpus`` GPUs of ``node``.
+
+    Returns when the node is up.
+    """
     clock = state.clock[0]
     share = clock.free_share
     clock.free_share = state.shares[share].next
@@ -65,7 +72,10 @@ def _take(state: EngineState, job: int, node: int, gpus: int, now: int) -> int:
 
 @kernel
 def choice(state: EngineState, job: int, number: int, least: int) -> int:
-    """Return the node with ``least`` free GPUs or more that ``job`` gets; ``number`` tells its choices apart."""
+    """Return the node that ``job`` gets for ``least`` GPUs.
+
+    ``number`` distinguishes the choices of one job, for random placement.
+    """
     partition = state.jobs[job].partition
     home = state.partitions[partition]
     if len(state.versatile) == 0:
@@ -82,7 +92,10 @@ def choice(state: EngineState, job: int, number: int, least: int) -> int:
 
 @kernel
 def _lowest_shelf(state: EngineState, partition: int, shelf: int, end: int) -> int:
-    """Return the first set from number ``shelf`` on that has a node in it, or NOBODY."""
+    """Return the first set from number ``shelf`` on that is not empty.
+
+    NOBODY: there is none before ``end``.
+    """
     first = state.partitions[partition].first_level
     while shelf < end:
         if state.level_nodes[first + shelf] > 0:
@@ -93,7 +106,10 @@ def _lowest_shelf(state: EngineState, partition: int, shelf: int, end: int) -> i
 
 @kernel
 def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) -> int:
-    """Return what weight and mode prefer among the sets from number ``lowest`` on, which has a node in it."""
+    """Return the node that weight and mode prefer among some sets.
+
+    These are the sets from number ``lowest`` on, which is not empty, and before ``end``.
+    """
     partition, placement, nodes = state.jobs[job].partition, state.clock[0].placement, state.nodes
     best = first_node(state, partition, lowest)
     for shelf in range(lowest + 1, end):
@@ -109,7 +125,10 @@ def _chosen(state: EngineState, job: int, number: int, lowest: int, end: int) ->
 
 @kernel
 def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int) -> int:
-    """Return the node that was drawn of those of these sets that have no higher weight than ``best``."""
+    """Return the node that number ``drawn`` selects among some sets.
+
+    Only nodes with no higher weight than ``best`` count.
+    """
     partition, tier_end = home_of(state, best), state.nodes[best].tier_end
     n_alike = 0
     for shelf in range(lowest, end):
@@ -125,7 +144,9 @@ def _any_alike(state: EngineState, best: int, lowest: int, end: int, drawn: int)
 
 @kernel
 def _drawn(state: EngineState, job: int, number: int) -> int:
-    """Draw a number that depends on the seed, the job and its choice only, so that policies see the same draws.
+    """Draw a number that depends on seed, job and choice only.
+
+    So all policies see the same draws.
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the mix of SplitMix64).
     """

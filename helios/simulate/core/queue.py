@@ -1,9 +1,9 @@
-"""Pending jobs in order, as treaps that also know the smallest estimate below each node.
+"""Queues of pending jobs, as treaps with the smallest estimate of each subtree.
 
-A treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996) takes and gives jobs at any place
-in O(log n), whatever the order of arrival; carrying the smallest estimate of each subtree, it finds the first job
-in order that is short enough for a gap just as fast, which is what keeps EASY from walking a long queue.
-Ranks need not be known beforehand, so it serves orders that only predictions made in the timeline decide.
+A treap (Aragon and Seidel, "Randomized search trees", Algorithmica 16, 1996) inserts and removes jobs at any position
+in O(log n), whatever the order of arrival. With the smallest estimate of each subtree, it finds the first job in order
+that is short enough for a gap just as fast, so that EASY need not walk through a long queue. Ranks need not be known
+beforehand, so it also serves orders by predictions that are made in the timeline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from helios.simulate.core.state import NOBODY, EngineState
 
 @kernel
 def before(pending: NDArray[np.void], job: int, other: int) -> bool:
-    """Say whether ``job`` comes before ``other``: by key, then by position, which is submit time and job id."""
+    """Return whether ``job`` comes before ``other`` in the queue.
+
+    Jobs go by key, then by position, which is by submit time and job id.
+    """
     mine: float = pending[job].key
     theirs: float = pending[other].key
     return mine < theirs or (mine == theirs and job < other)
@@ -25,7 +28,7 @@ def before(pending: NDArray[np.void], job: int, other: int) -> bool:
 
 @kernel
 def push(state: EngineState, job: int) -> None:
-    """Put ``job`` into its queue, by the key and estimate in ``state.pending``."""
+    """Put ``job`` into its queue, by its key and estimate in ``state.pending``."""
     pending, queue = state.pending, state.queues[state.jobs[job].queue]
     parent, node, leftwards = NOBODY, queue.root, False
     while node >= 0 and pending[node].priority >= pending[job].priority:
@@ -65,7 +68,10 @@ def remove(state: EngineState, job: int) -> None:
 
 @kernel
 def first_within(pending: NDArray[np.void], root: int, window_s: int) -> int:
-    """Return the first job in order below ``root`` whose estimate is at most ``window_s``, or NOBODY."""
+    """Return the first job whose estimate is at most ``window_s``.
+
+    It is the first in order of the subtree at ``root``. NOBODY: there is none.
+    """
     node = root
     if node < 0 or pending[node].least_s > window_s:
         return NOBODY
@@ -89,7 +95,10 @@ def _attach(pending: NDArray[np.void], parent: int, leftwards: bool, child: int)
 
 @kernel
 def _split(pending: NDArray[np.void], path: NDArray[np.int64], node: int, job: int) -> None:
-    """Make the subtree at ``node`` the children of ``job``: what comes before it, and what comes after."""
+    """Split the subtree at ``node`` into the two children of ``job``.
+
+    The left one holds what comes before it, the right one what comes after.
+    """
     pending[job].left = pending[job].right = NOBODY
     # The parts grow inwards: the left part at its right edge, the right part at its left edge.
     inner_left, inner_right, depth = job, job, 0
@@ -112,7 +121,10 @@ def _split(pending: NDArray[np.void], path: NDArray[np.int64], node: int, job: i
 
 @kernel
 def _merge(pending: NDArray[np.void], path: NDArray[np.int64], depth: int, left: int, right: int) -> tuple[int, int]:
-    """Join two treaps, all of ``left`` before all of ``right``; return the top and the length of ``path``."""
+    """Join two treaps, all of ``left`` before all of ``right``.
+
+    Returns the top, and the new length of ``path``, which lists the nodes to refresh.
+    """
     top, parent, leftwards = NOBODY, NOBODY, False
     while left >= 0 or right >= 0:
         from_left = right < 0 or (left >= 0 and pending[left].priority >= pending[right].priority)
@@ -141,7 +153,7 @@ def _refresh_path(pending: NDArray[np.void], path: NDArray[np.int64], first: int
 
 @kernel
 def _refresh_above(pending: NDArray[np.void], path: NDArray[np.int64], n_above: int) -> None:
-    """Refresh a path from its end upwards as far as anything changes, which is seldom far."""
+    """Refresh a path from its end upwards until nothing changes."""
     for step in range(n_above - 1, -1, -1):
         least_s = pending[path[step]].least_s
         _refresh(pending, path[step])

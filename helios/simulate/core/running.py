@@ -1,4 +1,7 @@
-"""Running jobs: by true end, for the clock; by expected end, for those who plan."""
+"""Running jobs, by true end and by expected end.
+
+The clock goes by true ends, and backfill plans with expected ones.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from helios.simulate.core.placement import forget, lift, place
 from helios.simulate.core.state import EASY, NEVER, NOBODY, NODES, EngineState
 
 OVERDUE = -1
-"""Granted to a job that is past its estimate, where such jobs are kept apart."""
+"""Value of ``granted_s`` of a job past its estimate, where such jobs are listed apart."""
 
 
 @kernel
 def start(state: EngineState, job: int, now: int) -> None:
-    """Place ``job``, which must fit, and let it run from ``now`` on, or from when all of its nodes are up."""
+    """Place ``job``, which must fit, and start it.
+
+    It runs from ``now`` on, or from when all of its nodes are up.
+    """
     clock, its = state.clock[0], state.jobs[job]
     up_s = place(state, job, now)
     state.partitions[its.partition].planned_for = NOBODY
@@ -42,7 +48,7 @@ def start(state: EngineState, job: int, now: int) -> None:
 
 @kernel
 def stop(state: EngineState, job: int) -> None:
-    """Take ``job``, whose GPUs are free already, out of the running jobs."""
+    """Remove ``job``, whose GPUs are free already, from the running jobs."""
     clock = state.clock[0]
     forget(state, job)
     state.partitions[state.jobs[job].partition].planned_for = NOBODY
@@ -61,7 +67,7 @@ def stop(state: EngineState, job: int) -> None:
 
 @kernel
 def end(state: EngineState, job: int) -> None:
-    """Let ``job``, whose time has come, free its GPUs and be done."""
+    """End ``job``, free its GPUs and list it among those that have ended."""
     clock = state.clock[0]
     lift(state, job, 1)
     stop(state, job)
@@ -72,9 +78,10 @@ def end(state: EngineState, job: int) -> None:
 
 @kernel
 def plan_holds(state: EngineState, partition: int, head: int, now: int) -> bool:
-    """Say whether the last reservation was ``head``'s, nobody has started or ended since, and nobody is overdue now.
+    """Return whether the last reservation is still right.
 
-    Then the same would be reserved again. Where nodes sleep they change it too, and it is always made anew.
+    That is so if it was for ``head``, no job has started or ended since, and none is overdue now: then the same would
+    be reserved again. Where nodes sleep they change it too, and it is always made anew.
     """
     home = state.partitions[partition]
     if len(state.versatile) > 0 or home.planned_for != head or home.running == 0:
@@ -84,7 +91,10 @@ def plan_holds(state: EngineState, partition: int, head: int, now: int) -> bool:
 
 @kernel
 def extend_overdue(state: EngineState, partition: int, now: int) -> None:
-    """Give jobs past their estimates more: 0.3 x the estimate, at least 1 s, until their end lies ahead."""
+    """Extend the estimates of jobs until their expected ends lie ahead.
+
+    Each extension is 0.3 x the estimate in force, at least 1 s.
+    """
     home, jobs = state.partitions[partition], state.jobs
     while home.running > 0:
         job = state.expected[home.first_running]
@@ -100,7 +110,11 @@ def extend_overdue(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def set_overdue_apart(state: EngineState, partition: int, now: int) -> None:
-    """Put jobs past their estimates where they stand by what has been true of them so far: last started last."""
+    """Move jobs past their estimates to the list of overdue jobs.
+
+    That list is in order of start, last started last. How long such a job is expected to last follows from how long it
+    has run, so it is in order of expected end too, from its end backwards.
+    """
     home = state.partitions[partition]
     while home.running > 0 and state.jobs[state.expected[home.first_running]].expected_s <= now:
         job = state.expected[home.first_running]
@@ -110,7 +124,10 @@ def set_overdue_apart(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def planned_end_s(state: EngineState, partition: int, place: int) -> int:
-    """Return the expected end number ``place`` of the jobs that are not past their estimates, or NEVER."""
+    """Return the expected end number ``place`` of the jobs within their estimates.
+
+    NEVER: there are not so many.
+    """
     home = state.partitions[partition]
     if place >= home.running:
         return NEVER
@@ -119,7 +136,10 @@ def planned_end_s(state: EngineState, partition: int, place: int) -> int:
 
 @kernel
 def overdue_end_s(state: EngineState, partition: int, place: int, now: int) -> int:
-    """Return the expected end number ``place`` of the jobs that are, which last 0.3 x as long again, or NEVER."""
+    """Return the expected end number ``place`` of the jobs past their estimates.
+
+    Such a job is expected to last 0.3 x as long again as it has run, at least 1 s. NEVER: there are not so many.
+    """
     if place >= state.partitions[partition].overdue:
         return NEVER
     return int(now + max(1, 3 * (now - state.jobs[overdue_job(state, partition, place)].resumed_s) // 10))
@@ -127,15 +147,19 @@ def overdue_end_s(state: EngineState, partition: int, place: int, now: int) -> i
 
 @kernel
 def overdue_job(state: EngineState, partition: int, place: int) -> int:
-    """Return the job number ``place`` of those past their estimates, last started first."""
+    """Return the job number ``place`` of those past their estimates.
+
+    The last started is the first.
+    """
     return int(state.expected[_end_of_slots(state, partition) - 1 - place])
 
 
 @kernel
 def reservation(state: EngineState, partition: int, gpus: int) -> tuple[int, int]:
-    """Say when ``gpus`` will be free by count, at an expected end at the earliest, and how many more then.
+    """Return when ``gpus`` will be free by count, and how many more then.
 
-    A node that is falling asleep can be used again once it sleeps, which counts as an end.
+    That is an expected end at the earliest. A node that is falling asleep can be used again once it sleeps, which
+    counts as an end.
     """
     home = state.partitions[partition]
     if len(state.versatile) > 0 and state.clock[0].falling > 0:
@@ -174,13 +198,19 @@ def _reservation_with_falling(state: EngineState, partition: int, gpus: int) -> 
 
 @kernel
 def falling_node(state: EngineState, place: int) -> int:
-    """Return the node at that place among those that fall asleep, first to be asleep first."""
+    """Return the node number ``place`` of those that are falling asleep.
+
+    The first to be asleep is the first.
+    """
     return int(state.nodes[(state.clock[0].first_falling + place) % len(state.nodes)].falling)
 
 
 @kernel
 def next_falling(state: EngineState, partition: int, place: int) -> int:
-    """Return the first place from ``place`` on of a node of ``partition`` among those that fall asleep."""
+    """Return the first place of a node of ``partition`` from ``place`` on.
+
+    Places are those among the nodes that are falling asleep; their number: there is none.
+    """
     n_falling = state.clock[0].falling
     while place < n_falling and home_of(state, falling_node(state, place)) != partition:
         place += 1
@@ -189,7 +219,10 @@ def next_falling(state: EngineState, partition: int, place: int) -> int:
 
 @kernel
 def _rise(state: EngineState, job: int, place: int) -> None:
-    """Put ``job`` into the heap of ends at ``place``, which is free, or nearer to the top."""
+    """Move ``job`` up the heap of ends as far as it belongs.
+
+    It begins at ``place``, which is free.
+    """
     jobs, ends = state.jobs, state.ends
     while place > 0:
         parent = ends[(place - 1) // 2]
@@ -202,7 +235,7 @@ def _rise(state: EngineState, job: int, place: int) -> None:
 
 @kernel
 def _sink(state: EngineState, job: int, place: int) -> None:
-    """Move ``job``, at ``place`` in the heap of ends, away from the top as far as it belongs."""
+    """Move ``job`` down the heap of ends, from ``place``, as far as it belongs."""
     jobs, ends, n_running = state.jobs, state.ends, state.clock[0].running
     while 2 * place + 1 < n_running:
         child = 2 * place + 1
@@ -264,8 +297,8 @@ def _forget_overdue(state: EngineState, job: int) -> None:
 
 @kernel
 def _move_up(slots: NDArray[np.int64], first: int, end: int) -> None:
-    """Move what is in ``slots`` from ``first`` on and before ``end`` one further up."""
-    # Unsigned: else numba asks of each slot whether it counts from the end, and it takes eight times as long.
+    """Move the slots from ``first`` to before ``end`` one to the right."""
+    # Unsigned: else numba checks each index for a negative value, and it takes eight times as long.
     slot, last, one = np.uint64(end), np.uint64(first), np.uint64(1)
     while slot > last:
         slots[slot] = slots[slot - one]
@@ -274,7 +307,7 @@ def _move_up(slots: NDArray[np.int64], first: int, end: int) -> None:
 
 @kernel
 def _move_down(slots: NDArray[np.int64], first: int, end: int) -> None:
-    """Move what is in ``slots`` from ``first`` on and before ``end`` one further down."""
+    """Move the slots from ``first`` to before ``end`` one to the left."""
     slot, last, one = np.uint64(first), np.uint64(end), np.uint64(1)
     while slot < last:
         slots[slot - one] = slots[slot]
@@ -283,14 +316,17 @@ def _move_down(slots: NDArray[np.int64], first: int, end: int) -> None:
 
 @kernel
 def _end_of_slots(state: EngineState, partition: int) -> int:
-    """Return the end of the part of ``expected`` that is this partition's."""
+    """Return the end of this partition's part of ``expected``."""
     home = state.partitions[partition]
     return int(home.first_running + home.nodes * home.gpus_per_node)
 
 
 @kernel
 def _place_of(state: EngineState, job: int) -> int:
-    """Return where ``job`` stands, or would stand, among its partition's running jobs by expected end."""
+    """Return the index of ``job`` in ``expected``, or the one where it belongs.
+
+    Its partition's running jobs are there by expected end, then position.
+    """
     jobs, home = state.jobs, state.partitions[state.jobs[job].partition]
     low, high = home.first_running, home.first_running + home.running
     while low < high:

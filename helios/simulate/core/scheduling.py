@@ -1,7 +1,8 @@
-"""One scheduling pass over a partition: who starts now. Each strategy is one function; a new one goes beside them.
+"""Scheduling pass over a partition, which starts jobs.
 
-Within a pass the free GPUs only shrink, and the jobs are taken in order; so a size that could not be placed
-stays so, and the first of each size says all there is to know about it.
+Each strategy is one function; a new one is added beside them. Within a pass the free GPUs only shrink, and the jobs are
+taken in order. So a size that could not be placed cannot be placed later in the pass, and it suffices to check the
+first job of each size.
 """
 
 from __future__ import annotations
@@ -33,26 +34,28 @@ from helios.simulate.core.state import ASLEEP, AWAKE, EASY, FALLING, NEVER, NO_B
 # A reservation that names nodes: when a blocked head will be placed, and where.
 #
 # Counting free GPUs, as EASY does, promises a head GPUs that may be scattered, while long jobs go on filling the
-# nodes that it needs. Here the expected ends of running jobs are gone through on the nodes, in thought, until the
-# head really has a place; these nodes are kept for it.
+# nodes that it needs. Here the expected ends of running jobs are applied to the nodes, for the plan only, until the
+# head can really be placed; these nodes are reserved for it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What backfill ``nodes`` may do beside a reservation; see :mod:`helios.simulate`.
+    """How strictly backfill ``nodes`` keeps what it reserves.
+
+    The rules are in :mod:`helios.simulate`.
 
     Parameters
     ----------
     closed : bool
-        Nodes that are reserved for a head which a guard has promoted are closed to all others, even to those that are
-        expected to end in time: such a head does not depend on estimates being right.
+        Nodes that are reserved for a head which the wait bound has promoted are closed to all other jobs, even to those
+        that are expected to end in time: such a head does not depend on right estimates.
     idle_gpus : int, optional
-        How many free GPUs in each partition may be kept from jobs that would not end in time; what a promoted head is
+        How many free GPUs in each partition may be kept from jobs that would not end in time. What a promoted head is
         to get does not count. None: any number.
 
     Raises
     ------
-    Misuse
+    UsageError
         ``idle_gpus`` is negative.
     """
 
@@ -66,10 +69,10 @@ class Reservation:
 
 @kernel
 def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
-    """List the nodes that ``head``, which does not fit now, is to get, and return when it is expected to get them.
+    """List the nodes that ``head`` is to get, and return when.
 
-    All that ends in one second has ended before the head is placed, by the rule by which jobs are placed. A node that
-    is falling asleep sleeps from then on.
+    ``head`` does not fit now. All that ends in one second has ended before the head is placed, by the rules of
+    placement. A node that is falling asleep sleeps from then on.
     """
     home, gpus = state.partitions[partition], state.jobs[head].gpus
     planned, overdue, fallen, shadow = 0, 0, 0, now
@@ -94,7 +97,10 @@ def reserve(state: EngineState, partition: int, head: int, now: int) -> int:
 
 @kernel
 def hold_back(state: EngineState, partition: int, idle_gpus: int) -> None:
-    """Keep of the nodes that are reserved only the first, which together have no more free GPUs than that."""
+    """Keep only the first of the reserved nodes.
+
+    Together they have no more than ``idle_gpus`` free GPUs.
+    """
     home, held = state.partitions[partition], 0
     for place in range(home.reserved):
         held += state.nodes[state.nodes[home.first_node + place].reserved].free
@@ -105,7 +111,7 @@ def hold_back(state: EngineState, partition: int, idle_gpus: int) -> None:
 
 @kernel
 def _choose(state: EngineState, partition: int, head: int) -> None:
-    """List the nodes on which ``head`` is placed."""
+    """List the nodes on which ``head`` would be placed."""
     home, nodes, gpus = state.partitions[partition], state.nodes, state.jobs[head].gpus
     full = home.gpus_per_node
     home.reserved = 0
@@ -128,7 +134,10 @@ def _note(state: EngineState, partition: int, node: int, gpus: int) -> None:
 
 @kernel
 def _undo(state: EngineState, partition: int, planned: int, overdue: int, fallen: int) -> None:
-    """Let all be as it is again: so many expected ends, and places in the list of those falling asleep, were passed."""
+    """Undo the changes that were made for the plan.
+
+    ``planned`` and ``overdue`` expected ends, and ``fallen`` places in the list of nodes falling asleep, were passed.
+    """
     first = state.partitions[partition].first_running
     for place in range(planned):
         _lift(state, state.expected[first + place], -1)
@@ -142,7 +151,10 @@ def _undo(state: EngineState, partition: int, planned: int, overdue: int, fallen
 
 @kernel
 def _lift(state: EngineState, job: int, sign: int) -> None:
-    """Free the GPUs of ``job`` in thought (``sign`` 1), or give them back to it (-1)."""
+    """Free the GPUs of ``job`` for a plan only, or take them again.
+
+    ``sign`` is 1 or -1.
+    """
     share = state.jobs[job].first_share
     while share >= 0:
         imagine(state, state.jobs[job].partition, state.shares[share].node, sign * state.shares[share].gpus)
@@ -151,7 +163,10 @@ def _lift(state: EngineState, job: int, sign: int) -> None:
 
 @kernel
 def _falls_s(state: EngineState, place: int) -> int:
-    """Return when the node at that place of those that fall asleep is asleep, or NEVER."""
+    """Return when the node number ``place`` that falls asleep is asleep.
+
+    NEVER: there are not so many.
+    """
     if len(state.versatile) == 0 or place >= state.clock[0].falling:
         return NEVER
     return int(state.nodes[falling_node(state, place)].until_s)
@@ -159,7 +174,7 @@ def _falls_s(state: EngineState, place: int) -> int:
 
 @kernel
 def schedule(state: EngineState, partition: int, now: int) -> None:
-    """Start what the replay's strategy lets start in ``partition`` at ``now``."""
+    """Start the jobs that the replay's strategy lets start now."""
     clock = state.clock[0]
     if clock.preemptive:
         _shortest_remaining(state, partition, now)
@@ -173,7 +188,10 @@ def schedule(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def _greedy(state: EngineState, partition: int, now: int) -> None:
-    """Start in order until the head does not fit; with skip, go on with whatever fits."""
+    """Start jobs in order until the head does not fit.
+
+    With skip, go on with whatever fits.
+    """
     blocked = False
     while True:
         job = first_up_to(state, partition, room(state, partition) if blocked else -1)
@@ -189,11 +207,12 @@ def _greedy(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def _easy(state: EngineState, partition: int, now: int) -> None:
-    """Start in order until the head does not fit; then whoever does not delay it, as far as counting tells.
+    """Start jobs in order, then those that do not delay the head.
 
-    Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization,
-    predictability, workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE
-    TPDS 12(6), 2001.
+    Whether they do is decided by the count of free GPUs alone.
+
+    Source: Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995; Mu'alem and Feitelson, "Utilization, predictability,
+    workloads, and user runtime estimates in scheduling the IBM SP2 with backfilling", IEEE TPDS 12(6), 2001.
     """
     head = _start_in_order(state, partition, now)
     if head < 0 or room(state, partition) == 0:
@@ -215,7 +234,10 @@ def _easy(state: EngineState, partition: int, now: int) -> None:
 
 @kernel
 def _by_nodes(state: EngineState, partition: int, now: int) -> None:
-    """Start in order until the head does not fit; then whoever leaves it the nodes that it is to get."""
+    """Start jobs in order, then those that leave the head its nodes.
+
+    The head is the first job that does not fit; its nodes are those that :func:`reserve` lists.
+    """
     head = _start_in_order(state, partition, now)
     if head < 0 or room(state, partition) == 0:
         return
@@ -255,7 +277,10 @@ def _start_in_order(state: EngineState, partition: int, now: int) -> int:
 
 @kernel
 def _shortest_remaining(state: EngineState, partition: int, now: int) -> None:
-    """Start in order of remaining run time, stopping running jobs that have strictly more of it."""
+    """Start jobs in order of remaining run time.
+
+    Running jobs that have strictly more of it are stopped for them.
+    """
     smallest_failed = -1
     while True:
         job = first_up_to(state, partition, smallest_failed - 1 if smallest_failed > 0 else -1)
@@ -280,7 +305,10 @@ def _start_pending(state: EngineState, job: int, now: int, passes_another: bool)
 
 @kernel
 def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
-    """Return the first pending job of at most ``gpus`` GPUs (-1: of any size), or NOBODY."""
+    """Return the first pending job of at most ``gpus`` GPUs.
+
+    -1: of any size. NOBODY: there is none.
+    """
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     for queue in range(home.first_queue, home.end_queue):
         if queues[queue].gpus > gpus >= 0:
@@ -293,7 +321,10 @@ def first_up_to(state: EngineState, partition: int, gpus: int) -> int:
 
 @kernel
 def _first_harmless(state: EngineState, partition: int, window_s: int, extra: int) -> int:
-    """Return the first pending job that fits and ends within the window or needs only extra GPUs, or NOBODY."""
+    """Return the first job that EASY may start beside its reservation.
+
+    It fits, and ends within the window or needs only extra GPUs. NOBODY: there is none.
+    """
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     largest = room(state, partition)
     for queue in range(home.first_queue, home.end_queue):
@@ -309,7 +340,10 @@ def _first_harmless(state: EngineState, partition: int, window_s: int, extra: in
 
 @kernel
 def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
-    """Return the first pending job that fits and ends within the window or fits beside what is set aside, or NOBODY."""
+    """Return the first job that may start beside the reserved nodes.
+
+    It fits, and ends within the window or fits on nodes that are not set aside. NOBODY: there is none.
+    """
     home, queues, best = state.partitions[partition], state.queues, NOBODY
     beside = room(state, partition)
     largest = with_reserved(state, partition, beside, ASLEEP)
@@ -326,7 +360,7 @@ def _first_beside(state: EngineState, partition: int, window_s: int) -> int:
 
 @kernel
 def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
-    """Return the same as ``_window_s`` with the nodes that are set aside."""
+    """Return the same as ``_window_s``, with the reserved nodes in use too."""
     if len(state.versatile) == 0 or gpus <= with_reserved(state, partition, room_awake(state, partition), AWAKE):
         return window_s
     return int(window_s - state.clock[0].boot_s)
@@ -334,7 +368,10 @@ def _window_in_all_s(state: EngineState, partition: int, gpus: int, window_s: in
 
 @kernel
 def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> int:
-    """Return how much of a window is left to a job that may have to wait for nodes to boot, s."""
+    """Return the part of a window in which a job can run, s.
+
+    It is less by the boot time where awake nodes cannot hold the job.
+    """
     if len(state.versatile) == 0 or gpus <= room_awake(state, partition):
         return window_s
     return int(window_s - state.clock[0].boot_s)
@@ -342,7 +379,11 @@ def _window_s(state: EngineState, partition: int, gpus: int, window_s: int) -> i
 
 @kernel
 def _make_room(state: EngineState, job: int, now: int) -> bool:
-    """Stop as few running jobs as it takes to place ``job``, longest remaining first; or none, if that fails."""
+    """Stop as few running jobs as it takes to place ``job``.
+
+    Those with the longest remaining run time are stopped first. If that would not suffice, none is stopped. Returns
+    whether the job fits.
+    """
     home, jobs = state.partitions[state.jobs[job].partition], state.jobs
     partition, n_stopped, fits = jobs[job].partition, 0, False
     last = home.first_running + home.running - 1

@@ -1,8 +1,8 @@
-"""The whole state of a replay, in plain arrays.
+"""State of a replay in plain arrays.
 
-Everything the compiled core reads or writes lies here, so that it can stop at any moment, let Python look and
-decide, and be entered again. Tables are arrays of records: the fields of one job that are read together share
-a cache line, and a compiled function takes a handful of tables, which keeps compilation short.
+Everything that the compiled core reads or writes is here, so that it can stop at any moment, let Python read and
+decide, and be entered again. Tables are arrays of records: the fields of one job that are read together share a cache
+line, and a compiled function takes a handful of tables, which keeps compilation short.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NEVER = np.iinfo(np.int64).max
 NO_BACKFILL, SKIP, EASY, NODES = 0, 1, 2, 3
 WORD_BITS = 64
 AWAKE, WAKING, ASLEEP, FALLING = 0, 1, 2, 3
-"""What a node does; the nodes of a partition are kept in as many sets."""
+"""Power states of a node; the nodes of a partition are kept in sets by these."""
 N_SETS = 4
 PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
-"""Which of the nodes that fit is taken: the fullest, the emptiest, any, the first."""
+"""Which of the fitting nodes is taken: the fullest, the emptiest, any, the first."""
 
 JOB = np.dtype(
     [
@@ -33,7 +33,7 @@ JOB = np.dtype(
         ("resumed_s", np.int64),  # start of the present run
         ("granted_s", np.int64),  # estimate in force, which grows when it proves too small
         ("expected_s", np.int64),  # end of the present run, as planned with
-        ("late_s", np.int64),  # how long its present run waited for nodes to get up
+        ("late_s", np.int64),  # how long its present run waited for nodes to boot
         ("gpus", np.int32),
         ("partition", np.int32),
         ("queue", np.int32),
@@ -86,11 +86,11 @@ PARTITION = np.dtype(
         ("gpu_s", np.int64),
         ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
         ("row", np.int64),  # the last one in the log of holding nodes
-        ("next_turn", np.int64),  # in the list of its jobs, the first that nobody has found overdue
+        ("next_turn", np.int64),  # in ``turns``, the first of its jobs not yet found overdue
         ("end_turn", np.int64),
         ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
         ("reserved", np.int64),  # nodes
-        # A reservation that still holds: for whom (NOBODY: none), from when on, and what is free beyond it then.
+        # A reservation that is still right: its job (NOBODY: none), its begin, and what is free beyond it then.
         ("planned_for", np.int64),
         ("shadow_s", np.int64),
         ("extra", np.int64),
@@ -98,19 +98,19 @@ PARTITION = np.dtype(
     align=True,
 )
 GUARD = np.dtype([("at_s", np.int64), ("patience_s", np.int64)], align=True)
-"""From when on a job may wait how long before it goes to the front."""
+"""From ``at_s`` on, a job goes to the front once it has waited longer than ``patience_s``."""
 SHARE = np.dtype([("node", np.int64), ("gpus", np.int64), ("next", np.int64)], align=True)
 NODE = np.dtype(
     [
         ("until_s", np.int64),  # when it will be awake, or asleep
-        ("idle_since_s", np.int64),  # when its last job left, or when it got up
+        ("idle_since_s", np.int64),  # when its last job ended, or when it was up
         ("free", np.int32),  # GPUs
         ("power", np.int32),  # AWAKE, ...
         ("rank", np.int32),  # its place in its partition's order of filling
         ("tier_end", np.int32),  # the first rank of a higher weight
         ("earlier", np.int32),  # in the list of idle nodes that the idle timer may put to sleep
         ("later", np.int32),
-        ("kept", np.int32),  # awake, whatever the idle timer says
+        ("kept", np.int32),  # excluded from the idle timer
         ("ranked", np.int32),  # not of this node: the node of its partition that ranks as this one is numbered
         ("waking", np.int32),  # not of this node: a place in the ring of nodes by when they are awake
         ("falling", np.int32),  # the same, of nodes by when they are asleep
@@ -119,7 +119,7 @@ NODE = np.dtype(
     align=True,
 )
 HOLDING = np.dtype([("at_s", np.int64), ("partition", np.int64), ("nodes", np.int64)], align=True)
-"""How many nodes of a partition hold a job from then on."""
+"""Number of nodes of a partition that hold a job from ``at_s`` on."""
 CLOCK = np.dtype(
     [
         ("now_s", np.int64),
@@ -154,7 +154,7 @@ CLOCK = np.dtype(
         ("delays", np.int64),  # starts that waited for a node to get up
         ("delay_moments", np.int64),
         ("last_delay_s", np.int64),
-        ("closed", np.int64),  # whether nobody may use what is reserved for a promoted head
+        ("closed", np.int64),  # whether no other job may use what is reserved for a promoted head
         ("idle_gpus", np.int64),  # that may be held back for a head that was not promoted; NEVER: any number
     ],
     align=True,
@@ -162,16 +162,17 @@ CLOCK = np.dtype(
 
 
 class EngineState(NamedTuple):
-    """Tables of a replay; see the record types of this module.
+    """Tables of a replay.
 
-    ``versatile`` is empty where no node sleeps, differs from another or is counted: by its type the core is compiled
-    for such replays without all that, which would take a tenth of their speed. ``holding`` is a log.
-    ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING, ... and each number of free GPUs
-    (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a heap of running jobs by true
-    end; ``expected`` holds, from each partition's ``first_running`` on, its running jobs by expected end (for NODES
-    without those past their estimates, which stand before the next partition's, last started last);
-    ``ended`` lists the jobs that have ended, in order; ``path`` is scratch. ``guard`` bounds the waiting, empty: not at
-    all; ``cycles`` are then the jobs of each partition, first submitted first.
+    The record types of this module describe their fields. ``versatile`` is empty where no node sleeps, differs from
+    another or is counted: by its type the core is compiled for such replays without all that, which would cost a tenth
+    of their speed. ``holding`` is a log. ``bits`` and ``level_nodes`` hold, for each partition, each of AWAKE, WAKING,
+    ... and each number of free GPUs (level), the set of such nodes, as bits by rank, and their count. ``ends`` is a
+    heap of running jobs by true end. ``expected`` holds, from each partition's ``first_running`` on, its running jobs
+    by expected end; for NODES those past their estimates are left out of this and are stored before the next
+    partition's, last started last. ``ended`` lists the jobs that have ended, in order. ``path`` is scratch space.
+    ``guard`` is the wait bound, empty: none. With one, ``turns`` lists the jobs of each partition, first submitted
+    first.
     """
 
     clock: NDArray[np.void]
@@ -204,10 +205,10 @@ def new_state(
     versatile: bool = False,
     guard: NDArray[np.void] | None = None,
 ) -> EngineState:
-    """Return an empty cluster that nobody has submitted to yet, all awake.
+    """Return the state of an empty cluster before the first submission.
 
-    One that is not ``versatile`` only fills the fullest node first; on the others nodes can sleep and are counted.
-    ``guard`` is of type ``GUARD``; None: nobody is promoted for waiting.
+    All nodes are awake. Where not ``versatile``, jobs go to the fullest node first; otherwise nodes can sleep and are
+    counted. ``guard`` is of type ``GUARD``; None: no job is promoted for waiting.
     """
     partitions, levels = _partitions(shape)
     partitions["counted_s"] = workload.submitted_s[0] - 1 if len(workload) else 0
@@ -269,7 +270,10 @@ def _jobs(workload: Workload) -> NDArray[np.void]:
 
 
 def _turns(jobs: NDArray[np.void], partitions: NDArray[np.void], *, guarded: bool) -> NDArray[np.int64]:
-    """Return the jobs of each partition in the order of submission, and let the partitions know where theirs are."""
+    """Return the jobs of each partition in the order of submission.
+
+    It also sets where each partition's begin and end. Without a wait bound it is empty.
+    """
     if not guarded:
         return np.empty(0, dtype=np.int64)
     turns = np.argsort(jobs["partition"], kind="stable")
@@ -316,10 +320,11 @@ def _fill_top_levels(
 def _queues(
     workload: Workload, partitions: NDArray[np.void], *, by_size: bool
 ) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """Return one queue for each partition, or one for each size of job in it, smallest first; and each job's.
+    """Return the queues of all partitions, and the queue of each job.
 
-    Whether a job can be placed depends on nothing but its size, so a pass with backfill looks at heads of sizes
-    instead of at every job. A strict pass looks at one head only.
+    A partition has one queue, or with ``by_size`` one for each size of job in it, smallest first. Whether a job can be
+    placed depends on nothing but its size, so a pass with backfill checks the heads of the sizes instead of every job.
+    A strict pass checks one head only.
     """
     size = workload.gpus.astype(np.int64) if by_size else np.zeros(len(workload), dtype=np.int64)
     stride = int(size.max(initial=0)) + 1

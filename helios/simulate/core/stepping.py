@@ -1,8 +1,8 @@
-"""A replay that goes on by itself until somebody is to be asked, and the orders that are given then.
+"""Steps of a replay from one decision of a service to the next.
 
-At the moment where it stops, jobs have ended and arrived, but the scheduling pass is left for the next call: whoever is
-asked can look and decide between the two, as a policy asked at that very moment would.
-Services are asked tens of thousands of times in a replay: all that happens from one question to the next is one call.
+Where a step stops, jobs have ended and arrived, but the scheduling pass is left for the next step. So a service can
+read and decide between the two, as a policy inside the scheduler would. Services decide tens of thousands of times in a
+replay: all that happens from one decision to the next is one compiled call.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WO
 
 _Jobs = NDArray[np.int64]
 BEFORE, QUIET, CHOICE = 0, 1, 2
-"""Where :func:`advance_replay` stopped: before a moment, at one with nothing to decide, at one with a choice."""
+"""Where :func:`advance_replay` stopped: before a moment, at one without a choice, at one with a choice."""
 DONE, UNCHANGED, REFUSED, GONE, UNNAMED = 0, 1, 2, 3, 4
-"""What became of an urgency that was wished for a job."""
+"""Results of setting the urgency of a job; UNNAMED: none was given."""
 BARRED, HELD = 1, 2
-"""A job that is to be left alone; one that is in no queue besides."""
+"""Flags of a job that is excluded, and of one that is held, which is in no queue."""
 
 
 class StepColumns(NamedTuple):
-    """What is counted along with a replay, to know without a walk through the queue whether anything may start.
+    """Counts that show whether a job may start, without a walk through the queue.
 
-    ``upto`` is how many arrivals and ends are in the counts; the others are one number for each partition.
+    ``upto`` is how many arrivals and ends are in the counts. The others have one number for each partition.
     """
 
     upto: _Jobs
@@ -39,7 +39,9 @@ class StepColumns(NamedTuple):
 
 
 class Stops(NamedTuple):
-    """Where to stop; times in s since the epoch.
+    """Moments at which to stop.
+
+    Times are in s since the epoch.
 
     Attributes
     ----------
@@ -52,8 +54,8 @@ class Stops(NamedTuple):
     asks_from : int
         Stop where something may start, from then on.
     alarm, alarm_from : int
-        Moments are those at which jobs end or arrive, and one more: ``alarm``; after each moment that is passed at
-        which something might have started ``alarm_from``, after each other one none.
+        Check for a choice at ``alarm`` too, if no event comes before it. After each moment that is passed,
+        ``alarm_from`` takes its place if a job might have started there, and else there is no alarm.
     """
 
     until: int = NEVER
@@ -65,7 +67,10 @@ class Stops(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What was set on each job: its urgency, and whether it is ``BARRED`` or ``HELD``; arrays of shape (n_jobs,)."""
+    """Urgency of each job, and whether it may be changed.
+
+    Arrays have shape (n_jobs,). ``bar`` has the flags ``BARRED`` and ``HELD``.
+    """
 
     urgency: NDArray[np.float64]
     bar: NDArray[np.uint8]
@@ -73,7 +78,10 @@ class Orders(NamedTuple):
 
 @kernel
 def _may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
-    """Say whether a job that fits by count waits since before ``now``, or beside another of its partition."""
+    """Return whether the order of the queue may matter ``now``.
+
+    That is so if a job that fits by count has waited since before ``now``, or waits beside another of its partition.
+    """
     clock, queues = state.clock[0], state.queues
     for job in range(seen.upto[0], clock.arrived):
         seen.arrived[state.jobs[job].partition] += 1
@@ -96,7 +104,10 @@ def _may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
 
 @kernel
 def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
-    """Give ``job`` this urgency, if it is pending and may be touched; say what became of that."""
+    """Set the urgency of ``job`` if it is pending and not excluded.
+
+    Returns the result.
+    """
     if job < 0 or job >= state.clock[0].arrived or state.jobs[job].started_s != NEVER:
         return GONE
     if orders.urgency[job] == level:
@@ -115,12 +126,14 @@ def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
 def advance_replay(
     state: EngineState, seen: StepColumns, stops: Stops, *, now: int, between: bool = False
 ) -> tuple[int, int]:
-    """Make the passes due ``now``, and go on to the first moment at which to stop; its own pass stays due.
+    """Make the passes due ``now`` and advance to the next stop.
+
+    The pass of the moment where it stops stays due.
 
     Parameters
     ----------
     between : bool
-        Whether it stopped before a moment, so that no pass is due.
+        Whether the last call stopped before a moment, so that no pass is due.
 
     Returns
     -------
@@ -154,7 +167,9 @@ def _go_on(state: EngineState, seen: StepColumns, stops: Stops, now: int, betwee
 def order(
     state: EngineState, orders: Orders, jobs: _Jobs, wished: NDArray[np.float64], *, steps: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float64], list[int]]:
-    """Write urgencies, one job after the other; a pass is due where one changed.
+    """Set the urgencies of jobs, one after the other.
+
+    A pass is due where one changed.
 
     Parameters
     ----------
@@ -163,14 +178,14 @@ def order(
     wished : float64 array of shape (n,)
         From -1 to 1; NaN: none.
     steps : int
-        Of the grid between 0 and 1 that urgencies are rounded to; 0: they are not.
+        Steps between 0 and 1 that urgencies are rounded to; 0: they are not.
 
     Returns
     -------
     results : int8 array of shape (n,)
         DONE, UNCHANGED, ...
     before : float64 array of shape (n,)
-        What stood; meaningless where there is no job.
+        Urgency before; meaningless where there is no job.
     counts : list of int
         How many were DONE, UNCHANGED, ...
     """
@@ -202,18 +217,18 @@ def _order(  # noqa: PLR0917 - numba kernels are called by position
 
 
 class PendingIndex:
-    """Keeps the positions of the pending jobs while a replay goes on, and knows whether one of them may start.
+    """Index of the pending jobs, kept up to date while a replay goes on.
 
     Parameters
     ----------
-    state : State
-        A replay that nobody has submitted to yet.
+    state : EngineState
+        A replay before its first submission.
     """
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
         self._waiting = np.empty(len(state.jobs), dtype=np.int64)
-        self._tally = np.zeros(2, dtype=np.int64)  # jobs in _waiting, and jobs that had arrived when last looked
+        self._tally = np.zeros(2, dtype=np.int64)  # jobs in _waiting, and jobs that had arrived at the last call
         n_partitions = len(state.partitions)
         self.seen = StepColumns(
             upto=np.zeros(2, dtype=np.int64),
@@ -222,12 +237,16 @@ class PendingIndex:
         )
 
     def waiting(self) -> _Jobs:
-        """Return the pending jobs by position."""
+        """Return the positions of the pending jobs, ascending."""
         n_waiting = _wait(self._state, self._waiting, self._tally)
         return self._waiting[:n_waiting].copy()
 
     def has_choice(self, now: int) -> bool:
-        """Say whether a job that fits by count waits since before ``now``, or beside another of its partition."""
+        """Return whether the order of the queue may matter ``now``.
+
+        That is so if a job that fits by count has waited since before ``now``, or waits beside another of its
+        partition.
+        """
         return _choose(self._state, self.seen, now)
 
 
@@ -248,12 +267,15 @@ def _choose(state: EngineState, seen: StepColumns, now: int) -> bool:
     return _may_choose(state, seen, now)
 
 
-# Hands on a replay while it is under way: change what the queue goes by, and what nodes do.
+# Changes to a replay between two steps: the queue and the nodes.
 
 
 @entry_point
 def withdraw(state: EngineState, jobs: _Jobs) -> None:
-    """Take ``jobs``, which are queued, out of their queues; a pass of their partitions is due."""
+    """Take ``jobs`` out of their queues.
+
+    A pass of their partitions is due.
+    """
     for place in range(len(jobs)):
         remove(state, jobs[place])
         touch(state, state.jobs[jobs[place]].partition)
@@ -261,19 +283,22 @@ def withdraw(state: EngineState, jobs: _Jobs) -> None:
 
 @entry_point
 def admit(state: EngineState, jobs: _Jobs) -> None:
-    """Put ``jobs``, which are withdrawn, into their queues by what ``state.pending`` says; a pass is due."""
+    """Put withdrawn ``jobs`` back into their queues.
+
+    Keys and estimates are those in ``state.pending``. A pass of their partitions is due.
+    """
     for place in range(len(jobs)):
         push(state, jobs[place])
         touch(state, state.jobs[jobs[place]].partition)
 
 
 def put_to_sleep(state: EngineState, nodes: _Jobs, *, now: int) -> None:
-    """Let ``nodes``, which are idle and awake, fall asleep."""
+    """Put ``nodes``, which are idle and awake, to sleep."""
     _steer(state, nodes, FALLING, now)
 
 
 def wake_up(state: EngineState, nodes: _Jobs, *, now: int) -> None:
-    """Let ``nodes``, which are asleep, get up."""
+    """Wake ``nodes``, which are asleep."""
     _steer(state, nodes, WAKING, now)
 
 
@@ -288,7 +313,7 @@ def _steer(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
 
 
 def keep_awake(state: EngineState, node: int, *, kept: bool) -> None:
-    """Have the idle timer leave ``node`` alone, or no longer."""
+    """Exclude ``node`` from the idle timer, or include it again."""
     _keep(state, node, int(kept))
 
 
@@ -315,7 +340,10 @@ def _count(state: EngineState, now: int) -> None:
 
 
 def rank_nodes(state: EngineState, weight: NDArray[np.int64]) -> None:
-    """Have nodes of lower weight filled first; those of equal weight stay as they are numbered."""
+    """Rank the nodes of each partition by weight, lowest first.
+
+    Those of equal weight go by number.
+    """
     nodes = state.nodes
     for home in state.partitions:
         first, n_nodes = int(home["first_node"]), int(home["nodes"])

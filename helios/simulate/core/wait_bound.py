@@ -1,7 +1,8 @@
-"""A bound on waiting inside a replay: who has waited longer than it goes to the front, first come, first served.
+"""Wait bound inside a replay.
 
-An order by predicted run time starves whom it believes long. A bound that looks at nothing but waiting holds whatever
-the predictor says; one that looked at a score would fail where the score is wrong.
+Jobs that have waited longer than the bound go to the front, first come, first served. An order by predicted run time
+starves jobs that are predicted to be long. A bound that depends on nothing but waiting holds whatever is predicted; one
+by a score would fail where the score is wrong.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from helios.simulate.core.state import NEVER, EngineState
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitBound:
-    """How long a job may wait before it goes to the front of its queue: a step function of time.
+    """Wait bound as a step function of time.
+
+    A job that has waited longer goes to the front of its queue.
 
     Parameters
     ----------
     at_s : int64 array of shape (n_steps,)
-        When each bound comes into force, s since the epoch, ascending. Before the first nobody is promoted.
+        When each bound comes into force, s since the epoch, ascending. Before the first no job is promoted.
     patience_s : int64 array of shape (n_steps,)
         The bound from then on, s; not negative. A job is promoted once it has waited longer.
 
     Raises
     ------
-    Misuse
+    UsageError
         The arrays differ in length, times descend, or a bound is negative.
     """
 
@@ -47,14 +50,16 @@ class WaitBound:
 
     @classmethod
     def constant(cls, patience_s: int) -> WaitBound:
-        """Return the same bound at all times."""
+        """Return a bound that is the same at all times."""
         return cls(at_s=np.array([-NEVER]), patience_s=np.array([patience_s]))
 
     @classmethod
     def beside(
         cls, *, started_s: NDArray[np.int64], wait_s: NDArray[np.int64], least_s: int, share: float
     ) -> WaitBound:
-        """Return max(``least_s``, ``share`` x the longest wait so far in a shadow replay of the same workload).
+        """Return a bound by the longest wait so far in a shadow replay.
+
+        It is max(``least_s``, ``share`` x that wait). The shadow replays the same workload.
 
         Parameters
         ----------
@@ -63,8 +68,8 @@ class WaitBound:
 
         Notes
         -----
-        The shadow runs every job for its true run time, also one that still waits in the replay that is guarded: a
-        yardstick for replays. On a live cluster the longest wait has to come from its past.
+        The shadow runs every job for its true run time, also one that still waits in the replay with the bound. So this
+        is for comparisons of replays only. On a live cluster the longest wait has to come from its past.
         """
         order = np.argsort(started_s, kind="stable")
         longest_s = np.maximum.accumulate(wait_s[order])
@@ -77,9 +82,9 @@ class WaitBound:
 
 @kernel
 def promote_overdue(state: EngineState, partition: int, now: int) -> None:
-    """Put the jobs of ``partition`` that have waited longer than the bound to the front of their queues.
+    """Move the jobs that have waited longer than the bound to the front.
 
-    Jobs are submitted in the order in which they become overdue, so each is looked at once.
+    Jobs become overdue in the order in which they were submitted, so each is checked once.
     """
     home, patience_s = state.partitions[partition], _patience_s(state, now)
     while home.next_turn < home.end_turn:

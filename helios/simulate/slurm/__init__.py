@@ -1,4 +1,7 @@
-"""A cluster that Slurm schedules: its own rules, event by event, compiled."""
+"""Cluster simulated under Slurm's own scheduling rules.
+
+The simulation goes event by event and is compiled.
+"""
 
 from helios.simulate.slurm.replay import SlurmReplay, SlurmTimeline, replay_slurm, startable
 from helios.simulate.slurm.tables import SlurmLatency

@@ -1,11 +1,11 @@
-"""The backfill pass: plans a start for job after job, so that none is delayed by one of lower priority.
+"""Backfill pass, which plans starts so that no job is delayed by a later one.
 
 After ``_attempt_backfill`` of Slurm's ``backfill.c`` and ``_will_run_test`` of its ``select/cons_tres`` (22.05). The
-future is a list of slots, each with the nodes that no planned job has reserved; a job is tried on the nodes that are
+future is a list of slots, each with the nodes that no planned job has reserved. A job is tried on the nodes that are
 free of reservations for all of its time limit, from now on, then from the end of the first slot that would give it
-other nodes, and so on. When running jobs free enough is found by thinking them away in the order of their expected
-ends, a group at a time: first those that end within 30 s of each other, then 60, 120, ... - a planned start can
-therefore be later than it had to be.
+other nodes, and so on. To find when running jobs free enough, they are removed in the order of their expected ends, a
+group at a time: first those that end within 30 s of each other, then 60, 120, ... A planned start can therefore be
+later than necessary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from helios.simulate.slurm.state import ALL, BY_BACKFILL, MS, NEVER, NOBODY, NOW
 
 @kernel
 def begin_slots(state: SlurmState, now_s: int) -> None:
-    """Begin with one slot, the whole window, and nothing reserved."""
+    """Begin with one slot of the whole window and nothing reserved."""
     clock, slot = state.clock[0], state.slots[0]
     slot.begin_s = now_s // clock.tolerance_s * clock.tolerance_s
     slot.end_s = (now_s + clock.window_s) // clock.tolerance_s * clock.tolerance_s
@@ -35,9 +35,10 @@ def begin_slots(state: SlurmState, now_s: int) -> None:
 
 @kernel
 def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> int:
-    """Put the partition's nodes that nobody has reserved in that time into the first set of ``state.words``.
+    """Collect the nodes of a partition that are not reserved in a period.
 
-    Returns when to try next: the end of the first slot after which there are other nodes; 0: never.
+    They are put into the first set of ``state.words``. Returns when to try next: the end of the first slot after which
+    there are other nodes; 0: never.
     """
     clock, slot, later_s = state.clock[0], plain(0), 0
     for word in range(clock.words):
@@ -57,7 +58,10 @@ def free_nodes(state: SlurmState, partition: int, from_s: int, until_s: int) -> 
 
 @kernel
 def _opens(state: SlurmState, partition: int, slot: int) -> bool:
-    """Say whether the slot after this one has nodes of the partition that are not free of reservations up to this."""
+    """Return whether the slot after this one has new nodes for a job.
+
+    These are nodes of the partition that are not free of reservations up to the end of this slot.
+    """
     following = state.slots[slot].next
     for word in range(state.clock[0].words):
         here = state.words[word] & state.slot_nodes[slot, word]
@@ -81,7 +85,7 @@ def count_nodes(state: SlurmState) -> int:
 
 @kernel
 def mark_picked(state: SlurmState) -> None:
-    """Make the third set of ``state.words`` the nodes picked."""
+    """Copy the nodes picked into the third set of ``state.words``."""
     clock = state.clock[0]
     base = 2 * clock.words
     for word in range(clock.words):
@@ -93,7 +97,7 @@ def mark_picked(state: SlurmState) -> None:
 
 @kernel
 def has_marked(state: SlurmState, slot: int) -> bool:
-    """Say whether nobody has reserved a node of the third set in ``slot``."""
+    """Return whether no node of the third set is reserved in ``slot``."""
     clock, missing = state.clock[0], 0
     for word in range(clock.words):
         missing |= state.words[2 * clock.words + word] & ~state.slot_nodes[slot, word]
@@ -102,7 +106,7 @@ def has_marked(state: SlurmState, slot: int) -> bool:
 
 @kernel
 def is_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
-    """Say whether somebody has reserved a node of the third set in that time."""
+    """Return whether a node of the third set is reserved in that time."""
     slot = plain(0)
     while slot != NOBODY:
         its = state.slots[slot]
@@ -114,7 +118,10 @@ def is_reserved(state: SlurmState, from_s: int, until_s: int) -> bool:
 
 @kernel
 def reserve(state: SlurmState, from_s: int, until_s: int) -> None:
-    """Take the marked nodes out of all slots of that time, which are cut where it begins and ends."""
+    """Reserve the nodes of the third set from ``from_s`` to ``until_s``.
+
+    They are taken out of all slots of that time, which are cut where it begins and ends.
+    """
     clock = state.clock[0]
     from_s = max(from_s, state.slots[0].begin_s)
     until_s = max(until_s, from_s + clock.tolerance_s)
@@ -151,7 +158,10 @@ def _cut(state: SlurmState, slot: int, at_s: int) -> int:
 
 @kernel
 def _merge(state: SlurmState, slot: int, until_s: int) -> None:
-    """Join the first two neighbours from ``slot`` on that have the same nodes; Slurm joins no more than one pair."""
+    """Join the first two neighbours from ``slot`` on with the same nodes.
+
+    Slurm joins no more than one pair.
+    """
     while slot != NOBODY and state.slots[slot].begin_s <= until_s:
         following = state.slots[slot].next
         if following == NOBODY:
@@ -169,7 +179,7 @@ def _merge(state: SlurmState, slot: int, until_s: int) -> None:
 
 
 GROUP_S = 30
-"""Running jobs that end within this are thought away together, s; doubled from group to group (``time_window``)."""
+"""Running jobs that end within this are removed together, s; doubled from group to group (``time_window``)."""
 KILL_WAIT_S = 30
 """How long after its limit a job may last (default of ``KillWait``), s."""
 LARGEST_GROUP = 200
@@ -177,7 +187,7 @@ LARGEST_GROUP = 200
 
 @kernel
 def backfill_pass(state: SlurmState) -> None:
-    """Plan the queue, and start what is planned for now."""
+    """Plan the queue, and start the jobs that are planned for now."""
     clock, position, started = state.clock[0], plain(0), 0
     now_s, tested = clock.now_ms // MS, 0
     clock.backfill_passes += 1
@@ -224,7 +234,10 @@ def _note_plan(state: SlurmState, job: int, begin_s: int) -> None:
 
 @kernel
 def _note_idle(state: SlurmState) -> None:
-    """Note whether a node that is planned with is idle: it is marked so, which is an update."""
+    """Note whether a node that is planned with is idle.
+
+    Slurm marks such a node, which is an update.
+    """
     for place in range(state.clock[0].picked):
         if state.free[NOW, state.picked[place]].jobs == 0:
             state.clock[0].planned_idle = 1
@@ -258,7 +271,10 @@ def _may_test(state: SlurmState, choice: int) -> bool:
 
 @kernel
 def _planned_min(state: SlurmState, choice: int) -> int:
-    """Return the run time that is planned with, min: the limit, or TimeMin if that is asked for and less."""
+    """Return the run time that is planned with, min.
+
+    It is the time limit, or TimeMin where that is set and less.
+    """
     least = state.jobs[state.choices[choice].job].time_min
     limit: int = state.choices[choice].plan_min
     return int(least if 0 < least < limit else limit)
@@ -266,10 +282,10 @@ def _planned_min(state: SlurmState, choice: int) -> int:
 
 @kernel
 def _plan(state: SlurmState, choice: int, now_s: int) -> int:
-    """Find when ``choice`` can start and reserve its nodes for then; return the start.
+    """Find when ``choice`` can start, and reserve its nodes for then.
 
-    ``now_s``: it can start now, on the nodes picked; NOBODY: it was never tried, for want of nodes; NEVER: not within
-    the window.
+    Returns the start. ``now_s``: it can start now, on the nodes picked. NOBODY: it was never tried, because there were
+    too few nodes. NEVER: not within the window.
     """
     clock, asked = state.clock[0], state.choices[choice]
     lasts_s, wanted = _planned_min(state, choice) * 60, units_wanted(state, asked.job)
@@ -301,7 +317,10 @@ def _plan(state: SlurmState, choice: int, now_s: int) -> int:
 
 @kernel
 def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
-    """Reserve the nodes picked from ``begin_s`` on; return 0, or where they are reserved already, when to try next."""
+    """Reserve the nodes picked from ``begin_s`` on.
+
+    Returns 0, or when to try next where they are reserved already.
+    """
     step_s = state.clock[0].tolerance_s
     slot_s, slot_end_s = begin_s // step_s * step_s, (begin_s + lasts_s) // step_s * step_s
     mark_picked(state)
@@ -312,12 +331,12 @@ def _book(state: SlurmState, begin_s: int, lasts_s: int) -> int:
 
 
 @kernel
-def _will_run(  # noqa: PLR0912 - to be held against Slurm's, of which it has every cycle
+def _will_run(  # noqa: PLR0912 - to be compared with Slurm's, branch by branch
     state: SlurmState, choice: int, wanted: int, now_s: int
 ) -> int:
-    """Find when running jobs leave enough of the nodes in the first set of ``state.words``; NEVER: not at all.
+    """Find when enough of the nodes in the first set are free.
 
-    The nodes are then picked.
+    That is by the expected ends of running jobs; the nodes are then picked. NEVER: not at all.
     """
     units = count_units(state, plain(NOW), choice, plain(0))
     if units >= wanted:
@@ -366,7 +385,10 @@ def _will_run(  # noqa: PLR0912 - to be held against Slurm's, of which it has ev
 
 @kernel
 def _start_limit(state: SlurmState, choice: int, now_s: int) -> int:
-    """Return the time limit of a job that backfill starts, min: cut to what is free where it has a hard TimeMin."""
+    """Return the time limit of a job that backfill starts, min.
+
+    With a hard TimeMin it is cut to the time in which its nodes are free.
+    """
     limit: int = state.choices[choice].limit_min
     least = state.jobs[state.choices[choice].job].time_min
     if least == 0 or least >= limit or state.clock[0].soft:

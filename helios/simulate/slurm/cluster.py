@@ -1,7 +1,7 @@
-"""A cluster that Slurm schedules, simulated, behind the same door as a real one: look at it, act on it, let time pass.
+"""Simulated cluster that Slurm's own rules schedule.
 
-Unlike :class:`helios.simulate.SimCluster` it does not start at once what can start: passes come in Slurm's own rhythm,
-and an urgency is a SiteFactor among the other terms of the priority.
+It implements the same port as a real one. Unlike :class:`helios.simulate.SimCluster` it does not start at once what can
+start: passes come in Slurm's own rhythm, and an urgency is a SiteFactor among the other terms of the priority.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from helios.simulate.steppable import StopPoint
 
 
 class SimulatedSlurm:
-    """A :class:`helios.ports.Cluster` that lives in the timeline of a workload under Slurm's rules.
+    """Simulated :class:`helios.ports.Cluster` in a workload's timeline under Slurm's rules.
 
-    Time is told in whole seconds, rounded down, and kept to the millisecond. Where it stops, jobs have ended and been
+    Times are given in whole seconds, rounded down, and kept in milliseconds. Where it stops, jobs have ended and been
     submitted, and the passes that this makes due come when time goes on. Each task of an array is a row of its own,
-    though Slurm keeps one record: what is set on the first that waits, the next ones get as they are split off.
+    though Slurm keeps one record: what is set on the first pending task, the next ones get as they are split off.
 
     Parameters
     ----------
     workload, site
-        As for :func:`helios.simulate.slurm.replay_slurm`. A site factor or a TimeMin that a job brings along is
-        an admin's and the user's own.
+        As for :func:`helios.simulate.slurm.replay_slurm`. A site factor in the workload is an administrator's, a
+        TimeMin the user's own.
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload: names and users for the snapshot. A component of a
         heterogeneous job is ``excluded_reason``.
     name : str
         The cluster's name.
-    resolution : int
+    tolerance : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
     latency : SlurmLatency, optional
         How quickly the controller reacts.
     time_min : callable
-        Returns the TimeMin, min, that stands for a soft limit.
+        Returns the TimeMin, min, for a soft limit.
 
     Raises
     ------
     PartitionUnknown, JobLargerThanPartition
         A job could never start.
     WorkloadInvalid
-        ``jobs`` are not one for each job.
+        ``jobs`` has not one row for each job.
     """
 
     def __init__(
@@ -103,19 +103,24 @@ class SimulatedSlurm:
 
     @property
     def now_s(self) -> int:
-        """The clock, s since the epoch."""
+        """Clock, s since the epoch."""
         return int(self._now_ms[0]) // MS
 
     def next_event_s(self) -> float | None:
-        """Return when nodes are freed or a job enters the queue next, as far as what runs tells; None: never."""
+        """Return when nodes are freed or a job enters the queue next.
+
+        Only jobs that run already are known to free nodes: a job that starts later may end before that. None: never.
+        """
         return self._timeline.next_event_s()
 
     def advance(self, until_s: int) -> None:
-        """Let time pass up to ``until_s``, the ends and submissions of that moment included; passes due then wait.
+        """Advance the clock to ``until_s``.
+
+        The ends and submissions of that moment happen; passes due then wait until time goes on.
 
         Raises
         ------
-        Misuse
+        UsageError
             ``until_s`` lies in the past.
         """
         if until_s < self.now_s:
@@ -126,10 +131,10 @@ class SimulatedSlurm:
     def go_on(
         self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
     ) -> StopPoint | None:
-        """Let time pass up to the next moment at which jobs arrive, or somebody is to be asked; None: all is over.
+        """Advance to the next moment at which a service may have to decide.
 
-        As :meth:`helios.simulate.SimCluster.go_on`, but that it stops before ``before_s`` itself while jobs wait, since
-        a pass may start one at any time.
+        It does as :meth:`helios.simulate.SimCluster.go_on`, except that it stops before ``before_s`` itself while jobs
+        wait, since a pass may start one at any time. None: nothing is left to happen.
         """
         while not self._is_over():
             before_ms = _in_ms(before_s)
@@ -146,7 +151,10 @@ class SimulatedSlurm:
         return None
 
     def _carried_before(self, before_ms: int, alarm_ms: int) -> bool:
-        """Go on to the next event, submission or alarm, and say whether it comes before ``before_ms``."""
+        """Advance to the next event, submission or alarm before ``before_ms``.
+
+        Returns whether there was one.
+        """
         until_ms = min(alarm_ms, self._next_submission_ms())
         if before_ms > until_ms or before_ms == NEVER:
             self._carry(until_ms, first_event=True)
@@ -188,12 +196,15 @@ class SimulatedSlurm:
 
     @property
     def timeline(self) -> SlurmTimeline:
-        """The timeline behind the door."""
+        """Timeline of the cluster."""
         return self._timeline
 
     @property
     def arrived(self) -> int:
-        """How many jobs were submitted so far: the first ones of the workload."""
+        """Number of jobs submitted so far.
+
+        They are the first ones of the workload.
+        """
         return self._n_arrived
 
     @property
@@ -203,31 +214,38 @@ class SimulatedSlurm:
 
     @property
     def started_s(self) -> Jobs:
-        """Start of each job, s since the epoch; ``NEVER`` where it has not started."""
+        """Start of each job, s since the epoch.
+
+        ``NEVER`` where it has not started.
+        """
         return self._started_s
 
     @property
     def ended_s(self) -> Jobs:
-        """End of each job; ``NEVER`` where it has not ended."""
+        """End of each job, s since the epoch.
+
+        ``NEVER`` where it has not ended.
+        """
         return self._ended_s
 
     def has_choice(self) -> bool:
-        """Say whether jobs wait and something is free: where not, what is done now starts nothing before the next end.
+        """Return whether jobs are queued and something is free.
 
-        As far as counting tells: more than one job may not wait, and what is free may fit none.
+        Where not, nothing that is done to the queue now starts a job before the next end. Only counts are compared:
+        there may be one job only, and what is free may fit none.
         """
         if self._state.clock["queued"][0] == 0 or not (self._state.free["cpus"][NOW] > 0).any():
             return False
         return not self._all_want_gpus or bool((self._state.free_gpus[NOW] > 0).any())
 
-    # The socket.
+    # The port.
 
     def snapshot(self) -> LazySnapshot:
-        """Look."""
+        """Return a snapshot without predictions."""
         return self.look(None)
 
     def look(self, predictions: Predictions | None) -> LazySnapshot:
-        """Look, with predictions already in the columns of the pending jobs."""
+        """Return a snapshot with predictions in the rows of pending jobs."""
         return LazySnapshot.at(
             self.now_s,
             cluster=self.name,
@@ -236,40 +254,51 @@ class SimulatedSlurm:
         )
 
     def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
-        """Look at pending ``jobs`` alone, by position."""
+        """Return the rows of pending ``jobs``, given by position."""
         return self._view.pending(jobs, self._setting_kinds, predictions)
 
     def waiting(self) -> Jobs:
-        """Return the jobs that were submitted and have not started by position, ascending."""
+        """Return the positions of jobs submitted and not started, ascending."""
         jobs = np.flatnonzero(self._started_s[self._first_waiting : self._n_arrived] == NEVER) + self._first_waiting
         self._first_waiting = int(jobs[0]) if len(jobs) else self._n_arrived
         return jobs
 
     def running(self) -> tuple[Jobs, Jobs]:
-        """Return the jobs that run by position, in no order, and since when, s since the epoch."""
+        """Return the running jobs and when each began to run.
+
+        Jobs are positions, in no order. Times are in s since the epoch.
+        """
         running = self._state.ends[: int(self._state.clock["running"][0])].copy()
         return running, self._started_s[running]
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, and say what became of each job that an action names."""
+        """Apply actions and return an outcome for each job that they name."""
         return self._setting_kinds.apply(actions)
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that an order names by position, NOBODY where there is none, and their urgencies."""
+        """Return the jobs that a new order names, and their urgencies.
+
+        Jobs are positions; NOBODY: there is no job of that id.
+        """
         return self._setting_kinds.ranked(reorder)
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        """Set urgencies by position and return the number of each result.
+
+        An urgency of NaN leaves its job as it is.
+        """
         return self._setting_kinds.change(jobs, urgency)
 
-    # What people do.
+    # Changes by users and administrators.
 
     def hold(self, job_id: str) -> None:
-        """Hold a pending job: it does not start, and is ``excluded_reason``.
+        """Hold a pending job.
+
+        It does not start, and has an ``excluded_reason``.
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not pending.
         """
         self._timeline.set_held(self._known(job_id), held=True)
@@ -279,27 +308,27 @@ class SimulatedSlurm:
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not pending.
         """
         self._timeline.set_held(self._known(job_id), held=False)
 
     def set_site_factor(self, job_id: str, value: int) -> None:
-        """Set the SiteFactor of a pending job past Helios.
+        """Set the SiteFactor of a pending job as an administrator would.
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not pending.
         """
         self._timeline.set_site_factor(self._known(job_id), np.array([value]))
 
     def set_time_min(self, job_id: str, minutes: int) -> None:
-        """Set the TimeMin of a pending job past Helios, min.
+        """Set the TimeMin of a pending job, min, as its user would.
 
         Raises
         ------
-        Misuse
+        UsageError
             It is not pending.
         """
         self._timeline.set_time_min(self._known(job_id), np.array([60.0 * minutes]))
@@ -310,10 +339,13 @@ class SimulatedSlurm:
             raise UsageError(f"job {job_id} is not pending")
         return np.array([job])
 
-    # What is shown.
+    # Contents of snapshots.
 
     def _queue(self) -> Jobs:
-        """Return the pending jobs in Slurm's order, tasks behind the first of their array, held ones last."""
+        """Return the pending jobs in Slurm's order.
+
+        Tasks are behind the first of their array, held jobs last.
+        """
         queued, waiting = self._timeline.pending(), self.waiting()
         rank = np.full(len(self._started_s), len(queued))
         rank[queued] = np.arange(len(queued))

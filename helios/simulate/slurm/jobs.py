@@ -1,6 +1,7 @@
-"""What Helios sets on the jobs of a simulated Slurm, in Slurm's own values: SiteFactor and TimeMin, and whose they are.
+"""Settings and snapshots of the jobs of a simulated Slurm cluster.
 
-A SiteFactor that bears no mark of Helios is an admin's, a TimeMin that Helios did not set is the user's.
+Helios sets SiteFactor and TimeMin, in Slurm's own values. A SiteFactor without Helios' mark is an administrator's, a
+TimeMin that Helios did not set is the user's.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ _RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
 
 
 class SimulatedSettings:
-    """Acts on the pending jobs of a timeline under Slurm's rules.
+    """Settings of the pending jobs of a timeline under Slurm's rules.
 
     Parameters
     ----------
     started_s : int64 array of shape (n_jobs,)
-        ``NEVER`` where a job has not started; kept up to date by whoever moves the time.
+        Start of each job, s since the epoch; ``NEVER`` where it has not started. The caller keeps it up to date.
     arrived : callable
         Returns how many jobs were submitted so far.
     job_ids : list of str
         Distinct.
-    hands_off : dict of int to str
-        By position, why to leave a job alone for good.
-    resolution : int
+    excluded_reason : dict of int to str
+        By position, why a job is excluded for good.
+    tolerance : int
         Bound of the SiteFactor.
     soft_limits : bool
         Whether the site takes TimeMin as a soft limit.
     time_min : callable
-        Returns the TimeMin, min, that stands for a soft limit.
+        Returns the TimeMin, min, for a soft limit.
     """
 
     def __init__(
@@ -82,29 +83,41 @@ class SimulatedSettings:
         self._kept = np.zeros(len(jobs), dtype=np.bool_)
         self._kept[list(excluded_reason)] = True
 
-    # What stands.
+    # Values in force.
 
     def urgency(self, jobs: Jobs) -> NDArray[np.float64]:
-        """Return the urgency that the SiteFactor of each of ``jobs`` stands for; 0 where it is not Helios'."""
+        """Return the urgency that the SiteFactor of each of ``jobs`` means.
+
+        0 where the SiteFactor is not Helios'.
+        """
         return ownership.urgencies(self._site[jobs], n_steps=self.steps)
 
     def soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
-        """Return the soft limits that Helios has set, s; NaN: none."""
+        """Return the soft limits that Helios has set, s.
+
+        NaN: none.
+        """
         ours = self._has_our_minutes(jobs)
         return np.where(ours, self._minutes[jobs] * 60.0, np.nan)
 
     def user_soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
-        """Return the users' own TimeMin, s; NaN: none."""
+        """Return the users' own TimeMin, s.
+
+        NaN: none.
+        """
         users = (self._minutes[jobs] > 0) & ~self._has_our_minutes(jobs)
         return np.where(users, self._minutes[jobs] * 60.0, np.nan)
 
     def held(self, jobs: Jobs) -> NDArray[np.bool_]:
-        """Say which of ``jobs`` are held."""
+        """Return which of ``jobs`` are held."""
         held: NDArray[np.bool_] = self._is_held[jobs] != 0
         return held
 
     def excluded_reason(self, jobs: Jobs) -> list[str | None] | None:
-        """Return why each of ``jobs`` is to be left alone; None: all of them may be changed."""
+        """Return why each of ``jobs`` is excluded.
+
+        None in the list: it is not; None instead of the list: none of them is.
+        """
         if not self._barred(jobs).any():
             return None
         return [self._why(job) or None for job in jobs.tolist()]
@@ -128,21 +141,24 @@ class SimulatedSettings:
         site = int(self._site[job])
         return "" if site == 0 or ownership.has_helios_mark(site) else f"an admin set SiteFactor {site}"
 
-    # Acting.
+    # Changes.
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, and say what became of each job that an action names."""
+        """Apply actions and return an outcome for each job that they name."""
         return [outcome for action in actions for outcome in self._carried_out(action)]
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position, NaN: of none; say how many jobs ended in each way."""
+        """Set urgencies by position and return the number of each result.
+
+        An urgency of NaN leaves its job as it is.
+        """
         named = ~np.isnan(urgency)
         results = self._order(jobs[named], urgency[named])
         counts = np.bincount(results, minlength=len(_RESULTS)).tolist()
         return {result: n for result, n in zip(_RESULTS, counts, strict=True) if n}
 
     def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Write the SiteFactors of distinct jobs, and return what became of each."""
+        """Write the SiteFactors of distinct jobs, and return the result of each."""
         before, wanted = self._site[jobs], ownership.site_factors(urgency, n_steps=self.steps)
         results = np.where(before == wanted, _UNCHANGED, _DONE)
         results[self._barred(jobs)] = _REFUSED
@@ -157,7 +173,10 @@ class SimulatedSettings:
         return pending
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that an order names by position, each once, and their urgencies."""
+        """Return the jobs that a new order names, each once, and their urgencies.
+
+        Jobs are positions; NOBODY: there is no job of that id.
+        """
         if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, LazySnapshot):
             jobs = reorder.snapshot.positions(reorder.rows, self._facts)
             if jobs is not None:
@@ -216,12 +235,15 @@ class SimulatedSettings:
         return int((self._site if setting is JobSetting.ORDER else self._minutes)[job])
 
     def pending_position(self, job_id: str) -> int | None:
-        """Return the position of a pending job; None: there is none of this id."""
+        """Return the position of a pending job.
+
+        None: there is none of this id.
+        """
         job = self._position.get(job_id)
         return job if job is not None and job < self._arrived() and self._started_s[job] == NEVER else None
 
 
-# What a simulated Slurm shows of itself: rows of the queue and of the nodes, from the tables of a replay.
+# Snapshots of a simulated Slurm: rows of the queue and of the nodes, from the tables of a replay.
 
 _FIXED = [
     name
@@ -231,7 +253,7 @@ _FIXED = [
 
 
 class SlurmSnapshotBuilder:
-    """Frames of ``QUEUE`` and ``NODE_STATES`` for a replay under Slurm's rules.
+    """Builder of the frames ``QUEUE`` and ``NODE_STATES`` under Slurm's rules.
 
     Parameters
     ----------
@@ -257,7 +279,7 @@ class SlurmSnapshotBuilder:
     def pending(
         self, jobs: Jobs, setting_kinds: SimulatedSettings, predictions: Predictions | None
     ) -> SlurmPendingRows:
-        """Return ``jobs``, which wait, in that order, as they are now."""
+        """Return the rows of pending ``jobs``, in that order, as of now."""
         held = setting_kinds.held(jobs)
         first = self._state.jobs["first_choice"][jobs]
         return SlurmPendingRows(
@@ -279,7 +301,10 @@ class SlurmSnapshotBuilder:
     def running(
         self, jobs: Jobs, *, started_s: Jobs, user_soft_limit_s: NDArray[np.float64]
     ) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of ``jobs``, which run, in that order, as of now."""
+        """Return a function that makes the frame of running ``jobs``.
+
+        Its rows are in that order and as of now.
+        """
         first, holdings = self._state.jobs["first_share"][jobs], self._state.holdings.copy()
 
         def made() -> pd.DataFrame:
@@ -293,7 +318,7 @@ class SlurmSnapshotBuilder:
         return made
 
     def nodes(self) -> Callable[[], pd.DataFrame]:
-        """Return what makes the frame of all nodes as of now."""
+        """Return a function that makes the frame of all nodes as of now."""
         free = self._state.free["cpus"][NOW].copy()
         by_type = self._state.free_gpus[NOW].reshape(len(self._names), -1)
         free_gpus = by_type.sum(axis=1)
@@ -315,16 +340,15 @@ class SlurmSnapshotBuilder:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlurmPendingRows(PendingRows):
-    """Some jobs of a replay at one moment, with the priority that Slurm gives them and what their users set."""
+    """Pending jobs of a replay with Slurm's priorities and users' soft limits."""
 
     known_priority: NDArray[np.float64]
     user_soft_limit_s: NDArray[np.float64]
 
     def frame(self) -> pd.DataFrame:
         """Return columns of ``QUEUE``."""
-        made = PendingRows.frame(
-            self
-        )  # no super(): a dataclass with slots is not the class that its methods were born in
+        # No super(): a dataclass with slots is a new class, and super() would refer to the one that it was made from.
+        made = PendingRows.frame(self)
         made["user_soft_limit_s"] = self.user_soft_limit_s
         return made
 
@@ -339,7 +363,7 @@ class SlurmPendingRows(PendingRows):
 
 
 def _queue(workload: SlurmWorkload, jobs: pd.DataFrame, job_ids: list[str]) -> pd.DataFrame:
-    """Return all jobs as they are while they wait and nobody has set anything."""
+    """Return all jobs as they are while they are pending and unchanged."""
     partitions = [",".join(workload.partitions[code] for code in workload.choices(job)) for job in range(len(jobs))]
     known = jobs[_FIXED].reset_index(drop=True)
     return QUEUE.conform(
@@ -356,7 +380,7 @@ def _queue(workload: SlurmWorkload, jobs: pd.DataFrame, job_ids: list[str]) -> p
 
 
 def _in_whole_seconds(seconds: NDArray[np.float64]) -> pd.DatetimeIndex:
-    """Return times as Slurm tells them."""
+    """Return times cut off to whole seconds, as Slurm shows them."""
     return times(np.floor(seconds).astype(np.int64))
 
 

@@ -1,8 +1,8 @@
-"""The main scheduler: down the queue, until a job that cannot start closes its partition.
+"""Main scheduler, which goes down the queue in order.
 
-After ``_schedule`` of Slurm's ``job_scheduler.c`` (22.05). A job that finds its nodes busy closes its partition, and
-the nodes of it, to all that come after it in this pass, also to jobs of other partitions that share nodes. A job that a
-limit keeps from running closes nothing. The depth counts every record that is looked at, closed partition or not.
+It follows ``_schedule`` of Slurm's ``job_scheduler.c`` (22.05). A job that finds its nodes busy closes its partition,
+and the nodes of it, to all that come after it in this pass, also to jobs of other partitions that share nodes. A job
+that a limit keeps from running closes nothing. The depth counts every record that is reached, closed partition or not.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from helios.simulate.slurm.running import allowed, start
 from helios.simulate.slurm.state import ALL, BY_MAIN, NOW, SlurmState
 
 FITS, BUSY, TOO_FEW, HELD = 1, 0, -1, -2
-"""What becomes of a job that the pass looks at."""
+"""Whether a job can start in this pass."""
 
 
 @kernel
 def main_pass(state: SlurmState, full: bool) -> None:
-    """Go down the queue: all of it, or to the depth of a quick pass."""
+    """Make a pass over the queue.
+
+    A full one goes through all of it, a quick one to ``default_queue_depth``.
+    """
     clock = state.clock[0]
     clock.main_passes += 1
     clock.last_pass_ms = clock.now_ms
@@ -33,7 +36,10 @@ def main_pass(state: SlurmState, full: bool) -> None:
 
 @kernel
 def _go_down(state: SlurmState, full: bool) -> int:
-    """Start what can start, and say whether a job met a closed partition, or too few open nodes (1, 0)."""
+    """Start the jobs that can start, in the order of the queue.
+
+    Returns 1 if a job met a closed partition or too few open nodes, else 0.
+    """
     clock, position, tested, started = state.clock[0], plain(0), 0, 0
     closed = 0
     n_open = len(state.partitions)
@@ -93,9 +99,10 @@ def _close(state: SlurmState, partition: int) -> None:
 
 @kernel
 def _fits_open(state: SlurmState, choice: int) -> int:
-    """Say whether the job fits on what is open of its partition, or why not; its nodes: second set of ``state.words``.
+    """Return whether a job fits on the open nodes of its partition.
 
-    ``TOO_FEW``: other nodes are kept for a job of another partition; that closes its own one, as busy nodes do (22.05).
+    If not, the value says why. The open nodes are put into the second set of ``state.words``. ``TOO_FEW``: other nodes
+    are kept for a job of another partition; that closes the job's own one, as busy nodes do (22.05).
     """
     clock, asked = state.clock[0], state.choices[choice]
     its = state.jobs[asked.job]

@@ -1,8 +1,8 @@
-"""Which nodes a job gets, and whether it gets any: Slurm's select plugins, without the cores inside a node.
+"""Choice of nodes as in Slurm's select plugins, without the cores inside a node.
 
 After ``_eval_nodes_consec`` and ``_eval_nodes_lln`` of Slurm's ``eval_nodes.c`` (22.05 to 23.02). What a job can use of
 a node is counted in units: nodes for a job of equal parts, which uses a node or does not, else GPUs, or CPUs where it
-asks for no GPU. A job fits where there are units enough, so that looking whether it fits costs no choice of nodes.
+asks for no GPU. A job fits where there are enough units, so a test of that need not choose nodes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def units_wanted(state: SlurmState, job: int) -> int:
 
 @kernel
 def count_units(state: SlurmState, whose: int, choice: int, base: int) -> int:
-    """Count the units of ``choice`` on the nodes of the set at ``state.words[base:]``, and note them with the nodes."""
+    """Count the units of ``choice`` on the nodes of a set.
+
+    The set is at ``state.words[base:]``. The units of each node are noted with it.
+    """
     total = 0
     for word in range(state.clock[0].words):
         bits, node = state.words[base + word], word * WORD
@@ -74,7 +77,10 @@ def count_units(state: SlurmState, whose: int, choice: int, base: int) -> int:
 
 @kernel
 def pick(state: SlurmState, whose: int, choice: int, base: int) -> None:
-    """Choose the nodes of the set at ``base`` that ``choice``, which fits there, gets: ``state.picked``."""
+    """Choose the nodes of the set at ``base`` that ``choice`` gets.
+
+    It must fit there. The nodes are put into ``state.picked``.
+    """
     state.clock[0].picked = 0
     if state.clock[0].least_loaded:
         _pick_least_loaded(state, whose, choice, base)
@@ -113,7 +119,7 @@ def _pick_runs(state: SlurmState, whose: int, choice: int, base: int) -> None:
 
 @kernel
 def cpus_for(state: SlurmState, job: int, units: int) -> int:
-    """Return the CPUs that ``job`` takes with so many of its units on one node."""
+    """Return the CPUs that ``job`` takes for ``units`` units on one node."""
     its = state.jobs[job]
     if its.nodes > 0:
         return int(its.cpus)
@@ -129,9 +135,9 @@ def _is_in(state: SlurmState, base: int, node: int) -> bool:
 
 @kernel
 def _find_runs(state: SlurmState, whose: int, base: int, cpus: int) -> int:
-    """Note the stretches of neighbouring nodes of equal weight that can be used.
+    """Find the runs of neighbouring usable nodes of equal weight.
 
-    Of each node no more than ``cpus`` count, all that the job could use there.
+    Of each node no more than ``cpus`` CPUs count, all that the job could use there. Returns the number of runs.
     """
     n_runs, opened = 0, False
     for node in range(len(state.nodes)):
@@ -163,7 +169,7 @@ def _best_run(state: SlurmState, n_runs: int, cpus: int, nodes: int, units: int)
         enough = run.cpus >= cpus and run.nodes >= nodes and run.units >= units
         better = best == NOBODY or run.weight < state.runs[best].weight
         if not better and run.weight == state.runs[best].weight:
-            # As it stands in Slurm: a larger run that is too small takes the place of one that is enough.
+            # As it is in Slurm: a larger run that is too small takes the place of one that is enough.
             larger = run.cpus > state.runs[best].cpus
             better = (not best_enough or run.cpus < state.runs[best].cpus) if enough else larger
         if better:
@@ -177,7 +183,8 @@ def _single_node(  # noqa: PLR0917 - numba kernels are called by position
 ) -> int:
     """Return the first node of a run that holds all that is left, or NOBODY.
 
-    Slurm looks for the node with the fewest CPUs for the job, but no node has more than the job asks for (22.05, seen).
+    Slurm searches for the node with the fewest CPUs for the job, but no node has more than the job asks for (observed
+    on 22.05).
     """
     for node in range(state.runs[number].first, state.runs[number].last + 1):
         free = state.free[whose, node]
@@ -272,7 +279,10 @@ def _new_holding(state: SlurmState, job: int, node: int) -> int:
 
 @kernel
 def let_go(state: SlurmState, job: int, whose: int) -> None:
-    """Free what ``job`` holds; in a plan its holdings stay."""
+    """Free what ``job`` holds.
+
+    In a plan its list of holdings is kept.
+    """
     share, types = state.jobs[job].first_share, state.clock[0].types
     while share != NOBODY:
         held = state.holdings[share]
@@ -291,7 +301,10 @@ def let_go(state: SlurmState, job: int, whose: int) -> None:
 
 @kernel
 def begin_plan(state: SlurmState, base: int) -> None:
-    """Let the plan begin with what is free now on the nodes of the set at ``base``."""
+    """Begin a plan with what is free now.
+
+    Only the nodes of the set at ``base`` are copied.
+    """
     types = state.clock[0].types
     for word in range(state.clock[0].words):
         bits, node = state.words[base + word], word * WORD
@@ -307,9 +320,9 @@ def begin_plan(state: SlurmState, base: int) -> None:
 
 @kernel
 def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
-    """Free in the plan what ``job`` holds on the nodes of the set; return how many units ``choice`` has more, or -1.
+    """Free in the plan what ``job`` holds on the nodes of the set.
 
-    -1: it holds nothing there.
+    Returns how many more units ``choice`` has there. -1: the job holds nothing there.
     """
     share, types, gained, touched = state.jobs[job].first_share, state.clock[0].types, 0, False
     while share != NOBODY:
@@ -338,7 +351,10 @@ def think_away(state: SlurmState, job: int, choice: int, base: int) -> int:
 
 @kernel
 def keep_those_that_fit(state: SlurmState) -> None:
-    """Move each job's choices that an empty cluster could start to the front of its own, and forget the others."""
+    """Drop the choices of each job that an empty cluster could not start.
+
+    The others are moved to the front of the job's own choices.
+    """
     clock = state.clock[0]
     for job in range(len(state.jobs)):
         its, kept = state.jobs[job], 0

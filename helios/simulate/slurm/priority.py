@@ -1,9 +1,9 @@
-"""The queue in the order that Slurm goes through it, and the priorities that make it.
+"""Priorities of pending jobs, and the queue in their order.
 
-``sort_job_queue2`` of Slurm's ``job_scheduler.c``: PriorityTier of the partition, priority, submit time, job id. The
-priority is that of ``priority_multifactor.c``: a sum of doubles, cut off to a 32-bit number; what changes of it without
-anybody's doing, age and fair share, changes once in each ``PriorityCalcPeriod`` only, so that between two of those the
-queue stays sorted.
+The order is that of ``sort_job_queue2`` of Slurm's ``job_scheduler.c``: PriorityTier of the partition, priority, submit
+time, job id. The priority is that of ``priority_multifactor.c``: a sum of doubles, cut off to a 32-bit number. Age and
+fair share change by themselves, but only once in each ``PriorityCalcPeriod``, so that between two of those the queue
+stays sorted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LARGEST = 2**32 - 1
 
 @kernel
 def before(state: SlurmState, choice: int, other: int) -> bool:
-    """Say whether ``choice`` comes before ``other`` in the queue."""
+    """Return whether ``choice`` comes before ``other`` in the queue."""
     mine, theirs = state.choices[choice], state.choices[other]
     if mine.tier != theirs.tier:
         return bool(mine.tier > theirs.tier)
@@ -35,7 +35,7 @@ def before(state: SlurmState, choice: int, other: int) -> bool:
 
 @kernel
 def queue_position(state: SlurmState, choice: int) -> int:
-    """Return where in the queue ``choice`` is, or would go."""
+    """Return the position of ``choice`` in the queue, or where it would go."""
     low, high = 0, state.clock[0].queued
     while low < high:
         middle = (low + high) // 2
@@ -61,7 +61,10 @@ def queue_up(state: SlurmState, job: int) -> None:
 
 @kernel
 def take_out(state: SlurmState, job: int, position: int) -> int:
-    """Take all choices of ``job`` out of the queue, and return how many were before ``position``."""
+    """Take all choices of ``job`` out of the queue.
+
+    Returns how many of them were before ``position``.
+    """
     clock, its, earlier = state.clock[0], state.jobs[job], 0
     for choice in range(its.first_choice, its.first_choice + its.choices):
         place = queue_position(state, choice)
@@ -75,7 +78,7 @@ def take_out(state: SlurmState, job: int, position: int) -> int:
 
 @kernel
 def weigh(state: SlurmState, job: int) -> None:
-    """Give all choices of ``job`` the priority that they have now."""
+    """Compute the priority of all choices of ``job`` as of now."""
     clock, its = state.clock[0], state.jobs[job]
     if clock.multifactor == 0:
         for choice in range(its.first_choice, its.first_choice + its.choices):
@@ -100,7 +103,10 @@ def _age_factor(state: SlurmState, job: int) -> float:
 
 @kernel
 def reweigh(state: SlurmState) -> bool:
-    """Recalculate the priority of all that is queued, and say whether that changed the order."""
+    """Recompute the priority of all that is queued, and sort it.
+
+    Returns whether the order changed.
+    """
     clock, moved = state.clock[0], False
     for place in range(clock.queued):
         job = state.choices[state.queue[place]].job
@@ -118,7 +124,7 @@ def reweigh(state: SlurmState) -> bool:
 
 @kernel
 def change(state: SlurmState, now_ms: int) -> None:
-    """Note that something changed ``now_ms`` that may let another job start."""
+    """Note that something changed at ``now_ms`` that may let another job start."""
     clock = state.clock[0]
     clock.changed, clock.unseen = 1, 1
     update(state, now_ms)
@@ -126,25 +132,28 @@ def change(state: SlurmState, now_ms: int) -> None:
 
 @kernel
 def update(state: SlurmState, now_ms: int) -> None:
-    """Note that jobs or nodes were updated ``now_ms``, which is what the backfill thread looks for."""
+    """Note that jobs or nodes were updated at ``now_ms``.
+
+    The backfill thread checks for that.
+    """
     clock = state.clock[0]
-    # Whoever comes while a pass holds the locks waits for its end.
+    # An update during a backfill pass waits for the end of the pass, which holds the locks.
     clock.updated_ms = max(now_ms, clock.last_backfill_ms)
     if clock.moved_ms == NEVER:
         clock.moved_ms = now_ms
 
 
-# Fair share: usage that decays, and what it makes of everybody's factor.
+# Fair share: usage that decays, and the factor of each user that follows from it.
 #
 # After ``priority_multifactor.c`` and ``fair_tree.c``. Usage is billed TRES (CPUs, unless the partition bills
 # otherwise) x s x the QOS's factor, charged while jobs run, to a user's association and all above it. Each
-# ``PriorityCalcPeriod`` usage decays, running jobs are charged, and the factors are made anew; between two of those
-# they stand.
+# ``PriorityCalcPeriod`` usage decays, running jobs are charged, and the factors are computed anew; between two of those
+# they stay the same.
 
 
 @kernel
 def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
-    """Charge ``job`` for its run since the last calculation."""
+    """Charge the usage of ``job`` since the last calculation, up to ``until_ms``."""
     clock, its = state.clock[0], state.jobs[job]
     if its.share == NOBODY:
         return
@@ -162,7 +171,7 @@ def charge_usage(state: SlurmState, job: int, until_ms: int) -> None:
 
 @kernel
 def settle_usage(state: SlurmState) -> None:
-    """Let usage decay, charge what runs, and make all factors anew."""
+    """Let usage decay, charge running jobs, and recompute all factors."""
     clock = state.clock[0]
     passed_s = (clock.now_ms - clock.last_priority_ms) / MS
     decay = clock.decay**passed_s
@@ -178,7 +187,7 @@ def settle_usage(state: SlurmState) -> None:
 
 @kernel
 def make_factors(state: SlurmState) -> None:
-    """Work out the factor of each user's association from the usage that stands."""
+    """Compute the factor of each user's association from the usage."""
     if len(state.shares) == 0:
         return
     if state.clock[0].fair_tree:
@@ -189,7 +198,10 @@ def make_factors(state: SlurmState) -> None:
 
 @kernel
 def _classic(state: SlurmState) -> None:
-    """2^(-effective usage / shares), level by level; a parent is always before its children."""
+    """Compute the classic factor, 2^(-effective usage / shares), level by level.
+
+    A parent is always before its children.
+    """
     root = state.shares[0]
     for share in range(1, len(state.shares)):
         its = state.shares[share]
@@ -208,10 +220,10 @@ def _classic(state: SlurmState) -> None:
 
 @kernel
 def _fair_tree(state: SlurmState) -> None:
-    """Rank users depth first, best served last; the factor is rank / number of users.
+    """Rank users depth first, best served last.
 
-    As it stands in Slurm's ``_count_tied_accounts``, accounts that tie are not merged: the first user of the second is
-    tied with the last of the first.
+    The factor is rank / number of users. As it is in Slurm's ``_count_tied_accounts``, accounts that tie are not
+    merged: the first user of the second is tied with the last of the first.
     """
     rank = untied = state.clock[0].users
     stack, depth = state.stack, 1
@@ -242,7 +254,10 @@ def _fair_tree(state: SlurmState) -> None:
 
 @kernel
 def _sort_children(state: SlurmState, account: int) -> None:
-    """Sort the children of ``account``: best served last, users before accounts."""
+    """Sort the children of ``account``, best served last.
+
+    Of equal ones users go before accounts.
+    """
     first, end = state.shares[account].first_child, state.shares[account].first_child + state.shares[account].children
     for place in range(first, end):
         child = state.children[place]
@@ -281,9 +296,10 @@ def _goes_before(state: SlurmState, share: int, other: int) -> bool:
 def share_tables(
     workload: SlurmWorkload, site: SlurmSite
 ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the shares, the lists of their children, each job's association (NOBODY: none), and how many users.
+    """Return the tree of accounts and users as tables.
 
-    A user who is not in the site's tree gets one share in the account that the job names, if that is there.
+    They are the shares, the lists of their children, each job's association (NOBODY: none), and the number of users. A
+    user who is not in the site's tree gets one share in the account that the job names, if that is there.
     """
     if not site.shares:
         return np.zeros(0, SHARE), np.zeros(0, np.int64), np.full(len(workload), NOBODY, dtype=np.int64), 0
@@ -300,7 +316,7 @@ def share_tables(
 
 
 def _in_order(known: tuple[Share, ...], asked: list[tuple[str, str]]) -> list[Share]:
-    """Return the tree breadth first, with users that are missing, below one root."""
+    """Return the tree breadth first, below one root, with missing users added."""
     accounts = {share.account: share for share in known if not share.user}
     roots = [share for share in accounts.values() if not share.parent or share.parent not in accounts]
     root = roots[0] if len(roots) == 1 and not roots[0].parent else Share(account="root")
@@ -315,7 +331,7 @@ def _in_order(known: tuple[Share, ...], asked: list[tuple[str, str]]) -> list[Sh
         if share is root:
             continue
         parent = share.account if share.user else share.parent
-        # What hangs on nothing hangs on the root.
+        # What has no parent in the tree goes below the root.
         home = parent if parent in accounts and parent != root.account else root.account
         below.setdefault(home, []).append(share)
     tree, place = [root], 0
@@ -339,7 +355,7 @@ def _tables(tree: list[Share]) -> NDArray[np.void]:
             its["fair_parent"] = _fair_parent(shares, number)
     _share_levels(shares)
     for number in range(len(tree) - 1, -1, -1):
-        # An account has used what its users have; a dump that says more is believed.
+        # An account has used what its users have, or more where the dump says so.
         below = shares["usage"][shares["parent"] == number].sum()
         shares["usage"][number] = max(shares["usage"][number], below)
     return shares
@@ -372,7 +388,7 @@ def _list_children(shares: NDArray[np.void], children: NDArray[np.int64]) -> Non
     shares["first_child"], shares["children"] = edges[:-1], np.diff(edges)
 
 
-# What does not change of a job's priority: size, partition, QOS and TRES; and what its CPUs and GPUs are billed as.
+# Constant terms of a job's priority: size, partition, QOS and TRES; and the billing of its CPUs and GPUs.
 #
 # After ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
 
@@ -389,7 +405,10 @@ def fixed_priority(
     types: tuple[str, ...],
     part_nodes: NDArray[np.int64],
 ) -> tuple[Floats, Floats]:
-    """Return the weighted sum of all factors but age and fair share, and the billed TRES, of each choice."""
+    """Return the constant part of each choice's priority, and its billed TRES.
+
+    The constant part is the weighted sum of all factors but age and fair share.
+    """
     its, partition = jobs[choices["job"]], choices["partition"]
     parts = np.maximum(its["nodes"], 1).astype(np.float64)
     cpus = its["cpus"] * parts

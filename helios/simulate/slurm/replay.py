@@ -1,4 +1,7 @@
-"""A replay under Slurm's rules: all at once, or step by step, for those who act between the steps."""
+"""Replay under Slurm's scheduling rules, at once or step by step.
+
+The queue can be changed between the steps.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlurmReplay:
-    """What became of each job; arrays of shape (n_jobs,).
+    """Result of a replay for each job.
+
+    Arrays have shape (n_jobs,).
 
     Attributes
     ----------
@@ -32,14 +37,15 @@ class SlurmReplay:
     partition : int64
         Where it ran, as a position in the site's partitions; -1: nowhere.
     node : int64
-        Its first node (of ``node_names``), of those that run at the end of the replay; -1: none.
+        Last node picked for a job that runs at the end of the replay, as a position in ``node_names``; -1: none.
     planned_s : float64
-        Start that the last backfill pass which planned it gave it; NaN: never planned.
+        Planned start by the last backfill pass that planned the job, s since the epoch; NaN: never planned.
     backfilled : bool
         Whether a backfill pass started it.
     node_names : tuple of str
+        Names of the nodes.
     main_passes, backfill_passes, backfill_tests : int
-        Passes made (those that could change nothing are left out), and jobs that backfill tried.
+        Passes made (those that could change nothing are left out), and jobs that backfill tested.
     """
 
     started_s: Floats
@@ -65,16 +71,19 @@ def replay_slurm(
     turn: Callable[[SlurmTimeline], None] | None = None,
     turn_every_s: float = 60.0,
 ) -> SlurmReplay:
-    """Replay ``workload`` on ``site`` under Slurm's rules, to the end or to ``until_s``.
+    """Replay ``workload`` on ``site`` under Slurm's scheduling rules.
 
     Parameters
     ----------
     site_factor : array of shape (n_jobs,), optional
-        Set as each job is submitted, as a job_submit hook does; else the workload's own.
+        Set as each job is submitted, as a job_submit plugin does; None: the workload's own.
     latency : SlurmLatency, optional
         How quickly the controller reacts.
+    until_s : float, optional
+        When the replay ends, s since the epoch; None: when no job is left. With ``turn`` it goes on to the first call
+        at or after that.
     turn : callable, optional
-        Called every ``turn_every_s`` with the timeline, to set site factors and TimeMin of what waits.
+        Called with the timeline every ``turn_every_s``, to set site factors and TimeMin of pending jobs.
 
     Raises
     ------
@@ -92,7 +101,10 @@ def replay_slurm(
 
 
 def startable(workload: SlurmWorkload, site: SlurmSite) -> NDArray[np.bool_]:
-    """Say of each job (shape (n_jobs,)) whether it could start on an empty cluster, in time and size."""
+    """Return whether each job could start on an empty cluster.
+
+    That is by size and time limit; shape (n_jobs,).
+    """
     state = build(workload, site, SlurmLatency())
     keep_choices(state)
     fits: NDArray[np.bool_] = state.jobs["choices"] > 0
@@ -100,7 +112,7 @@ def startable(workload: SlurmWorkload, site: SlurmSite) -> NDArray[np.bool_]:
 
 
 class SlurmTimeline:
-    """A replay that can be stopped, looked at, acted on and carried on.
+    """Replay that can be stopped, read, changed and continued.
 
     Parameters
     ----------
@@ -131,16 +143,19 @@ class SlurmTimeline:
 
     @property
     def state(self) -> SlurmState:
-        """The tables, for those who look closely."""
+        """Tables of the replay."""
         return self._state
 
     @property
     def now_s(self) -> float:
-        """The clock, s since the epoch."""
+        """Clock, s since the epoch."""
         return int(self._state.clock["now_ms"][0]) / MS
 
     def is_going(self, until_s: float | None = None) -> bool:
-        """Say whether jobs are left that run or wait or will be submitted, before ``until_s``."""
+        """Return whether jobs are left that run, wait or will be submitted.
+
+        False also once the clock has reached ``until_s``.
+        """
         clock = self._state.clock[0]
         if until_s is not None and self.now_s >= until_s:
             return False
@@ -149,18 +164,22 @@ class SlurmTimeline:
         )
 
     def next_event_s(self) -> float | None:
-        """Return when nodes are freed or a job enters the queue next; None: never."""
+        """Return when nodes are freed or a job enters the queue next.
+
+        None: never.
+        """
         moment_ms = next_event_ms(self._state)
         return None if moment_ms == NEVER else moment_ms / MS
 
     def advance(self, until_s: float | None = None, *, leave_due: bool = False) -> None:
-        """Let time pass up to ``until_s``, included; None: until nothing is left.
+        """Advance the clock to ``until_s``, included.
 
-        With ``leave_due`` the passes due at that very moment wait until time goes on.
+        None: until nothing is left to happen. With ``leave_due`` the passes due at that very moment wait until time
+        goes on.
 
         Raises
         ------
-        Misuse
+        UsageError
             ``until_s`` lies in the past.
         """
         until_ms = NEVER if until_s is None else round(until_s * MS)
@@ -169,7 +188,10 @@ class SlurmTimeline:
         carry_on(self._state, until_ms=until_ms, leave_due=leave_due)
 
     def pending(self) -> Ints:
-        """Return the positions of pending jobs in the order of the queue; of an array, of its first pending task."""
+        """Return the positions of pending jobs in the order of the queue.
+
+        Of an array only the first pending task is in it.
+        """
         clock = self._state.clock[0]
         queue = self._state.queue[: clock["queued"]]
         jobs = self._state.choices["job"][queue].astype(np.int64)
@@ -177,29 +199,35 @@ class SlurmTimeline:
         return first
 
     def running(self) -> Ints:
-        """Return the positions of running jobs, those first that end first."""
+        """Return the positions of running jobs, in order of their ends."""
         jobs = self._state.ends[: self._state.clock["running"][0]]
         return jobs[np.argsort(self._state.jobs["freed_ms"][jobs], kind="stable")]
 
     def set_site_factor(self, jobs: Ints, values: Ints) -> None:
-        """Set the site factor of ``jobs``; what waits moves at once."""
+        """Set the site factor of ``jobs``.
+
+        Pending ones move in the queue at once.
+        """
         self._state.jobs["site"][jobs] = values
         self._rank_anew(jobs)
 
     def set_time_min(self, jobs: Ints, seconds: Floats) -> None:
-        """Set TimeMin of ``jobs``, s, rounded up to minutes; 0: none. No effect on what runs."""
+        """Set TimeMin of ``jobs``, s, rounded up to minutes.
+
+        0: none. Jobs that run are left as they are.
+        """
         waiting = np.asarray(jobs)[self._state.jobs["status"][jobs] <= PENDING]
         values = np.ceil(np.broadcast_to(seconds, np.shape(jobs))[self._state.jobs["status"][jobs] <= PENDING] / 60)
         self._state.jobs["time_min"][waiting] = values
         self._rank_anew(waiting)
 
     def set_held(self, jobs: Ints, *, held: bool) -> None:
-        """Hold pending ``jobs``, or release them."""
+        """Hold or release pending ``jobs``."""
         self._state.jobs["is_held"][jobs] = held
         self._rank_anew(jobs)
 
     def result(self) -> SlurmReplay:
-        """Return what has become of each job so far."""
+        """Return the result of each job so far."""
         jobs, clock = self._state.jobs, self._state.clock[0]
         started = jobs["status"] >= RUNNING
         ended = (jobs["status"] == ENDED) | (started & (jobs["ended_ms"] <= clock["now_ms"]))

@@ -1,4 +1,7 @@
-"""Running jobs: by when their nodes will be free, for the clock; by expected end, for those who plan."""
+"""Running jobs, by when their nodes are free and by expected end.
+
+The clock goes by the former, and backfill plans with the latter.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from helios.simulate.slurm.placement import hold, let_go
 from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, take_out
 from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
 
-# Limits that a QOS sets to what runs at once: the job's own, and that of its partition, which goes first.
+# Limits of a QOS on what runs at once: of the job's own QOS, and of its partition's, which goes first.
 
 
 @kernel
 def allowed(state: SlurmState, choice: int) -> bool:
-    """Say whether no limit keeps the job in ``choice`` from running now (``acct_policy.c``)."""
+    """Return whether no QOS limit keeps the job from running now.
+
+    After Slurm's ``acct_policy.c``.
+    """
     asked = state.choices[choice]
     its = state.jobs[asked.job]
     first, second = state.partitions[asked.partition].qos, its.qos
@@ -53,7 +59,10 @@ def _gpus_left(state: SlurmState, gpus: int, first: int, second: int) -> bool:
 
 @kernel
 def charge(state: SlurmState, job: int, partition: int, sign: int) -> None:
-    """Count ``job`` as running, or no longer (``sign`` 1, -1), in its QOS and its partition's."""
+    """Count ``job`` as running in its QOS and its partition's, or no longer.
+
+    ``sign`` is 1 or -1.
+    """
     its, first = state.jobs[job], state.partitions[partition].qos
     gpus = sign * its.gpus * max(its.nodes, 1)
     for number in range(2):
@@ -66,9 +75,10 @@ def charge(state: SlurmState, job: int, partition: int, sign: int) -> None:
 
 @kernel
 def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int) -> int:
-    """Start the job in ``choice`` on the nodes picked; return by how much what was at ``position`` of the queue moves.
+    """Start the job in ``choice`` on the nodes picked.
 
-    Towards the front. The next task of an array takes the place of the one that starts.
+    Returns by how much what was at ``position`` of the queue moves towards the front. The next task of an array takes
+    the place of the one that starts.
     """
     clock, job = state.clock[0], state.choices[choice].job
     its, now_s = state.jobs[job], clock.now_ms // MS
@@ -97,7 +107,10 @@ def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int
 
 @kernel
 def _follow(state: SlurmState, job: int, position: int) -> int:
-    """Queue the next task of an array, with the priority of its record; return how many places before ``position``."""
+    """Queue the next task of an array, with the priority of its record.
+
+    Returns how many of its choices go before ``position``.
+    """
     its, ahead = state.jobs[job], 0
     task = state.jobs[its.next_task]
     task.site, task.nice, task.time_min, task.is_held = its.site, its.nice, its.time_min, its.is_held
@@ -112,7 +125,7 @@ def _follow(state: SlurmState, job: int, position: int) -> int:
 
 @kernel
 def end(state: SlurmState, job: int) -> None:
-    """Let ``job``, whose nodes are free now, be gone."""
+    """End ``job``, whose nodes are free now."""
     clock, its = state.clock[0], state.jobs[job]
     if its.ended_ms > clock.last_priority_ms and clock.fair_weight > 0:
         charge_usage(state, job, its.ended_ms)
@@ -136,9 +149,10 @@ def end(state: SlurmState, job: int) -> None:
 
 @kernel
 def expect_anew(state: SlurmState) -> bool:
-    """Move the expected ends of what has outrun its soft limit, and say whether something has.
+    """Move the expected ends of jobs that have outrun their soft limits.
 
-    Half of the time that is left until the limit (``_bf_reserve_running`` in ``backfill.c``).
+    The new end is after half of the time that is left until the limit (``_bf_reserve_running`` in ``backfill.c``).
+    Returns whether there was one.
     """
     clock, outrun, now_s = state.clock[0], False, state.clock[0].now_ms // MS
     for place in range(clock.running):
@@ -154,7 +168,10 @@ def expect_anew(state: SlurmState) -> bool:
 
 @kernel
 def _expect(state: SlurmState, job: int, place: int) -> None:
-    """Move ``job``, which goes no later than ``place``, to where it belongs by its expected end."""
+    """Move ``job`` to its position by expected end.
+
+    That is not after ``place``.
+    """
     while place > 0 and _ends_later(state, state.expected[place - 1], job):
         state.expected[place] = state.expected[place - 1]
         place -= 1

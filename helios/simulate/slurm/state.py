@@ -1,6 +1,7 @@
-"""The whole state of a replay under Slurm's rules, in plain arrays, so that it can stop and go on at any moment.
+"""State of a replay under Slurm's rules, in plain arrays.
 
-Times that events have are in ms; what Slurm itself counts in whole seconds or minutes is kept so (``*_s``, ``*_min``).
+So it can stop and go on at any moment. Times of events are in ms; what Slurm itself counts in whole seconds or minutes
+is kept in these (``*_s``, ``*_min``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ WORD = 62
 """Nodes in a word of a set: so many bits that no word is negative."""
 ALL = 2**WORD - 1
 NOW, PLAN = 0, 1
-"""Whose resources: those that are free, or those of a plan, as running jobs are thought away."""
+"""Which free resources: those of now, or those of a plan, in which running jobs are removed."""
 BY_MAIN, BY_BACKFILL = 0, 1
-"""Who started a job."""
+"""Which scheduler started a job."""
 
 JOB = np.dtype(
     [
@@ -33,7 +34,7 @@ JOB = np.dtype(
         ("started_ms", np.int64),
         ("ended_ms", np.int64),
         ("freed_ms", np.int64),  # its nodes
-        ("expected_s", np.int64),  # end that plans count with
+        ("expected_s", np.int64),  # end that backfill plans with
         ("limit_s", np.int64),  # end at the limit
         ("soft_s", np.int64),  # TimeMin as a soft limit, end; NEVER: none
         ("time_min", np.int64),  # min; 0: none
@@ -152,17 +153,17 @@ CLOCK = np.dtype(
         ("picked", np.int64),
         # When things are due.
         ("pass_due", np.int64),  # a quick pass of the main scheduler, now
-        ("asked_ms", np.int64),  # oldest submission that the background loop has not looked at; NEVER: none
+        ("asked_ms", np.int64),  # oldest submission that the background loop has not handled; NEVER: none
         ("last_background_ms", np.int64),
         ("last_full_ms", np.int64),
         ("last_pass_ms", np.int64),
         ("last_backfill_ms", np.int64),
         ("moved_ms", np.int64),  # first update since the last backfill pass; NEVER: none
         ("updated_ms", np.int64),  # last update of jobs or nodes
-        ("pushed", np.int64),  # whether the last backfill pass put a planned start off
+        ("pushed", np.int64),  # whether the last backfill pass postponed a planned start
         ("planned_idle", np.int64),  # whether its plans have idle nodes
         ("closed", np.int64),  # whether the last full pass met a closed partition
-        ("spent_us", np.int64),  # by backfill passes, what is less than a millisecond
+        ("spent_us", np.int64),  # by backfill passes, the part below a millisecond
         ("changed", np.int64),  # whether a backfill pass could find something new
         ("unseen", np.int64),  # whether a full pass could
         ("last_priority_ms", np.int64),
@@ -212,13 +213,14 @@ CLOCK = np.dtype(
 
 
 class SlurmState(NamedTuple):
-    """Tables of a replay; see the record types of this module.
+    """Tables of a replay.
 
-    ``queue`` holds the choices of pending jobs, first in order first; ``ends`` is a heap of running jobs by when their
-    nodes are free; ``expected`` lists them by the end that plans count with. ``free`` has a row for NOW and one for
-    PLAN, ``free_gpus`` the same with a column for each type of each node. ``part_nodes`` and ``slot_nodes`` are sets
-    of nodes as words of bits; ``words`` are sets for scratch, ``picked`` nodes. ``user_gpus`` and ``user_jobs`` are of
-    shape (users x QOS,). ``children`` lists the tree of shares.
+    The record types of this module describe their fields. ``queue`` holds the choices of pending jobs, first in order
+    first. ``ends`` is a heap of running jobs by when their nodes are free; ``expected`` lists them by the end that
+    backfill plans with. ``free`` has a row for NOW and one for PLAN, ``free_gpus`` the same with a column for each type
+    of each node. ``part_nodes`` and ``slot_nodes`` are sets of nodes as words of bits. ``words`` are sets for scratch,
+    ``picked`` nodes. ``user_gpus`` and ``user_jobs`` are of shape (users x QOS,). ``children`` lists the tree of
+    shares.
     """
 
     clock: NDArray[np.void]

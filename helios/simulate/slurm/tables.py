@@ -1,4 +1,4 @@
-"""From a site's setup and a workload to the tables of a replay."""
+"""Tables of a replay, built from a site's setup and a workload."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ LONG_UP_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmLatency:
-    """How quickly Slurm's controller reacts; none of this is in a configuration file.
+    """Reaction times of Slurm's controller.
 
-    The defaults were measured on 22.05.8.
+    None of them is in a configuration file. The defaults were measured on 22.05.8.
 
     Attributes
     ----------
     release_s : float
-        From a job's end until its nodes are free and, where nodes have an epilog, the main scheduler looks at the
-        queue.
+        From a job's end until its nodes are free and, where nodes have an epilog, the main scheduler makes a quick
+        pass.
     tick_s : float
         Period of the background loop.
     poll_s : float
-        Period at which the backfill thread looks whether anything changed.
+        Period at which the backfill thread checks whether anything changed.
     backfill_s, backfill_job_s : float
-        What a backfill pass takes, and what more for each record in the queue: the next begins ``bf_interval`` after
-        its end.
+        How long a backfill pass takes, and how much more for each record in the queue. The next begins
+        ``bf_interval`` after its end.
     loop_phase_s : float
         How long after the controller's start its background loop, and the clock of priorities, begin to count.
     controller_started_s : float, optional
@@ -69,12 +69,15 @@ class SlurmLatency:
 
 
 def node_names(site: SlurmSite) -> tuple[str, ...]:
-    """Return the names of a site's nodes, as the tables number them."""
+    """Return the names of a site's nodes, in the order of the tables."""
     return tuple(name for group in site.nodes for name in group.names)
 
 
 def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> SlurmState:
-    """Return the tables of a cluster that nobody has submitted to yet; choices are not checked for fit."""
+    """Return the tables of a cluster before the first submission.
+
+    Whether a job could start in its partitions is not checked.
+    """
     types = _gpu_types(workload, site)
     nodes, gpus = _nodes(site, types)
     names = node_names(site)
@@ -124,7 +127,7 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
 
 
 def part_nodes_any(part_nodes: NDArray[np.int64], n_nodes: int) -> NDArray[np.bool_]:
-    """Say of each node whether it is in any partition."""
+    """Return whether each node is in any partition."""
     united = np.bitwise_or.reduce(part_nodes, axis=0)
     node = np.arange(n_nodes)
     member: NDArray[np.bool_] = (united[node // WORD] >> (node % WORD)) & 1 == 1
@@ -222,7 +225,10 @@ def _in_minutes(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _array_links(workload: SlurmWorkload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the next and the previous task of each job's array, of those that ask for the same."""
+    """Return the next and the previous task of each array task.
+
+    Only tasks that ask for the same are linked. NOBODY: there is none.
+    """
     asked = [
         workload.column(name)
         for name in (
@@ -257,7 +263,10 @@ def _choices(
     types: tuple[str, ...],
     part_nodes: NDArray[np.int64],
 ) -> NDArray[np.void]:
-    """Return a row for each partition of each job that may run there, and tell the jobs where theirs are."""
+    """Return a row for each partition in which each job may run.
+
+    It also sets where the rows of each job are.
+    """
     number = {rules.name: place for place, rules in enumerate(site.partitions)}
     unknown = sorted({workload.partitions[code] for code in np.unique(workload.partition)} - set(number))
     if unknown:
@@ -296,14 +305,17 @@ def _set_limits(
     most = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
     usual = most if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), most)
     asked = _in_minutes(limit_s[here])
-    # Backfill plans what has no limit with the partition's longest; it gets the default when it starts.
+    # Backfill plans a job without a limit with the partition's longest; it gets the default when it starts.
     choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, most), most)
     choices["limit_min"][here] = np.where(asked > 0, asked, usual)
     choices["longest_min"][here] = NEVER if rules.max_time_s is None else most
 
 
 def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) -> NDArray[np.int64]:
-    """Return the memory of a part, or of a unit, of each choice, MiB; -1: all of the node's."""
+    """Return the memory of a part, or of a unit, of each choice, MiB.
+
+    -1: all of the node's.
+    """
     its = jobs[choices["job"]]
     units = np.maximum(np.where(its["nodes"] > 0, its["nodes"], np.where(its["gpus"] > 0, its["gpus"], its["cpus"])), 1)
     asked = -(-its["memory"] // units)
@@ -379,7 +391,9 @@ def _whole_minutes(seconds: int) -> int:
 
 
 def refuse_misfits(workload: SlurmWorkload, fits: NDArray[np.bool_]) -> None:
-    """Raise unless every job could start in some partition of an empty cluster (``fits``, shape (n_jobs,)).
+    """Raise unless every job could start on an empty cluster.
+
+    ``fits``, of shape (n_jobs,), is whether each could start in one of its partitions.
 
     Raises
     ------

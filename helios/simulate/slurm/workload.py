@@ -1,4 +1,4 @@
-"""What is replayed under Slurm's rules: jobs as they were asked for, in columns."""
+"""Workload of a replay under Slurm's rules, in columns."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlurmWorkload:
-    """Jobs to replay, ordered by submit time, then job id; tasks of an array by task id.
+    """Jobs to replay, as they were asked for.
 
-    Of everything but ids and times a missing column means what it means to Slurm where it is not asked for. Numbers
-    are given as any numeric array and kept as float64 (times) or int64 (the rest).
+    They are ordered by submit time, then job id; tasks of an array by task id. A missing column, other than ids and
+    times, means what it means to Slurm where it is not asked for. Numbers are given as any numeric array and kept as
+    float64 (times) or int64 (the rest).
 
     Parameters
     ----------
@@ -99,7 +100,7 @@ class SlurmWorkload:
     array: Ints | None = None
 
     def __post_init__(self) -> None:
-        """Fill in what is missing and check the rest."""
+        """Fill in missing columns and check the rest."""
         n_jobs = len(self.submitted_s)
         for name, value in _DEFAULTS.items():
             if getattr(self, name) is None:
@@ -124,16 +125,19 @@ class SlurmWorkload:
         return len(self.submitted_s)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column, filled in."""
+        """Return a column, with missing values filled in."""
         column: NDArray[Any] = getattr(self, name)
         return column
 
     def choices(self, job: int) -> tuple[int, ...]:
-        """Return all partitions that the job at this position asks for, as positions in ``partitions``."""
+        """Return all partitions that the job at this position asks for.
+
+        They are positions in ``partitions``.
+        """
         return (int(self.partition[job]), *(self.more_partitions or {}).get(job, ()))
 
     def kept(self, keep: NDArray[np.bool_]) -> SlurmWorkload:
-        """Return the jobs that ``keep`` (shape (n_jobs,)) says."""
+        """Return the jobs where ``keep``, of shape (n_jobs,), is true."""
         number = np.cumsum(keep) - 1
         more = {int(number[job]): parts for job, parts in (self.more_partitions or {}).items() if keep[job]}
         named = {column.name: getattr(self, column.name) for column in fields(self)}

@@ -205,6 +205,7 @@ def test_exports_behind_each_other_are_one_file(tmp_path):
         (a_json_job(name="a\0b"), "NUL byte"),
         ({}, "no job id"),
         ([], "record is not understood"),
+        (a_json_job(job_id=12.5), "job id is not understood"),
     ],
 )
 def test_a_job_that_makes_no_sense_is_rejected_with_its_number_and_reason(tmp_path, job, reason):
