@@ -37,7 +37,8 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Control
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order
-from helios.predict import ReplayTrainedPredictor, train
+from helios.predict.duration import train
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import balanced, shortest_service_first
 from helios.simulate import ORDERS, Backfill, Backlog, Reservation, SimCluster, WaitBound, Workload, replay

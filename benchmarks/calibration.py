@@ -16,11 +16,10 @@ import pandas as pd
 
 from helios.ingest import open_trace
 from helios.model import JOBS, in_submission_order
-from helios.predict import HistoryPredictor, JobTable
-from helios.predict.duration import train_on
-from helios.predict.evaluation import calibrated_quantiles, evaluation_set, scores_for
-from helios.predict.job_table import features_at_start
-from helios.predict.scores import Scores
+from helios.predict.duration import HistoryPredictor, train_on
+from helios.predict.evaluation import calibrated_quantiles
+from helios.predict.job_table import JobTable, features_at_start
+from helios.predict.scores import Scores, evaluation_set, scores_for
 
 LAST_ENDED = 500
 
@@ -83,7 +82,7 @@ def judge(path: Path) -> None:
         "the same, only wider": rolling_conformal(table, learned, only_widens=True),
         "calibrated": calibrated,
         "shrinkage": shrinkage,
-        "shrinkage, calibrated": calibrated_quantiles(HistoryPredictor(), table, features, shrinkage),
+        "shrinkage, calibrated": calibrated_quantiles(None, table, features, shrinkage),
     }.items():
         print(line(name, scores_for(quantiles[tested], judged)), flush=True)
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
 from helios.config import Energy
 from helios.ingest.node_series import read_series, sum_series
-from helios.predict.demand import Calendar
+from helios.predict.demand.types import Calendar
 from helios.services.energy_saving import CesOptions
 from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, tune
 

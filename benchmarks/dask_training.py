@@ -17,10 +17,10 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 from benchmarks.features import a_table
-from helios.predict import causal_features
 from helios.predict.causal_stats import FEATURES
 from helios.predict.dask_training import DaskTrainer
 from helios.predict.duration import QUANTILES, Trainer, TrainingSet, train_locally
+from helios.predict.job_table import causal_features
 
 WORKERS = 2
 

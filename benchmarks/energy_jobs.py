@@ -23,7 +23,7 @@ from helios.app.energy.whatif_jobs import POLICIES, EnergyJobsRequest, energy_on
 from helios.app.history import LoadedHistory, read_file
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Settings
-from helios.predict.demand import Calendar
+from helios.predict.demand.types import Calendar
 from helios.simulate import Backfill, Placement, replay
 from helios.simulate.orders import first_in_first_out
 from tests.traces import TRACES

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from helios.predict import JobTable, causal_features
 from helios.predict.causal_stats import FEATURES
+from helios.predict.job_table import JobTable, causal_features
 
 
 def a_table(n: int, *, seed: int = 0) -> JobTable:

@@ -11,7 +11,9 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from helios.predict.demand import DAY, Calendar, DemandForecaster, DemandJobState, job_state
+from helios.predict.demand.features import job_state
+from helios.predict.demand.forecaster import DemandForecaster
+from helios.predict.demand.types import DAY, Calendar, DemandJobState
 
 Answer = TypeVar("Answer")
 

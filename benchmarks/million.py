@@ -30,7 +30,7 @@ from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.model import JOBS
-from helios.predict import train
+from helios.predict.duration import train
 from helios.simulate import Backfill
 from helios.simulate.orders import first_in_first_out
 

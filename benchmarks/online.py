@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 
 from helios.model import JOBS
-from helios.predict import DurationModel, JobTable, ReplayTrainedPredictor, train
+from helios.predict.duration import DurationModel, train
+from helios.predict.job_table import JobTable
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 
 
 def a_campaign(n: int, *, seed: int = 0) -> pd.DataFrame:

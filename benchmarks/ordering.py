@@ -27,8 +27,7 @@ from helios.app.prediction_value import PREDICTED
 from helios.app.replay_cluster import parse_nodes
 from helios.app.scenarios import ORDERS, Policy
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, train_predictor
-from helios.predict import ReplayTrainedPredictor
-from helios.predict.replay_predictor import UserLast
+from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from helios.simulate import Backfill, Replay, WaitBound, replay
 
 DAY_S = 86_400

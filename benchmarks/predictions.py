@@ -18,7 +18,9 @@ import pandas as pd
 
 from benchmarks.online import a_campaign
 from helios.model import JOBS, QUEUE
-from helios.predict import DurationModel, JobTable, LivePredictor, causal_features, train
+from helios.predict.duration import DurationModel, train
+from helios.predict.job_table import JobTable, causal_features
+from helios.predict.live_predictor import LivePredictor
 
 RUNNING = 500
 FEW, MANY = {"rounds": 40, "times": 5}, {"rounds": 4}

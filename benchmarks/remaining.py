@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.app.history import read_file
-from helios.predict import JobTable
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train_on
-from helios.predict.job_table import features_at_start
+from helios.predict.job_table import JobTable, features_at_start
 from helios.predict.live_predictor import remaining_run_time
 
 TRACES = (

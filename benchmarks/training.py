@@ -27,9 +27,8 @@ from helios.app.history import read_file
 from helios.ingest import synthetic_trace
 from helios.model import JOBS
 from helios.ports import Progress, no_progress
-from helios.predict import JobTable
 from helios.predict.duration import QUANTILES, ROUNDS, TrainingSet, train_locally, train_on
-from helios.predict.job_table import features_at_start
+from helios.predict.job_table import JobTable, features_at_start
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 JOBS_A_DAY = 698_896 / 183

@@ -1,4 +1,4 @@
-"""How many nodes were needed: the demand of the past, from a series or counted from the jobs of a cluster."""
+"""The demand for nodes in the past, read from a series or counted from jobs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
-from helios.metrics.node_usage import busy_intervals, most_at_once
+from helios.metrics.node_usage import busy_intervals, most_at_once, whole_seconds
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
-from helios.predict.demand import NEVER_S, Calendar, DemandJobState, job_state, walk_forward
 from helios.predict.demand.evaluation import judge
+from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.forecaster import walk_forward
+from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
 from helios.simulate import Backfill, Workload, replay
 from helios.units import best_unit
@@ -65,7 +67,9 @@ def watch_files(
     gpus_per_node: int = 8,
     in_gpus: bool = False,
 ) -> DemandHistory:
-    """Read series of busy nodes; several files are parts of one cluster and are added up.
+    """Read series of busy nodes.
+
+    Several files are parts of one cluster and are added up.
 
     Parameters
     ----------
@@ -114,7 +118,10 @@ class RequestedClusterShape:
 
     @property
     def total(self) -> int | None:
-        """Nodes there are, of all partitions that are asked for; None: nobody said."""
+        """Nodes there are, of all partitions that are asked for.
+
+        None: nobody said.
+        """
         if self.nodes is None:
             return None
         return self.nodes.get(self.partition or "", sum(self.nodes.values()))
@@ -186,7 +193,10 @@ def _usable(history: LoadedHistory, asked: RequestedClusterShape) -> tuple[pd.Da
 
 
 def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float64]:
-    """Return what each job holds, in nodes; fractions where it shares one; whole GPUs where these are counted."""
+    """Return what each job holds, in nodes.
+
+    Fractions where it shares one; whole GPUs where these are counted.
+    """
     gpus = jobs["gpus"].to_numpy().astype(np.float64)
     if asked.in_gpus:
         return gpus
@@ -196,10 +206,13 @@ def _size(jobs: pd.DataFrame, asked: RequestedClusterShape) -> NDArray[np.float6
 
 
 def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
-    start_s, end_s = _seconds(jobs["started_at"]), _seconds(jobs["ended_at"])
+    start_s, end_s = (
+        whole_seconds(jobs["started_at"], otherwise=NEVER_S),
+        whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
+    )
     first_s = int(start_s.min()) // STEP_S * STEP_S
     # Later nobody knows what ran that had not ended when the history was read.
-    n_steps = max(int(_seconds(jobs["submitted_at"]).max()) - first_s, STEP_S) // STEP_S
+    n_steps = max(int(whole_seconds(jobs["submitted_at"], otherwise=NEVER_S).max()) - first_s, STEP_S) // STEP_S
     placed = jobs["node_list"].notna()
     if not asked.in_gpus and placed.mean() >= _FEWEST_PLACED:
         held = busy_intervals(jobs, until_s=int(end_s.max())).merged()
@@ -212,41 +225,28 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     else:
         size = busiest_nodes(start_s, end_s, _size(jobs, asked), first_s=first_s, n_steps=n_steps)
         busy = np.maximum(np.ceil(size - _ROUNDING), 0.0)
-        total, notes = _capacity(busy, asked), _sizes_said(busy, asked)
+        notes = []
+        if not asked.in_gpus:
+            notes.append(
+                "The jobs do not say on which nodes they ran: busy nodes are their GPUs by "
+                f"{asked.gpus_per_node} (--gpus-per-node), as if jobs were packed without a gap."
+            )
+        total = float((asked.total or 0) * (asked.gpus_per_node if asked.in_gpus else 1))
+        if asked.nodes is None:
+            total = float(busy.max())
+            notes.append(f"In service: the most ever held at once, {busy.max():.0f}; else say --nodes N.")
     return _Counted(jobs=jobs, first_s=first_s, busy=busy, total=total, notes=tuple(notes))
-
-
-def _sizes_said(busy: NDArray[np.float64], asked: RequestedClusterShape) -> list[str]:
-    notes = []
-    if not asked.in_gpus:
-        notes.append(
-            "The jobs do not say on which nodes they ran: busy nodes are their GPUs by "
-            f"{asked.gpus_per_node} (--gpus-per-node), as if jobs were packed without a gap."
-        )
-    if asked.nodes is None:
-        notes.append(f"In service: the most ever held at once, {busy.max():.0f}; else say --nodes N.")
-    return notes
-
-
-def _capacity(busy: NDArray[np.float64], asked: RequestedClusterShape) -> float:
-    if asked.nodes is None:
-        return float(busy.max())
-    return float((asked.total or 0) * (asked.gpus_per_node if asked.in_gpus else 1))
 
 
 def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     resource = "gpus" if (jobs["gpus"] > 0).any() else "cpus"
     machine = replay_cluster_for(
-        jobs,
-        resource=resource,
-        nodes=asked.nodes,
-        gpus_per_node=asked.gpus_per_node,
-        skip_oversized=True,
+        jobs, resource=resource, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, skip_oversized=True
     )
     limit_s = machine.jobs["time_limit_s"].to_numpy()
     workload = Workload(
         job_id=machine.jobs["job_id"].to_numpy(dtype=object),
-        submitted_s=_seconds(machine.jobs["submitted_at"]),
+        submitted_s=whole_seconds(machine.jobs["submitted_at"], otherwise=NEVER_S),
         run_time_s=machine.jobs["run_time_s"].to_numpy().astype(np.int64),
         gpus=machine.size,
         partition=machine.partition,
@@ -271,8 +271,10 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
         f"{int(machine.shape.nodes.sum())} nodes of {asked.gpus_per_node} {best_unit(resource)}s, jobs packed; each "
         "partition's most were added up."
     )
+    times = {"started_at": result.started_s, "ended_at": result.ended_s}
+    as_times = {name: pd.to_datetime(moments_s, unit="s", utc=True) for name, moments_s in times.items()}
     return _Counted(
-        jobs=_with_times(machine.jobs, result.started_s, result.ended_s),
+        jobs=JOBS.conform(machine.jobs.assign(**as_times)),
         first_s=first_s,
         busy=busy,
         total=total,
@@ -303,27 +305,21 @@ def busiest_nodes(
     return np.maximum(most, 0.0)
 
 
-def _with_times(jobs: pd.DataFrame, started_s: Seconds, ended_s: Seconds) -> pd.DataFrame:
-    def times(seconds: Seconds) -> pd.Series[pd.Timestamp]:
-        return pd.Series(pd.to_datetime(seconds, unit="s", utc=True), index=jobs.index)
-
-    return JOBS.conform(jobs.assign(started_at=times(started_s), ended_at=times(ended_s)))
-
-
 def _state(
     jobs: pd.DataFrame, asked: RequestedClusterShape, steps_s: Seconds, *, timezone: str, progress: Progress
 ) -> DemandJobState:
     """Return what jobs told, with run times as shrinkage would have predicted them at each submission."""
-    from helios.predict import HistoryPredictor, JobTable, causal_features  # noqa: PLC0415 - only jobs need them
+    from helios.predict.duration import HistoryPredictor  # noqa: PLC0415 - only jobs need them
+    from helios.predict.job_table import JobTable, causal_features  # noqa: PLC0415 - only jobs need them
 
     progress("Reading what jobs told", 0.0)
     jobs = in_submission_order(jobs)
     features = causal_features(JobTable.from_frame(jobs, timezone=timezone)).X
     campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
     state = job_state(
-        submitted_s=_seconds(jobs["submitted_at"]),
-        started_s=_seconds(jobs["started_at"]),
-        ended_s=_seconds(jobs["ended_at"]),
+        submitted_s=whole_seconds(jobs["submitted_at"], otherwise=NEVER_S),
+        started_s=whole_seconds(jobs["started_at"], otherwise=NEVER_S),
+        ended_s=whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
         nodes=_size(jobs, replace(asked, in_gpus=False)),
         predicted_s=HistoryPredictor().predict(features)[:, 1],
         group=np.asarray(campaign, dtype=np.int64),
@@ -331,10 +327,6 @@ def _state(
     )
     progress("Reading what jobs told", 1.0)
     return state
-
-
-def _seconds(times: pd.Series[pd.Timestamp]) -> Seconds:
-    return np.where(times.isna(), NEVER_S, times.astype("int64") // 1_000_000)
 
 
 # How many nodes will be needed: forecasts of a past demand, made as they would have been then, and judged.

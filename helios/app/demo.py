@@ -13,7 +13,7 @@ from helios.app.whatif import WhatIfRequest, whatif
 from helios.errors import WarehouseUnavailable
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.ports import Progress, no_progress
-from helios.predict import Evaluation
+from helios.predict.evaluation import Evaluation
 from helios.report.history import Description, describe
 from helios.report.whatif import WhatIf
 

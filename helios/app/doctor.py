@@ -217,7 +217,7 @@ def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
 
 def _unreadable(record: ModelRecord) -> str:
     """Return why a model cannot be read, as one of an older release; empty: it can."""
-    from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and most of the rest needs none
+    from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while, and most of the rest needs none
 
     try:
         from_record(record)

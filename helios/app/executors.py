@@ -31,7 +31,7 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run
 from helios.dask_client import connected, quiet, refuse_other_releases
 from helios.errors import DaskUnavailable, HeliosError
 from helios.ports import no_progress
-from helios.predict import DurationModel
+from helios.predict.duration import DurationModel
 from helios.report.significance import ResampledUnit
 
 if TYPE_CHECKING:

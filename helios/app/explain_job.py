@@ -206,8 +206,8 @@ def _of_the_queue(
 
 def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
     """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
-    from helios.predict import JobTable  # noqa: PLC0415 - numba takes a while
     from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
+    from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
 
     history, now = cycles.predictions.knowledge.history, pd.Timestamp(snapshot.taken_at).floor("s")
     if history.empty or np.isnan(job["p50_s"]):

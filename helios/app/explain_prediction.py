@@ -1,4 +1,7 @@
-"""Gathers what it takes to explain one job's prediction: the history before it, its model, the queue if it lives."""
+"""What it takes to explain one job's prediction.
+
+The history before it, its model, and the queue where it still waits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from helios.report.prediction import Explanation, PastJob
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
-    from helios.predict import DurationModel
+    from helios.predict.duration import DurationModel
     from helios.predict.explain import Explained, SimilarJob
 
 NEAR = 3
@@ -58,16 +61,25 @@ def explain(
         There is no such job.
     """
     row = _row_of(history.jobs, job_id, restart)
-    if row is not None and _is_over(history.jobs.iloc[row]):
+    if row is not None and history.jobs[["ended_at", "run_time_s"]].iloc[row].notna().any():
         return _of_the_past(history, row, choose)
-    snapshot, problem = _looked(look)
+    snapshot, problem = None, ""
+    try:
+        snapshot = look() if look else None
+    except HeliosError as reason:
+        problem = f" The queue cannot be looked at: {reason.message.rstrip('.')}."
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         return _of_the_queue(history, snapshot, job, choose)
     if row is not None:
         return _of_the_past(history, row, choose)
     elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
-    raise _unknown(history, job_id, restart, problem=problem, elsewhere=elsewhere)
+    run = "" if restart is None else f", run {restart}"
+    near = _near(history.jobs, job_id)
+    raise JobUnknown(
+        f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{problem}",
+        hint=f"It has {', '.join(near)}. {elsewhere}" if near else elsewhere,
+    )
 
 
 def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
@@ -82,32 +94,45 @@ def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapsh
 
 
 def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
-    """Return what chooses among the models in the warehouse: the one named, else the one of the job's day.
+    """Return what chooses among the models in the warehouse.
+
+    The one named, else the one of the job's day.
 
     That is the newest that had stopped learning by then; where there is none, the one in charge, which is said.
     """
 
     def choose(known_at: datetime) -> Chosen:
-        from helios.predict import from_record  # noqa: PLC0415 - see above
+        from helios.predict.model_record import from_record  # noqa: PLC0415 - see above
 
         with Warehouse.open(url) as warehouse:
             try:
-                chosen = model_id or _of_its_day(warehouse.models(history.cluster), known_at)
-                model = from_record(warehouse.model(history.cluster, chosen))
+                models = warehouse.models(history.cluster)
+                by_then = models[models["trained_until"] <= known_at].sort_values("trained_until", kind="stable")
+                newest = None if by_then.empty else str(by_then["model_id"].iloc[-1])
+                model = from_record(warehouse.model(history.cluster, model_id or newest))
             except NotEnoughHistory:
                 if model_id is not None:
                     raise
                 return None, ("no model is trained: shrinkage alone predicts. Train one: helios model train",)
-        return model, _hindsight(model, known_at)
+        if model.trained_until <= known_at:
+            return model, ()
+        note = (
+            f"model {model.model_id} learned from jobs that ended until {model.trained_until:%Y-%m-%d %H:%M} UTC, so "
+            "it may know this very job; the shrinkage and the past jobs are as they were known then"
+        )
+        return model, (note,)
 
     return choose
 
 
 def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return what trains a model on what had ended by the job's moment; shrinkage alone where that is too little."""
+    """Return what trains a model on what had ended by the job's moment.
+
+    Shrinkage alone where that is too little.
+    """
 
     def choose(known_at: datetime) -> Chosen:
-        from helios.predict import train  # noqa: PLC0415 - see above
+        from helios.predict.duration import train  # noqa: PLC0415 - see above
 
         before = history.jobs[history.jobs["submitted_at"] < known_at].reset_index(drop=True)
         try:
@@ -126,20 +151,6 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
     return choose
 
 
-def _of_its_day(models: pd.DataFrame, known_at: datetime) -> str | None:
-    fit = models[models["trained_until"] <= known_at]
-    return None if fit.empty else str(fit.sort_values("trained_until", kind="stable")["model_id"].iloc[-1])
-
-
-def _hindsight(model: DurationModel, known_at: datetime) -> tuple[str, ...]:
-    if model.trained_until <= known_at:
-        return ()
-    return (
-        f"model {model.model_id} learned from jobs that ended until {model.trained_until:%Y-%m-%d %H:%M} UTC, so it "
-        "may know this very job; the shrinkage and the past jobs are as they were known then",
-    )
-
-
 def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
     master, _, task = job_id.partition("_")
     found = jobs["job_id"] == job_id
@@ -151,32 +162,11 @@ def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
     return int(rows[-1]) if len(rows) else None
 
 
-def _is_over(job: pd.Series[Any]) -> bool:
-    return bool(pd.notna(job["ended_at"]) or np.isfinite(job["run_time_s"]))
-
-
-def _looked(look: Callable[[], Snapshot] | None) -> tuple[Snapshot | None, str]:
-    if look is None:
-        return None, ""
-    try:
-        return look(), ""
-    except HeliosError as problem:
-        return None, problem.message.rstrip(".")
-
-
-def _unknown(history: LoadedHistory, job_id: str, restart: int | None, *, problem: str, elsewhere: str) -> JobUnknown:
-    run = "" if restart is None else f", run {restart}"
-    unseen = f" The queue cannot be looked at: {problem}." if problem else ""
-    near = _near(history.jobs, job_id)
-    known = f"It has {', '.join(near)}. " if near else ""
-    return JobUnknown(
-        f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{unseen}",
-        hint=f"{known}{elsewhere}",
-    )
-
-
 def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
-    """Return the ids nearest in number; none where ids are no numbers."""
+    """Return the ids nearest in number.
+
+    None where ids are no numbers.
+    """
     number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
     numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
     if pd.isna(number) or numbers.isna().all():
@@ -216,16 +206,9 @@ def _told(
     explained = explain_last(jobs, model=model, timezone=history.timezone)
     return Explanation(
         cluster=history.cluster,
-        job_id=str(job["job_id"]),
-        user=_text(job["user"]),
-        account=_text(job["account"]),
-        partition=_text(job["partition"]),
-        name=_text(job["name"]),
+        **_request(job),
         state=_text(job["state"]),
         restart=int(job["restart"]),
-        gpus=int(job["gpus"]),
-        cpus=float(job["cpus"]),
-        time_limit_s=float(job["time_limit_s"]),
         submitted_at=job["submitted_at"].to_pydatetime(),
         known_at=moment.to_pydatetime(),
         explained=explained,
@@ -250,19 +233,19 @@ def _remaining(explained: Explained, elapsed_s: float, limit_s: float) -> tuple[
 
 def _past_job(job: pd.Series[Any], past: SimilarJob) -> PastJob:
     return PastJob(
-        job_id=str(job["job_id"]),
-        user=_text(job["user"]),
-        account=_text(job["account"]),
-        partition=_text(job["partition"]),
-        name=_text(job["name"]),
+        **_request(job),
         ended_at=pd.Timestamp(past.ended_s, unit="s", tz="UTC").to_pydatetime(),
-        gpus=int(job["gpus"]),
-        cpus=float(job["cpus"]),
-        time_limit_s=float(job["time_limit_s"]),
         run_time_s=past.run_time_s,
         differs=past.differs,
         distance=past.distance,
     )
+
+
+def _request(job: pd.Series[Any]) -> dict[str, Any]:
+    """Return what a job asked for, which an explanation and a past job call by the same names."""
+    texts = {name: _text(job[name]) for name in ("user", "account", "partition", "name")}
+    numbers = {"gpus": int(job["gpus"]), "cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
+    return {"job_id": str(job["job_id"]), **texts, **numbers}
 
 
 def _text(value: object) -> str:

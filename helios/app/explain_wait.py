@@ -27,7 +27,7 @@ from helios.app.whatif import (
 )
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
-from helios.predict import DurationModel
+from helios.predict.duration import DurationModel
 from helios.report.job_wait import (
     Blocker,
     Cause,

@@ -1,23 +1,22 @@
-"""Which model is in charge: promoted, kept or rolled back, each time with a reason that is written down."""
+"""Models promoted, kept or rolled back, each with a written reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory, load_history
-from helios.app.training import FEWEST_JUDGED, PreparedHistory, trainer_at
+from helios.app.training import FEWEST_JUDGED, PreparedHistory, prepare_history, trainer_at
 from helios.errors import HeliosError, ModelUnreadable, NotEnoughHistory, UsageError
 from helios.model import AuditStep, ModelRecord
 from helios.ports import Progress, no_progress
-from helios.predict import HistoryPredictor
-from helios.predict.comparison import Comparison, Versus
+from helios.predict.comparison import Comparison
 from helios.predict.drift import (
     FeatureShift,
     Inputs,
@@ -27,15 +26,10 @@ from helios.predict.drift import (
     shifted_features,
     weeks_of_errors,
 )
-from helios.predict.duration import DurationModel
-from helios.predict.model_record import from_record, inputs_in
+from helios.predict.duration import DurationModel, HistoryPredictor
+from helios.predict.model_record import TRAINED_ON, from_record, inputs_in
 from helios.warehouse import Warehouse
 from helios.warehouse.models import previous_model
-
-if TYPE_CHECKING:
-    from helios.app.training import PreparedHistory
-    from helios.predict.comparison import Comparison
-
 
 # Whether the work of a cluster, and the errors of its model, are still as they were.
 
@@ -84,7 +78,21 @@ class Drift:
 
     def line(self) -> str:
         """Return inputs and errors in one line."""
-        return f"{self._of_inputs()}; {self._of_errors()}"
+        if not self.moved:
+            inputs = f"inputs: only {self.jobs:,} jobs in {self.days:g} days, too few to compare"
+        elif not self.unusual:
+            inputs = f"inputs as in the weeks of training ({len(self.moved)} features)"
+        else:
+            named = ", ".join(f"{one.feature} {one.index:.2f}" for one in self.unusual[:3])
+            inputs = f"{len(self.unusual)} of {len(self.moved)} inputs changed as in no week of training ({named})"
+        *before, last = [week.model.median_abs_log_error for week in self.weeks] or [0.0]
+        errors = (
+            f"log error {last:.2f} in the last week" if self.weeks else "no job has ended since it stopped learning"
+        )
+        if before:
+            usual = float(np.median(before))
+            errors += f", {'grown from' if last > GROWN * usual else 'before'} {usual:.2f}"
+        return f"{inputs}; {errors}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -93,11 +101,7 @@ class Drift:
             "as_of": self.as_of.isoformat(),
             "days": self.days,
             "jobs": self.jobs,
-            "training": {
-                "jobs": self.inputs.jobs,
-                "new_users": self.inputs.new_users,
-                "new_names": self.inputs.new_names,
-            },
+            "training": {name: getattr(self.inputs, name) for name in ("jobs", "new_users", "new_names")},
             "new_users": self.new_users,
             "new_names": self.new_names,
             "inputs": [
@@ -106,25 +110,6 @@ class Drift:
             "weeks": [asdict(week) | {"begin": week.begin.isoformat()} for week in self.weeks],
             "line": self.line(),
         }
-
-    def _of_inputs(self) -> str:
-        if not self.moved:
-            return f"inputs: only {self.jobs:,} jobs in {self.days:g} days, too few to compare"
-        if not self.unusual:
-            return f"inputs as in the weeks of training ({len(self.moved)} features)"
-        named = ", ".join(f"{one.feature} {one.index:.2f}" for one in self.unusual[:3])
-        return f"{len(self.unusual)} of {len(self.moved)} inputs changed as in no week of training ({named})"
-
-    def _of_errors(self) -> str:
-        if not self.weeks:
-            return "no job has ended since it stopped learning"
-        *before, last = (week.model.median_abs_log_error for week in self.weeks)
-        said = f"log error {last:.2f} in the last week"
-        if not before:
-            return said
-        usual = float(np.median(before))
-        grown = "grown from" if last > GROWN * usual else "before"
-        return f"{said}, {grown} {usual:.2f}"
 
 
 def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> Drift:
@@ -158,28 +143,22 @@ def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float,
 
 
 def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> tuple[WeekOfErrors, ...]:
+    """Judge the last weeks, by the model's backtest where the model may have learned from the jobs."""
     judged = model.as_judged()
     stopped = judged.trained_until if judged else model.trained_until
     rows = studied.judged(max(stopped, at - timedelta(weeks=WEEKS)), at)
-    features = studied.features[rows]
+    features, submitted_s = studied.features[rows], studied.table.submitted_s[rows]
+    predicted = model.predict(features)
+    if judged is not None:
+        unseen = submitted_s >= model.trained_until.timestamp()
+        predicted = np.where(unseen[:, None], predicted, judged.predict(features))
     return weeks_of_errors(
-        _predicted(studied, model, judged, rows),
+        predicted,
         HistoryPredictor().predict(features),
         studied.table.run_time_s[rows],
-        submitted_s=studied.table.submitted_s[rows],
+        submitted_s=submitted_s,
         end_s=int(np.ceil(at.timestamp())),
     )
-
-
-def _predicted(
-    studied: PreparedHistory, model: DurationModel, judged: DurationModel | None, rows: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Predict each job by the model, or by its backtest where the model may have learned from it."""
-    features = studied.features[rows]
-    if judged is None:
-        return model.predict(features)
-    unseen = studied.table.submitted_s[rows] >= model.trained_until.timestamp()
-    return np.where(unseen[:, None], model.predict(features), judged.predict(features))
 
 
 # What became of a model: in charge or not, and why.
@@ -226,16 +205,9 @@ class TrainingOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "step": None if self.step is None else self.step.value,
-            "model_id": self.model_id,
-            "promoted": self.promoted,
-            "previous": self.previous,
-            "why": self.why,
-            "days": self.days,
-            "written": self.written,
-            "comparison": None if self.comparison is None else self.comparison.to_json(),
-        }
+        names = ("step", "model_id", "promoted", "previous", "why", "days", "written")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | {"comparison": None if self.comparison is None else self.comparison.to_json()}
 
 
 NIGHTLY = "nightly"
@@ -251,7 +223,12 @@ def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
     """
     with Warehouse.open(url) as warehouse:
         models = warehouse.models(cluster)
-        problem = _problem(warehouse, cluster) if models["promoted"].any() else ""
+        problem = ""
+        if models["promoted"].any():
+            try:
+                from_record(warehouse.model(cluster))
+            except HeliosError as reason:
+                problem = reason.message
     return [
         {
             "model_id": row["model_id"],
@@ -277,20 +254,19 @@ def describe_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
 
 
 def training_history(url: str, cluster: str | None, *, progress: Progress = no_progress) -> LoadedHistory:
-    """Read of a cluster's jobs what training needs, and no more; None: of the only cluster."""
-    from helios.predict.model_record import TRAINED_ON  # noqa: PLC0415 - as above
+    """Read of a cluster's jobs what training needs, and no more.
 
+    None: of the only cluster.
+    """
     progress("Reading the warehouse", 0.0)
-    history = _of(url, cluster, TRAINED_ON) if cluster else load_history(url=url, cluster=None, columns=TRAINED_ON)
+    if cluster:  # choosing among all clusters would count the jobs of each, seconds for a million
+        with Warehouse.open(url) as warehouse:
+            jobs = warehouse.jobs(cluster, columns=TRAINED_ON)
+            history = LoadedHistory(cluster=cluster, jobs=jobs, timezone=warehouse.timezone(cluster) or "UTC")
+    else:
+        history = load_history(url=url, cluster=None, columns=TRAINED_ON)
     progress("Reading the warehouse", 1.0)
     return history
-
-
-def _of(url: str, cluster: str, columns: Sequence[str]) -> LoadedHistory:
-    """Read a cluster that is named: choosing among all would count the jobs of each, seconds for a million."""
-    with Warehouse.open(url) as warehouse:
-        jobs = warehouse.jobs(cluster, columns=columns)
-        return LoadedHistory(cluster=cluster, jobs=jobs, timezone=warehouse.timezone(cluster) or "UTC")
 
 
 def until(history: LoadedHistory, moment: datetime) -> LoadedHistory:
@@ -309,7 +285,9 @@ def drift(
     now: datetime,
     progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """Compare the last ``days`` before ``now`` with the training of a model; None: the one in charge.
+    """Compare the last ``days`` before ``now`` with the training of a model.
+
+    None: the one in charge.
 
     Raises
     ------
@@ -318,9 +296,6 @@ def drift(
     ModelUnreadable
         It cannot be read.
     """
-    pass
-    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
-
     with Warehouse.open(url) as warehouse:
         record = warehouse.model(history.cluster, model_id)
     studied = prepare_history(history, progress=progress)
@@ -328,7 +303,10 @@ def drift(
 
 
 def remembered_drift(url: str, cluster: str) -> str | None:
-    """Return the line that the last night wrote about drift; None: none did."""
+    """Return the line that the last night wrote about drift.
+
+    None: none did.
+    """
     with Warehouse.open(url) as warehouse:
         return warehouse.remembered(cluster, DRIFT)
 
@@ -343,8 +321,6 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
     ModelUnreadable
         It cannot be read; nothing was changed.
     """
-    from helios.predict import from_record  # noqa: PLC0415 - as above
-
     with Warehouse.open(url) as warehouse:
         if model_id != SHRINKAGE:
             from_record(warehouse.model(cluster, model_id))
@@ -355,7 +331,9 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
 
 
 def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
-    """Put back in charge what was so before; a model that is gone or cannot be read is passed over.
+    """Put back in charge what was so before.
+
+    A model that is gone or cannot be read is passed over.
 
     Raises
     ------
@@ -364,8 +342,19 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
     """
     with Warehouse.open(url) as warehouse:
         previous = _promoted(warehouse, cluster)
-        before = previous_model(warehouse.promotions(cluster))
-        passed, chosen = _first_that_serves(warehouse, cluster, before)
+        passed: list[str] = []
+        for chosen in previous_model(warehouse.promotions(cluster)):
+            try:
+                if chosen is not None:
+                    from_record(warehouse.model(cluster, chosen))
+                break
+            except HeliosError as reason:
+                passed.append(f"passed over {chosen}: {reason.message}")
+        else:
+            raise UsageError(
+                "Nothing else was in charge before.",
+                hint="Choose what is to be: helios model promote ID (or shrinkage)",
+            )
         said = "; ".join([why, *passed])
         warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
     promoted = chosen or SHRINKAGE
@@ -380,8 +369,6 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
     Where something was decided before, all stays as it was unless ``promote_it``. The very first model takes charge if
     its backtest is ahead of the controls, else shrinkage does.
     """
-    pass
-
     with Warehouse.open(url) as warehouse:
         decided = not warehouse.promotions(record.cluster).empty
         incumbent = _incumbent(warehouse, record.cluster, besides=record.model_id)
@@ -402,7 +389,9 @@ def nightly(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
-    """Train on what had ended by ``now``, and promote the model if it is better; else keep what is in charge, say why.
+    """Train on what had ended by ``now``, and promote the model if it is better.
+
+    Else keep what is in charge, say why.
 
     It is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse beyond chance
     than the model in charge and than shrinkage, neither in median log error nor in rank correlation; with nothing but
@@ -430,9 +419,6 @@ def nightly(
     NotEnoughHistory
         Too few jobs had ended to train on; nothing was written.
     """
-    pass
-    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
-
     studied = prepare_history(history, progress=progress)
     at = studied.latest(now)
     trainer = trainer_at(dask)
@@ -441,7 +427,10 @@ def nightly(
     with Warehouse.open(url) as warehouse:
         incumbent = _incumbent(warehouse, history.cluster, besides=None)
         outcome = judge_model(studied, record, candidate, incumbent, seed=seed, days=days, at=at, progress=progress)
-        line = _drift_line(studied, incumbent or record, days=days, at=at)
+        try:
+            line = measure_drift(studied, incumbent or record, days=days, at=at).line()
+        except HeliosError as reason:
+            line = f"not measured: {reason.message}"
         if dry_run:
             return replace(outcome, written=False), line
         warehouse.add_model(record)
@@ -470,10 +459,6 @@ def compare(
     ModelUnreadable
         One of them cannot be read.
     """
-    pass
-    from helios.app.training import prepare_history  # noqa: PLC0415 - as above
-    from helios.predict import from_record  # noqa: PLC0415 - as above
-
     if first == second:
         raise UsageError(f"{first} is the same model twice.", hint="See what there is: helios model list")
     with Warehouse.open(url) as warehouse:
@@ -483,25 +468,6 @@ def compare(
     return studied.comparison(chosen, rows, challenger=second), notes
 
 
-def _drift_line(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> str:
-    pass
-
-    try:
-        return measure_drift(studied, record, days=days, at=at).line()
-    except HeliosError as reason:
-        return f"not measured: {reason.message}"
-
-
-def _problem(warehouse: Warehouse, cluster: str) -> str:
-    from helios.predict import from_record  # noqa: PLC0415 - as above
-
-    try:
-        from_record(warehouse.model(cluster))
-    except HeliosError as reason:
-        return reason.message
-    return ""
-
-
 def _promoted(warehouse: Warehouse, cluster: str) -> str:
     try:
         return warehouse.model(cluster).model_id
@@ -509,28 +475,11 @@ def _promoted(warehouse: Warehouse, cluster: str) -> str:
         return SHRINKAGE
 
 
-def _first_that_serves(
-    warehouse: Warehouse, cluster: str, before: Iterable[str | None]
-) -> tuple[list[str], str | None]:
-    from helios.predict import from_record  # noqa: PLC0415 - as above
-
-    passed: list[str] = []
-    for model_id in before:
-        if model_id is None:
-            return passed, None
-        try:
-            from_record(warehouse.model(cluster, model_id))
-        except HeliosError as reason:
-            passed.append(f"passed over {model_id}: {reason.message}")
-        else:
-            return passed, model_id
-    raise UsageError(
-        "Nothing else was in charge before.", hint="Choose what is to be: helios model promote ID (or shrinkage)"
-    )
-
-
 def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
-    """Return the model in charge, where nothing was ever decided the newest but ``besides``; None: shrinkage."""
+    """Return the model in charge, where nothing was ever decided the newest but ``besides``.
+
+    None: shrinkage.
+    """
     try:
         if besides is None or not warehouse.promotions(cluster).empty:
             return warehouse.model(cluster)
@@ -602,12 +551,11 @@ def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -
 
 
 def backtest_in(record: ModelRecord) -> Comparison | None:
-    """Return the contest that a record's scores are; None: its history was too short for one."""
+    """Return the contest that a record's scores are.
+
+    None: its history was too short for one.
+    """
     return Comparison.from_json(record.scores) if record.scores.get("against") else None
-
-
-def _stood_in(name: str, judged: DurationModel) -> str:
-    return f"{name} has seen these jobs: judged is its recipe stopped at {judged.trained_until:%Y-%m-%d}."
 
 
 def judge_model(
@@ -635,17 +583,19 @@ def judge_model(
     opponent, unreadable = _readable(incumbent)
     if opponent is not None and previous == record.model_id:
         return replace(same, why="nothing new has ended since it was trained")
+    stretches = (days * factor for factor in WIDER)
+    interval = next((one for one in stretches if len(studied.judged(at - timedelta(one), at)) >= FEWEST_JUDGED), None)
+    comparison = None
+    if interval is not None:
+        since = at - timedelta(days=interval)
+        comparison = _compare_unseen(studied, candidate, opponent, since=since, at=at, seed=seed, progress=progress)
     if opponent is None:
-        alone = replace(same, promoted=SHRINKAGE)
-        decided = _against_shrinkage(studied, record, candidate, alone, days=days, at=at, seed=seed, progress=progress)
+        alone = replace(same, promoted=SHRINKAGE, days=interval if comparison else None)
+        decided = against_the_controls(alone, comparison or backtest_in(record))
         return replace(decided, why=f"{unreadable}{decided.why}")
-    interval = _days_with_enough(studied, days=days, at=at)
     if interval is None:
-        return replace(
-            same, why=f"fewer than {FEWEST_JUDGED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
-        )
-    since = at - timedelta(days=interval)
-    comparison = _duel(studied, candidate, opponent, since=since, at=at, seed=seed, progress=progress)
+        why = f"fewer than {FEWEST_JUDGED} jobs ended in {days * WIDER[-1]:g} days: too few to judge"
+        return replace(same, why=why)
     if comparison is None:
         return replace(same, why="too few jobs ended that neither of the two had learned from")
     return _against_the_incumbent(replace(same, comparison=comparison, days=interval), comparison)
@@ -654,7 +604,9 @@ def judge_model(
 def common_jobs(
     studied: PreparedHistory, models: Mapping[str, DurationModel], *, now: datetime
 ) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
-    """Find jobs that two models can be judged on: those submitted after both had stopped learning.
+    """Find jobs that two models can be judged on.
+
+    Those submitted after both had stopped learning.
 
     Where these are too few, the later of the two is stood in for by its backtest, then both.
 
@@ -680,38 +632,22 @@ def common_jobs(
             continue
         rows = studied.judged(max(model.trained_until for model in known.values()), now)
         if len(rows) >= FEWEST_JUDGED:
-            return known, tuple(_stood_in(name, known[name]) for name in replaced), rows
+            stopped = {name: f"{known[name].trained_until:%Y-%m-%d}" for name in replaced}
+            notes = (
+                f"{name} has seen these jobs: judged is its recipe stopped at {day}." for name, day in stopped.items()
+            )
+            return known, tuple(notes), rows
     raise NotEnoughHistory(
         f"Fewer than {FEWEST_JUDGED} jobs ended that neither model had learned from.",
         hint="Wait until more have ended, or train both until an earlier day: helios model train --until",
     )
 
 
-def _against_shrinkage(
-    studied: PreparedHistory,
-    record: ModelRecord,
-    candidate: DurationModel,
-    same: TrainingOutcome,
-    *,
-    days: float,
-    at: datetime,
-    seed: int,
-    progress: Progress,
-) -> TrainingOutcome:
-    interval = _days_with_enough(studied, days=days, at=at)
-    if interval is not None:
-        since = at - timedelta(days=interval)
-        comparison = _duel(studied, candidate, None, since=since, at=at, seed=seed, progress=progress)
-        if comparison is not None:
-            return against_the_controls(replace(same, days=interval), comparison)
-    return against_the_controls(same, backtest_in(record))
-
-
 def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
     worse = [
         f"worse than {'the model in charge' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
-        for name, against in _that_count(comparison).items()
-        if against.worse_in
+        for name, against in comparison.against.items()
+        if name in {INCUMBENT, SHRINKAGE} and against.worse_in
     ]
     if worse:
         return replace(same, why=f"the new model is {' and '.join(worse)}: {_figures(comparison)}")
@@ -723,10 +659,6 @@ def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> Tra
     )
 
 
-def _that_count(comparison: Comparison) -> Mapping[str, Versus]:
-    return {name: against for name, against in comparison.against.items() if name in {INCUMBENT, SHRINKAGE}}
-
-
 def _readable(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]:
     if incumbent is None:
         return None, ""
@@ -736,14 +668,7 @@ def _readable(incumbent: ModelRecord | None) -> tuple[DurationModel | None, str]
         return None, f"{reason.message}; "
 
 
-def _days_with_enough(studied: PreparedHistory, *, days: float, at: datetime) -> float | None:
-    for factor in WIDER:
-        if len(studied.judged(at - timedelta(days=days * factor), at)) >= FEWEST_JUDGED:
-            return days * factor
-    return None
-
-
-def _duel(
+def _compare_unseen(
     studied: PreparedHistory,
     candidate: DurationModel,
     opponent: DurationModel | None,
@@ -753,12 +678,17 @@ def _duel(
     seed: int,
     progress: Progress,
 ) -> Comparison | None:
-    """Judge stand-ins that know nothing of the stretch; None: there are none, or too few jobs came after them."""
-    incumbent = None if opponent is None else _stopped_by(opponent, since)
+    """Judge stand-ins that know nothing of the stretch.
+
+    None: there are none, or too few jobs came after them.
+    """
+    # What had not stopped learning by then is judged by its backtest, which stopped earlier, if it has one.
+    seen = opponent is not None and opponent.trained_until > since
+    backtest = opponent.as_judged() if opponent is not None and seen else None
+    incumbent = backtest or opponent
     begin = since if incumbent is None else max(since, incumbent.trained_until)
-    backtests = incumbent is not None and incumbent is not opponent
     # A backtest is judged beside a backtest: else the one that stopped later would win by that.
-    challenger = candidate.as_judged() if backtests else None
+    challenger = candidate.as_judged() if backtest else None
     try:
         challenger = challenger or studied.train(until=begin, seed=seed, progress=progress)
     except NotEnoughHistory:
@@ -770,23 +700,15 @@ def _duel(
     return studied.comparison(models, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
 
 
-def _stopped_by(model: DurationModel, moment: datetime) -> DurationModel | None:
-    """Return the model if it had stopped learning by then, else its backtest, which stopped earlier, if it has one."""
-    return model if model.trained_until <= moment else model.as_judged() or model
-
-
 def _figures(comparison: Comparison) -> str:
-    """Say a contest's figures in words: the log error and rank correlation of each."""
-    scores = comparison.scores
-    names = [comparison.challenger, *comparison.against]
-    errors = ", ".join(f"{_called(name)} {scores[name].median_abs_log_error:.2f}" for name in names)
-    ranks = ", ".join(f"{_called(name)} {_written(scores[name].spearman)}" for name in names)
-    return f"on {comparison.jobs:,} jobs, log error {errors}; rank correlation {ranks}"
+    """Say a comparison's figures in words.
 
-
-def _called(name: str) -> str:
-    return {"model": "new", "user_last": "user's last"}.get(name, name)
-
-
-def _written(rank: float | None) -> str:
-    return "-" if rank is None else f"{rank:.2f}"
+    The log error and rank correlation of each.
+    """
+    scores, errors, ranks = comparison.scores, [], []
+    for name in (comparison.challenger, *comparison.against):
+        called = {"model": "new", "user_last": "user's last"}.get(name, name)
+        rank = scores[name].spearman
+        errors.append(f"{called} {scores[name].median_abs_log_error:.2f}")
+        ranks.append(f"{called} {'-' if rank is None else f'{rank:.2f}'}")
+    return f"on {comparison.jobs:,} jobs, log error {', '.join(errors)}; rank correlation {', '.join(ranks)}"

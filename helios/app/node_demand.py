@@ -1,4 +1,4 @@
-"""How many nodes a live cluster needs and will need: its history in steps, forecast, laid into the snapshot."""
+"""The demand for nodes of a live cluster, and its forecast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Thread
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -17,19 +16,11 @@ from numpy.typing import NDArray
 from helios.config import Settings
 from helios.control.observed import observed_nodes
 from helios.errors import NoSuchCluster
-from helios.metrics.node_usage import busy_intervals, most_at_once
+from helios.metrics.node_usage import busy_intervals, most_at_once, whole_seconds
 from helios.model import JOBS, NODE_STATES, STEP_S, Demand, Snapshot, pools
-from helios.predict.demand import (
-    NEVER_S,
-    Calendar,
-    DemandForecaster,
-    DemandJobState,
-    Forecasts,
-    assemble,
-    job_state,
-    parse_holidays,
-    walk_forward,
-)
+from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.forecaster import DemandForecaster, walk_forward
+from helios.predict.demand.types import Calendar, DemandJobState, Forecasts, assemble, parse_holidays
 from helios.warehouse import Warehouse
 
 DAY = 86_400 // STEP_S
@@ -43,7 +34,9 @@ PLACED_AT_LEAST = 0.95
 
 
 class NodeDemand:
-    """Adds the demand for nodes to snapshots; learns once a day, forecasts once a step.
+    """Adds the demand for nodes to snapshots.
+
+    Learns once a day, forecasts once a step.
 
     Parameters
     ----------
@@ -72,7 +65,9 @@ class NodeDemand:
         self._learning: Future[dict[str, _Learned]] | None = None
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with ``demand``; as it is where nothing was learned yet.
+        """Return ``snapshot`` with ``demand``.
+
+        As it is where nothing was learned yet.
 
         Raises
         ------
@@ -96,14 +91,17 @@ class NodeDemand:
         told = {}
         for at, pool in enumerate(seen.pools):
             if pool in self._learned:
-                self._learned[pool] = learned = _followed(self._learned[pool], seen, at)
+                self._learned[pool] = learned = self._learned[pool].followed(seen, at)
                 told[pool] = (seen.busy[at], seen.total[at], learned.told)
         if not told:
             self.why_not = _SUSPENDED_LEARNING if self._learning is not None else _NO_NODES
         return assemble(told, ended_s=ended_s) if told else None
 
     def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
-        """Have the forecasters learn anew where they never did, or a day ago; take over what they learned since."""
+        """Have the forecasters learn anew where they never did, or a day ago.
+
+        Take over what they learned since.
+        """
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
             self._learned = learning.result()
@@ -135,16 +133,22 @@ class _Learned:
     told: Forecasts
     told_s: int
 
-    def with_next(self, now: Forecasts, *, ended_s: int) -> _Learned:
-        """Return it with one more forecast; steps in which nobody asked have none."""
-        missed = (ended_s - self.told_s) // STEP_S - 1
+    def followed(self, seen: ObservedDemand, at: int) -> _Learned:
+        """Return it with the forecast of now.
+
+        Steps in which nobody asked have none.
+        """
+        if self.told_s >= seen.ended_s:
+            return self
+        now = self.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
+        missed = (seen.ended_s - self.told_s) // STEP_S - 1
 
         def joined(name: str) -> NDArray[np.float64]:
             before, last = getattr(self.told, name), getattr(now, name)[-1:]
             return np.concatenate([before, np.full((missed, *last.shape[1:]), np.nan), last])
 
         told = replace(now, point=joined("point"), mean=joined("mean"), most=joined("most"))
-        return replace(self, told=told, told_s=ended_s)
+        return replace(self, told=told, told_s=seen.ended_s)
 
 
 _SUSPENDED_LEARNING = (
@@ -154,7 +158,10 @@ _NO_NODES = "no node of the cluster is in service"
 
 
 def _unplaced(history: pd.DataFrame) -> str:
-    """Return why the history does not say which nodes were busy; empty: it does, or there is none."""
+    """Return why the history does not say which nodes were busy.
+
+    Empty: it does, or there is none.
+    """
     ran = history[history["ended_at"].notna() & history["started_at"].notna()]
     placed = int(ran["node_list"].notna().sum())
     if placed >= PLACED_AT_LEAST * len(ran):
@@ -181,32 +188,22 @@ def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Lear
 
 def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
     """Fit a forecaster for each pool, and say what the last weeks would have been told."""
-    return {pool: _learned_of(seen, at, calendar) for at, pool in enumerate(seen.pools)}
-
-
-def _learned_of(seen: ObservedDemand, at: int, calendar: Calendar) -> _Learned:
-    busy, total, state = seen.busy[at], seen.total[at], seen.states[at]
-    n_steps = len(busy)
-    told = walk_forward(
-        busy,
-        total,
-        start_s=seen.first_s,
-        from_step=max(n_steps - WEEKS_LOOKED_BACK * 7 * DAY, 0),
-        until_step=n_steps,
-        calendar=calendar,
-        state=state,
-        refit_every_s=REFIT_S,
-    )
-    forecaster = DemandForecaster.fit(busy, total, start_s=seen.first_s, calendar=calendar, state=state)
-    return _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
-
-
-def _followed(learned: _Learned, seen: ObservedDemand, at: int) -> _Learned:
-    """Return what was learned with the forecast of now."""
-    if learned.told_s >= seen.ended_s:
-        return learned
-    now = learned.forecaster.forecast(seen.busy[at], seen.total[at], start_s=seen.first_s, state=seen.states[at])
-    return learned.with_next(now, ended_s=seen.ended_s)
+    learned = {}
+    n_steps = seen.busy.shape[1]
+    for pool, busy, total, state in zip(seen.pools, seen.busy, seen.total, seen.states, strict=True):
+        told = walk_forward(
+            busy,
+            total,
+            start_s=seen.first_s,
+            from_step=max(n_steps - WEEKS_LOOKED_BACK * 7 * DAY, 0),
+            until_step=n_steps,
+            calendar=calendar,
+            state=state,
+            refit_every_s=REFIT_S,
+        )
+        forecaster = DemandForecaster.fit(busy, total, start_s=seen.first_s, calendar=calendar, state=state)
+        learned[pool] = _Learned(forecaster=forecaster, told=told, told_s=seen.ended_s)
+    return learned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,7 +266,10 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
 
 
 def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
-    """Return all jobs with the columns of both frames: those that ended, run and wait."""
+    """Return all jobs with the columns of both frames.
+
+    Those that ended, run and wait.
+    """
     columns = ["job_id", "user", "name", "partition", "submitted_at", "started_at", "time_limit_s", "nodes", "gpus"]
     columns.append("node_list")
     ended = history.loc[history["ended_at"].notna() & history["started_at"].notna(), [*columns, "ended_at"]]
@@ -285,25 +285,16 @@ def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) 
     gpus = max(float(nodes["gpus"].max()), 1.0)
     of_gpus = np.where(mine["gpus"] > 0, mine["gpus"] / gpus, mine["nodes"].fillna(1.0))
     limit_s = mine["time_limit_s"].to_numpy()
+    campaign = mine.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
     return job_state(
-        submitted_s=_seconds(mine["submitted_at"]),
-        started_s=_seconds(mine["started_at"]),
-        ended_s=_seconds(mine["ended_at"]),
+        submitted_s=whole_seconds(mine["submitted_at"], otherwise=NEVER_S),
+        started_s=whole_seconds(mine["started_at"], otherwise=NEVER_S),
+        ended_s=whole_seconds(mine["ended_at"], otherwise=NEVER_S),
         nodes=np.asarray(of_gpus, dtype=np.float64),
         # The limit says which jobs end alike, and better than a prediction: on KTH-SP2 what ends within 3 h is off by
         # 8.8 nodes with limits and by 13.8 with shrinkage's medians; on SDSC-BLUE by 123 and 159 CPUs. Predictions of
         # running jobs beside the limits of ended ones are worse still: the hazard of one is not that of the other.
         predicted_s=np.where(np.isfinite(limit_s), limit_s, np.nan),
-        group=_numbered(mine),
+        group=np.asarray(campaign, dtype=np.int64),
         ends_of_steps_s=steps_s,
     )
-
-
-def _numbered(jobs: pd.DataFrame) -> NDArray[np.int64]:
-    """Return a number for each job that those of the same user, name and size share: a campaign."""
-    campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
-    return np.asarray(campaign, dtype=np.int64)
-
-
-def _seconds(times: pd.Series[Any]) -> NDArray[np.int64]:
-    return np.where(times.isna(), NEVER_S, times.astype("int64") // 1_000_000)

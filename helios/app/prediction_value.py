@@ -1,4 +1,6 @@
-"""What predictions are worth: the queue they would have made, between today's and the one of true run times.
+"""The worth of predictions, by replays of the queue that they would order.
+
+It lies between today's order and the one of true run times.
 
 Every replay lets small jobs pass by EASY backfill that plans with time limits, so that only the order differs.
 """
@@ -18,8 +20,8 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, measure, prepare_repla
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, no_progress
-from helios.predict import DurationModel, ReplayTrainedPredictor
-from helios.predict.replay_predictor import Forecaster, UserLast
+from helios.predict.duration import DurationModel
+from helios.predict.replay_predictor import Forecaster, ReplayTrainedPredictor, UserLast
 from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, OrderValue
 from helios.simulate import Backfill, Replay, WaitBound, replay
 
@@ -79,9 +81,11 @@ def value_of_predictions(
     PartitionUnknown
         The jobs do not fit the machine as described.
     """
+    submitted = history.jobs["submitted_at"]
+    first = min(int(len(submitted) * (1 - test_fraction)), len(submitted) - 1)  # the same job as the evaluation's
     request = WhatIfRequest(
         plans=[PREDICTED],
-        since=train_until or _beginning(history, test_fraction),
+        since=train_until or submitted.iloc[first].to_pydatetime(),
         nodes=site.nodes,
         gpus_per_node=site.gpus_per_node,
         resource="gpus" if gpu_only else None,
@@ -93,52 +97,30 @@ def value_of_predictions(
     replays = _ValueReplays(
         setup, train_predictor(history, setup, request, progress), site, seed=seed, progress=progress
     )
+    guard = "the longer of 3 hours and the longest wait so far under FIFO + EASY"
+    if site.promote_after is not None:
+        guard = f"{site.promote_after.total_seconds() / 3_600:g} hours"
     return OrderValue(
         nodes=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
         gpus_per_node=request.gpus_per_node,
         resource=replayed_resource(history, request),
-        guard=_in_words(site.promote_after),
+        guard=guard,
         replays=replays.made(),
         notes=(*setup.machine.notes, *setup.notes),
     )
 
 
-def value_or_reason(
-    history: LoadedHistory,
-    site: ReplayTarget,
-    *,
-    train_until: datetime | None,
-    test_fraction: float,
-    gpu_only: bool = False,
-    seed: int = 0,
-    progress: Progress = no_progress,
-) -> OrderValue | str:
-    """Return the value of predictions, or why the jobs cannot be replayed: that must not cost the other figures."""
+def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) -> OrderValue | str:
+    """Return the value of predictions, or why the jobs cannot be replayed.
+
+    That must not cost the other figures.
+
+    ``options`` are those of :func:`value_of_predictions`.
+    """
     try:
-        return value_of_predictions(
-            history,
-            site,
-            train_until=train_until,
-            test_fraction=test_fraction,
-            gpu_only=gpu_only,
-            seed=seed,
-            progress=progress,
-        )
+        return value_of_predictions(history, site, **options)
     except HeliosError as reason:
         return f"The order itself was not judged, for these jobs cannot be replayed: {reason}"
-
-
-def _beginning(history: LoadedHistory, test_fraction: float) -> datetime:
-    """Return when the first job of the last part was submitted; the same job as the evaluation's first."""
-    jobs = history.jobs["submitted_at"]
-    beginning: datetime = jobs.iloc[min(int(len(jobs) * (1 - test_fraction)), len(jobs) - 1)].to_pydatetime()
-    return beginning
-
-
-def _in_words(promote_after: timedelta | None) -> str:
-    if promote_after is None:
-        return "the longer of 3 hours and the longest wait so far under FIFO + EASY"
-    return f"{promote_after.total_seconds() / 3_600:g} hours"
 
 
 class _ValueReplays:
@@ -150,42 +132,33 @@ class _ValueReplays:
         self._setup, self._model, self._seed, self._progress = setup, model, seed, progress
         self._again_s = int(site.predict_again.total_seconds()) if site.predict_again else None
         self._today = self._replay(TODAY, Policy.FIFO)
-        self._guard = self._bound(site.promote_after)
+        if site.promote_after is not None:
+            self._guard = WaitBound.constant(int(site.promote_after.total_seconds()))
+        else:
+            today_s = {"started_s": self._today.started_s, "wait_s": self._today.wait_s}
+            self._guard = WaitBound.beside(**today_s, least_s=LEAST_PATIENCE_S, share=SHARE_OF_LONGEST)
 
     def made(self) -> dict[str, QueueSummary]:
         """Return what became of each queue, by name."""
-        made = {TODAY: self._today, **self._known(), **self._predicted()}
-        return {name: self._summary(result) for name, result in made.items()}
-
-    def _known(self) -> dict[str, Replay]:
-        return {
+        shrinkage, last = self._predictor(None), self._predictor(UserLast())
+        made = {
+            TODAY: self._today,
             ORACLE: self._replay(ORACLE, Policy.QSSF, guard=self._guard),
             UNGUARDED_ORACLE: self._replay(UNGUARDED_ORACLE, Policy.QSSF),
             "smallest_first": self._replay("smallest_first", Policy.FEWEST_GPUS, guard=self._guard),
-        }
-
-    def _predicted(self) -> dict[str, Replay]:
-        shrinkage, last = self._predictor(None), self._predictor(UserLast())
-        return {
             MODEL: self._ask(MODEL, self._predictor(self._model), guard=self._guard),
             "model_unguarded": self._ask("model_unguarded", self._predictor(self._model), guard=None),
             "shrinkage": self._ask("shrinkage", shrinkage, guard=self._guard),
             # The naive rule knows nothing of what happens while a job waits.
             "user_last": self._replay("user_last", Policy.QSSF, guard=self._guard, run_time_s=None, predictor=last),
         }
-
-    def _bound(self, promote_after: timedelta | None) -> WaitBound:
-        if promote_after is not None:
-            return WaitBound.constant(int(promote_after.total_seconds()))
-        return WaitBound.beside(
-            started_s=self._today.started_s,
-            wait_s=self._today.wait_s,
-            least_s=LEAST_PATIENCE_S,
-            share=SHARE_OF_LONGEST,
-        )
+        return {name: self._summary(result) for name, result in made.items()}
 
     def _predictor(self, forecaster: Forecaster | None) -> ReplayTrainedPredictor:
-        """Return a predictor that begins with ``forecaster``; the controls are never trained."""
+        """Return a predictor that begins with ``forecaster``.
+
+        The controls are never trained.
+        """
         return ReplayTrainedPredictor(
             self._setup.machine.jobs,
             history=self._setup.before,

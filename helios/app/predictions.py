@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
-from helios.model import JOBS, ModelRecord, Snapshot, in_submission_order, seconds_of
+from helios.model import JOBS, Snapshot, in_submission_order, seconds_of
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from helios.predict import DurationModel
+    from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
 
 
@@ -37,7 +37,10 @@ class BacklogWatch:
         self._longest_s = math.nan
 
     def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
-        """Return the longest backlog of the weeks before ``snapshot``, s; see :func:`longest_backlog`."""
+        """Return the longest backlog of the weeks before ``snapshot``, s.
+
+        See :func:`longest_backlog`.
+        """
         now = snapshot.taken_at
         if self._at is None or not timedelta(0) <= now - self._at < timedelta(seconds=EVERY_S):
             self._at, self._longest_s = now, longest_backlog(snapshot, history)
@@ -45,7 +48,9 @@ class BacklogWatch:
 
 
 def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
-    """Return the longest backlog of the last ``LOOKS_BACK``, s; NaN: no GPU job has ended in it.
+    """Return the longest backlog of the last ``LOOKS_BACK``, s.
+
+    NaN: no GPU job has ended in it.
 
     It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
     nodes have when they work. What cannot start yet, or is held, stands in nobody's way; a job that wants no GPU, or a
@@ -63,34 +68,28 @@ def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
     ended = history.loc[
         (history["ended_at"] > now - LOOKS_BACK) & history["started_at"].notna() & (history["gpus"] > 0), [*_ENDED]
     ]
-    known = (ended, _queued(snapshot.running), _queued(_ready(snapshot.pending, now)))
+    pending = snapshot.pending
+    ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
+    known = (ended, _queued(snapshot.running), _queued(ready))
     jobs = pd.concat([_plain(frame, group_of) for frame in known], ignore_index=True)
-    jobs = jobs[(jobs["group"] >= 0) & (jobs["gpus"] > 0)]
+    jobs = jobs[(jobs["partition"] >= 0) & (jobs["gpus"] > 0)]
     if not jobs["ended_s"].notna().any() or not capacity.any():
         return math.nan
-    past = JobTimes(
-        partition=jobs["group"].to_numpy(dtype=np.int64),
-        gpus=jobs["gpus"].to_numpy(dtype=np.int64),
-        since_s=jobs["since_s"].to_numpy(),
-        started_s=jobs["started_s"].to_numpy(),
-        ended_s=jobs["ended_s"].to_numpy(),
-        predicted_s=jobs["predicted_s"].to_numpy(),
-    )
+    past = JobTimes(**{str(name): column.to_numpy() for name, column in jobs.items()})
     now_s = now.timestamp()
     first_s = max(float(past.since_s.min()), now_s - LOOKS_BACK.total_seconds())
     return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
 
 
 def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
-    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on; None: without GPUs."""
+    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on.
+
+    None: without GPUs.
+    """
     group_of, capacity = _groups(nodes)
     if not capacity.any():
         return None
     return BacklogEstimator(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
-
-
-def _ready(pending: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
-    return pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
 
 
 def _queued(queue: pd.DataFrame) -> pd.DataFrame:
@@ -102,8 +101,8 @@ def _queued(queue: pd.DataFrame) -> pd.DataFrame:
 def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
     since = jobs["eligible_at"].fillna(jobs["submitted_at"])
     columns = {
-        "group": _group_of_each(jobs, group_of),
-        "gpus": jobs["gpus"].to_numpy(),
+        "partition": _group_of_each(jobs, group_of),
+        "gpus": jobs["gpus"].to_numpy(dtype=np.int64),
         "since_s": seconds_of(since),
         "started_s": seconds_of(jobs["started_at"]),
         "ended_s": seconds_of(jobs["ended_at"]) if "ended_at" in jobs else np.nan,
@@ -119,12 +118,18 @@ def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.i
 
 
 def _group(partition: str, group_of: dict[str, int]) -> int:
-    """Return the group of the first known one of the partitions that a job would take; -1: none."""
+    """Return the group of the first known one of the partitions that a job would take.
+
+    -1: none.
+    """
     return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
 
 
 def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
-    """Return which group each partition is part of, and the GPUs of each: partitions that share nodes are one."""
+    """Return which group each partition is part of, and the GPUs of each.
+
+    Partitions that share nodes are one.
+    """
     named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "")]
     texts = named["partitions"].astype(str)
     groups: list[set[str]] = []
@@ -184,7 +189,10 @@ class PredictorState:
     problem: str = ""
 
     def predict(self, queue: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Return ``PREDICTIONS`` of jobs as if submitted now; see :meth:`helios.predict.LivePredictor.predict`."""
+        """Return ``PREDICTIONS`` of jobs as if submitted now.
+
+        See :meth:`helios.predict.live_predictor.LivePredictor.predict`.
+        """
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
 
         predictor = self.predictor or LivePredictor(self.history, model=self.model, timezone=self.timezone)
@@ -192,7 +200,9 @@ class PredictorState:
 
 
 class LivePredictions:
-    """Adds predictions and the longest backlog to a snapshot; reads of the warehouse only what is new there.
+    """Adds predictions and the longest backlog to a snapshot.
+
+    Reads of the warehouse only what is new there.
 
     Parameters
     ----------
@@ -242,15 +252,26 @@ class LivePredictions:
         return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
+        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
+        from helios.predict.model_record import from_record  # noqa: PLC0415 - LightGBM, which a pause does not need
+
         if edition == (0, ""):
             return PredictorState(history=JOBS.empty(), model=None, trained_at=None, timezone="UTC", edition=edition)
         try:
             record = warehouse.model(self._cluster)
         except NotEnoughHistory:
             record = None
-        model, problem = _model_of(record) if record else (None, "")
+        model, problem = None, ""
+        try:
+            model = from_record(record) if record else None
+        except ModelUnreadable as reason:  # then shrinkage predicts, and nothing is written by it
+            problem = f"{reason.message.rstrip('.')}. {UNTRUSTED}"
         timezone = warehouse.timezone(self._cluster) or "UTC"
-        history, predictor = self._brought_up_to_date(warehouse, timezone) or self._read_anew(warehouse, timezone)
+        known = self._brought_up_to_date(warehouse, timezone)
+        if known is None:
+            history = warehouse.jobs(self._cluster, last=self._last_jobs)
+            known = history, LivePredictor(history, timezone=timezone)
+        history, predictor = known
         predictor.model = model
         return PredictorState(
             history=history,
@@ -262,14 +283,11 @@ class LivePredictions:
             problem=problem,
         )
 
-    def _read_anew(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor]:
-        history = warehouse.jobs(self._cluster, last=self._last_jobs)
-        from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
-
-        return history, LivePredictor(history, timezone=timezone)
-
     def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
-        """Read only the jobs that ended since the last time; None: that cannot be done, or is not all that is new."""
+        """Read only the jobs that ended since the last time.
+
+        None: that cannot be done, or is not all that is new.
+        """
         known = self._known
         if known is None or known.predictor is None or known.timezone != timezone:
             return None
@@ -300,18 +318,11 @@ def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
     return whole.assign(**dict(totals))
 
 
-def _model_of(record: ModelRecord) -> tuple[DurationModel | None, str]:
-    """Return the model, or why it cannot be read; then shrinkage predicts, and nothing is written by it."""
-    from helios.predict import from_record  # noqa: PLC0415 - numba takes a while, and a pause or a report predicts nothing
-
-    try:
-        return from_record(record), ""
-    except ModelUnreadable as reason:
-        return None, f"{reason.message.rstrip('.')}. {UNTRUSTED}"
-
-
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:
-    """Return what tells each job apart: its id and when it was submitted, in us since the epoch."""
+    """Return what tells each job apart.
+
+    Its id and when it was submitted, in us since the epoch.
+    """
     submitted = jobs["submitted_at"].to_numpy(dtype="datetime64[us]").astype(np.int64)
     return list(zip(jobs["job_id"], submitted.tolist(), strict=True))
 

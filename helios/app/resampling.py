@@ -23,7 +23,7 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for
 from helios.metrics.queue import DAY_S
 from helios.model import in_submission_order
 from helios.ports import ReplayPredictor
-from helios.predict import DurationModel
+from helios.predict.duration import DurationModel
 from helios.report.significance import FEWEST_WEEKS, WEEK_S, ResampledUnit
 from helios.simulate import Workload
 

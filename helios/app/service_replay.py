@@ -34,7 +34,8 @@ from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
-from helios.predict import DurationModel, ReplayTrainedPredictor
+from helios.predict.duration import DurationModel
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Run, WhatIf
 from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
 from helios.simulate.core.state import NEVER

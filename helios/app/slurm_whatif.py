@@ -20,7 +20,7 @@ from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
 from helios.ports import JobwiseService, Progress, Service, no_progress
-from helios.predict import ReplayTrainedPredictor
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf

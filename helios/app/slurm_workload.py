@@ -26,7 +26,8 @@ from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import time_min
 from helios.ports import Progress, Service, no_progress
-from helios.predict import DurationModel, ReplayTrainedPredictor, train
+from helios.predict.duration import DurationModel, train
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
 from helios.simulate.slurm.cluster import SimulatedSlurm
 from helios.simulate.slurm.workload import ANY_NODES, ANY_TYPE, NO_ARRAY, NO_LIMIT, NO_QOS, SlurmWorkload

@@ -1,11 +1,10 @@
-"""What a model makes of the past: train, keep, judge."""
+"""Training, keeping and judging models of run time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +12,14 @@ from numpy.typing import NDArray
 from helios.app.history import LoadedHistory
 from helios.model import ModelRecord
 from helios.ports import Progress, no_progress
-from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.causal_stats import NEVER_S
 from helios.predict.comparison import Comparison, compare_predictors
 from helios.predict.duration import DurationModel, HistoryPredictor, Trainer, train_locally, train_on
+from helios.predict.evaluation import Evaluation, evaluate
 from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start
 from helios.predict.model_record import describe_provenance, to_record
+from helios.predict.replay_predictor import UserLast
 from helios.warehouse import Warehouse
-
-if TYPE_CHECKING:
-    from helios.predict import Evaluation
-    from helios.predict.duration import Trainer
 
 
 def learn(
@@ -49,8 +46,6 @@ def learn(
     DaskUnavailable, DaskMismatch, TrainingBroken
         The training did not come to its end on the workers of ``dask``; nothing was written.
     """
-    pass
-
     studied = prepare_history(history, progress=progress)
     model = studied.train(until=until, seed=seed, progress=progress, trainer=trainer_at(dask))
     record = studied.record(model, seed=seed, made_at=made_at)
@@ -61,8 +56,7 @@ def learn(
 
 def trainer_at(dask: str) -> Trainer:
     """Return what grows trees on the workers of the Dask scheduler at ``dask``, or here where that is empty."""
-    from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - as above
-    from helios.predict.duration import train_locally  # noqa: PLC0415 - as above
+    from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - Dask is optional
 
     return DaskTrainer(address=dask) if dask else train_locally
 
@@ -91,8 +85,6 @@ def judge(
     NotEnoughHistory
         Either part is too short.
     """
-    from helios.predict import evaluate  # noqa: PLC0415 - as above
-
     return evaluate(
         history.jobs,
         cluster=history.cluster,
@@ -110,8 +102,6 @@ def judge(
 
 FEWEST_JUDGED = 100
 """Jobs below which nothing is concluded from a comparison."""
-CONTROLS = ("shrinkage", "user_last")
-_USER_LAST, _GLOBAL_MEAN = (FEATURES.index(name) for name in ("user_last_1", "global_mean"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,7 +162,10 @@ class PreparedHistory:
         return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
 
     def backtest(self, model: DurationModel) -> Comparison | None:
-        """Judge the model's backtest beside the controls; None: there is none, or too few jobs came after it."""
+        """Judge the model's backtest beside the controls.
+
+        None: there is none, or too few jobs came after it.
+        """
         judged = model.as_judged()
         if judged is None:
             return None
@@ -205,13 +198,19 @@ class PreparedHistory:
         )
 
     def latest(self, now: datetime) -> datetime:
-        """Return ``now``, or the second after the last submission where that is earlier: a trace of long ago."""
+        """Return ``now``, or the second after the last submission where that is earlier.
+
+        A trace of long ago.
+        """
         if self.table.n == 0:
             return now
         return min(now, datetime.fromtimestamp(int(self.table.submitted_s[-1]) + 1, UTC))
 
     def known_until(self, now: datetime) -> datetime | None:
-        """Return ``now`` if jobs of the history end later, else None: all of it is known."""
+        """Return ``now`` if jobs of the history end later, else None.
+
+        All of it is known.
+        """
         ends = self.table.ended_s[self.table.ended_s != NEVER_S]
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None
 
@@ -224,11 +223,7 @@ def prepare_history(history: LoadedHistory, *, progress: Progress = no_progress)
 
 
 def _controls(features: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-    last = features[:, _USER_LAST].astype(np.float64)
-    return {
-        "shrinkage": HistoryPredictor().predict(features),
-        "user_last": np.expm1(np.where(np.isnan(last), features[:, _GLOBAL_MEAN], last)),
-    }
+    return {"shrinkage": HistoryPredictor().predict(features), "user_last": UserLast().predict(features)[:, 1]}
 
 
 def _seconds(moment: datetime) -> int:

@@ -17,7 +17,8 @@ from helios.app.scenarios import AGAIN_S, ORDERS, Policy, RunTimes, Scenario, wa
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, no_progress
-from helios.predict import DurationModel, ReplayTrainedPredictor, train
+from helios.predict.duration import DurationModel, train
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Named, Run, WhatIf
 from helios.simulate import Backfill, JobTrace, Placement, Replay, Reservation, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words

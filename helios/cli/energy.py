@@ -26,7 +26,7 @@ from helios.cli.output import answer, progress_bars, say_notes, width, write_pag
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress
-from helios.predict.demand import Calendar, parse_holidays
+from helios.predict.demand.types import Calendar, parse_holidays
 from helios.report.forecast import forecast_table
 
 if TYPE_CHECKING:

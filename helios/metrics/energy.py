@@ -8,7 +8,7 @@ its own figures in the configuration.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from helios.config import Energy
@@ -58,7 +58,7 @@ class NodeSeconds:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return asdict(self)
 
 
 def energy_kwh(seconds: NodeSeconds, model: Energy) -> float:

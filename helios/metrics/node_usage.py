@@ -76,7 +76,7 @@ def busy_intervals(jobs: pd.DataFrame, *, until_s: int) -> BusyIntervals:
         Intervals are cut there.
     """
     JOBS.check(jobs, columns=["started_at", "ended_at", "node_list"])
-    started_s, ended_s = (_seconds(jobs[name], otherwise=until_s) for name in ("started_at", "ended_at"))
+    started_s, ended_s = (whole_seconds(jobs[name], otherwise=until_s) for name in ("started_at", "ended_at"))
     ended_s = np.minimum(ended_s, until_s)
     lists = jobs["node_list"].astype("category")
     expanded = [_expanded(str(text)) for text in lists.cat.categories]
@@ -142,6 +142,10 @@ def _expanded(text: str) -> tuple[str, ...]:
         return ()
 
 
-def _seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
+def whole_seconds(times: pd.Series[Any], *, otherwise: int) -> Seconds:
+    """Return times as s since the epoch, rounded down.
+
+    ``otherwise`` where one is missing.
+    """
     seconds = times.astype("int64").to_numpy() // 1_000_000
     return np.where(times.isna().to_numpy(), otherwise, seconds)

@@ -6,7 +6,7 @@ All take arrays of shape (n_jobs,), times in whole seconds since the epoch. Sour
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class QueueSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def summarize_queue(

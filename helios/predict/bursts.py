@@ -29,7 +29,9 @@ KEPT = 2.0
 def without_repeats(
     rows: NDArray[np.int64], *, groups: NDArray[np.int32], submitted_s: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return those of ``rows`` to learn from, in their order: of a long burst a few, spread evenly over it.
+    """Return those of ``rows`` to learn from, in their order.
+
+    Of a long burst a few, spread evenly over it.
 
     Of unknown users only what comes at once is a burst: strangers' jobs that are alike never pause for long.
 
@@ -50,7 +52,10 @@ def without_repeats(
 
 
 def similar_names(groups: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return with whom each job can share a burst: of its user, size and limit; of an unknown user, of its request."""
+    """Return with whom each job can share a burst.
+
+    Of its user, size and limit; of an unknown user, of its request.
+    """
     return np.where(groups[:, USER_SIZE] >= 0, groups[:, USER_SIZE], groups[:, REQUEST])
 
 
@@ -135,7 +140,9 @@ class BurstUpdate:
         since_s: NDArray[np.int64],
         log_run: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return p10, p50 and p90 of ``jobs`` in the light of their siblings; without any, as they are.
+        """Return p10, p50 and p90 of ``jobs`` in the light of their siblings.
+
+        Without any, as they are.
 
         Parameters
         ----------

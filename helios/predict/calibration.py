@@ -1,4 +1,6 @@
-"""Intervals that hold: p10 and p90 moved by what ended jobs have shown of them.
+"""Prediction intervals that hold.
+
+Ends of jobs move p10 and p90 to where they cover as often as they say.
 
 Quantiles as learned cover too little: work drifts, new users come, one array is no sample. Here each side of the
 interval has an offset for all jobs, one for each group a job is in (new user, burst, large) and one for its user;
@@ -23,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
-from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
+from helios.predict.causal_stats import COLUMN, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
 
 GROUPS = ("all", "new user", "burst", "more than 8 GPUs", "more than 8 CPUs, no GPU")
 """Whose intervals are kept right, each for itself, besides each user's."""
@@ -51,18 +53,6 @@ GRACE_S = 60.0
 # about the last thousand ends and begins too high, so that it takes some 700 that obeyed before a limit is believed.
 OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.02, 0.01, 0.999
 
-_ANCHOR_SD, _LOG_LIMIT, _GPUS, _LOG_CPUS, _USER_ENDED, _USER_GAP, _ALIKE_GAP = (
-    FEATURES.index(name)
-    for name in (
-        "anchor_sd",
-        "log_limit",
-        "gpus",
-        "log_cpus",
-        "user_ended",
-        "user_submission_gap",
-        "user_size_submission_gap",
-    )
-)
 # Between two whole numbers, for features are logarithms in single precision.
 _LOG_FEW = np.log1p(FEW_ENDED - 0.5)
 _LOG_MANY = np.log1p(MANY + 0.01)
@@ -71,7 +61,9 @@ _BELOW, _ABOVE = 0, 1
 
 
 class Calibration(NamedTuple):
-    """What ended jobs have taught of a predictor's intervals, without its users; small, to be kept with a model.
+    """What ended jobs have taught of a predictor's intervals, without its users.
+
+    Small, to be kept with a model.
 
     Attributes
     ----------
@@ -89,7 +81,9 @@ class Calibration(NamedTuple):
 
 
 class PredictionIntervals(NamedTuple):
-    """What is remembered of each job's interval until the job ends, and of each user; see :func:`empty_intervals`.
+    """What is remembered of each job's interval until the job ends, and of each user.
+
+    See :func:`empty_intervals`.
 
     Attributes
     ----------
@@ -125,7 +119,10 @@ class PredictionIntervals(NamedTuple):
 
 
 def empty_calibration() -> Calibration:
-    """Return the calibration before the first end: all stays as predicted, but for p90 of the groups."""
+    """Return the calibration before the first end.
+
+    All stays as predicted, but for p90 of the groups.
+    """
     offsets = np.zeros((2, len(GROUPS)))
     offsets[_ABOVE, 1:] = START_ABOVE
     return Calibration(offsets=offsets, ends=np.zeros(len(GROUPS)), outlived=np.array([OUTLIVED_BEFORE]))
@@ -206,7 +203,10 @@ def calibrate(
 def calibrate_each(
     features: NDArray[np.float32], quantiles: NDArray[np.float64], learned: Calibration
 ) -> NDArray[np.float64]:
-    """Calibrate predictions by what is ``learned`` and nothing else; shapes as in :func:`calibrate`."""
+    """Calibrate predictions by what is ``learned`` and nothing else.
+
+    Shapes as in :func:`calibrate`.
+    """
     found = quantiles.copy()
     strangers = np.full((len(found), len(LEVELS)), -1, dtype=np.int32)
     calibrate_again(empty_intervals(strangers, start=learned), np.arange(len(found)), features, found)
@@ -229,7 +229,10 @@ def _follow(  # noqa: PLR0917 - numba kernels are called by position
 
 
 def quantile_columns(features: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Say which of ``GROUPS`` each job is in, from its row of ``FEATURES``: of shape (n, len(GROUPS))."""
+    """Say which of ``GROUPS`` each job is in, from its row of ``FEATURES``.
+
+    Of shape (n, len(GROUPS)).
+    """
     member = np.empty((len(features), len(GROUPS)), dtype=np.bool_)
     _memberships(features, member)
     return member
@@ -258,7 +261,9 @@ def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
 
 @cached_jit
 def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, quantiles: Any) -> None:
-    """Calibrate ``jobs``, submitted at ``now_s``, in place; every end before ``now_s`` must be learned.
+    """Calibrate ``jobs``, submitted at ``now_s``, in place.
+
+    Every end before ``now_s`` must be learned.
 
     Parameters
     ----------
@@ -274,7 +279,10 @@ def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, qu
 
 @cached_jit
 def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) -> None:
-    """Calibrate new predictions of ``jobs`` that still wait, in place; their ends go on teaching of the first ones."""
+    """Calibrate new predictions of ``jobs`` that still wait, in place.
+
+    Their ends go on teaching of the first ones.
+    """
     member = np.zeros(len(GROUPS), dtype=np.bool_)
     for place in range(len(jobs)):
         _membership(features[place], member)
@@ -293,22 +301,25 @@ def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> Non
     intervals.spread[job] = _spread(row)
     intervals.bounds[job, _BELOW] = np.log1p(quantiles[0])
     intervals.bounds[job, _ABOVE] = np.log1p(quantiles[2])
-    intervals.bounds[job, 2] = row[_LOG_LIMIT]
+    intervals.bounds[job, 2] = row[COLUMN.log_limit]
 
 
 @inline_jit
 def _membership(row: Any, member: Any) -> None:
-    """Say which of ``GROUPS`` a job is in; an unknown user is not a new one."""
+    """Say which of ``GROUPS`` a job is in.
+
+    An unknown user is not a new one.
+    """
     member[0] = True
-    member[1] = row[_USER_ENDED] < _LOG_FEW
-    member[2] = row[_USER_GAP] < _LOG_USER_GAP or row[_ALIKE_GAP] < _LOG_ALIKE_GAP
-    member[3] = row[_GPUS] > MANY
-    member[4] = row[_GPUS] <= 0 and row[_LOG_CPUS] > _LOG_MANY
+    member[1] = row[COLUMN.user_ended] < _LOG_FEW
+    member[2] = row[COLUMN.user_submission_gap] < _LOG_USER_GAP or row[COLUMN.user_size_submission_gap] < _LOG_ALIKE_GAP
+    member[3] = row[COLUMN.gpus] > MANY
+    member[4] = row[COLUMN.gpus] <= 0 and row[COLUMN.log_cpus] > _LOG_MANY
 
 
 @inline_jit
 def _spread(row: Any) -> float:
-    spread = float(row[_ANCHOR_SD])
+    spread = float(row[COLUMN.anchor_sd])
     return spread if spread > SMALLEST_SPREAD else SMALLEST_SPREAD
 
 
@@ -324,7 +335,10 @@ def _offset(intervals: Any, job: int, member: Any, side: int) -> float:
 
 @inline_jit
 def _highest(intervals: Any, log_limit: float) -> float:
-    """Return the log1p of the longest run time that a job's time limit allows; infinite where limits do not hold."""
+    """Return the log1p of the longest run time that a job's time limit allows.
+
+    Infinite where limits do not hold.
+    """
     if intervals.learned.outlived[0] > OUTLIVED_AT_MOST or np.isnan(log_limit):
         return np.inf
     return float(np.log1p(np.expm1(log_limit) + GRACE_S))
@@ -337,7 +351,7 @@ def _move(intervals: Any, job: int, member: Any, row: Any, quantiles: Any) -> No
     spread = _spread(row)
     below = np.log1p(quantiles[0]) - spread * _offset(intervals, job, member, _BELOW)
     above = np.log1p(quantiles[2]) + spread * _offset(intervals, job, member, _ABOVE)
-    above = min(above, _highest(intervals, row[_LOG_LIMIT]))
+    above = min(above, _highest(intervals, row[COLUMN.log_limit]))
     quantiles[0] = max(min(np.expm1(below), quantiles[1]), 0.0)
     quantiles[2] = max(np.expm1(above), quantiles[1])
 

@@ -1,4 +1,6 @@
-"""What was known when a job was submitted: one walk through submissions and ends, in the order of time.
+"""Features of jobs, from what was known when each was submitted.
+
+They come from one walk through submissions and ends, in the order of time.
 
 The walk keeps, for every group of jobs that are alike (same user, same user and size, ...), a few
 decayed sums; a job's features are read from them at its submission, before anything later is learned.
@@ -16,7 +18,78 @@ from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
 
-# The names of what is known of a job at its submission, and the levels at which jobs are alike.
+
+class FeatureColumns(NamedTuple):
+    """Columns of a row of features.
+
+    What the job asked for comes before what history says.
+    """
+
+    gpus: int
+    log_cpus: int
+    log_nodes: int
+    log_limit: int
+    log_memory: int
+    hour: int
+    weekday: int
+    anchor: int
+    anchor_sd: int
+    global_mean: int
+    partition_mean: int
+    request_mean: int
+    account_mean: int
+    user_mean: int
+    user_limit_mean: int
+    user_any_limit_mean: int
+    user_size_mean: int
+    user_family_mean: int
+    user_name_mean: int
+    user_any_limit_sd: int
+    user_by_limit: int
+    user_limit_by_limit: int
+    user_any_limit_by_limit: int
+    user_last_1: int
+    user_last_2: int
+    user_last_3: int
+    user_any_limit_last_1: int
+    user_any_limit_last_2: int
+    user_size_last_1: int
+    user_size_last_2: int
+    user_size_last_3: int
+    user_name_last_1: int
+    request_last_1: int
+    request_last_2: int
+    partition_last_1: int
+    user_recent_median: int
+    user_recent_least: int
+    user_recent_most: int
+    neighbour_mean: int
+    neighbour_sd: int
+    neighbour_weight: int
+    nearest: int
+    nearest_distance: int
+    user_limit_share: int
+    user_last_share: int
+    user_failed_share: int
+    user_last_failed: int
+    user_ended: int
+    user_size_ended: int
+    user_end_gap: int
+    user_any_limit_end_gap: int
+    user_submitted: int
+    user_unended: int
+    user_size_unended: int
+    user_unended_age: int
+    user_size_unended_age: int
+    user_submission_gap: int
+    user_size_submission_gap: int
+    user_burst: int
+
+
+FEATURES = FeatureColumns._fields
+COLUMN = FeatureColumns(*range(len(FEATURES)))
+"""The position of each of ``FEATURES``; kernels read it as constants."""
+REQUEST_FEATURES, HISTORY_FEATURES = FEATURES[: COLUMN.anchor], FEATURES[COLUMN.anchor :]
 
 LEVELS = (
     "global",
@@ -32,103 +105,8 @@ LEVELS = (
     "user_name",
 )
 """Groups of jobs that are alike, from the widest to the narrowest; shrinkage goes through them in this order."""
-(
-    GLOBAL,
-    PARTITION,
-    REQUEST,
-    ACCOUNT,
-    USER,
-    USER_LIMIT,
-    USER_ANY_LIMIT,
-    USER_SIZE,
-    USER_FAMILY,
-    USER_STEM,
-    USER_NAME,
-) = range(len(LEVELS))
-
-REQUEST_FEATURES = (
-    "gpus",
-    "log_cpus",
-    "log_nodes",
-    "log_limit",
-    "log_memory",
-    "hour",
-    "weekday",
-)
-HISTORY_FEATURES = (
-    "anchor",
-    "anchor_sd",
-    "global_mean",
-    "partition_mean",
-    "request_mean",
-    "account_mean",
-    "user_mean",
-    "user_limit_mean",
-    "user_any_limit_mean",
-    "user_size_mean",
-    "user_family_mean",
-    "user_name_mean",
-    "user_any_limit_sd",
-    "user_by_limit",
-    "user_limit_by_limit",
-    "user_any_limit_by_limit",
-    "user_last_1",
-    "user_last_2",
-    "user_last_3",
-    "user_any_limit_last_1",
-    "user_any_limit_last_2",
-    "user_size_last_1",
-    "user_size_last_2",
-    "user_size_last_3",
-    "user_name_last_1",
-    "request_last_1",
-    "request_last_2",
-    "partition_last_1",
-    "user_recent_median",
-    "user_recent_least",
-    "user_recent_most",
-    "neighbour_mean",
-    "neighbour_sd",
-    "neighbour_weight",
-    "nearest",
-    "nearest_distance",
-    "user_limit_share",
-    "user_last_share",
-    "user_failed_share",
-    "user_last_failed",
-    "user_ended",
-    "user_size_ended",
-    "user_end_gap",
-    "user_any_limit_end_gap",
-    "user_submitted",
-    "user_unended",
-    "user_size_unended",
-    "user_unended_age",
-    "user_size_unended_age",
-    "user_submission_gap",
-    "user_size_submission_gap",
-    "user_burst",
-)
-FEATURES = REQUEST_FEATURES + HISTORY_FEATURES
-
-
-__all__ = [
-    "ACCOUNT",
-    "FEATURES",
-    "GLOBAL",
-    "HISTORY_FEATURES",
-    "LEVELS",
-    "PARTITION",
-    "REQUEST",
-    "REQUEST_FEATURES",
-    "USER",
-    "USER_ANY_LIMIT",
-    "USER_FAMILY",
-    "USER_LIMIT",
-    "USER_NAME",
-    "USER_SIZE",
-    "USER_STEM",
-]
+GLOBAL, PARTITION, REQUEST, ACCOUNT, USER, USER_LIMIT = range(6)
+USER_ANY_LIMIT, USER_SIZE, USER_FAMILY, USER_STEM, USER_NAME = range(6, len(LEVELS))
 
 # Decay of an older run time's weight at each further end in its group, and how many pseudo-observations
 # of the wider group stand against it. Set beforehand and tried on six real
@@ -147,62 +125,6 @@ RECENT = 10
 BURST_GAP_S = 600
 NEVER_S = np.iinfo(np.int64).max
 
-# Columns of a row of features, from HISTORY_FEATURES in order
-(
-    _ANCHOR,
-    _ANCHOR_SD,
-    _GLOBAL_MEAN,
-    _PARTITION_MEAN,
-    _REQUEST_MEAN,
-    _ACCOUNT_MEAN,
-    _USER_MEAN,
-    _USER_LIMIT_MEAN,
-    _USER_ANY_LIMIT_MEAN,
-    _USER_SIZE_MEAN,
-    _USER_FAMILY_MEAN,
-    _USER_NAME_MEAN,
-    _USER_ANY_LIMIT_SD,
-    _USER_BY_LIMIT,
-    _USER_LIMIT_BY_LIMIT,
-    _USER_ANY_LIMIT_BY_LIMIT,
-    _USER_LAST_1,
-    _USER_LAST_2,
-    _USER_LAST_3,
-    _USER_ANY_LIMIT_LAST_1,
-    _USER_ANY_LIMIT_LAST_2,
-    _USER_SIZE_LAST_1,
-    _USER_SIZE_LAST_2,
-    _USER_SIZE_LAST_3,
-    _USER_NAME_LAST_1,
-    _REQUEST_LAST_1,
-    _REQUEST_LAST_2,
-    _PARTITION_LAST_1,
-    _USER_RECENT_MEDIAN,
-    _USER_RECENT_LEAST,
-    _USER_RECENT_MOST,
-    _NEIGHBOUR_MEAN,
-    _NEIGHBOUR_SD,
-    _NEIGHBOUR_WEIGHT,
-    _NEAREST,
-    _NEAREST_DISTANCE,
-    _USER_LIMIT_SHARE,
-    _USER_LAST_SHARE,
-    _USER_FAILED_SHARE,
-    _USER_LAST_FAILED,
-    _USER_ENDED,
-    _USER_SIZE_ENDED,
-    _USER_END_GAP,
-    _USER_ANY_LIMIT_END_GAP,
-    _USER_SUBMITTED,
-    _USER_UNENDED,
-    _USER_SIZE_UNENDED,
-    _USER_UNENDED_AGE,
-    _USER_SIZE_UNENDED_AGE,
-    _USER_SUBMISSION_GAP,
-    _USER_SIZE_SUBMISSION_GAP,
-    _USER_BURST,
-) = range(len(REQUEST_FEATURES), len(FEATURES))
-_LOG_LIMIT = REQUEST_FEATURES.index("log_limit")
 # Columns of History.sums
 _W, _S, _Q, _LAST_1, _LAST_2, _LAST_3, _SHARE_W, _SHARE_S, _FAILED_W, _FAILED_S = range(10)
 _RATIO_W, _RATIO_S, _LAST_RATIO, _LAST_FAILED, _N_SUMS = range(10, 15)
@@ -213,7 +135,9 @@ _RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
 
 
 class Events(NamedTuple):
-    """What each job asked for, and what becomes known of it when it ends; one entry per job.
+    """What each job asked for, and what becomes known of it when it ends.
+
+    One entry per job.
 
     Attributes
     ----------
@@ -236,7 +160,10 @@ class Events(NamedTuple):
 
 
 class CausalStats(NamedTuple):
-    """What has been learned so far, by group; see the column constants of this module."""
+    """What has been learned so far, by group.
+
+    See the column constants of this module.
+    """
 
     sums: NDArray[np.float64]
     counts: NDArray[np.int64]
@@ -266,13 +193,7 @@ def empty_stats(events: Events) -> CausalStats:
 
 @cached_jit
 def replay_events(  # noqa: PLR0917 - numba kernels are called by position
-    history: Any,
-    events: Any,
-    submissions: Any,
-    ends: Any,
-    ends_s: Any,
-    next_end: int,
-    features: Any,
+    history: Any, events: Any, submissions: Any, ends: Any, ends_s: Any, next_end: int, features: Any
 ) -> int:
     """Walk on through ``submissions``, learning each end that lies strictly before the next submission.
 
@@ -303,16 +224,11 @@ def replay_events(  # noqa: PLR0917 - numba kernels are called by position
 
 @cached_jit
 def refresh_features(  # noqa: PLR0917 - numba kernels are called by position
-    history: Any,
-    events: Any,
-    jobs: Any,
-    now_s: int,
-    ends: Any,
-    ends_s: Any,
-    next_end: int,
-    features: Any,
+    history: Any, events: Any, jobs: Any, now_s: int, ends: Any, ends_s: Any, next_end: int, features: Any
 ) -> int:
-    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``; parameters as in :func:`replay_events`.
+    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``.
+
+    Parameters as in :func:`replay_events`.
 
     What ended jobs teach is brought up to date. What a job's row of ``features`` says of the act of submission, and of
     what else the user had in the queue then, stays: a model learned from these as they were at submission.
@@ -346,7 +262,7 @@ def _arrive(history: Any, events: Any, job: int) -> None:
 def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
     run = events.log_run[job]
     # Of an unlimited or an unknown limit a run is no share.
-    ratio = run - float(events.request[job, _LOG_LIMIT])
+    ratio = run - float(events.request[job, COLUMN.log_limit])
     for level in range(events.groups.shape[1]):
         group = events.groups[job, level]
         if group < 0:
@@ -406,8 +322,8 @@ def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float
         entry = history.rings[ring, (length - 1 - age) % NEIGHBOURS]
         distance = abs(entry[_SIZE] - nearness[0]) + abs(entry[_LIMIT] - nearness[1])
         distance += (entry[_IN] != nearness[2]) + 2.0 * (entry[_STEM] != nearness[3])
-        if age == 0 or distance < row[_NEAREST_DISTANCE]:
-            row[_NEAREST], row[_NEAREST_DISTANCE] = entry[_RUN], distance
+        if age == 0 or distance < row[COLUMN.nearest_distance]:
+            row[COLUMN.nearest], row[COLUMN.nearest_distance] = entry[_RUN], distance
         w = 1.0 / ((1.0 + 3.0 * distance) ** 2 * (1.0 + 0.15 * age))
         weight += w
         total += w * entry[_RUN]
@@ -426,8 +342,8 @@ def _describe_recent(entries: Any, length: int, row: Any) -> None:
     for age in range(n):
         runs[age] = entries[(length - 1 - age) % NEIGHBOURS, _RUN]
     runs.sort()
-    row[_USER_RECENT_LEAST], row[_USER_RECENT_MOST] = runs[0], runs[-1]
-    row[_USER_RECENT_MEDIAN] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
+    row[COLUMN.user_recent_least], row[COLUMN.user_recent_most] = runs[0], runs[-1]
+    row[COLUMN.user_recent_median] = 0.5 * (runs[(n - 1) // 2] + runs[n // 2])
 
 
 @inline_jit
@@ -462,34 +378,34 @@ def _describe_means(history: Any, events: Any, job: int, row: Any) -> None:
         if group >= 0:
             drawn, spread = _shrunk(history.sums[group], PSEUDO_JOBS[level], mean, variance)
             if level <= USER_FAMILY:
-                row[_GLOBAL_MEAN + level] = drawn
+                row[COLUMN.global_mean + level] = drawn
             elif level == USER_NAME:
-                row[_USER_NAME_MEAN] = drawn
+                row[COLUMN.user_name_mean] = drawn
             if level == USER_ANY_LIMIT:
-                row[_USER_ANY_LIMIT_SD] = np.sqrt(spread)
+                row[COLUMN.user_any_limit_sd] = np.sqrt(spread)
             if IN_CHAIN[level]:
                 mean, variance = drawn, spread
     account, user = events.groups[job, ACCOUNT], events.groups[job, USER]
-    row[_ACCOUNT_MEAN] = _share(history.sums[account], _W) if account >= 0 else np.nan
+    row[COLUMN.account_mean] = _share(history.sums[account], _W) if account >= 0 else np.nan
     if user >= 0:
         near, spread, weight = _neighbours(history, history.ring_of[user], events.nearness[job], row)
-        row[_NEIGHBOUR_WEIGHT] = weight
+        row[COLUMN.neighbour_weight] = weight
         if weight > 0.0:
-            row[_NEIGHBOUR_MEAN], row[_NEIGHBOUR_SD] = near, np.sqrt(spread)
+            row[COLUMN.neighbour_mean], row[COLUMN.neighbour_sd] = near, np.sqrt(spread)
             part = weight / (weight + NEIGHBOUR_PSEUDO_JOBS)
             variance = (1.0 - part) * variance + part * spread + part * (1.0 - part) * (near - mean) ** 2
             mean += part * (near - mean)
-    row[_ANCHOR], row[_ANCHOR_SD] = mean, np.sqrt(variance)
+    row[COLUMN.anchor], row[COLUMN.anchor_sd] = mean, np.sqrt(variance)
 
 
 @inline_jit
 def _describe_last(history: Any, groups: Any, row: Any) -> None:
-    _copy_last(history, groups[PARTITION], 1, row[_PARTITION_LAST_1:])
-    _copy_last(history, groups[REQUEST], 2, row[_REQUEST_LAST_1:])
-    _copy_last(history, groups[USER], 3, row[_USER_LAST_1:])
-    _copy_last(history, groups[USER_ANY_LIMIT], 2, row[_USER_ANY_LIMIT_LAST_1:])
-    _copy_last(history, groups[USER_SIZE], 3, row[_USER_SIZE_LAST_1:])
-    _copy_last(history, groups[USER_NAME], 1, row[_USER_NAME_LAST_1:])
+    _copy_last(history, groups[PARTITION], 1, row[COLUMN.partition_last_1 :])
+    _copy_last(history, groups[REQUEST], 2, row[COLUMN.request_last_1 :])
+    _copy_last(history, groups[USER], 3, row[COLUMN.user_last_1 :])
+    _copy_last(history, groups[USER_ANY_LIMIT], 2, row[COLUMN.user_any_limit_last_1 :])
+    _copy_last(history, groups[USER_SIZE], 3, row[COLUMN.user_size_last_1 :])
+    _copy_last(history, groups[USER_NAME], 1, row[COLUMN.user_name_last_1 :])
 
 
 @inline_jit
@@ -504,18 +420,18 @@ def _describe_record(history: Any, events: Any, job: int, now: int, row: Any) ->
     user, key, any_limit = groups[USER], groups[USER_SIZE], groups[USER_ANY_LIMIT]
     if user < 0:
         return
-    limit = float(events.request[job, _LOG_LIMIT])
-    row[_USER_BY_LIMIT] = limit + _share(history.sums[user], _RATIO_W)
-    row[_USER_LIMIT_BY_LIMIT] = limit + _share(history.sums[groups[USER_LIMIT]], _RATIO_W)
-    row[_USER_ANY_LIMIT_BY_LIMIT] = limit + _share(history.sums[any_limit], _RATIO_W)
-    row[_USER_LIMIT_SHARE] = _share(history.sums[user], _SHARE_W)
-    row[_USER_LAST_SHARE] = history.sums[user, _LAST_RATIO]
-    row[_USER_FAILED_SHARE] = _share(history.sums[user], _FAILED_W)
-    row[_USER_LAST_FAILED] = history.sums[user, _LAST_FAILED]
-    row[_USER_ENDED] = np.log1p(float(history.counts[user, _ENDED]))
-    row[_USER_SIZE_ENDED] = np.log1p(float(history.counts[key, _ENDED]))
-    row[_USER_END_GAP] = _since_last_end(history.counts[user], now)
-    row[_USER_ANY_LIMIT_END_GAP] = _since_last_end(history.counts[any_limit], now)
+    limit = float(events.request[job, COLUMN.log_limit])
+    row[COLUMN.user_by_limit] = limit + _share(history.sums[user], _RATIO_W)
+    row[COLUMN.user_limit_by_limit] = limit + _share(history.sums[groups[USER_LIMIT]], _RATIO_W)
+    row[COLUMN.user_any_limit_by_limit] = limit + _share(history.sums[any_limit], _RATIO_W)
+    row[COLUMN.user_limit_share] = _share(history.sums[user], _SHARE_W)
+    row[COLUMN.user_last_share] = history.sums[user, _LAST_RATIO]
+    row[COLUMN.user_failed_share] = _share(history.sums[user], _FAILED_W)
+    row[COLUMN.user_last_failed] = history.sums[user, _LAST_FAILED]
+    row[COLUMN.user_ended] = np.log1p(float(history.counts[user, _ENDED]))
+    row[COLUMN.user_size_ended] = np.log1p(float(history.counts[key, _ENDED]))
+    row[COLUMN.user_end_gap] = _since_last_end(history.counts[user], now)
+    row[COLUMN.user_any_limit_end_gap] = _since_last_end(history.counts[any_limit], now)
 
 
 @inline_jit
@@ -529,16 +445,16 @@ def _describe_activity(history: Any, groups: Any, now: int, row: Any) -> None:
     if user < 0:
         return
     of_user, of_key = history.counts[user], history.counts[key]
-    row[_USER_SUBMITTED] = np.log1p(float(of_user[_SUBMITTED]))
-    row[_USER_UNENDED] = np.log1p(float(of_user[_UNENDED]))
-    row[_USER_SIZE_UNENDED] = np.log1p(float(of_key[_UNENDED]))
+    row[COLUMN.user_submitted] = np.log1p(float(of_user[_SUBMITTED]))
+    row[COLUMN.user_unended] = np.log1p(float(of_user[_UNENDED]))
+    row[COLUMN.user_size_unended] = np.log1p(float(of_key[_UNENDED]))
     if of_user[_UNENDED] > 0:
-        row[_USER_UNENDED_AGE] = np.log1p(now - of_user[_UNENDED_SUM_S] / of_user[_UNENDED])
+        row[COLUMN.user_unended_age] = np.log1p(now - of_user[_UNENDED_SUM_S] / of_user[_UNENDED])
     if of_key[_UNENDED] > 0:
-        row[_USER_SIZE_UNENDED_AGE] = np.log1p(now - of_key[_UNENDED_SUM_S] / of_key[_UNENDED])
+        row[COLUMN.user_size_unended_age] = np.log1p(now - of_key[_UNENDED_SUM_S] / of_key[_UNENDED])
     if of_user[_SUBMITTED] > 0:
-        row[_USER_SUBMISSION_GAP] = np.log1p(float(now - of_user[_LAST_SUBMIT_S]))
+        row[COLUMN.user_submission_gap] = np.log1p(float(now - of_user[_LAST_SUBMIT_S]))
     if of_key[_SUBMITTED] > 0:
-        row[_USER_SIZE_SUBMISSION_GAP] = np.log1p(float(now - of_key[_LAST_SUBMIT_S]))
+        row[COLUMN.user_size_submission_gap] = np.log1p(float(now - of_key[_LAST_SUBMIT_S]))
     gap = now - of_user[_LAST_SUBMIT_S]
-    row[_USER_BURST] = np.log1p(float(of_user[_BURST] if gap <= BURST_GAP_S else 0))
+    row[COLUMN.user_burst] = np.log1p(float(of_user[_BURST] if gap <= BURST_GAP_S else 0))

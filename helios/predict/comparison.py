@@ -1,4 +1,4 @@
-"""Two predictors on the same jobs: which is better, and whether chance alone explains it.
+"""Comparison of predictors on the same jobs, with the part of chance.
 
 Jobs of one user come in campaigns, so that a thousand jobs are not a thousand observations. What may have been chance
 is told by drawing whole users anew (paired bootstrap over clusters: Efron and Tibshirani, "An Introduction to the
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from helios.predict.bursts import find_bursts, similar_names
 from helios.predict.job_table import JobTable, group_columns
-from helios.predict.scores import spearman
+from helios.predict.scores import PredictorScore, predictor_score
 
 RESAMPLES = 400
 LIKELY = 0.9
@@ -29,29 +30,6 @@ NEGLIGIBLE = 0.01
 jobs it would lie beyond chance."""
 TOO_MUCH = 0.1
 """A difference that is held against a model even where so few jobs were judged that it may be chance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictorScore:
-    """How well a predictor did.
-
-    Attributes
-    ----------
-    spearman : float, optional
-        Rank correlation of predicted median and true run time; None: one of them is constant.
-    median_abs_log_error : float
-        Median of abs(log1p(predicted) - log1p(true)); 0.69 is a factor of 2.
-    bias_log : float
-        Mean of log1p(predicted) - log1p(true); above 0: predicted too long.
-    coverage_p10_p90 : float, optional
-        Share of jobs within [p10, p90] as judged, which in a contest is as learned, not calibrated; None: it predicts
-        no quantiles.
-    """
-
-    spearman: float | None
-    median_abs_log_error: float
-    bias_log: float
-    coverage_p10_p90: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +67,13 @@ class Versus:
     @property
     def worse_in(self) -> tuple[str, ...]:
         """What the challenger is worse in, beyond chance or by ``TOO_MUCH``."""
-        error = self.error.value > 0 and (not self.error.is_chance or self.error.value > TOO_MUCH)
-        rank = (
-            self.rank is not None and self.rank.value < 0 and (not self.rank.is_chance or self.rank.value < -TOO_MUCH)
-        )
-        return (*(("log error",) if error else ()), *(("rank correlation",) if rank else ()))
+        losses = self._losses().items()
+        return tuple(name for name, (loss, chance) in losses if loss > 0 and (not chance or loss > TOO_MUCH))
 
     @property
     def better_in(self) -> tuple[str, ...]:
         """What the challenger is better in, beyond chance."""
-        error = self.error.value < 0 and not self.error.is_chance
-        rank = self.rank is not None and self.rank.value > 0 and not self.rank.is_chance
-        return (*(("log error",) if error else ()), *(("rank correlation",) if rank else ()))
+        return tuple(name for name, (loss, chance) in self._losses().items() if loss < 0 and not chance)
 
     @property
     def is_chance(self) -> bool:
@@ -110,8 +83,12 @@ class Versus:
     @property
     def ahead(self) -> bool:
         """Whether the challenger is worse in neither, and by its figures better in one."""
-        better = self.error.value < 0 or (self.rank is not None and self.rank.value > 0)
-        return better and not self.worse_in
+        return any(loss < 0 for loss, _ in self._losses().values()) and not self.worse_in
+
+    def _losses(self) -> dict[str, tuple[float, bool]]:
+        """Return by how much the challenger is worse in each figure, and whether that may be chance."""
+        losses = {"log error": (self.error.value, self.error.is_chance)}
+        return losses | ({"rank correlation": (-self.rank.value, self.rank.is_chance)} if self.rank else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,31 +114,19 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return asdict(self) | {
-            "against": {
-                name: asdict(other)
-                | {
-                    "worse_in": list(other.worse_in),
-                    "better_in": list(other.better_in),
-                    "is_chance": other.is_chance,
-                }
-                for name, other in self.against.items()
-            }
-        }
+        plain = asdict(self)
+        for name, other in self.against.items():
+            words = {"worse_in": list(other.worse_in), "better_in": list(other.better_in)}
+            plain["against"][name] |= words | {"is_chance": other.is_chance}
+        return plain
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Comparison:
-        """Return what :meth:`to_json` wrote; KeyError, TypeError: it did not."""
-        against = {
-            name: Versus(
-                error=PairedDifference(**other["error"]),
-                rank=PairedDifference(**other["rank"]) if other["rank"] else None,
-            )
-            for name, other in told["against"].items()
-        }
-        scores = {name: PredictorScore(**score) for name, score in told["scores"].items()}
-        names = ("challenger", "jobs", "clusters", "drawn")
-        return cls(**{name: told[name] for name in names}, scores=scores, against=against)
+    def from_json(cls, stored: Mapping[str, Any]) -> Comparison:
+        """Return what :meth:`to_json` wrote.
+
+        ValueError: it did not.
+        """
+        return TypeAdapter(cls).validate_python(stored)
 
 
 def compare_predictors(
@@ -183,38 +148,32 @@ def compare_predictors(
         Which of them stands against each of the others.
     """
     cluster, drawn = user_clusters(table, rows)
-    counts = _draws(int(cluster.max(initial=-1)) + 1)
-    alone = counts.shape[1] < 2
-    medians = {name: _median(predicted) for name, predicted in predictions.items()}
-    errors = {name: np.abs(np.log1p(median) - np.log1p(truth_s)) for name, median in medians.items()}
-    medians_of_errors = {name: _weighted_medians(error, cluster, counts) for name, error in errors.items()}
+    n_clusters = int(cluster.max(initial=-1)) + 1
+    # How often each cluster counts: the sample itself first, then the resamples, which are always the same.
+    resamples = np.random.default_rng(0).multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=RESAMPLES)
+    counts = np.vstack([np.ones(n_clusters), resamples])
+    medians = {name: values if values.ndim == 1 else values[:, 1] for name, values in predictions.items()}
+    errors = {
+        name: _weighted_medians(np.abs(np.log1p(median) - np.log1p(truth_s)), cluster, counts)
+        for name, median in medians.items()
+    }
     ranks = {name: _rank_correlations(median, truth_s, cluster, counts) for name, median in medians.items()}
     return Comparison(
         challenger=challenger,
         jobs=len(rows),
-        clusters=counts.shape[1],
+        clusters=n_clusters,
         drawn=drawn,
         scores={name: predictor_score(predicted, truth_s) for name, predicted in predictions.items()},
         against={
             name: Versus(
-                error=_difference(medians_of_errors[challenger], medians_of_errors[name], alone=alone),
-                rank=_rank_difference(ranks[challenger], ranks[name], alone=alone),
+                error=_difference(errors[challenger] - errors[name], alone=n_clusters < 2),
+                rank=None
+                if np.isnan(ranks[challenger][0] - ranks[name][0])
+                else _difference(ranks[challenger] - ranks[name], alone=n_clusters < 2),
             )
             for name in predictions
             if name != challenger
         },
-    )
-
-
-def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
-    """Return the figures of medians of shape (n,), or quantiles of shape (n, 3), in s."""
-    log_error = np.log1p(_median(predicted)) - np.log1p(truth_s)
-    inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
-    return PredictorScore(
-        spearman=spearman(_median(predicted), truth_s),
-        median_abs_log_error=float(np.median(np.abs(log_error))),
-        bias_log=float(log_error.mean()),
-        coverage_p10_p90=None if inside is None else float(inside.mean()),
     )
 
 
@@ -226,16 +185,6 @@ def user_clusters(table: JobTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.
     if len(known) == len(rows) and (sizes > 0).sum() >= FEWEST_USERS and sizes.max() <= LARGEST_USER * len(rows):
         return pd.factorize(users)[0], "users"
     return find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]), "bursts"
-
-
-def _draws(clusters: int) -> NDArray[np.float64]:
-    """Return how often each cluster is drawn: the sample itself first, then ``RESAMPLES`` of one seed."""
-    drawn = np.random.default_rng(0).multinomial(clusters, np.full(clusters, 1 / clusters), size=RESAMPLES)
-    return np.vstack([np.ones(clusters), drawn])
-
-
-def _median(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
-    return predicted if predicted.ndim == 1 else predicted[:, 1]
 
 
 def _weighted_medians(
@@ -257,7 +206,10 @@ def _rank_correlations(
     cluster: NDArray[np.int64],
     counts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return Spearman's correlation in each draw, with the ranks of the whole; NaN: constant."""
+    """Return Spearman's correlation in each draw, with the ranks of the whole.
+
+    NaN: constant.
+    """
     a, b = (pd.Series(values).rank().to_numpy() for values in (predicted, truth_s))
     a, b = a - a.mean(), b - b.mean()
     moments = np.column_stack(
@@ -269,15 +221,10 @@ def _rank_correlations(
         return np.asarray((s_ab - s_a * s_b / n) / np.where(spread > 0, spread, np.nan))
 
 
-def _difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> PairedDifference:
-    value, drawn = float(of[0] - less[0]), (of - less)[1:]
-    if not alone:
-        low, high = np.nanquantile(drawn, [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
-        return PairedDifference(value=value, low=float(low), high=float(high))
-    return PairedDifference(value=value, low=-abs(value), high=abs(value))
-
-
-def _rank_difference(of: NDArray[np.float64], less: NDArray[np.float64], *, alone: bool) -> PairedDifference | None:
-    if np.isnan(of[0] - less[0]) or np.isnan(of - less).all():
-        return None
-    return _difference(of, less, alone=alone)
+def _difference(drawn: NDArray[np.float64], *, alone: bool) -> PairedDifference:
+    """Return the difference in the sample, which comes first, and its interval over the resamples."""
+    value = float(drawn[0])
+    if alone:  # of a single cluster nothing tells how much is chance
+        return PairedDifference(value=value, low=-abs(value), high=abs(value))
+    low, high = np.nanquantile(drawn[1:], [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
+    return PairedDifference(value=value, low=float(low), high=float(high))

@@ -8,18 +8,19 @@ how large it was in the weeks of training itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from helios.predict.causal_stats import FEATURES
-from helios.predict.comparison import PredictorScore, predictor_score
+from helios.predict.causal_stats import COLUMN, FEATURES
 from helios.predict.job_table import JobTable
+from helios.predict.scores import PredictorScore, predictor_score
 
 BINS = 10
 MOVED, CHANGED = 0.1, 0.25
@@ -33,7 +34,6 @@ WEEK_S = 7 * 86_400
 _FLOOR = 1e-3
 # Edges need no more jobs than this; the shares are counted on all.
 _JOBS_FOR_EDGES = 50_000
-_USER_ENDED = FEATURES.index("user_ended")
 NOT_COMPARED = frozenset({"global_mean", "partition_mean", "user_ended", "user_size_ended", "user_submitted"})
 """Counts that only grow, and means that are one for all jobs of a day: they leave the bins of training by their
 nature (on KTH an index of 5), whatever the work is like."""
@@ -94,18 +94,12 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Inputs:
-        """Return what :meth:`to_json` wrote; KeyError, TypeError: it did not."""
-        spreads = {
-            name: Spread(
-                edges=tuple(spread["edges"]),
-                shares=tuple(spread["shares"]),
-                missing=spread["missing"],
-                usual=spread["usual"],
-            )
-            for name, spread in told["spreads"].items()
-        }
-        return cls(jobs=told["jobs"], new_users=told["new_users"], new_names=told["new_names"], spreads=spreads)
+    def from_json(cls, stored: Mapping[str, Any]) -> Inputs:
+        """Return what :meth:`to_json` wrote.
+
+        ValueError: it did not.
+        """
+        return TypeAdapter(cls).validate_python(stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +156,15 @@ def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArra
     ----------
     features : float32 array of shape (table.n, len(FEATURES))
     """
-    weeks = list(_last_weeks(table.submitted_s, rows))
+    ages_s = table.submitted_s[rows].max(initial=0) - table.submitted_s[rows]
+    of_week = [rows[ages_s // WEEK_S == back] for back in range(WEEKS_OF_TRAINING)]
+    weeks = [week for week in of_week if len(week) >= FEWEST_JOBS]
     return Inputs(
         jobs=len(rows),
         new_users=new_users(features, rows),
         new_names=new_names(table, rows),
         spreads={
-            name: _with_usual(_spread(features[rows, column]), [features[week, column] for week in weeks])
+            name: _spread(features[rows, column], [features[week, column] for week in weeks])
             for column, name in enumerate(FEATURES)
             if name not in NOT_COMPARED
         },
@@ -178,16 +174,16 @@ def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArra
 def shifted_features(
     inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
 ) -> tuple[FeatureShift, ...]:
-    """Compare the jobs ``rows`` with training, the feature that moved farthest first; fewer than ``FEWEST_JOBS``: ().
+    """Compare the jobs ``rows`` with training, the feature that moved farthest first.
+
+    Fewer than ``FEWEST_JOBS``: ().
 
     Features that training did not know are left out.
     """
     if len(rows) < FEWEST_JOBS:
         return ()
     found = [
-        FeatureShift(
-            feature=name, index=stability_index(inputs.spreads[name], features[rows, column]), usual=spread.usual
-        )
+        FeatureShift(feature=name, index=stability_index(spread, features[rows, column]), usual=spread.usual)
         for column, name in enumerate(FEATURES)
         if (spread := inputs.spreads.get(name)) is not None
     ]
@@ -195,20 +191,29 @@ def shifted_features(
 
 
 def stability_index(spread: Spread, values: NDArray[np.float32]) -> float:
-    """Return the population stability index of ``values`` against ``spread``; what is missing is one bin more."""
+    """Return the population stability index of ``values`` against ``spread``.
+
+    What is missing is one bin more.
+    """
     p, q = _all_shares(spread.shares, spread.missing), _all_shares(*_shares(np.array(spread.edges), values))
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs whose user had no ended job, among those of known users; None: none is known."""
-    ended = features[rows, _USER_ENDED]
+    """Return the share of jobs whose user had no ended job, among those of known users.
+
+    None: none is known.
+    """
+    ended = features[rows, COLUMN.user_ended]
     known = ended[~np.isnan(ended)]
     return float((known == 0).mean()) if len(known) else None
 
 
 def new_names(table: JobTable, rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs of a name that nobody had submitted before; None: no name is known."""
+    """Return the share of jobs of a name that nobody had submitted before.
+
+    None: no name is known.
+    """
     first = np.zeros(table.n, dtype=bool)
     first[np.unique(table.name, return_index=True)[1]] = True
     named = table.name[rows] >= 0
@@ -223,7 +228,9 @@ def weeks_of_errors(
     submitted_s: NDArray[np.int64],
     end_s: int,
 ) -> tuple[WeekOfErrors, ...]:
-    """Judge weeks that end at ``end_s`` and before, oldest first; a week without jobs is left out.
+    """Judge weeks that end at ``end_s`` and before, oldest first.
+
+    A week without jobs is left out.
 
     Parameters
     ----------
@@ -244,38 +251,19 @@ def weeks_of_errors(
     )
 
 
-def _last_weeks(submitted_s: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Give the rows of each of the last weeks of training that has enough of them."""
-    if len(rows) == 0:
-        return
-    week = (submitted_s[rows].max() - submitted_s[rows]) // WEEK_S
-    for back in range(WEEKS_OF_TRAINING):
-        found = rows[week == back]
-        if len(found) >= FEWEST_JOBS:
-            yield found
-
-
-def _spread(values: NDArray[np.float32]) -> Spread:
-    edges = _edges(values[~np.isnan(values)].astype(np.float64))
+def _spread(values: NDArray[np.float32], weeks: Sequence[NDArray[np.float32]] = ()) -> Spread:
+    edges = known = values[~np.isnan(values)].astype(np.float64)
+    if len(known):
+        some = known[:: max(1, len(known) // _JOBS_FOR_EDGES)]
+        tenths = np.quantile(some, np.arange(1, BINS) / BINS, method="inverted_cdf")
+        # An edge below the smallest value too: else what is smaller than all of training would lie in a bin of it.
+        edges = np.unique([np.nextafter(known.min(), -np.inf), *tenths])
+        edges = edges[np.isfinite(edges)]
     shares, missing = _shares(edges, values)
-    return Spread(edges=tuple(edges.tolist()), shares=shares, missing=missing, usual=None)
-
-
-def _edges(known: NDArray[np.float64]) -> NDArray[np.float64]:
-    if len(known) == 0:
-        return known
-    some = known[:: max(1, len(known) // _JOBS_FOR_EDGES)]
-    tenths = np.quantile(some, np.arange(1, BINS) / BINS, method="inverted_cdf")
-    # An edge below the smallest value too: else what is smaller than all of training would lie in a bin of training.
-    edges = np.unique([np.nextafter(known.min(), -np.inf), *tenths])
-    return np.asarray(edges[np.isfinite(edges)])
-
-
-def _with_usual(spread: Spread, weeks: Sequence[NDArray[np.float32]]) -> Spread:
+    spread = Spread(edges=tuple(edges.tolist()), shares=shares, missing=missing, usual=None)
     if len(weeks) < 3:
         return spread
-    usual = float(np.quantile([stability_index(spread, week) for week in weeks], USUAL))
-    return Spread(edges=spread.edges, shares=spread.shares, missing=spread.missing, usual=usual)
+    return replace(spread, usual=float(np.quantile([stability_index(spread, week) for week in weeks], USUAL)))
 
 
 def _shares(edges: NDArray[np.float64], values: NDArray[np.float32]) -> tuple[tuple[float, ...], float]:

@@ -1,4 +1,6 @@
-"""Run times: shrinkage that serves from the first job, and boosted trees that learn what it misses.
+"""Predictors of run time.
+
+Shrinkage serves from the first job, and boosted trees learn what it misses.
 
 Four ensembles of trees (LightGBM, quantile loss on log run time): p10, p50 and p90 of the *difference* from the
 shrinkage anchor, which travels better to sites with few users or one dominating array than the level does; and the
@@ -11,10 +13,11 @@ after says how much of their correction orders jobs best, and calibrates the int
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
@@ -28,7 +31,7 @@ from helios.jit import cached_jit
 from helios.ports import Progress, no_progress
 from helios.predict.bursts import without_repeats
 from helios.predict.calibration import Calibration, calibrate
-from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.causal_stats import COLUMN, FEATURES, NEVER_S
 from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
 from helios.predict.scores import spearman
 from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
@@ -94,13 +97,10 @@ class Trainer(Protocol):
 def train_locally(
     training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
 ) -> tuple[str, ...]:
-    """Be a :class:`Trainer` on this machine, one thread for each quantile; the same seed gives the same trees."""
-    learn = _trainer(training_set, len(quantiles), seed, progress)
-    with ThreadPoolExecutor(len(quantiles)) as side_by_side:
-        return tuple(side_by_side.map(learn, quantiles))
+    """Be a :class:`Trainer` on this machine, one thread for each quantile.
 
-
-def _trainer(training_set: TrainingSet, n_ensembles: int, seed: int, progress: Progress) -> Callable[[float], str]:
+    The same seed gives the same trees.
+    """
     binned = lightgbm.Dataset(
         training_set.features,
         training_set.residual,
@@ -111,18 +111,18 @@ def _trainer(training_set: TrainingSet, n_ensembles: int, seed: int, progress: P
     ).construct()
     rounds_done, lock = 0, Lock()
 
-    def tell(_: Any) -> None:
+    def report_round(_: Any) -> None:
         nonlocal rounds_done
         with lock:
             rounds_done += 1
-            progress("Learning run times", rounds_done / (ROUNDS * n_ensembles))
+            progress("Learning run times", rounds_done / (ROUNDS * len(quantiles)))
 
-    def learn(quantile: float) -> str:
+    def grow(quantile: float) -> str:
         parameters = PARAMETERS | {"alpha": quantile, "seed": seed}
-        booster = lightgbm.train(parameters, binned, ROUNDS, callbacks=[tell])
-        return str(booster.model_to_string())
+        return str(lightgbm.train(parameters, binned, ROUNDS, callbacks=[report_round]).model_to_string())
 
-    return learn
+    with ThreadPoolExecutor(len(quantiles)) as side_by_side:
+        return tuple(side_by_side.map(grow, quantiles))
 
 
 QUANTILES = (0.1, 0.5, 0.9)
@@ -142,7 +142,6 @@ HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
 # better.
 TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 CLEARLY = 0.005
-_ANCHOR, _ANCHOR_SD, _LOG_LIMIT = (FEATURES.index(name) for name in ("anchor", "anchor_sd", "log_limit"))
 # A century: a "prediction" beyond it is an overflow or a lie.
 LONGEST_S = 100 * 366 * 86_400.0
 Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
@@ -150,7 +149,9 @@ Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
 
 @dataclass(frozen=True, slots=True)
 class HistoryPredictor:
-    """Hierarchical shrinkage alone: no training, works from the first job.
+    """Hierarchical shrinkage alone.
+
+    No training, works from the first job.
 
     Quantiles come from the spread of the same groups, taken as normal in log time, and are cut at the
     job's time limit.
@@ -224,12 +225,14 @@ class DurationModel:
         object.__setattr__(self, "forest", parse_trees(self.texts, features=self.features))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return p10, p50, p90 of the run time in s, as learned: not calibrated.
+        """Return p10, p50, p90 of the run time in s, as learned.
+
+        Not calibrated.
 
         Parameters
         ----------
         features : float32 array of shape (n, len(self.features))
-            As :func:`helios.predict.causal_features` makes them.
+            As :func:`helios.predict.job_table.causal_features` makes them.
 
         Returns
         -------
@@ -239,7 +242,10 @@ class DurationModel:
         return np.asarray(_mixed(predict_trees(self.forest, features), features, self.trust))
 
     def as_judged(self) -> DurationModel | None:
-        """Return the model that its backtest is: the same recipe, stopped earlier; None: there is none."""
+        """Return the model that its backtest is.
+
+        The same recipe, stopped earlier; None: there is none.
+        """
         if self.backtest is None:
             return None
         return replace(
@@ -299,39 +305,34 @@ def train_on(
     ended = _ended_before(table, until_s)
     refuse_too_few(len(ended), until)
     groups = group_columns(table)
-
-    def fitted(
-        rows: NDArray[np.int64], stopped: datetime, share: tuple[float, float], most: int = MOST_JOBS
-    ) -> DurationModel:
-        return fit(
-            rows,
-            features=known.at_submission,
-            again=known,
-            most=most,
-            groups=groups,
-            submitted_s=table.submitted_s,
-            log_run=np.log1p(table.run_time_s),
-            cluster=cluster,
-            trained_until=stopped,
-            seed=seed,
-            progress=_stretch(progress, *share),
-            trainer=trainer,
-        )
-
+    fit_rows = partial(_fit_rows, table, known, groups=groups, cluster=cluster, seed=seed, trainer=trainer)
     until = until or datetime.fromtimestamp(int(table.ended_s[ended].max()) + 1, UTC)
     back_s = _held_back_from(table, ended)
     earlier = _ended_before(table, back_s)
     if len(earlier) < FEWEST_JOBS:
-        return fitted(ended, until, (0.0, 1.0))
-    judged = fitted(earlier, datetime.fromtimestamp(back_s, UTC), (0.0, 0.45), MOST_JOBS // 2)
+        return fit_rows(ended, until=until, progress=progress)
+    first = partial(_stretch, progress, 0.0, 0.45)
+    judged = fit_rows(earlier, until=datetime.fromtimestamp(back_s, UTC), progress=first, most=MOST_JOBS // 2)
     held_back = ended[table.submitted_s[ended] >= back_s]
-    judged = _believed(judged, known.at_submission[held_back], table.run_time_s[held_back])
+    trust = _best_trust(judged, known.at_submission[held_back], table.run_time_s[held_back])
+    # What jobs held back from it taught of its intervals, as they ended.
+    judged = replace(judged, trust=trust)
+    waited = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
+    quantiles = np.full((table.n, 3), np.nan)
+    quantiles[waited] = judged.predict(known.at_submission[waited])
+    _, calibration = calibrate(
+        known.at_submission,
+        quantiles,
+        groups=groups,
+        submitted_s=table.submitted_s,
+        ended_s=table.ended_s,
+        run_time_s=table.run_time_s,
+        until_s=until_s,
+    )
     return replace(
-        fitted(ended, until, (0.45, 1.0)),
-        trust=judged.trust,
-        calibration=_calibration(
-            judged, table, features=known.at_submission, groups=groups, back_s=back_s, until_s=until_s
-        ),
+        fit_rows(ended, until=until, progress=partial(_stretch, progress, 0.45, 1.0)),
+        trust=trust,
+        calibration=calibration,
         backtest=Backtest(until=judged.trained_until, jobs=judged.jobs, texts=judged.texts),
     )
 
@@ -341,18 +342,24 @@ def refit(
 ) -> DurationModel:
     """Return the model grown anew on what had ended before ``until``, believed and calibrated as it was."""
     ended = _ended_before(table, int(np.ceil(until.timestamp())))
-    grown = fit(
+    groups = group_columns(table)
+    grown = _fit_rows(table, known, ended, groups=groups, cluster=model.cluster, until=until, seed=seed)
+    return replace(grown, trust=model.trust, calibration=model.calibration)
+
+
+def _fit_rows(
+    table: JobTable, known: FeaturesAtStart, ended: NDArray[np.int64], *, until: datetime, **options: Any
+) -> DurationModel:
+    """Learn from the jobs ``ended`` of a table, as :func:`fit` does."""
+    return fit(
         ended,
         features=known.at_submission,
         again=known,
-        groups=group_columns(table),
         submitted_s=table.submitted_s,
         log_run=np.log1p(table.run_time_s),
-        cluster=model.cluster,
         trained_until=until,
-        seed=seed,
+        **options,
     )
-    return replace(grown, trust=model.trust, calibration=model.calibration)
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
@@ -369,42 +376,16 @@ def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
     return max(min(share_s, int(ends_s[-1]) - HELD_BACK_S), earliest_s)
 
 
-def _believed(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> DurationModel:
-    """Return ``model`` with the trust that orders jobs, which it has not seen, best."""
+def _best_trust(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> float:
+    """Return the trust with which ``model`` best orders jobs that it has not seen."""
     opinions = predict_trees(model.forest, features)
     scores = [spearman(_mixed(opinions, features, trust)[:, 1], run_time_s) or 0.0 for trust in TRUSTS]
-    best = max(scores)
-    return replace(
-        model, trust=next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= best - CLEARLY)
-    )
+    return next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= max(scores) - CLEARLY)
 
 
-def _calibration(
-    judged: DurationModel,
-    table: JobTable,
-    *,
-    features: NDArray[np.float32],
-    groups: NDArray[np.int32],
-    back_s: int,
-    until_s: int,
-) -> Calibration:
-    """Return what jobs held back from ``judged``, as they ended, taught of its intervals."""
-    held_back = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
-    quantiles = np.full((table.n, 3), np.nan)
-    quantiles[held_back] = judged.predict(features[held_back])
-    return calibrate(
-        features,
-        quantiles,
-        groups=groups,
-        submitted_s=table.submitted_s,
-        ended_s=table.ended_s,
-        run_time_s=table.run_time_s,
-        until_s=until_s,
-    )[1]
-
-
-def _stretch(progress: Progress, first: float, last: float) -> Progress:
-    return lambda setup, done: progress(setup, first + (last - first) * done)
+def _stretch(progress: Progress, first: float, last: float, setup: str, done: float) -> None:
+    """Report ``done`` as a part of the way from ``first`` to ``last``."""
+    progress(setup, first + (last - first) * done)
 
 
 def refuse_too_few(ended: int, until: datetime | None) -> None:
@@ -433,7 +414,9 @@ def fit(
     progress: Progress = no_progress,
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Learn from the rows ``ended`` (ordered by end) of the other arrays: of bursts some, and the last ``MOST_JOBS``.
+    """Learn from the rows ``ended`` (ordered by end) of the other arrays.
+
+    Of bursts some, and the last ``MOST_JOBS``.
 
     Parameters
     ----------
@@ -452,25 +435,20 @@ def fit(
         from_first = place[again.waited[second]]
         known = np.concatenate((known, again.at_start[second]))
         target = np.append(target, target[from_first])
-    training_set = TrainingSet(features=known, residual=target - known[:, _ANCHOR], names=FEATURES)
-    texts = _opinions(training_set, seed=seed, progress=progress, trainer=trainer)
-    return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
-
-
-def _opinions(difference: TrainingSet, *, seed: int, progress: Progress, trainer: Trainer) -> tuple[str, ...]:
-    """Return three ensembles of the difference from the anchor and one of the level."""
-    level = replace(difference, residual=difference.residual + difference.features[:, _ANCHOR])
-    return (
-        *trainer(difference, quantiles=QUANTILES, seed=seed, progress=_stretch(progress, 0.0, 0.75)),
-        *trainer(level, quantiles=(0.5,), seed=seed, progress=_stretch(progress, 0.75, 1.0)),
+    difference = TrainingSet(features=known, residual=target - known[:, COLUMN.anchor], names=FEATURES)
+    level = replace(difference, residual=difference.residual + known[:, COLUMN.anchor])
+    texts = (
+        *trainer(difference, quantiles=QUANTILES, seed=seed, progress=partial(_stretch, progress, 0.0, 0.75)),
+        *trainer(level, quantiles=(0.5,), seed=seed, progress=partial(_stretch, progress, 0.75, 1.0)),
     )
+    return DurationModel(cluster=cluster, trained_until=trained_until, jobs=len(ended), features=FEATURES, texts=texts)
 
 
 @cached_jit
 def _mixed(opinions: Any, features: Any, trust: float) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
-        anchor, spread = float(features[row, _ANCHOR]), Z90 * float(features[row, _ANCHOR_SD])
+        anchor, spread = float(features[row, COLUMN.anchor]), Z90 * float(features[row, COLUMN.anchor_sd])
         middle = 0.5 * (anchor + opinions[row, 1] + opinions[row, LEVEL])
         for column in range(3):
             learned = middle if column == 1 else anchor + opinions[row, column]
@@ -487,8 +465,8 @@ def _mixed(opinions: Any, features: Any, trust: float) -> Any:
 def _shrinkage_quantiles(features: Any) -> Any:
     quantiles = np.empty((len(features), 3))
     for row in range(len(features)):
-        anchor, spread = float(features[row, _ANCHOR]), Z90 * float(features[row, _ANCHOR_SD])
-        limit = float(features[row, _LOG_LIMIT])
+        anchor, spread = float(features[row, COLUMN.anchor]), Z90 * float(features[row, COLUMN.anchor_sd])
+        limit = float(features[row, COLUMN.log_limit])
         for column in range(3):
             log_run = anchor + (column - 1) * spread
             if log_run > limit:  # noqa: PLR1730 - min() would let an unknown limit's NaN through

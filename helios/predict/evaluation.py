@@ -17,26 +17,11 @@ from numpy.typing import NDArray
 from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
 from helios.predict.bursts import BurstUpdate
-from helios.predict.calibration import Calibration, calibrate
-from helios.predict.causal_stats import FEATURES
+from helios.predict.calibration import calibrate
+from helios.predict.causal_stats import COLUMN
 from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
 from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
-from helios.predict.scores import EvaluationSet, GroupCoverage, Scores, evaluation_set, scores_for, spearman
-
-__all__ = [
-    "Evaluation",
-    "EvaluationSet",
-    "GroupCoverage",
-    "Scores",
-    "calibrated_quantiles",
-    "evaluate",
-    "evaluation_set",
-    "figures_at_start",
-    "scores_for",
-    "spearman",
-]
-
-_USER_LAST = FEATURES.index("user_last_1")
+from helios.predict.scores import EvaluationSet, Scores, evaluation_set, scores_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +115,14 @@ def evaluate(
     moment = datetime.fromtimestamp(split_s, UTC)
     taught = (table.ended_s < split_s) & np.isfinite(table.run_time_s)
     refuse_too_few(int(taught.sum()), moment)
-    tested = _tested(table, first_test, moment, gpu_only=gpu_only)
+    eligible = np.isfinite(table.run_time_s) & (np.arange(table.n) >= first_test) & ((table.gpus > 0) | (not gpu_only))
+    if not eligible.any():
+        kind = "GPU job" if gpu_only else "job"
+        raise NotEnoughHistory(
+            f"No {kind} with a known run time was submitted at or after {moment:%Y-%m-%d %H:%M}.",
+            hint="Choose an earlier moment, or a larger fraction to test on.",
+        )
+    tested = np.flatnonzero(eligible)
     known = features_at_start(table)
     features = known.at_submission
     model = train_on(table, known, cluster=cluster, until=moment, seed=seed, progress=progress)
@@ -140,6 +132,7 @@ def evaluate(
     learned = _as_learned(course, features, table.submitted_s, first_test)
     figures = scores_for(calibrated_quantiles(model, table, features, learned)[tested], judged)
     controls = _controls(table, features, taught, tested, judged)
+    grown = [f"The trees were grown anew {len(course) - 1} times during the test."] if len(course) > 1 else []
     return Evaluation(
         cluster=cluster,
         train_until=moment,
@@ -150,7 +143,7 @@ def evaluate(
         uncalibrated=scores_for(learned[tested], judged),
         figures_at_start=figures_at_start(course, table, known, tested=tested, judged=judged),
         controls=controls,
-        notes=(*_grown_anew(course), *_better_controls(figures, controls), *_notes(table, tested, judged)),
+        notes=(*grown, *_better_controls(figures, controls), *_notes(table, tested, judged)),
     )
 
 
@@ -169,21 +162,7 @@ def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> 
     return first_test, int(table.submitted_s[first_test])
 
 
-def _tested(table: JobTable, first_test: int, moment: datetime, *, gpu_only: bool) -> NDArray[np.int64]:
-    eligible = np.isfinite(table.run_time_s) & (np.arange(table.n) >= first_test)
-    if gpu_only:
-        eligible &= table.gpus > 0
-    if not eligible.any():
-        kind = "GPU job" if gpu_only else "job"
-        raise NotEnoughHistory(
-            f"No {kind} with a known run time was submitted at or after {moment:%Y-%m-%d %H:%M}.",
-            hint="Choose an earlier moment, or a larger fraction to test on.",
-        )
-    return np.flatnonzero(eligible)
-
-
-Predictor = DurationModel | HistoryPredictor
-_Course = list[tuple[int, Predictor]]  # who predicts, and from when, s; ascending
+_Course = list[tuple[int, DurationModel]]  # who predicts, and from when, s; ascending
 
 
 def _course(
@@ -195,21 +174,23 @@ def _course(
     seed: int,
     progress: Progress,
 ) -> _Course:
-    first_s, last_s = int(model.trained_until.timestamp()), int(table.submitted_s[-1])
-    if refit_every is None:
-        return [(first_s, model)]
-    edges_s = range(first_s + int(refit_every.total_seconds()), last_s, int(refit_every.total_seconds()))
-    course: _Course = [(first_s, model)]
-    for number, edge_s in enumerate(edges_s):
-        progress("Training again", number / len(edges_s))
-        course.append((edge_s, refit(model, table, known, until=datetime.fromtimestamp(edge_s, UTC), seed=seed)))
+    course: _Course = [(int(model.trained_until.timestamp()), model)]
+    if refit_every is not None:
+        every_s = int(refit_every.total_seconds())
+        edges_s = range(course[0][0] + every_s, int(table.submitted_s[-1]), every_s)
+        for number, edge_s in enumerate(edges_s):
+            progress("Training again", number / len(edges_s))
+            course.append((edge_s, refit(model, table, known, until=datetime.fromtimestamp(edge_s, UTC), seed=seed)))
     return course
 
 
 def _as_learned(
     course: _Course, features: NDArray[np.float32], at_s: NDArray[np.int64], first: int
 ) -> NDArray[np.float64]:
-    """Return quantiles of all jobs, shape (n, 3), in s, each by who predicts ``at_s``; NaN before the job ``first``."""
+    """Return quantiles of all jobs, shape (n, 3), in s, each by who predicts ``at_s``.
+
+    NaN before the job ``first``.
+    """
     quantiles = np.full((len(features), 3), np.nan)
     who = np.searchsorted([since_s for since_s, _ in course], at_s, side="right") - 1
     who[:first] = -1
@@ -220,14 +201,14 @@ def _as_learned(
 
 
 def calibrated_quantiles(
-    model: Predictor,
+    model: DurationModel | None,
     table: JobTable,
     features: NDArray[np.float32],
     learned: NDArray[np.float64],
     *,
     predicted_at_s: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
-    """Calibrate ``learned``, quantiles of ``model`` of shape (table.n, 3), each as it would have been when predicted.
+    """Calibrate ``learned``, quantiles of shape (table.n, 3), each as of when it was predicted.
 
     Rows of NaN stay so, and the ends of such jobs teach nothing: what ended before is in the model's own calibration.
 
@@ -238,7 +219,6 @@ def calibrated_quantiles(
     """
     at_s = table.submitted_s if predicted_at_s is None else predicted_at_s
     order = np.argsort(at_s, kind="stable")
-    start: Calibration | None = getattr(model, "calibration", None)
     found = np.empty_like(learned)
     found[order], _ = calibrate(
         features[order],
@@ -247,7 +227,7 @@ def calibrated_quantiles(
         submitted_s=at_s[order],
         ended_s=table.ended_s[order],
         run_time_s=table.run_time_s[order],
-        start=start,
+        start=model.calibration if model else None,
     )
     return found
 
@@ -255,7 +235,7 @@ def calibrated_quantiles(
 def figures_at_start(
     course: _Course, table: JobTable, known: FeaturesAtStart, *, tested: NDArray[np.int64], judged: EvaluationSet
 ) -> Scores | None:
-    """Judge predictions of ``tested`` made again when each job starts, as a replay does, siblings and all.
+    """Judge predictions of ``tested`` made again when each job starts, siblings and all.
 
     None where no job is known to have waited.
 
@@ -285,31 +265,18 @@ def _controls(
     judged: EvaluationSet,
 ) -> dict[str, Scores]:
     median_s = float(np.median(table.run_time_s[taught]))
-    last_s = np.expm1(features[tested, _USER_LAST].astype(np.float64))
+    last_s = np.expm1(features[tested, COLUMN.user_last_1].astype(np.float64))
     limit_s = table.time_limit_s[tested]
-    shrinkage = HistoryPredictor()
-    by_shrinkage = calibrated_quantiles(
-        shrinkage, table, features, _as_learned([(0, shrinkage)], features, table.submitted_s, 0)
-    )
+    size = pd.Series(table.gpus.astype(np.float64) if table.gpus.any() else table.cpus)
+    medians = pd.Series(table.run_time_s)[taught].groupby(size[taught]).median()
+    of_size_s = np.asarray(size[tested].map(medians).fillna(median_s), dtype=np.float64)
+    by_shrinkage = calibrated_quantiles(None, table, features, HistoryPredictor().predict(features))
     return {
         "user_last": scores_for(np.where(np.isnan(last_s), median_s, last_s), judged),
         "time_limit": scores_for(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
-        "size_only": scores_for(_median_of_size(table, taught, tested, median_s), judged),
+        "size_only": scores_for(of_size_s, judged),
         "shrinkage": scores_for(by_shrinkage[tested], judged),
     }
-
-
-def _median_of_size(
-    table: JobTable, taught: NDArray[np.bool_], tested: NDArray[np.int64], median_s: float
-) -> NDArray[np.float64]:
-    size = pd.Series(table.gpus.astype(np.float64) if table.gpus.any() else table.cpus)
-    medians = pd.Series(table.run_time_s)[taught].groupby(size[taught]).median()
-    return np.asarray(size[tested].map(medians).fillna(median_s), dtype=np.float64)
-
-
-def _grown_anew(course: _Course) -> list[str]:
-    times = len(course) - 1
-    return [f"The trees were grown anew {times} times during the test."] if times else []
 
 
 def _better_controls(figures: Scores, controls: Mapping[str, Scores]) -> list[str]:

@@ -1,4 +1,6 @@
-"""Why a prediction is what it is: the shrinkage's steps, what the trees changed, and the past jobs most like it.
+"""Reasons for a prediction.
+
+The shrinkage's steps, what the trees changed, and the past jobs most like it.
 
 Both parts work on the logarithm of run time, so each of their steps is a factor, and the factors multiply to the
 prediction. The trees' part is LightGBM's own (TreeSHAP; Lundberg et al. 2020, doi 10.1038/s42256-019-0138-9).
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from helios.jit import cached_jit
 from helios.predict.calibration import calibrate_each, empty_calibration
 from helios.predict.causal_stats import (
+    COLUMN,
     FEATURES,
     IN_CHAIN,
     LEVELS,
@@ -53,9 +56,6 @@ BASIS_WORDS = {
 }
 """What each of ``BASES`` means, for a person; each reads after "rests on"."""
 
-_USER_SIZE_ENDED, _USER_ENDED, _ACCOUNT_MEAN, _REQUEST_LAST = (
-    FEATURES.index(name) for name in ("user_size_ended", "user_ended", "account_mean", "request_last_1")
-)
 _USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
 
 
@@ -65,7 +65,7 @@ def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
     Parameters
     ----------
     features : float32 array of shape (n, len(FEATURES))
-        As :func:`helios.predict.causal_features` makes them.
+        As :func:`helios.predict.job_table.causal_features` makes them.
 
     Returns
     -------
@@ -80,13 +80,14 @@ def _bases(features: Any) -> Any:
     bases = np.empty(len(features), dtype=np.int8)
     for row in range(len(features)):
         known = features[row]
-        if known[_USER_SIZE_ENDED] > 0:  # the logarithm of one more than their number; NaN, an unknown user, is not
+        # The logarithm of one more than their number; NaN, an unknown user, is not above 0.
+        if known[COLUMN.user_size_ended] > 0:
             bases[row] = _USER_SIZE
-        elif known[_USER_ENDED] > 0:
+        elif known[COLUMN.user_ended] > 0:
             bases[row] = _USER
-        elif not np.isnan(known[_ACCOUNT_MEAN]):
+        elif not np.isnan(known[COLUMN.account_mean]):
             bases[row] = _GROUP
-        elif not np.isnan(known[_REQUEST_LAST]):
+        elif not np.isnan(known[COLUMN.request_last_1]):
             bases[row] = _SIZE
         else:
             bases[row] = _ALL
@@ -156,7 +157,10 @@ class RecentInGroup:
 
 
 def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
-    """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``); None: none had ended."""
+    """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``).
+
+    None: none had ended.
+    """
     return _recent(table, group_columns(table), basis)
 
 
@@ -178,7 +182,10 @@ def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
     chosen = _nearest(table, ended[own], most)
     if len(chosen) < most:
         others = ended[~own]
-        kin = others[_kin(table, others)]
+        account = (table.account[others] == table.account[-1]) & (table.account[-1] >= 0)
+        stem = (table.stem[others] == table.stem[-1]) & (table.stem[-1] >= 0)
+        size = _size(table)
+        kin = others[account | stem | (size[others] == size[-1])]
         chosen += _nearest(table, kin, most - len(chosen))
     return tuple(chosen)
 
@@ -199,12 +206,6 @@ def _ended_before_the_last(table: JobTable) -> NDArray[np.int64]:
     return np.flatnonzero((table.ended_s < table.submitted_s[-1]) & np.isfinite(table.run_time_s))
 
 
-def _kin(table: JobTable, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    account = (table.account[rows] == table.account[-1]) & (table.account[-1] >= 0)
-    stem = (table.stem[rows] == table.stem[-1]) & (table.stem[-1] >= 0)
-    return np.asarray(account | stem | (_size(table)[rows] == _size(table)[-1]))
-
-
 def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[SimilarJob]:
     newest_first = rows[np.argsort(-table.ended_s[rows], kind="stable")]
     apart = _apart(table, newest_first)
@@ -223,7 +224,10 @@ def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[Simila
 
 
 def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many of each one's kind ended after it: an old job of a kind of its own is not crowded out."""
+    """Return how many of each one's kind ended after it.
+
+    An old job of a kind of its own is not crowded out.
+    """
     same_stem = table.stem == table.stem[-1]  # not the stem itself: where every name is another, all would be of age 0
     columns = (_size(table), _limit(table), table.partition, same_stem, table.user)
     kind = np.zeros(len(newest_first), dtype=np.int64)
@@ -262,7 +266,6 @@ PRIOR, NEIGHBOURHOOD = "prior", "neighbours"
 EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
 """Corrections that no feature makes: what the trees give any job, and what is done to their answer."""
 
-_ANCHOR, _ANCHOR_SD, _NEIGHBOUR_WEIGHT = (FEATURES.index(name) for name in ("anchor", "anchor_sd", "neighbour_weight"))
 # Columns of History.sums and History.counts.
 _WEIGHT, _SUM, _ENDED = 0, 1, 0
 
@@ -349,7 +352,12 @@ def explain_last(
         ``jobs`` is empty or not in submission order.
     """
     table = JobTable.from_frame(jobs, timezone=timezone)
-    history, events, row = _known_at_the_end(table)
+    events = event_order(table)
+    history, ends = empty_stats(events), table.ends()
+    features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
+    # The last job's own arrival is counted too, which touches no mean.
+    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
+    row = features[-1:]
     predictor = model or HistoryPredictor()
     learned = (model.calibration if model else None) or empty_calibration()
     quantiles = calibrate_each(row, predictor.predict(row), learned)[0]
@@ -366,70 +374,50 @@ def explain_last(
     )
 
 
-def _known_at_the_end(table: JobTable) -> tuple[CausalStats, Events, NDArray[np.float32]]:
-    """Return what was learned by the last submission, and that job's features, of shape (1, len(FEATURES))."""
-    events = event_order(table)
-    history, ends = empty_stats(events), table.ends()
-    features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
-    # The last job's own arrival is counted too, which touches no mean.
-    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
-    return history, events, features[-1:]
-
-
 def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tuple[Contribution, ...]:
     groups, log_run = events.groups[-1], float(PRIOR_LOG_RUN)
     steps = [Contribution(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
-    for level in _chain(groups):
-        sums, ended = history.sums[groups[level]], history.counts[groups[level], _ENDED]
-        drawn = (sums[_SUM] + PSEUDO_JOBS[level] * log_run) / (sums[_WEIGHT] + PSEUDO_JOBS[level])
-        steps.append(_step(LEVELS[level], int(ended), float(sums[_WEIGHT]), log_run, float(drawn)))
-        log_run = float(drawn)
+
+    def add(level: str, jobs: int, weight: float, log_after: float) -> None:
+        nonlocal log_run
+        run_time_s, factor = float(np.expm1(log_after)), float(np.exp(log_after - log_run))
+        steps.append(Contribution(level=level, jobs=jobs, weight=weight, run_time_s=run_time_s, factor=factor))
+        log_run = log_after
+
+    for level, name in enumerate(LEVELS):
+        if groups[level] >= 0 and IN_CHAIN[level]:
+            sums, ended = history.sums[groups[level]], history.counts[groups[level], _ENDED]
+            drawn = (sums[_SUM] + PSEUDO_JOBS[level] * log_run) / (sums[_WEIGHT] + PSEUDO_JOBS[level])
+            add(name, int(ended), float(sums[_WEIGHT]), float(drawn))
     near = history.ring_length[history.ring_of[groups[USER]]] if groups[USER] >= 0 else 0
-    weight = float(np.nan_to_num(row[_NEIGHBOUR_WEIGHT]))
+    weight = float(np.nan_to_num(row[COLUMN.neighbour_weight]))
     # Ends at the anchor as the predictor knows it, in single precision.
-    return (*steps, _step(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, log_run, float(row[_ANCHOR])))
-
-
-def _chain(groups: NDArray[np.int32]) -> list[int]:
-    """Return the levels that the shrinkage passes through."""
-    return [level for level in range(len(LEVELS)) if groups[level] >= 0 and IN_CHAIN[level]]
-
-
-def _step(level: str, jobs: int, weight: float, before: float, after: float) -> Contribution:
-    return Contribution(
-        level=level,
-        jobs=jobs,
-        weight=weight,
-        run_time_s=float(np.expm1(after)),
-        factor=float(np.exp(after - before)),
-    )
+    add(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, float(row[COLUMN.anchor]))
+    return tuple(steps)
 
 
 def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_median: float) -> dict[str, float]:
-    """Return the factor of each feature; the last one makes the product exact, whatever is done after the trees."""
+    """Return the factor of each feature.
+
+    The last one makes the product exact, whatever is done after the trees.
+    """
     parts = {} if model is None else _contributions(model, row)
-    left = float(log_median - float(row[0, _ANCHOR]) - sum(parts.values()))
+    left = float(log_median - float(row[0, COLUMN.anchor]) - sum(parts.values()))
     return {name: float(np.exp(part)) for name, part in (parts | {AFTERWARDS: left}).items()}
 
 
 def _contributions(model: DurationModel, row: NDArray[np.float32]) -> dict[str, float]:
     names = (*model.features, EVERY_JOB)
+    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, COLUMN.anchor])
+    learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
+    untrained = Z90 * float(row[0, COLUMN.anchor_sd]) * np.array([-1, 0, 1])
+    # Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
+    place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])
+    shares = {1: 0.5, LEVEL: 0.5} if place == 1 else {place: 1.0}
     parts = np.zeros(len(names))
-    for ensemble, share in _spoken(model, row).items():
+    for ensemble, share in shares.items():
         booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
         parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
         if ensemble == LEVEL:  # it starts from nothing, where the others start from the anchor
-            parts[-1] -= share * model.trust * float(row[0, _ANCHOR])
+            parts[-1] -= share * model.trust * anchor
     return {name: float(part) for name, part in zip(names, parts, strict=True)}
-
-
-def _spoken(model: DurationModel, row: NDArray[np.float32]) -> dict[int, float]:
-    """Return which ensembles give the median, and each one's share.
-
-    Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
-    """
-    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, _ANCHOR])
-    learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
-    untrained = Z90 * float(row[0, _ANCHOR_SD]) * np.array([-1, 0, 1])
-    place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])
-    return {1: 0.5, LEVEL: 0.5} if place == 1 else {place: 1.0}

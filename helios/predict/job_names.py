@@ -1,4 +1,6 @@
-"""Families of job names: a name never seen before is given to the kin that its user had before.
+"""Families of job names.
+
+A name never seen before joins the kin that its user had before.
 
 People name jobs after what they do and then vary a number, a word, a date: ``train_resnet50_lr0.1_seed3`` is kin of
 ``train_resnet50_lr0.01_seed4``. A name is first reduced to its words; then it joins the most similar of the names that
@@ -35,7 +37,9 @@ _EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
 def split_words(name: str) -> str:
-    """Return the words of a job's name, in lower case and order: without its path, extension, numbers and ids.
+    """Return the words of a job's name, in lower case and order.
+
+    Without its path, extension, numbers and ids.
 
     Empty, if there are none: a hash or a number says nothing of kinship.
     """
@@ -59,13 +63,18 @@ class JobNameFamilies:
         self._beneath: JobNameFamilies | None = None
 
     def aside(self) -> JobNameFamilies:
-        """Return families that know all of these; what they are asked beyond leaves these as they are."""
+        """Return families that know all of these.
+
+        What they are asked beyond leaves these as they are.
+        """
         other = JobNameFamilies()
         other._beneath, other._founded = self, self._founded
         return other
 
     def code(self, user: int, name: str | None) -> int:
-        """Return the family of a job called ``name`` that ``user`` submits now; the same name always has the same one.
+        """Return the family of a job called ``name`` that ``user`` submits now.
+
+        The same name always has the same one.
 
         Parameters
         ----------
@@ -132,6 +141,9 @@ class JobNameFamilies:
 
 
 def _words_of_all(names: Sequence[str]) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Return the distinct words of ``names``, and of each name its place among them; -1: it has none."""
+    """Return the distinct words of ``names``, and of each name its place among them.
+
+    -1: it has none.
+    """
     of_name, words = pd.factorize(np.array([split_words(name) or None for name in names], dtype=object))
     return list(words), of_name

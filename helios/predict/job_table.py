@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.jit import cached_jit, inline_jit
+from helios.jit import cached_jit
 from helios.model import JOBS, QUEUE, JobState
 from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, Events, empty_stats, refresh_features, replay_events
 from helios.predict.job_names import JobNameFamilies
@@ -50,7 +50,10 @@ READ = (*ASKED, "started_at", "ended_at", "run_time_s", "state")
 
 
 class NameCodes(NamedTuple):
-    """Numbers of job names, int32 arrays of one entry per job; -1: no name, or of ``family`` no words or no user."""
+    """Numbers of job names, int32 arrays of one entry per job.
+
+    -1: no name, or of ``family`` no words or no user.
+    """
 
     name: NDArray[np.int32]
     stem: NDArray[np.int32]
@@ -58,7 +61,10 @@ class NameCodes(NamedTuple):
 
 
 class Coding(Protocol):
-    """Gives the values of a column numbers, -1 where it is missing; equal ones the same."""
+    """Gives the values of a column numbers, -1 where it is missing.
+
+    Equal ones the same.
+    """
 
     def codes(self, name: str, column: Any) -> NDArray[np.int32]:
         """Return the numbers of ``column``, the categorical array of the column of ``JOBS`` called ``name``."""
@@ -201,7 +207,10 @@ class JobTable:
 
     @property
     def size(self) -> NDArray[np.float64]:
-        """GPUs, or for a job without any, CPUs; NaN: unknown."""
+        """GPUs, or for a job without any, CPUs.
+
+        NaN: unknown.
+        """
         return np.where(self.gpus > 0, self.gpus, self.cpus)
 
     def ends(self) -> NDArray[np.int64]:
@@ -212,7 +221,10 @@ class JobTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureMatrix:
-    """Features of jobs: ``X`` is float32 of shape (n, len(names)); NaN: not known at submission."""
+    """Features of jobs.
+
+    ``X`` is float32 of shape (n, len(names)); NaN: not known at submission.
+    """
 
     X: NDArray[np.float32]
     names: tuple[str, ...]
@@ -232,7 +244,10 @@ def causal_features(table: JobTable) -> FeatureMatrix:
 
 
 def event_order(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Events:
-    """Return what the walk through history needs of each job; ``groups`` default to :func:`group_columns`."""
+    """Return what the walk through history needs of each job.
+
+    ``groups`` default to :func:`group_columns`.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(table.time_limit_s > 0, table.run_time_s / table.time_limit_s, np.nan)
     return Events(
@@ -247,7 +262,9 @@ def event_order(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> 
 
 
 def group_columns(table: JobTable) -> NDArray[np.int32]:
-    """Return each job's group at each of ``LEVELS``; groups of different levels never share a number.
+    """Return each job's group at each of ``LEVELS``.
+
+    Groups of different levels never share a number.
 
     An unknown user has no history of its own: pooling all unknown users as one would call strangers alike.
     On Venus and Philly (no users) pooling them by partition moved the trained model's rank correlation by
@@ -265,7 +282,10 @@ def group_columns(table: JobTable) -> NDArray[np.int32]:
 
 
 def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
-    """Return the columns by which jobs are told to be alike; equal values are one, an unknown one is a value too."""
+    """Return the columns by which jobs are told to be alike.
+
+    Equal values are one, an unknown one is a value too.
+    """
     return {
         "size": np.where(table.gpus > 0, table.gpus, -1.0 - np.nan_to_num(table.cpus, nan=0.0)),
         "limit": np.nan_to_num(table.time_limit_s, nan=-1.0, posinf=np.inf),
@@ -364,7 +384,7 @@ class FeaturesAtStart:
     Attributes
     ----------
     at_submission : float32 array of shape (n_jobs, len(FEATURES))
-        As :func:`helios.predict.causal_features` gives it.
+        As :func:`helios.predict.job_table.causal_features` gives it.
     waited : int64 array of shape (n_waited,)
         Jobs that started ``WAITED_S`` or more after their submission.
     at_start : float32 array of shape (n_waited, len(FEATURES))
@@ -383,7 +403,10 @@ class FeaturesAtStart:
 
 
 def features_at_start(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
-    """Walk once through a history; causal as :func:`helios.predict.causal_features` is, each row as of its moment."""
+    """Walk once through a history.
+
+    Causal as :func:`helios.predict.job_table.causal_features` is, each row as of its moment.
+    """
     events, ends = event_order(table, groups=groups), table.ends()
     sane = (table.started_s != NEVER_S) & (table.started_s <= table.ended_s)
     waited = np.flatnonzero(sane & (table.started_s - table.submitted_s >= WAITED_S))
@@ -401,37 +424,16 @@ def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, ends: Any, ends_s: Any, waited: Any, starts_s: Any, features: Any, at_start: Any
 ) -> None:
     jobs, next_end, asked = np.arange(len(events.submitted_s)), 0, 0
-    for job in jobs:
-        while asked < len(waited) and starts_s[asked] <= events.submitted_s[job]:
-            next_end = _ask(history, events, ends, ends_s, next_end, waited, starts_s, asked, features, at_start)
+    for place in range(len(jobs) + 1):
+        last = place == len(jobs)
+        while asked < len(waited) and (last or starts_s[asked] <= events.submitted_s[place]):
+            job, row = waited[asked : asked + 1], features[waited[asked]]
+            submitted = row.copy()
+            next_end = refresh_features(history, events, job, starts_s[asked], ends, ends_s, next_end, features)
+            at_start[asked], row[:] = row, submitted
             asked += 1
-        next_end = replay_events(history, events, jobs[job : job + 1], ends, ends_s, next_end, features)
-    while asked < len(waited):
-        next_end = _ask(history, events, ends, ends_s, next_end, waited, starts_s, asked, features, at_start)
-        asked += 1
-
-
-@inline_jit
-def _ask(  # noqa: PLR0917 - as above
-    history: Any,
-    events: Any,
-    ends: Any,
-    ends_s: Any,
-    next_end: int,
-    waited: Any,
-    starts_s: Any,
-    asked: int,
-    features: Any,
-    at_start: Any,
-) -> int:
-    job = waited[asked]
-    submitted = features[job].copy()
-    next_end = refresh_features(
-        history, events, waited[asked : asked + 1], starts_s[asked], ends, ends_s, next_end, features
-    )
-    at_start[asked] = features[job]
-    features[job] = submitted
-    return next_end
+        if not last:
+            next_end = replay_events(history, events, jobs[place : place + 1], ends, ends_s, next_end, features)
 
 
 # Numbers for what jobs have in common, which stay as they are when more jobs come.
@@ -454,11 +456,17 @@ class Codes:
         return len(self._known) + len(self._fresh)
 
     def aside(self) -> Codes:
-        """Return codes that know all of these; what they are asked beyond leaves these as they are."""
+        """Return codes that know all of these.
+
+        What they are asked beyond leaves these as they are.
+        """
         return Codes(self._fresh)
 
     def of(self, values: Iterable[Hashable]) -> list[int]:
-        """Return the number of each value; one never seen before gets the next."""
+        """Return the number of each value.
+
+        One never seen before gets the next.
+        """
         known, fresh, first = self._known, self._fresh, len(self._known)
         if not known:
             return [fresh.setdefault(value, len(fresh)) for value in values]
@@ -506,7 +514,10 @@ class Categories:
         return np.array([-1 if code < 0 else next(known) for code in codes], dtype=np.int32)
 
     def _texts_of(self, categories: pd.Index[Any]) -> list[Any]:
-        """Return categories as a list; of the frame asked about last it is kept, for it is often asked about again."""
+        """Return categories as a list.
+
+        Of the frame asked about last it is kept, for it is often asked about again.
+        """
         kept = self._texts.get(id(categories))
         if kept is None or kept[0] is not categories:
             if len(self._texts) >= _KEPT_LISTS:
@@ -527,7 +538,9 @@ class Categories:
         return NameCodes(*codes)
 
     def groups(self, table: JobTable) -> NDArray[np.int32]:
-        """Return each job's group at each of ``LEVELS``, of shape (table.n, len(LEVELS)); -1: none.
+        """Return each job's group at each of ``LEVELS``, of shape (table.n, len(LEVELS)).
+
+        -1: none.
 
         Parameters
         ----------
@@ -546,7 +559,10 @@ class Categories:
         return groups
 
     def _stems_of(self, numbers: list[int], names: list[str]) -> list[int]:
-        """Return the stem of each name; that of a name seen before is not worked out again."""
+        """Return the stem of each name.
+
+        That of a name seen before is not worked out again.
+        """
         old = self._stem_of
         fresh = {number: name for number, name in zip(numbers, names, strict=True) if number >= len(old)}
         stems = self._stems.of([_DIGITS_PATTERN.sub("", name) for name in fresh.values()])

@@ -1,4 +1,4 @@
-"""Predictions for a live queue: what a model, or shrinkage alone, makes of jobs that wait now."""
+"""Predictions for a live queue, by a model or by shrinkage alone."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from helios.predict.causal_stats import (
     empty_stats,
     replay_events,
 )
+from helios.predict.job_table import Categories, JobTable, event_order
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
-    from helios.predict.job_table import Categories, JobTable
 
 
 class LivePredictor:
@@ -62,12 +62,14 @@ class LivePredictor:
         self._timezone = timezone
         self._told: set[tuple[str, int, int]] = set()
         self._not_yet_past = JOBS.empty()
-        self._known: tuple[OnlineStats, Categories] | None = None
+        self._memory, self._vocabulary = OnlineStats(), Categories()
         self._lock = Lock()
         self.learn(history)
 
     def learn(self, ended: pd.DataFrame) -> int:
-        """Take note of jobs that have ended; those that it was told of before count once.
+        """Take note of jobs that have ended.
+
+        Those that it was told of before count once.
 
         A job teaches from the first :meth:`predict` for a moment after its end. Jobs told before that moment are
         learned in the order of their ends, however they were told; one that is told later is learned then, as if it
@@ -98,7 +100,9 @@ class LivePredictor:
         return len(fresh)
 
     def predict(self, pending: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Predict run times of jobs as if they were submitted now, in this order: what ended while they waited counts.
+        """Predict run times of jobs as if they were submitted now, in this order.
+
+        What ended while they waited counts.
 
         Nothing is remembered of them, or of what runs.
 
@@ -135,13 +139,18 @@ class LivePredictor:
         return new
 
     def _features(self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime) -> NDArray[np.float32]:
-        from helios.predict.job_table import event_order  # noqa: PLC0415 - numba takes a while
-
         moment = pd.Timestamp(now).floor("s")
         with self._lock:
-            memory, vocabulary = self._as_of(moment)
-            vocabulary = vocabulary.aside()
-            asked = _as_if_submitted(pending, moment.tz_convert(self._timezone), vocabulary)
+            self._learn_until(moment)
+            memory, vocabulary = self._memory, self._vocabulary.aside()
+            local = moment.tz_convert(self._timezone)
+            asked = JobTable.from_queue(
+                pending,
+                submitted_s=np.full(len(pending), int(moment.timestamp())),
+                hour=float(local.hour),
+                weekday=float(local.weekday()),
+                coding=vocabulary,
+            )
             groups = vocabulary.groups(asked)
             unended = [
                 _unended(frame, asked=asked, vocabulary=vocabulary)
@@ -155,37 +164,15 @@ class LivePredictor:
                 now_s=int(moment.timestamp()),
             )
 
-    def _as_of(self, moment: pd.Timestamp) -> tuple[OnlineStats, Categories]:
-        """Learn what ended strictly before ``moment``; return all that is known then."""
-        from helios.predict.job_table import JobTable, event_order  # noqa: PLC0415 - numba takes a while
-
-        pass
-        from helios.predict.job_table import Categories  # noqa: PLC0415 - likewise
-
-        if self._known is None:
-            self._known = OnlineStats(), Categories()
-        told, (memory, vocabulary) = self._not_yet_past, self._known
-        if told.empty:
-            return memory, vocabulary
+    def _learn_until(self, moment: pd.Timestamp) -> None:
+        """Learn what ended strictly before ``moment``."""
+        told = self._not_yet_past
         past = ((told["ended_at"] < moment) & (told["submitted_at"] < moment)).to_numpy()
         if past.any():
-            table = JobTable.from_frame(told[past], coding=vocabulary)
-            memory.learn(event_order(table, groups=vocabulary.groups(table)), table.ended_s)
+            table = JobTable.from_frame(told[past], coding=self._vocabulary)
+            groups = self._vocabulary.groups(table)
+            self._memory.learn(event_order(table, groups=groups), table.ended_s)
             self._not_yet_past = told[~past]
-        return memory, vocabulary
-
-
-def _as_if_submitted(pending: pd.DataFrame, moment: pd.Timestamp, vocabulary: Categories) -> JobTable:
-    """Return the jobs of ``pending`` as submitted at ``moment``, by the cluster's clock."""
-    from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
-
-    return JobTable.from_queue(
-        pending,
-        submitted_s=np.full(len(pending), int(moment.timestamp())),
-        hour=float(moment.hour),
-        weekday=float(moment.weekday()),
-        coding=vocabulary,
-    )
 
 
 def _unended(
@@ -195,8 +182,6 @@ def _unended(
 
     They were submitted before them, by the same users: features tell of nobody else's unended jobs.
     """
-    from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
-
     submitted_s = jobs["submitted_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
     theirs = np.isin(vocabulary.codes("user", jobs["user"].array), asked.user) & (submitted_s < asked.submitted_s[0])
     table = JobTable.from_queue(
@@ -282,7 +267,9 @@ class OnlineStats:
     def describe(
         self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
     ) -> NDArray[np.float32]:
-        """Return the features of jobs submitted now, one after the other; nothing is learned from them.
+        """Return the features of jobs submitted now, one after the other.
+
+        Nothing is learned from them.
 
         Parameters
         ----------
@@ -320,7 +307,10 @@ class OnlineStats:
         self._n_groups, self._n_users = n_groups, self._n_users + len(fresh)
 
     def _copy_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> CausalStats:
-        """Return the history of groups ``numbers`` under their positions there; ``users`` are such positions."""
+        """Return the history of groups ``numbers`` under their positions there.
+
+        ``users`` are such positions.
+        """
         rows = np.minimum(numbers, self._n_groups)
         rings = self._history.ring_of[rows[users]]
         rings = np.where(rings < 0, self._n_users, rings)
@@ -342,7 +332,10 @@ class OnlineStats:
         submitted_s: NDArray[np.int64],
         now_s: int,
     ) -> None:
-        """Set how many jobs each user has submitted in a row: of other groups that is never read."""
+        """Set how many jobs each user has submitted in a row.
+
+        Of other groups that is never read.
+        """
         unended = dict(_by_group(users, submitted_s))
         lately = (history.ring_of >= 0) & (history.counts[:, _LAST_SUBMIT_S] >= now_s - BURST_GAP_S)
         for user in np.flatnonzero(lately).tolist():
@@ -368,12 +361,18 @@ def _joined(first: Any, second: Any) -> list[Any]:
 
 
 def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge; by half at least, so that room is rarely made."""
+    """Return by how much to enlarge.
+
+    By half at least, so that room is rarely made.
+    """
     return 0 if needed <= room else max(needed - room, room // 2)
 
 
 def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return groups as positions in ``numbers``, which ascend; -1: none, or not among them."""
+    """Return groups as positions in ``numbers``, which ascend.
+
+    -1: none, or not among them.
+    """
     if not len(numbers):
         return np.full_like(groups, -1)
     found = np.minimum(np.searchsorted(numbers, groups), len(numbers) - 1)
@@ -466,7 +465,10 @@ def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Float
 
 
 class _Odds:
-    """Log-odds of having ended by a time, of each of n jobs: three straight lines in log time, and their inverse."""
+    """Log-odds of having ended by a time, of each of n jobs.
+
+    Three straight lines in log time, and their inverse.
+    """
 
     def __init__(self, quantiles_s: Floats) -> None:
         low, self._median, high = np.log(np.maximum(quantiles_s, _SHORTEST_S)).T

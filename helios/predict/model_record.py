@@ -1,4 +1,6 @@
-"""A trained model as text, and back: JSON with LightGBM's own text inside, nothing that executes.
+"""A trained model as text, and back.
+
+The text is JSON with LightGBM's own text inside, nothing that executes.
 
 The text holds the trees and a manifest of what they were made of; its digest is in it and checked when it is read.
 Neither has a clock in it: the same jobs, seed and versions give the same text.
@@ -95,7 +97,10 @@ def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
 
 
 def model_digest(jobs: pd.DataFrame) -> str:
-    """Return a SHA-256 of what training reads of ``jobs``: equal for the same jobs in any order."""
+    """Return a SHA-256 of what training reads of ``jobs``.
+
+    Equal for the same jobs in any order.
+    """
     # Text of categories, not their numbers: these depend on what else was loaded.
     of_rows = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
     return hashlib.sha256(np.sort(of_rows).astype("<u8").tobytes()).hexdigest()
@@ -174,7 +179,9 @@ def from_record(record: ModelRecord) -> DurationModel:
 
 
 def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
-    """Return how the features were spread in training, out of a manifest; None: it does not say.
+    """Return how the features were spread in training, out of a manifest.
+
+    None: it does not say.
 
     Raises
     ------

@@ -1,4 +1,6 @@
-"""LightGBM's model text, read strictly: whatever does not hold together is refused with what is wrong.
+"""A strict reader of LightGBM's model text.
+
+Whatever does not hold together is refused with what is wrong.
 
 A model lies as text in the warehouse, and whoever can write there can write any text. Neither LightGBM's own parser nor
 compiled kernels check what they are told: a child that is not there ends the process, a cycle never ends. A digest is
@@ -64,7 +66,9 @@ _OF_TREE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """One tree, checked: from its first node every other node and every leaf is reached, once.
+    """One tree, checked.
+
+    From its first node every other node and every leaf is reached, once.
 
     Attributes
     ----------

@@ -1,4 +1,7 @@
-"""Predictions inside a replayed timeline: what has ended *there* teaches, nothing else."""
+"""Predictions inside a replayed timeline.
+
+Only what has ended *there* teaches.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,18 @@ from numpy.typing import NDArray
 from helios.model import JOBS
 from helios.predict.bursts import BurstUpdate
 from helios.predict.calibration import calibrate_again, calibrate_submitted, empty_intervals, learn_ends
-from helios.predict.causal_stats import FEATURES, NEVER_S, empty_stats, refresh_features, replay_events
+from helios.predict.causal_stats import COLUMN, FEATURES, NEVER_S, empty_stats, refresh_features, replay_events
 from helios.predict.duration import DurationModel, HistoryPredictor, fit
 from helios.predict.job_table import JobTable, event_order
 
 FIRST_FIT_JOBS = 1_000
-_USER_LAST, _GLOBAL_MEAN = FEATURES.index("user_last_1"), FEATURES.index("global_mean")
 
 
 class Forecaster(Protocol):
-    """Says run times from the features of jobs; knows nothing else."""
+    """Says run times from the features of jobs.
+
+    Knows nothing else.
+    """
 
     @property
     def model_id(self) -> str:
@@ -35,14 +40,17 @@ class Forecaster(Protocol):
 
 
 class UserLast:
-    """The control: a job runs as long as the last job of its user that has ended, or as jobs here do on average."""
+    """The control.
+
+    A job runs as long as the last job of its user that has ended, or as jobs here do on average.
+    """
 
     model_id = "user_last"
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the same number three times for each row of ``FEATURES``, s."""
-        last = features[:, _USER_LAST].astype(np.float64)
-        run_s = np.expm1(np.where(np.isnan(last), features[:, _GLOBAL_MEAN], last))
+        last = features[:, COLUMN.user_last_1].astype(np.float64)
+        run_s = np.expm1(np.where(np.isnan(last), features[:, COLUMN.global_mean], last))
         return np.repeat(run_s[:, None], 3, axis=1)
 
 
@@ -127,7 +135,10 @@ class ReplayTrainedPredictor:
         self._n_told = told.stop
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
-        """Predict the run times of ``jobs``, submitted at ``now_s``; see ``ReplayPredictor``."""
+        """Predict the run times of ``jobs``, submitted at ``now_s``.
+
+        See ``ReplayPredictor``.
+        """
         rows = jobs + self._first
         self._events.submitted_s[rows] = now_s
         ends, ends_s = self._due(now_s)
@@ -148,7 +159,9 @@ class ReplayTrainedPredictor:
         running: NDArray[np.int64],
         since_s: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Predict ``jobs`` again, which still wait at ``now_s``; see ``ReplayPredictor``.
+        """Predict ``jobs`` again, which still wait at ``now_s``.
+
+        See ``ReplayPredictor``.
 
         What has ended since their submission teaches, and how long their siblings have run. What later models are
         trained on stays as it was at submission.

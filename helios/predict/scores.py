@@ -7,8 +7,8 @@ Hinkley 1997, section 3.8). On Graham and Cedar one user is half the test: there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,6 @@ from helios.predict.calibration import quantile_columns
 from helios.predict.job_table import JobTable, group_columns
 
 QUANTILES = (0.1, 0.5, 0.9)
-# A figure of jobs that count as often as they are drawn
-_Weighted = Callable[[NDArray[np.float64]], float | None]
-
 DAY_S = 86_400
 # Of the bootstrap. 200 leave the ends of a 90 % interval uncertain by a tenth of its width, which is enough to see
 # whether two predictors differ; all figures of 73,000 jobs take under a second.
@@ -33,7 +30,9 @@ _TAILS = (5.0, 95.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvaluationSet:
-    """The jobs that predictions are judged on, and how they hang together; one entry per job.
+    """The jobs that predictions are judged on, and how they hang together.
+
+    One entry per job.
 
     Attributes
     ----------
@@ -57,37 +56,54 @@ class EvaluationSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCoverage:
-    """How often the upper bound held in a group: ``share`` of ``jobs``; None: there are none."""
+    """How often the upper bound held in a group.
+
+    ``share`` of ``jobs``; None: there are none.
+    """
 
     jobs: int
     share: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """How well one predictor did.
+class PredictorScore:
+    """The few figures by which predictors are compared.
 
     Attributes
     ----------
-    spearman : float or None
-        Rank correlation of predicted median and true run time; None where either is constant.
+    spearman : float, optional
+        Rank correlation of predicted median and true run time; None: one of them is constant.
+    median_abs_log_error : float
+        Median of abs(log1p(predicted) - log1p(true)), natural logarithm; 0.69 is a factor of 2.
+    bias_log : float
+        Mean of log1p(predicted) - log1p(true); above 0: predicted too long.
+    coverage_p10_p90 : float, optional
+        Share of jobs whose run time lies within [p10, p90], nominally .8; None: it predicts no quantiles.
+    """
+
+    spearman: float | None
+    median_abs_log_error: float
+    bias_log: float
+    coverage_p10_p90: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores(PredictorScore):
+    """How well one predictor did, in every figure.
+
+    Attributes
+    ----------
     spearman_90 : tuple of two floats, or None
         Within it lie 90 % of the rank correlations when users (days, where none is known) are resampled; None: fewer
         than two of them, or no correlation.
     spearman_by_burst : float or None
         The same of bursts, each collapsed to its medians.
-    median_abs_log_error : float
-        Median of abs(log1p(predicted) - log1p(true)), natural logarithm.
-    bias_log : float
-        Mean of log1p(predicted) - log1p(true).
     mae_s : float
         Mean absolute error, s.
     within_10pct, within_50pct, within_100pct : float
         Share of jobs whose absolute error is at most that share of the true run time (of 1 s, if shorter).
-    coverage_p10_p90 : float or None
-        Share of jobs whose run time lies within [p10, p90], nominally .8; None, as below: predicts no quantiles.
     coverage_p90 : float or None
-        Share of jobs whose run time is at most p90, nominally .9.
+        Share of jobs whose run time is at most p90, nominally .9; None: predicts no quantiles.
     coverage_p90_by_group : mapping
         The same within each group; empty where no quantiles are predicted.
     pinball_log : float or None
@@ -96,31 +112,16 @@ class Scores:
         Mean of log1p(p90) - log1p(p10).
     """
 
-    spearman: float | None
     spearman_90: tuple[float, float] | None
     spearman_by_burst: float | None
-    median_abs_log_error: float
-    bias_log: float
     mae_s: float
     within_10pct: float
     within_50pct: float
     within_100pct: float
-    coverage_p10_p90: float | None = None
     coverage_p90: float | None = None
     coverage_p90_by_group: Mapping[str, GroupCoverage] = field(default_factory=dict)
     pinball_log: float | None = None
     log_width: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreDifference:
-    """The second predictor's figures less the first's: 90 % of resamples lie within; None: not to be had.
-
-    An interval that holds 0 is no difference.
-    """
-
-    spearman: tuple[float, float] | None
-    median_abs_log_error: tuple[float, float] | None
 
 
 def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> EvaluationSet:
@@ -158,42 +159,47 @@ def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int
 
 
 def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
-    """Judge ``predicted``: medians of shape (n,), or p10, p50 and p90 of shape (n, 3), in s."""
+    """Judge ``predicted``, medians of shape (n,) or p10, p50 and p90 of shape (n, 3), in s."""
     median = predicted if predicted.ndim == 1 else predicted[:, 1]
     truth = judged.run_time_s
-    log_error = np.log1p(median) - np.log1p(truth)
     error = np.abs(median - truth)
     relative = error / np.maximum(truth, 1.0)
-    figures = Scores(
-        spearman=spearman(median, truth),
-        spearman_90=_interval([resampled for (resampled,) in _resampled([_correlated(median, truth)], judged)]),
+    scores = Scores(
+        **asdict(predictor_score(predicted, truth)),
+        spearman_90=_spearman_90(median, judged),
         spearman_by_burst=spearman(*_medians_of_bursts(median, judged)),
-        median_abs_log_error=float(np.median(np.abs(log_error))),
-        bias_log=float(log_error.mean()),
         mae_s=float(error.mean()),
         within_10pct=float((relative <= 0.1).mean()),
         within_50pct=float((relative <= 0.5).mean()),
         within_100pct=float((relative <= 1.0).mean()),
     )
-    return figures if predicted.ndim == 1 else _with_quantiles(figures, predicted, judged)
-
-
-def _with_quantiles(figures: Scores, quantiles: NDArray[np.float64], judged: EvaluationSet) -> Scores:
-    truth, logs = judged.run_time_s, np.log1p(quantiles)
-    below = truth <= quantiles[:, 2]
+    if predicted.ndim == 1:
+        return scores
+    logs, below = np.log1p(predicted), truth <= predicted[:, 2]
     beyond = np.log1p(truth)[:, None] - logs
     return replace(
-        figures,
-        coverage_p10_p90=float(((quantiles[:, 0] <= truth) & below).mean()),
+        scores,
         coverage_p90=float(below.mean()),
-        coverage_p90_by_group={name: _covered(below[member]) for name, member in judged.groups.items()},
+        coverage_p90_by_group={
+            name: GroupCoverage(jobs=int(member.sum()), share=float(below[member].mean()) if member.any() else None)
+            for name, member in judged.groups.items()
+        },
         pinball_log=float(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean()),
         log_width=float((logs[:, 2] - logs[:, 0]).mean()),
     )
 
 
-def _covered(below: NDArray[np.bool_]) -> GroupCoverage:
-    return GroupCoverage(jobs=len(below), share=float(below.mean()) if len(below) else None)
+def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
+    """Return the figures of medians of shape (n,), or quantiles of shape (n, 3), in s."""
+    median = predicted if predicted.ndim == 1 else predicted[:, 1]
+    log_error = np.log1p(median) - np.log1p(truth_s)
+    inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
+    return PredictorScore(
+        spearman=spearman(median, truth_s),
+        median_abs_log_error=float(np.median(np.abs(log_error))),
+        bias_log=float(log_error.mean()),
+        coverage_p10_p90=None if inside is None else float(inside.mean()),
+    )
 
 
 def _medians_of_bursts(
@@ -204,57 +210,45 @@ def _medians_of_bursts(
 
 
 def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank; None where either is constant."""
-    return _correlated(predicted, truth)(np.ones(len(truth)))
+    """Return Spearman's rank correlation, ties at their mean rank.
+
+    None where either is constant.
+    """
+    found = float(_rank_correlation(_in_order(predicted), _in_order(truth), np.ones(len(truth))))
+    return None if np.isnan(found) else found
 
 
-def score_difference(first: NDArray[np.float64], second: NDArray[np.float64], judged: EvaluationSet) -> ScoreDifference:
-    """Say how two predictors' medians, each of shape (n,) in s, differ on the same jobs, resampling both alike."""
-    truth = judged.run_time_s
-    of_each = [figure for median in (first, second) for figure in (_correlated(median, truth), _erring(median, truth))]
-    drawn = list(_resampled(of_each, judged))
-    return ScoreDifference(
-        spearman=_interval([None if a is None or b is None else b - a for a, _, b, _ in drawn]),
-        median_abs_log_error=_interval([None if a is None or b is None else b - a for _, a, _, b in drawn]),
-    )
+def _spearman_90(median: NDArray[np.float64], judged: EvaluationSet) -> tuple[float, float] | None:
+    """Return the middle 90 % of rank correlations of resampled units.
 
-
-def _resampled(of_each: list[_Weighted], judged: EvaluationSet) -> Iterator[tuple[float | None, ...]]:
-    """Compute figures ``RESAMPLES`` times, of units drawn with replacement; the draws are always the same."""
+    The draws are always the same.
+    """
     n_units = int(judged.unit.max(initial=-1)) + 1
     if n_units < 2:
-        return
-    random = np.random.default_rng(0)
-    for _ in range(RESAMPLES):
-        times_drawn = np.bincount(random.integers(0, n_units, n_units), minlength=n_units).astype(np.float64)
-        weight = times_drawn[judged.unit]
-        yield tuple(figure(weight) for figure in of_each)
-
-
-def _interval(values: list[float | None]) -> tuple[float, float] | None:
-    """Return the middle 90 %; None where most resamples have no such figure."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values) / 2:
         return None
-    low, high = np.percentile(known, _TAILS)
+    # The values are sorted once and drawn by weight, which SciPy's spearmanr and bootstrap cannot.
+    predicted, truth, random = _in_order(median), _in_order(judged.run_time_s), np.random.default_rng(0)
+    drawn = np.empty(RESAMPLES)
+    for number in range(RESAMPLES):
+        times = np.bincount(random.integers(0, n_units, n_units), minlength=n_units).astype(np.float64)
+        drawn[number] = _rank_correlation(predicted, truth, times[judged.unit])
+    if np.isnan(drawn).sum() > RESAMPLES / 2:
+        return None
+    low, high = np.nanpercentile(drawn, _TAILS)
     return float(low), float(high)
 
 
-def _correlated(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> _Weighted:
-    """Return Spearman's correlation as a function of weights; the values are sorted once."""
-    a = np.unique(predicted, return_inverse=True)[1]
-    b = np.unique(truth, return_inverse=True)[1]
-
-    def correlation(weight: NDArray[np.float64]) -> float | None:
-        found = float(_rank_correlation(a, b, weight))
-        return None if np.isnan(found) else found
-
-    return correlation
+def _in_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the place of each value among the distinct ones."""
+    return np.asarray(np.unique(values, return_inverse=True)[1])
 
 
 @cached_jit
 def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
-    """Correlate the mean ranks of values numbered by their order; not by BLAS, whose threads wait for each other."""
+    """Correlate the mean ranks of values numbered by their order.
+
+    Not by BLAS, whose threads wait for each other.
+    """
     x, y = _mean_ranks(a, weight), _mean_ranks(b, weight)
     xx, xy, yy = 0.0, 0.0, 0.0
     for job in range(len(weight)):
@@ -271,15 +265,3 @@ def _mean_ranks(place: Any, weight: Any) -> Any:
     times = np.bincount(place, weights=weight)
     total = times.sum()
     return np.cumsum(times) - times / 2 - total / 2
-
-
-def _erring(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> _Weighted:
-    """Return the median absolute log error as a function of weights."""
-    error = np.abs(np.log1p(predicted) - np.log1p(truth))
-    order = np.argsort(error)
-
-    def median(weight: NDArray[np.float64]) -> float | None:
-        total = np.cumsum(weight[order])
-        return float(error[order[np.searchsorted(total, total[-1] / 2)]]) if total[-1] > 0 else None
-
-    return median

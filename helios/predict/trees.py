@@ -34,7 +34,9 @@ _FEW = 16
 
 
 class TreeEnsemble(NamedTuple):
-    """Several ensembles of trees in one set of arrays; nodes and leaves of a tree lie together.
+    """Several ensembles of trees in one set of arrays.
+
+    Nodes and leaves of a tree lie together.
 
     Attributes
     ----------
@@ -114,7 +116,10 @@ def _joined(arrays: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 
 def _single(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the largest single not above each number: the same singles are at most it."""
+    """Return the largest single not above each number.
+
+    The same singles are at most it.
+    """
     with np.errstate(over="ignore"):  # beyond every single is infinity
         rounded = threshold.astype(np.float32)
     above = rounded.astype(np.float64) > threshold
@@ -122,7 +127,10 @@ def _single(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 class _Shape(NamedTuple):
-    """A tree whose leaves are numbered from left to right; ``leaves`` are the numbers that they had."""
+    """A tree whose leaves are numbered from left to right.
+
+    ``leaves`` are the numbers that they had.
+    """
 
     left: list[int]
     right: list[int]

@@ -78,7 +78,10 @@ class NodeFillOrder:
         self.every = timedelta(seconds=options.every_s)
 
     def decide(self, snapshot: Snapshot) -> list[FillFirst]:
-        """Return one order of filling for the whole cluster; nothing where no node may be named."""
+        """Return one order of filling for the whole cluster.
+
+        Nothing where no node may be named.
+        """
         left_s = _left_s(snapshot)
         tiers: list[list[str]] = [[] for _ in range(self.options.tiers)]
         for node in _named(snapshot.nodes):
@@ -118,7 +121,10 @@ class NodeFillOrder:
         return f"{count_in_words(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
 
     def _why_in(self, place: int) -> str:
-        """Return why a node is in the tier at ``place``: short, since it stands beside each node."""
+        """Return why a node is in the tier at ``place``.
+
+        Short, since it stands beside each node.
+        """
         last_busy = self.options.tiers - 3
         if place > last_busy:
             idle_s = rounded_duration(self.options.idle_s)

@@ -244,7 +244,10 @@ class Qssf:
         )
 
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
-        """Return the urgency of each of ``jobs``; see :class:`helios.ports.JobwiseService`."""
+        """Return the urgency of each of ``jobs``.
+
+        See :class:`helios.ports.JobwiseService`.
+        """
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
         p50_s, now = jobs("p50_s"), jobs("urgency")
         patience_us = self._patience_us(jobs, p50_s)
@@ -326,14 +329,20 @@ def _micros(at: datetime) -> int:
 
 
 def _in_proportion(service: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Urgency in exact proportion to service, by a power of two: no two numbers become one. NaN is in the middle."""
+    """Urgency in exact proportion to service, by a power of two.
+
+    No two numbers become one. NaN is in the middle.
+    """
     known = np.where(np.isnan(service), NEUTRAL_GPU_S, service)
     urgency: NDArray[np.float64] = 0.0 - np.minimum(known, 1 / PROPORTION) * PROPORTION
     return urgency
 
 
 def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Urgency of service on the fixed scale; NaN stays NaN."""
+    """Urgency of service on the fixed scale.
+
+    NaN stays NaN.
+    """
     shortest, longest = np.log10(SHORTEST_GPU_S), np.log10(LONGEST_GPU_S)
     within = np.minimum(np.maximum(service, SHORTEST_GPU_S), LONGEST_GPU_S)  # clip, which takes ten times as long
     place = (np.log10(within) - shortest) / (longest - shortest)
@@ -344,7 +353,9 @@ def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
 def _waited_at_next_level(
     urgency: NDArray[np.float64], exact: NDArray[np.float64], service: NDArray[np.float64], *, levels: int
 ) -> NDArray[np.float64]:
-    """Return which share of its patience a job has waited when its level may change for its fading; 1: it will not.
+    """Return which share of its patience a job has waited when its level may change for its fading.
+
+    1: it will not.
 
     That is where it comes nearer to the next one, and after that, if it keeps the level that it has, where it no longer
     does.
@@ -360,7 +371,10 @@ def _waited_at_next_level(
 
 
 def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
-    """Nearest grid point, but the one the job has ``now`` while that is near enough; 0 for NaN."""
+    """Nearest grid point, but the one the job has ``now`` while that is near enough.
+
+    0 for NaN.
+    """
     step = MOST_URGENT / levels
     had = np.rint(now / step)
     keeps = (had != 0) & (np.abs(urgency / step - had) <= STICKS)

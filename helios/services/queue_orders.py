@@ -1,4 +1,7 @@
-"""Queue orders by predicted run time: one formula each, shared by the live service and by replays."""
+"""Queue orders by predicted run time.
+
+Each is one formula, shared by the live service and by replays.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ def shortest_service_first(
     gpus: NDArray[np.int32],
     run_time_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Order by service, GPUs x run time; smallest first: the paper's rule.
+    """Order by service, GPUs x run time.
+
+    Smallest first: the paper's rule.
 
     Parameters
     ----------

@@ -76,12 +76,17 @@ class InstalledService:
 
 
 def installed() -> dict[str, InstalledService]:
-    """Return every service that any installed package offers, by name; broken ones say why they are."""
+    """Return every service that any installed package offers, by name.
+
+    Broken ones say why they are.
+    """
     return {name: _described(name, entries) for name, entries in sorted(_entries().items())}
 
 
 def build(name: str, options: Mapping[str, Any]) -> Service:
-    """Return the service of that name, made with the given options; what is not given has its default.
+    """Return the service of that name, made with the given options.
+
+    What is not given has its default.
 
     Parameters
     ----------
@@ -135,7 +140,8 @@ def checked_options(service_class: type[Any], options: Mapping[str, Any], *, nam
         # As JSON, strictly: a list may become a tuple and text an enum, but text never a number.
         return TypeAdapter(declared).validate_json(to_json(dict(options), inf_nan_mode="constants"), strict=True)
     except ValidationError as reason:
-        raise ServiceInvalid(f"Service {name}: {_what_is_wrong(reason)}.", hint=allowed) from reason
+        wrong = "; ".join(_complaint(error) for error in reason.errors())
+        raise ServiceInvalid(f"Service {name}: {wrong}.", hint=allowed) from reason
     except PydanticSerializationError as reason:
         raise ServiceInvalid(f"Service {name}: an option's value is of no kind: {reason}.", hint=allowed) from reason
 
@@ -163,12 +169,18 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
 
 
 def domain_of(service: object) -> Domain:
-    """Return what a service, or a class of services, acts on: jobs, unless it says otherwise."""
+    """Return what a service, or a class of services, acts on.
+
+    Jobs, unless it says otherwise.
+    """
     return Domain(getattr(service, "domain", Domain.JOBS))
 
 
 def find_flaws(service_class: Any) -> list[str]:
-    """Return what keeps a class from being a service, each with what to do; empty: nothing."""
+    """Return what keeps a class from being a service, each with what to do.
+
+    Empty: nothing.
+    """
     if not inspect.isclass(service_class):
         return [f"{service_class!r} is not a class; let the entry point name the service's class"]
     flaws = []
@@ -266,10 +278,6 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _type_name(declared: Any) -> str:
     return declared.__name__ if inspect.isclass(declared) else str(declared).replace("typing.", "")
-
-
-def _what_is_wrong(reason: ValidationError) -> str:
-    return "; ".join(_complaint(error) for error in reason.errors())
 
 
 def _complaint(error: Mapping[str, Any]) -> str:

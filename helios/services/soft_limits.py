@@ -1,4 +1,6 @@
-"""Soft limits: let backfill plan with an upper bound of the run time instead of a limit set ten times too long.
+"""Soft limits for backfill.
+
+Backfill plans with an upper bound of the run time instead of a limit set ten times too long.
 
 Why with care: backfill that plans with predicted *medians* lengthens waits many times over, with an upper quantile it
 does about nothing on average, and even perfect estimates earned a fifth at most (Helios' own study on four logs). So

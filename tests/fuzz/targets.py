@@ -135,7 +135,8 @@ def _series_seeds(_: Path) -> Sequence[bytes]:
 
 @cache
 def _record() -> tuple[object, bytes]:
-    from helios.predict import to_record, train
+    from helios.predict.duration import train
+    from helios.predict.model_record import to_record
     from tests.unit.predict.traces_of import a_campaign
 
     model = train(a_campaign(400), cluster="lab")
@@ -158,9 +159,9 @@ def _model(data: bytes, _: Path) -> object:
     import numpy as np
 
     from helios.model import ModelRecord
-    from helios.predict import from_record
     from helios.predict.calibration import calibrate_each, empty_calibration
     from helios.predict.causal_stats import FEATURES
+    from helios.predict.model_record import from_record
 
     record, _text = _record()
     assert isinstance(record, ModelRecord)

@@ -16,9 +16,10 @@ import pytest
 
 from helios.errors import DaskUnavailable, TrainingBroken
 from helios.ingest import write_helios_csv
-from helios.predict import JobTable, causal_features, from_record, to_record, train
 from helios.predict.dask_training import DaskTrainer, _dealt, _teller
-from helios.predict.duration import TrainingSet, train_locally
+from helios.predict.duration import TrainingSet, train, train_locally
+from helios.predict.job_table import JobTable, causal_features
+from helios.predict.model_record import from_record, to_record
 from tests.story.shell import shell
 from tests.unit.predict.traces_of import a_campaign
 

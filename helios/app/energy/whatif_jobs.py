@@ -26,8 +26,11 @@ from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
 from helios.ports import Domain, Progress, Service, no_progress
-from helios.predict import HistoryPredictor, JobTable, causal_features
-from helios.predict.demand import DAY, Calendar, assemble, job_state, walk_forward
+from helios.predict.demand.features import job_state
+from helios.predict.demand.forecaster import walk_forward
+from helios.predict.demand.types import DAY, Calendar, assemble
+from helios.predict.duration import HistoryPredictor
+from helios.predict.job_table import JobTable, causal_features
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import Ces, CesOptions, published_options
 from helios.services.energy_saving.node_choice import pool_nodes, to_sleep, to_wake

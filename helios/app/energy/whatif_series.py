@@ -20,7 +20,8 @@ from helios.metrics.energy import NodeSeconds, energy_kwh
 from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand
 from helios.ports import Progress, no_progress
-from helios.predict.demand import DAY, Calendar, assemble, walk_forward
+from helios.predict.demand.forecaster import walk_forward
+from helios.predict.demand.types import DAY, Calendar, assemble
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import CesOptions, published_options, target_levels
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels

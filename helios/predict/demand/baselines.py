@@ -14,7 +14,9 @@ Values = NDArray[np.float64]
 
 
 def outcomes(busy: Values) -> tuple[Values, Values, Values]:
-    """Return what came: busy at each horizon, the mean until then and the most until then; NaN where not yet known.
+    """Return what came.
+
+    Busy at each horizon, the mean until then and the most until then; NaN where not yet known.
 
     Returns
     -------
@@ -31,7 +33,10 @@ def persistence(busy: Values) -> Values:
 
 
 def same_hour_last_week(busy: Values) -> tuple[Values, Values]:
-    """Expect what was at that hour a week before, and as the most what was the most then; else what is now."""
+    """Expect what was at that hour a week before, and as the most what was the most then.
+
+    Else what is now.
+    """
     point, most = persistence(busy), persistence(busy)
     was, _, was_most = outcomes(busy)
     point[7 * DAY :], most[7 * DAY :] = was[: -7 * DAY], was_most[: -7 * DAY]

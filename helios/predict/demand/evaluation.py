@@ -60,7 +60,10 @@ class PointScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MostScore:
-    """How good one quantile of the most nodes needed within a horizon was: pinball loss, nodes, and coverage."""
+    """How good one quantile of the most nodes needed within a horizon was.
+
+    Pinball loss, nodes, and coverage.
+    """
 
     method: str
     horizon_h: int
@@ -130,7 +133,10 @@ def judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """What came in a window and what each method had said of it; arrays of shape (n_steps, n_ahead, ...)."""
+    """What came in a window and what each method had said of it.
+
+    Arrays of shape (n_steps, n_ahead, ...).
+    """
 
     ended_s: NDArray[np.int64]
     came: Values
@@ -167,7 +173,10 @@ class _Case:
 
 
 def smape(truth: Values, said: Values) -> float:
-    """Return the symmetric mean absolute percentage error, %; nothing said of nothing is no error."""
+    """Return the symmetric mean absolute percentage error, %.
+
+    Nothing said of nothing is no error.
+    """
     size = np.abs(truth) + np.abs(said)
     return float(100 * np.mean(np.where(size > 0, 2 * np.abs(said - truth) / np.where(size > 0, size, 1.0), 0.0)))
 

@@ -126,7 +126,10 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
 
 @inline_jit
 def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
-    """Tell what followed at this hour of the last seven days: the change, and the rise to the most in between."""
+    """Tell what followed at this hour of the last seven days.
+
+    The change, and the rise to the most in between.
+    """
     n_ahead = len(ahead)
     for number in range(n_ahead):
         steps = ahead[number]
@@ -248,7 +251,10 @@ def job_state(
 
 
 def _kinds(nodes: NDArray[np.float64], predicted_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return which hazard is a job's: below a node, a node, more; by powers of two of the predicted run time."""
+    """Return which hazard is a job's.
+
+    Below a node, a node, more; by powers of two of the predicted run time.
+    """
     size = np.where(nodes < 1, 0, np.where(nodes <= 1, 1, 2))
     known = np.isfinite(predicted_s)
     length = np.log2(np.maximum(np.where(known, predicted_s, 0.0), 60.0) / 60.0).astype(np.int64).clip(0, _LENGTHS - 2)
@@ -294,13 +300,18 @@ def _campaigns(jobs: _Jobs, at_s: NDArray[np.int64], values: NDArray[np.float32]
 def _between(
     times: NDArray[np.int64], nodes: NDArray[np.float64], first: NDArray[np.int64], after: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the nodes of what happened in [first, after), for each pair; ``times`` ascend."""
+    """Return the nodes of what happened in [first, after), for each pair.
+
+    ``times`` ascend.
+    """
     so_far = np.concatenate([[0.0], np.cumsum(nodes)])
     return np.asarray(so_far[np.searchsorted(times, after)] - so_far[np.searchsorted(times, first)])
 
 
 class _Moment(NamedTuple):
-    """Where the walk stands: who runs, who waits, what was learned.
+    """Where the walk stands.
+
+    Who runs, who waits, what was learned.
 
     Attributes
     ----------

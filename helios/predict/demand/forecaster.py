@@ -1,9 +1,12 @@
-"""The forecaster of one pool: learned once a day, asked at every step, and the walk that judges it on the past."""
+"""The forecaster of one pool, and the walk that judges it on the past.
+
+It learns once a day and is asked at every step.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightgbm
@@ -88,13 +91,18 @@ def learn(
 
     def of_horizon(number: int) -> list[str]:
         rows = np.arange(until - AHEAD[number] - 1, first - 1, -every)[::-1]
-        leaf = max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)
+        leaf = {"min_data_in_leaf": max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)}
         binned = lightgbm.Dataset(known[rows], params=_PARAMETERS, free_raw_data=False)
-        texts = _trees(binned, point[rows, number] - now[rows], leaf, _EXPECTED)
-        texts += _trees(binned, mean[rows, number] - now[rows], leaf, _EXPECTED)
-        return texts + _trees(binned, most[rows, number] - now[rows], leaf, _QUANTILES)
+        texts = []
+        for came, objectives in ((point, _EXPECTED), (mean, _EXPECTED), (most, _QUANTILES)):
+            binned.set_label(came[rows, number] - now[rows])
+            for objective in objectives:
+                booster = lightgbm.train(_PARAMETERS | objective | leaf, binned, ROUNDS)
+                texts.append(str(booster.model_to_string()))
+        return texts
 
-    return tuple(text for texts in _side_by_side(of_horizon) for text in texts)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as workers:
+        return tuple(text for texts in workers.map(of_horizon, range(len(AHEAD))) for text in texts)
 
 
 def belief(change: Values, told: Values, *, history: int) -> Values:
@@ -122,7 +130,9 @@ def belief(change: Values, told: Values, *, history: int) -> Values:
 
 
 def shares(history: int) -> Values:
-    """Return how much of each quantile is the trees' after ``history`` steps; the rest is the empirical one's.
+    """Return how much of each quantile is the trees' after ``history`` steps.
+
+    The rest is the empirical one's.
 
     Half where the history holds many independent exceedances, next to nothing for one day in a hundred.
 
@@ -163,19 +173,6 @@ def missed_shares(rise: Values, told: Values) -> Values:
     return moves
 
 
-def _trees(binned: lightgbm.Dataset, change: Values, leaf: int, objectives: list[dict[str, Any]]) -> list[str]:
-    binned.set_label(change)
-    return [
-        str(lightgbm.train(_PARAMETERS | objective | {"min_data_in_leaf": leaf}, binned, ROUNDS).model_to_string())
-        for objective in objectives
-    ]
-
-
-def _side_by_side(of_horizon: Any) -> list[list[str]]:
-    with ThreadPoolExecutor(_SIDE_BY_SIDE) as workers:
-        return list(workers.map(of_horizon, range(len(AHEAD))))
-
-
 Values = NDArray[np.float64]
 
 FEWEST_STEPS = 7 * DAY
@@ -186,7 +183,9 @@ _N_AHEAD, _N_LEVELS = len(AHEAD), len(LEVELS)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandForecaster:
-    """What was learned from the history of one pool; make one with :meth:`fit`.
+    """What was learned from the history of one pool.
+
+    Make one with :meth:`fit`.
 
     Attributes
     ----------
@@ -341,13 +340,11 @@ def walk_forward(
         ahead = slice(step, min(step + refit, until_step))
         told.append(fitted._answer(known[ahead], busy[ahead], total[ahead]))
     progress("Forecasting the demand for nodes", 1.0)
-    return Forecasts(
-        ahead_s=AHEAD_S,
-        levels=LEVELS,
+    return replace(
+        told[-1],
         point=np.concatenate([one.point for one in told]),
         mean=np.concatenate([one.mean for one in told]),
         most=np.concatenate([one.most for one in told]),
-        source=told[-1].source,
     )
 
 
@@ -364,17 +361,25 @@ class _Past:
 
 
 def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, history_steps: int) -> DemandForecaster:
-    """Learn from the steps before ``until``; every outcome that was not known by then is left out by the learners."""
+    """Learn from the steps before ``until``.
+
+    Every outcome that was not known by then is left out by the learners.
+    """
     first = max(until - history_steps, 0)
-    enough = until - first >= FEWEST_STEPS
-    trust, moves = _tried(past, first, until) if enough else (np.zeros((2, _N_AHEAD)), np.zeros((_N_AHEAD, _N_LEVELS)))
+    history, days = until - first, (until - first) / DAY
+    trust, moves, forest = np.zeros((2, _N_AHEAD)), np.zeros((_N_AHEAD, _N_LEVELS)), None
+    source = f"now and the rises of {days:.1f} days: to learn takes {FEWEST_STEPS // DAY} days of history"
+    if history >= FEWEST_STEPS:
+        trust, moves = _tried(past, first, until)
+        forest = parse_trees(_learned(past, first, until))
+        source = f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
     return DemandForecaster(
         calendar=calendar,
-        source=_source(until - first, enough=enough, with_jobs=with_jobs),
+        source=source,
         with_jobs=with_jobs,
-        _forest=parse_trees(_learned(past, first, until)) if enough else None,
+        _forest=forest,
         _belief=trust,
-        _shares=shares(until - first),
+        _shares=shares(history),
         _rises=_rises(past, first, until),
         _moves=moves,
     )
@@ -389,17 +394,16 @@ def _rises(past: _Past, first: int, until: int) -> Values:
 
 
 def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
-    """Try what would have been learned before the last weeks on these: how far to believe it, by how much it missed."""
+    """Try what would have been learned before the last weeks on these.
+
+    How far to believe it, by how much it missed.
+    """
     then = until - held_back(until - first)
     trees = parse_trees(_learned(past, first, then, every=2 * EVERY))
     told = predict_trees(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
     now, history = past.busy[then:until, None], until - first
-    trust = np.stack(
-        [
-            belief(past.point[then:until] - now, told[:, :, 0], history=history),
-            belief(past.mean[then:until] - now, told[:, :, 1], history=history),
-        ]
-    )
+    changes = (past.point[then:until] - now, past.mean[then:until] - now)
+    trust = np.stack([belief(change, told[:, :, n], history=history) for n, change in enumerate(changes)])
     blended = _blended(told[:, :, 2:], _rises(past, first, then), shares(then - first))
     return trust, missed_shares(past.most[then:until] - now, blended)
 
@@ -409,15 +413,11 @@ def _blended(trees: Values, rises: Values, share: Values) -> Values:
 
 
 def _ascending(most: Values) -> Values:
-    """Return quantiles that ascend in level, and in horizon: what is needed within 3 h is needed within 6 h."""
+    """Return quantiles that ascend in level, and in horizon.
+
+    What is needed within 3 h is needed within 6 h.
+    """
     return np.maximum.accumulate(np.sort(most, axis=2), axis=1)
-
-
-def _source(history: int, *, enough: bool, with_jobs: bool) -> str:
-    days = history / DAY
-    if not enough:
-        return f"now and the rises of {days:.1f} days: to learn takes {FEWEST_STEPS // DAY} days of history"
-    return f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
 
 
 def _check(busy: Values, total: Values, state: DemandJobState | None) -> None:

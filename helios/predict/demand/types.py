@@ -1,4 +1,4 @@
-"""What a forecast of node demand is made of: horizons, the calendar of the site, what jobs tell, the answer."""
+"""Horizons, calendar, job state and answer of a demand forecast."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def _not_holidays(part: str) -> ConfigurationInvalid:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandJobState:
-    """What running, queued and past jobs told at the end of each step; see :func:`helios.predict.demand.job_state`.
+    """What running, queued and past jobs told at the end of each step.
+
+    See :func:`helios.predict.demand.features.job_state`.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Which nodes: the ones to put to sleep and the ones to wake, once it is known how many."""
+"""The choice of nodes to put to sleep or to wake, once their number is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cluster Energy Saving: how many nodes stay awake, pool by pool, and which.
+"""Cluster Energy Saving.
+
+It decides how many nodes stay awake, pool by pool, and which.
 
 Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
 GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes
@@ -94,7 +96,10 @@ def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand
 
 
 def _yardstick(demand: Demand, place: int, options: CesOptions) -> NDArray[np.float64]:
-    """Return 1 where the published rule wakes nodes; it begins with the first midnight of which there are forecasts."""
+    """Return 1 where the published rule wakes nodes.
+
+    It begins with the first midnight of which there are forecasts.
+    """
     woke = np.zeros(demand.busy.shape[1])
     forecast = np.flatnonzero(~np.isnan(demand.mean[place, :, 0]))
     if options.wake_ups_per_day is None and len(forecast):
@@ -143,7 +148,10 @@ def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float
 
 
 def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.9) -> float | None:
-    """Return the last quantile of the most nodes needed within some hours; None: nobody forecast it."""
+    """Return the last quantile of the most nodes needed within some hours.
+
+    None: nobody forecast it.
+    """
     if hours * 3_600 not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
         return None
     most = demand.most[place, -1, demand.ahead_s.index(hours * 3_600), demand.levels.index(level)]
@@ -158,7 +166,9 @@ _COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
 
 
 def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, float]:
-    """Return the nodes that eligible pending jobs wait for, by pool; pools that nobody asks for are missing.
+    """Return the nodes that eligible pending jobs wait for, by pool.
+
+    Pools that nobody asks for are missing.
 
     A job that several pools could serve counts for the one with the most room. Jobs smaller than a node share nodes.
     """
@@ -189,7 +199,10 @@ class _Pool:
     room: int = 0
 
     def nodes_for(self, *, gpus: float, cpus: float, asked: float) -> float:
-        """Return the nodes that one job needs: whole ones if it asks for several, else the share that it fills."""
+        """Return the nodes that one job needs.
+
+        Whole ones if it asks for several, else the share that it fills.
+        """
         share = gpus / self.gpus if gpus and self.gpus else _known(cpus) / self.cpus if self.cpus else 0.0
         whole = _known(asked)
         return max(whole, share) if whole > 1 else share or whole or 1.0
@@ -281,10 +294,8 @@ class Ces:
             pool = self._judged_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
             awake = [node for node in nodes if node.name not in taken]
             count = pool.powered - pool.level
-            pool = pool.with_nodes(
-                down=to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake),
-                up=to_wake(pool.members, -count, everywhere=nodes),
-            )
+            down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake)
+            pool = replace(pool, down=tuple(down), up=tuple(to_wake(pool.members, -count, everywhere=nodes)))
             taken |= {node.name for node in pool.down}
             judged.append(pool)
         return judged
@@ -329,17 +340,6 @@ class _Judged:
     def may_sleep(self, mechanism: str) -> list[Node]:
         # With the list as the mechanism Helios' own entries stand in it, and are its to take out.
         return [node for node in self.members if mechanism == "keep_awake" or not node.kept_awake]
-
-    def with_nodes(self, *, down: Sequence[Node], up: Sequence[Node]) -> _Judged:
-        return _Judged(
-            name=self.name,
-            members=self.members,
-            level=self.level,
-            needed=self.needed,
-            likely=self.likely,
-            down=tuple(down),
-            up=tuple(up),
-        )
 
     def why_asleep(self, node: Node, snapshot: Snapshot) -> str:
         idle_s = (snapshot.taken_at - node.idle_since).total_seconds()

@@ -1,4 +1,4 @@
-"""How many nodes of one pool to keep awake: the rule of CES, as arithmetic on arrays.
+"""The rule of CES for the size of a pool, as arithmetic on arrays.
 
 The form is the one that did best in Helios' own study on two clusters: never below the most that was needed lately, nor
 below an upper quantile of what will be; asleep only past a dead band and a hold-off, so that the level does not saw;
@@ -62,7 +62,10 @@ class SizingScore(NamedTuple):
 def _next(  # noqa: PLR0917 - numba kernels are called by position
     busy: float, total: float, floor: float, setting: SizingParameters, powered: float, held_until: int, at: int
 ) -> tuple[float, int]:
-    """Decide at the end of step ``at``: return how many are to be awake, and from which step on some may sleep."""
+    """Decide at the end of step ``at``.
+
+    Return how many are to be awake, and from which step on some may sleep.
+    """
     # What is awake is not clipped to what is in service: nodes that break and return were not put to sleep.
     if busy + setting.margin > powered and powered < total:
         return max(powered, min(total, busy + setting.up)), at + setting.hold_steps
@@ -194,7 +197,9 @@ def published_levels(
     later: NDArray[np.float64],
     values: PublishedRule,
 ) -> NDArray[np.float64]:
-    """Return the nodes awake after each step under the published rule; it begins with its reserve, as its authors do.
+    """Return the nodes awake after each step under the published rule.
+
+    It begins with its reserve, as its authors do.
 
     Parameters
     ----------
@@ -220,5 +225,8 @@ def published_levels(
 def most_plus_levels(
     busy: NDArray[np.float64], total: NDArray[np.float64], *, steps: int = 18, plus: float = 5.0
 ) -> NDArray[np.float64]:
-    """Return the most that was busy in the last ``steps``, plus some nodes: no model, no memory."""
+    """Return the most that was busy in the last ``steps``, plus some nodes.
+
+    No model, no memory.
+    """
     return np.minimum(highest_of_last(busy, steps) + plus, total)

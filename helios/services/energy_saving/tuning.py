@@ -8,7 +8,7 @@ function of the history of demand; a restart forgets nothing.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import product
 
@@ -100,19 +100,21 @@ class KnownDemand:
 
     def steps(self, first: int, after: int) -> KnownDemand:
         """Return the steps ``first`` to ``after`` - 1."""
-        return KnownDemand(
+        return replace(
+            self,
             busy=self.busy[first:after],
             total=self.total[first:after],
             most=self.most[first:after],
-            ahead_s=self.ahead_s,
-            levels=self.levels,
             ended_s=self.ended_s - STEP_S * (len(self.busy) - after),
             yardstick=self.yardstick[first:after],
         )
 
 
 def training_days(ended_s: int, n_steps: int) -> NDArray[np.int64]:
-    """Return the day of each step's end, days since the epoch; the last step ends at ``ended_s``."""
+    """Return the day of each step's end, days since the epoch.
+
+    The last step ends at ``ended_s``.
+    """
     return (ended_s - STEP_S * np.arange(n_steps - 1, -1, -1, dtype=np.int64)) // 86_400
 
 
@@ -138,7 +140,10 @@ class SizingPlan:
 
 
 def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
-    """Run the rule from ``from_step`` on, with a setting picked at each midnight; before it all nodes are awake."""
+    """Run the rule from ``from_step`` on, with a setting picked at each midnight.
+
+    Before it all nodes are awake.
+    """
     levels = known.total.copy()
     day_of = known.day_of
     if from_step >= len(day_of):
@@ -162,19 +167,19 @@ def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Mem
 
 
 def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
-    """Pick the setting that did best over the given steps; None: too few, or none kept to the goal.
+    """Pick the setting that did best over the given steps.
+
+    None: too few, or none kept to the goal.
 
     Best is the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``, in ratios and so alike for a pool
     of ten nodes and of a thousand; wake-ups beyond what is wanted cost ``DEAR`` more.
     """
     if len(known.busy) < LEAST_DAYS * DAY:
         return None
+    memo = {} if memo is None else memo
     key = _key(known, goal)
-    if memo is None or key not in memo:
-        picked = _picked(known, goal)
-        if memo is None:
-            return picked
-        memo[key] = picked
+    if key not in memo:
+        memo[key] = _picked(known, goal)
     return memo[key]
 
 
@@ -194,7 +199,10 @@ def lower_bounds(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> 
 
 
 def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> KnownDemand:
-    """Return whole days before ``day``: were the first one cut, each further step would change what is picked."""
+    """Return whole days before ``day``.
+
+    Were the first one cut, each further step would change what is picked.
+    """
     first_day = max(day - 7 * weeks, int(day_of[0]) + 1)
     first, after = np.searchsorted(day_of, [first_day, day])
     return known.steps(int(min(first, after)), int(after))
@@ -241,7 +249,10 @@ def _quantiles(known: KnownDemand) -> list[tuple[int, int]]:
 
 
 def _coming(known: KnownDemand, horizon: int, level: int) -> NDArray[np.float64]:
-    """Return the quantile; where nothing was forecast, the most of as long a time before stands in."""
+    """Return the quantile.
+
+    Where nothing was forecast, the most of as long a time before stands in.
+    """
     coming = known.most[:, horizon, level]
     if not np.isnan(coming).any():
         return coming

@@ -16,7 +16,8 @@ from helios.app.sync import JOBS as JOBS_READ
 from helios.app.sync import AccountingSource
 from helios.config import Settings
 from helios.model import NODE_EVENTS, ModelRecord
-from helios.predict import to_record, train
+from helios.predict.duration import train
+from helios.predict.model_record import to_record
 from helios.testing import FakeCluster
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job

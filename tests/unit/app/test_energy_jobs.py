@@ -19,7 +19,7 @@ from helios.app.history import LoadedHistory
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, STEP_S, Demand
-from helios.predict.demand import Calendar
+from helios.predict.demand.types import Calendar
 from helios.simulate import Placement, Sleep
 from tests.unit.simulate.builders import a_shape, a_sim_cluster
 

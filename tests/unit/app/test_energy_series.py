@@ -13,7 +13,7 @@ from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_serie
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
-from helios.predict.demand import Calendar
+from helios.predict.demand.types import Calendar
 from helios.report.energy_whatif import EnergyWhatIf
 from helios.services.energy_saving import CesOptions
 from tests.traces import TRACES, needs_traces

@@ -13,7 +13,8 @@ from helios.app.explain_prediction import explain, kept_model, model_in_use
 from helios.app.history import LoadedHistory, load_history
 from helios.errors import ClusterUnavailable, NotEnoughHistory
 from helios.model import Snapshot
-from helios.predict import DurationModel, to_record, train
+from helios.predict.duration import DurationModel, train
+from helios.predict.model_record import to_record
 from helios.report.prediction import Explanation, answer_lines
 from tests.builders import a_job, jobs_frame
 from tests.unit.app.sites import Town

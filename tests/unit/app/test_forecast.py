@@ -22,8 +22,8 @@ from helios.app.demand_history import (
 from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
 from helios.model import NodeSeries
-from helios.predict.demand import DAY, Calendar
 from helios.predict.demand.features import NAMES
+from helios.predict.demand.types import DAY, Calendar
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")

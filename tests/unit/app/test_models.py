@@ -37,8 +37,9 @@ from helios.config import Settings
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory, UsageError
 from helios.model import JOBS, AuditStep, ModelRecord
 from helios.ports import no_progress
-from helios.predict import from_record, to_record
-from helios.predict.comparison import Comparison, PairedDifference, PredictorScore, Versus, predictor_score
+from helios.predict.comparison import Comparison, PairedDifference, Versus
+from helios.predict.model_record import from_record, to_record
+from helios.predict.scores import PredictorScore, predictor_score
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 

@@ -10,7 +10,8 @@ import pytest
 
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.model import QUEUE
-from helios.predict import to_record, train
+from helios.predict.duration import train
+from helios.predict.model_record import to_record
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job

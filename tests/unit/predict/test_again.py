@@ -3,9 +3,8 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict import JobTable
 from helios.predict.causal_stats import FEATURES
-from helios.predict.job_table import WAITED_S, features_at_start
+from helios.predict.job_table import WAITED_S, JobTable, features_at_start
 from tests.unit.predict.oracle import features_again
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 

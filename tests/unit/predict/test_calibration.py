@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict import HistoryPredictor, JobTable, causal_features
 from helios.predict import calibration as c
 from helios.predict.causal_stats import FEATURES, NEVER_S
-from helios.predict.job_table import group_columns
+from helios.predict.duration import HistoryPredictor
+from helios.predict.job_table import JobTable, causal_features, group_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.predict import HistoryPredictor, JobTable, causal_features, train
 from helios.predict.causal_stats import FEATURES
+from helios.predict.duration import HistoryPredictor, train
 from helios.predict.explain import BASES, fallback_level
+from helios.predict.job_table import JobTable, causal_features
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 HOUR, DAY = 3_600, 86_400

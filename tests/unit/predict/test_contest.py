@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict import JobTable
 from helios.predict.comparison import (
     NEGLIGIBLE,
     TOO_MUCH,
@@ -18,9 +17,10 @@ from helios.predict.comparison import (
     _rank_correlations,
     _weighted_medians,
     compare_predictors,
-    predictor_score,
     user_clusters,
 )
+from helios.predict.job_table import JobTable
+from helios.predict.scores import predictor_score
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helios.predict import JobTable, causal_features
 from helios.predict.causal_stats import FEATURES
 from helios.predict.drift import (
     _FLOOR,
@@ -29,6 +28,7 @@ from helios.predict.drift import (
     training_inputs,
     weeks_of_errors,
 )
+from helios.predict.job_table import JobTable, causal_features
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 floats = st.one_of(st.just(np.nan), st.sampled_from([0.0, 1.0, 2.0, 5.0]), st.floats(-100, 100, width=32))

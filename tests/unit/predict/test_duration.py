@@ -7,15 +7,10 @@ import pandas as pd
 import pytest
 
 from helios.errors import ModelUnreadable, NotEnoughHistory
-from helios.predict import (
-    HistoryPredictor,
-    JobTable,
-    causal_features,
-    from_record,
-    to_record,
-    train,
-)
 from helios.predict.causal_stats import FEATURES
+from helios.predict.duration import HistoryPredictor, train
+from helios.predict.job_table import JobTable, causal_features
+from helios.predict.model_record import from_record, to_record
 from helios.predict.trees import parse_trees, predict_trees
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 

@@ -7,14 +7,10 @@ from scipy.stats import spearmanr
 
 from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, in_submission_order
-from helios.predict import JobTable, causal_features, evaluate
-from helios.predict.evaluation import (
-    EvaluationSet,
-    evaluation_set,
-    scores_for,
-    spearman,
-)
-from helios.predict.scores import find_bursts, score_difference
+from helios.predict.bursts import find_bursts
+from helios.predict.evaluation import evaluate
+from helios.predict.job_table import JobTable, causal_features
+from helios.predict.scores import EvaluationSet, evaluation_set, scores_for, spearman
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 FIGURES = {
@@ -117,17 +113,6 @@ def test_the_interval_is_that_of_resampled_users():
 
 def test_one_user_has_no_interval():
     assert scores_for(np.array([1.0, 2.0, 3.0]), judged([1.0, 2.0, 3.0], unit=[0, 0, 0])).spearman_90 is None
-
-
-def test_a_predictor_differs_from_a_worse_one_and_not_from_itself():
-    rng = np.random.default_rng(2)
-    truth = np.exp(rng.uniform(0, 9, 300))
-    good, bad = truth * np.exp(0.1 * rng.standard_normal(300)), truth * np.exp(2 * rng.standard_normal(300))
-    jobs = judged(truth, unit=np.arange(300) % 30)
-    same, better = score_difference(good, good, jobs), score_difference(bad, good, jobs)
-    assert (same.spearman, same.median_abs_log_error) == ((0.0, 0.0), (0.0, 0.0))
-    assert better.spearman[0] > 0
-    assert better.median_abs_log_error[1] < 0
 
 
 def test_where_no_user_is_known_days_are_resampled():

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 
 from helios.errors import FrameInvalid
-from helios.predict import HistoryPredictor, JobTable, causal_features, train
 from helios.predict.calibration import calibrate_each, empty_calibration
 from helios.predict.causal_stats import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
+from helios.predict.duration import HistoryPredictor, train
 from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last, narrowest_group
+from helios.predict.job_table import JobTable, causal_features
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 JOBS = a_campaign(700, noise=0.8)

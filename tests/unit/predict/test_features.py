@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict import JobTable, causal_features
 from helios.predict.causal_stats import FEATURES, NEVER_S
+from helios.predict.job_table import JobTable, causal_features
 from tests.unit.predict.oracle import features_of
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 

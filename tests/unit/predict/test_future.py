@@ -5,12 +5,11 @@ import pandas as pd
 import pytest
 
 from helios.model import JOBS, in_submission_order
-from helios.predict import JobTable, to_record, train
 from helios.predict.bursts import BurstUpdate
-from helios.predict.duration import DurationModel, HistoryPredictor, refit
+from helios.predict.duration import DurationModel, HistoryPredictor, refit, train
 from helios.predict.evaluation import calibrated_quantiles
-from helios.predict.job_table import features_at_start, group_columns
-from helios.predict.model_record import describe_provenance
+from helios.predict.job_table import JobTable, features_at_start, group_columns
+from helios.predict.model_record import describe_provenance, to_record
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
 
 SEEDS = range(3)
@@ -96,9 +95,10 @@ def said_of(jobs, model, moment):
     known = features_at_start(table)
     at_s = table.submitted_s.copy()
     at_s[known.waited] = table.started_s[known.waited]
-    first = calibrated_quantiles(model, table, known.at_submission, model.predict(known.at_submission))
+    trained = model if isinstance(model, DurationModel) else None
+    first = calibrated_quantiles(trained, table, known.at_submission, model.predict(known.at_submission))
     latest = known.latest()
-    again = calibrated_quantiles(model, table, latest, model.predict(latest), predicted_at_s=at_s)
+    again = calibrated_quantiles(trained, table, latest, model.predict(latest), predicted_at_s=at_s)
     siblings = BurstUpdate(group_columns(table)).revised_at_start(again[known.waited], known.waited, table)
     waited = known.waited[table.started_s[known.waited] <= moment.timestamp()]
     names = jobs["job_id"].to_numpy()

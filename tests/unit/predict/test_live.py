@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
-from helios.predict import LivePredictor, ReplayTrainedPredictor, train
+from helios.predict.duration import train
+from helios.predict.live_predictor import LivePredictor
+from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame
 from tests.unit.predict.traces_of import traces

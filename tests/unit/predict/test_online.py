@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict import JobTable, ReplayTrainedPredictor, causal_features, train
 from helios.predict.calibration import calibrate
 from helios.predict.causal_stats import NEVER_S
-from helios.predict.job_table import group_columns
-from helios.predict.replay_predictor import UserLast
+from helios.predict.duration import train
+from helios.predict.job_table import JobTable, causal_features, group_columns
+from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 

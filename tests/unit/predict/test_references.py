@@ -8,8 +8,9 @@ import pytest
 
 from helios.ingest import open_trace
 from helios.model import JOBS, in_submission_order
-from helios.predict import JobTable, causal_features, evaluate
-from helios.predict.evaluation import spearman
+from helios.predict.evaluation import evaluate
+from helios.predict.job_table import JobTable, causal_features
+from helios.predict.scores import spearman
 from tests.traces import TRACES, needs_traces
 
 pytestmark = needs_traces

@@ -11,18 +11,20 @@ import pytest
 
 from helios.errors import ModelUnreadable
 from helios.model import JOBS
-from helios.predict import JobTable, causal_features, from_record, to_record, train
 from helios.predict.calibration import Calibration
-from helios.predict.duration import Backtest
+from helios.predict.duration import Backtest, train
+from helios.predict.job_table import JobTable, causal_features
 from helios.predict.model_record import (
     FORMAT,
     TRAINED_ON,
     arrays_in,
     describe_provenance,
+    from_record,
     inputs_in,
     model_digest,
     rows_learned_from,
     stored_arrays,
+    to_record,
 )
 from tests.unit.predict.crafted import with_leaves
 from tests.unit.predict.traces_of import a_campaign

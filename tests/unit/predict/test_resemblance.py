@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from helios.predict import JobTable
 from helios.predict.explain import similar_jobs
+from helios.predict.job_table import JobTable
 from tests.unit.predict.traces_of import a_trace, traces
 
 

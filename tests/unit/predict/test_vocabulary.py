@@ -3,9 +3,8 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict import JobTable
 from helios.predict.causal_stats import LEVELS
-from helios.predict.job_table import ALIKE, Categories, group_columns
+from helios.predict.job_table import ALIKE, Categories, JobTable, group_columns
 from tests.unit.predict.traces_of import a_trace, traces
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from helios.errors import UsageError
 from helios.model import in_submission_order
-from helios.predict import JobTable, causal_features
+from helios.predict.job_table import JobTable, causal_features
 from helios.report.admin.predictions import last_ended_run_s, prediction_accuracy, worst_predictions
 from helios.report.admin.sacct_format import ReportTable
 from tests.builders import a_job, jobs_frame

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict.demand import AHEAD, AHEAD_S, DAY, LEVELS, DemandForecaster, Forecasts, walk_forward
 from helios.predict.demand.baselines import outcomes, rises
+from helios.predict.demand.forecaster import DemandForecaster, walk_forward
+from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts
 from tests.unit.predict.demand.worlds import START_S, TOTAL, UTC, a_demand, a_state
 
 FIRST, AFTER = 10 * DAY, 12 * DAY

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict.demand import NEVER_S, job_state
-from helios.predict.demand.features import NAMES
+from helios.predict.demand.features import NAMES, NEVER_S, job_state
 from tests.unit.predict.demand.worlds import START_S, ends_of_steps, some_jobs
 
 STEPS = 9 * 144

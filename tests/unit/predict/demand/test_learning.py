@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from helios.predict.demand import AHEAD, DAY, LEVELS, DemandForecaster
-from helios.predict.demand.forecaster import belief, held_back, missed_shares, shares
+from helios.predict.demand.forecaster import DemandForecaster, belief, held_back, missed_shares, shares
+from helios.predict.demand.types import AHEAD, DAY, LEVELS
 from tests.unit.predict.demand.worlds import START_S, UTC, a_demand
 
 RNG = np.random.default_rng(0)

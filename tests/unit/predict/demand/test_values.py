@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helios.errors import ConfigurationInvalid, FrameInvalid
-from helios.predict.demand import AHEAD_S, LEVELS, Calendar, DemandJobState, Forecasts, assemble, parse_holidays
+from helios.predict.demand.types import AHEAD_S, LEVELS, Calendar, DemandJobState, Forecasts, assemble, parse_holidays
 
 
 def forecasts(n_steps: int, *, source: str = "trees") -> Forecasts:

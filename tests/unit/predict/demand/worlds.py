@@ -5,7 +5,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.predict.demand import DAY, NEVER_S, Calendar, DemandJobState, job_state
+from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.types import DAY, Calendar, DemandJobState
 
 UTC = Calendar(zone=ZoneInfo("UTC"))
 START_S = 1_600_000_200 // 600 * 600
