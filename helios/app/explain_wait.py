@@ -60,8 +60,8 @@ def explain_wait(
 ) -> WaitExplanation:
     """Replay a window of history and explain what held one job.
 
-    The first scenario of ``request`` is explained. For every other scenario, and for the baseline, only the start of the
-    same job is given. If the id was used again, the first job of that id is explained.
+    The first scenario of ``request`` is explained. For every other scenario, and for the baseline, only the start of
+    the same job is given. If the id was used again, the first job of that id is explained.
 
     Parameters
     ----------

@@ -123,8 +123,8 @@ class JobController:
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
         """Run one control cycle on the cluster.
 
-        See :func:`helios.control.run_cycle`. Without the warehouse nothing is changed, except that a pause by file still
-        reverts everything.
+        See :func:`helios.control.run_cycle`. Without the warehouse nothing is changed, except that a pause by file
+        still reverts everything.
 
         Raises
         ------

@@ -168,7 +168,7 @@ def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[s
 
 
 READING_S = 600.0
-"""Timeout of reading one window of the accounting, s; on a large site a window of a day takes minutes."""
+"""Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
 
 def open_live_cluster(settings: Settings) -> LiveCluster:

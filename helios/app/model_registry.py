@@ -61,7 +61,7 @@ class Drift:
     new_users, new_names : float, optional
         As of :class:`Inputs`, of the stretch.
     weeks : tuple of WeekOfErrors
-        Oldest first. Only jobs that were unknown to the model, or to its backtest where the model had learned from them.
+        Oldest first. Only jobs that the model, or its backtest where the model had learned from them, did not know.
     """
 
     model_id: str
@@ -225,8 +225,8 @@ DRIFT = "drift"
 def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
     """Return the models of a cluster, newest first.
 
-    Each has its manifest and whether it is promoted. For the promoted one ``problem`` says why it cannot be read; empty: it
-    can.
+    Each has its manifest and whether it is promoted. For the promoted one ``problem`` says why it cannot be read;
+    empty: it can.
     """
     with Warehouse.open(url) as warehouse:
         models = warehouse.models(cluster)
@@ -376,8 +376,8 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
 def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> TrainingOutcome:
     """Decide about a model that was just trained by hand and stored.
 
-    Where something was decided before, all stays as it was unless ``promote_it``. The very first model is promoted if its
-    backtest is ahead of the controls; otherwise shrinkage predicts.
+    Where something was decided before, all stays as it was unless ``promote_it``. The very first model is promoted if
+    its backtest is ahead of the controls; otherwise shrinkage predicts.
     """
     with Warehouse.open(url) as warehouse:
         decided = not warehouse.promotions(record.cluster).empty
@@ -403,9 +403,9 @@ def nightly(
 
     Otherwise the present model stays, with the reason.
 
-    The new model is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse beyond
-    chance than the present model and than shrinkage, neither in median log error nor in rank correlation. Where only
-    shrinkage predicts so far, it is promoted if it is ahead of the controls.
+    The new model is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse
+    beyond chance than the present model and than shrinkage, neither in median log error nor in rank correlation. Where
+    only shrinkage predicts so far, it is promoted if it is ahead of the controls.
 
     Parameters
     ----------
@@ -588,8 +588,8 @@ def judge_model(
     Parameters
     ----------
     incumbent : ModelRecord, optional
-        The promoted model; None: shrinkage predicts. One that cannot be read is not scored, and the decision is the same
-        as without one.
+        The promoted model; None: shrinkage predicts. One that cannot be read is not scored, and the decision is the
+        same as without one.
     days : float
         Length of the stretch to score on; four and twelve times that where too few jobs ended in it.
     """
@@ -621,8 +621,8 @@ def common_jobs(
 ) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
     """Return jobs that two models can both be scored on.
 
-    These were submitted after both had stopped learning. Where they are too few, the backtest of the later model replaces
-    it, then both backtests do.
+    These were submitted after both had stopped learning. Where they are too few, the backtest of the later model
+    replaces it, then both backtests do.
 
     Returns
     -------

@@ -158,8 +158,8 @@ class NodeController:
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Run one control cycle on the nodes.
 
-        See :func:`helios.control.run_node_cycle`. Without the warehouse nothing is changed, except that a pause by file still
-        wakes everything.
+        See :func:`helios.control.run_node_cycle`. Without the warehouse nothing is changed, except that a pause by file
+        still wakes everything.
 
         Raises
         ------
@@ -249,7 +249,8 @@ class NodeController:
     def release(self, reason: str) -> NodeCycleReport:
         """Wake all nodes that Helios put to sleep, and revert its other changes.
 
-        Node weights and the list of nodes that are kept awake are reverted too. The result is verified. It needs no database.
+        Node weights and the list of nodes that are kept awake are reverted too. The result is verified. It needs no
+        database.
 
         See :func:`helios.control.release_nodes`.
         """
@@ -382,7 +383,8 @@ class NodeController:
     ) -> NodeCycleReport:
         """Store the controller's state and the counts of the nodes.
 
-        A failure to store them is a note in the report, not a failure of the cycle.
+        A failure to store them is a note in the report, not a failure of the cycle. A standby stores nothing, and
+        leaves the undo file to the leader.
         """
         if not report.leads:  # a standby must not overwrite the leader's state
             self._leave_the_undo_to_the_leader()
@@ -411,8 +413,8 @@ class NodeController:
 def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
     """Allow node cycles again after a pause.
 
-    A stored state that cannot be read is dropped. One that can be read is kept: cool-downs, failed wakes and protected mode
-    are no reason to pause and none to forget. Changes that were reverted meanwhile no longer count as applied.
+    A stored state that cannot be read is dropped. One that can be read is kept: cool-downs, failed wakes and protected
+    mode are no reason to pause and none to forget. Changes that were reverted meanwhile no longer count as applied.
     """
     try:
         NodeControllerState.from_json(warehouse.remembered(cluster, MEMORY) or NodeControllerState().to_json())
