@@ -1,7 +1,7 @@
 """State that a domain keeps between cycles, and locks between processes.
 
-Holds the ledgers of cycles that have no database, the locks on the state folder, the identity of this process, what
-control remembers from cycle to cycle, and the notes that kill switches leave.
+Holds the ledgers of cycles that have no database, the locks on the state folder, the identity of this process, the
+controller's state, and the notes that kill switches leave.
 """
 
 from __future__ import annotations

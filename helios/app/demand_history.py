@@ -40,15 +40,15 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandHistory:
-    """The demand of a cluster, or of a part of it, in steps of ``STEP_S``, and what jobs told meanwhile.
+    """Demand of a cluster or a part of it, in steps of ``STEP_S``.
 
     Attributes
     ----------
     series : NodeSeries
-    state : JobState or None
-        None: nothing is known of jobs.
+    state : DemandJobState or None
+        What was known of jobs at the end of each step; None: nothing is known of jobs.
     kind : str
-        ``series`` or ``cluster``: where it comes from.
+        Source of the demand: ``series`` or ``cluster``.
     unit : str
         What is counted: ``node`` or ``GPU``.
     """
@@ -120,7 +120,7 @@ class RequestedClusterShape:
     def total(self) -> int | None:
         """Nodes there are, of all partitions that are asked for.
 
-        None: nobody said.
+        None: the request does not say.
         """
         if self.nodes is None:
             return None
@@ -130,9 +130,10 @@ class RequestedClusterShape:
 def watch_cluster(
     history: LoadedHistory, asked: RequestedClusterShape, *, progress: Progress = no_progress
 ) -> DemandHistory:
-    """Count the busy nodes of a cluster from its jobs, step by step, with what jobs told at each.
+    """Count the busy nodes of a cluster in each step, from its jobs.
 
-    As recorded where starts and ends are known; else the jobs are replayed, first in first out with EASY backfill.
+    Recorded starts and ends are used where nearly all jobs have them. Otherwise the jobs are replayed, first in first
+    out with EASY backfill. The state of the jobs at the end of each step is returned with the counts.
 
     Raises
     ------
@@ -211,7 +212,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
         whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
     )
     first_s = int(start_s.min()) // STEP_S * STEP_S
-    # Later nobody knows what ran that had not ended when the history was read.
+    # After the last submission, jobs may have run that are missing because they had not ended when history was read.
     n_steps = max(int(whole_seconds(jobs["submitted_at"], otherwise=NEVER_S).max()) - first_s, STEP_S) // STEP_S
     placed = jobs["node_list"].notna()
     if not asked.in_gpus and placed.mean() >= _FEWEST_PLACED:
@@ -285,7 +286,9 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
 def busiest_nodes(
     start_s: Seconds, end_s: Seconds, size: NDArray[np.float64], *, first_s: int, n_steps: int
 ) -> NDArray[np.float64]:
-    """Return the most that jobs held at once within each step of ``STEP_S`` from ``first_s`` on.
+    """Return the peak of what jobs held together in each step.
+
+    Steps are ``STEP_S`` long and begin at ``first_s``.
 
     Parameters
     ----------
@@ -308,7 +311,10 @@ def busiest_nodes(
 def _state(
     jobs: pd.DataFrame, asked: RequestedClusterShape, steps_s: Seconds, *, timezone: str, progress: Progress
 ) -> DemandJobState:
-    """Return what jobs told, with run times as shrinkage would have predicted them at each submission."""
+    """Return the state of the jobs at the end of each step.
+
+    Predicted run times are those that shrinkage would have given at each submission.
+    """
     from helios.predict.duration import HistoryPredictor  # noqa: PLC0415 - only jobs need them
     from helios.predict.job_table import JobTable, causal_features  # noqa: PLC0415 - only jobs need them
 
@@ -329,18 +335,18 @@ def _state(
     return state
 
 
-# How many nodes will be needed: forecasts of a past demand, made as they would have been then, and judged.
+# How many nodes will be needed: forecasts of a past demand, made as they would have been then, and scored.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastRequest:
-    """Which stretch to judge, and with what.
+    """Window to score forecasts on, and what they learn from.
 
     Attributes
     ----------
     since, until : datetime, optional
-        Forecasts made in [since, until) are judged, against what came before ``until``; all before ``since`` is
-        history. Without ``since`` the last third is judged.
+        Forecasts made in [since, until) are scored, against what came before ``until``; all before ``since`` is
+        history. Without ``since`` the last third is scored.
     calendar : Calendar
     history_days : int
         Days that are learned from.
@@ -355,7 +361,9 @@ class ForecastRequest:
 def evaluate_forecasts(
     watched: DemandHistory, request: ForecastRequest, *, progress: Progress = no_progress
 ) -> ForecastReport:
-    """Forecast at every step of the window from what was known then, and judge that beside rules without a model.
+    """Score walk-forward forecasts of a window beside rules without a model.
+
+    Each step is forecast from what was known at that step.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""All of Helios once, on a made-up month: from a trace to a decision without a cluster at hand."""
+"""Demonstration of Helios on a synthetic month, without a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What one trial found: the history's description, how well it is predicted, and its replays."""
+    """Description of the history, prediction accuracy and replays of a demonstration."""
 
     description: Description
     evaluation: Evaluation
@@ -35,14 +35,17 @@ class Demo:
 def run_demo(
     folder: Path, *, profile: str, days: int, seed: int, made_at: datetime, progress: Progress = no_progress
 ) -> Demo:
-    """Make a month, load it, learn from its first 70 %, and replay the rest under every default policy.
+    """Run the demonstration on a synthetic month.
+
+    A trace is generated and loaded. A model learns from the first 70 %, and the rest is replayed under every default
+    policy.
 
     Parameters
     ----------
     folder : Path
-        Made if missing; a trace and a warehouse of an earlier trial in it are replaced.
+        Created if missing; a trace and a warehouse of an earlier run in it are replaced.
     profile : str
-        Whose published figures the month is calibrated to: venus, earth, saturn or uranus.
+        Cluster to whose published figures the month is calibrated: venus, earth, saturn or uranus.
 
     Raises
     ------

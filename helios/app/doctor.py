@@ -1,4 +1,4 @@
-"""Preflight: everything that must be so for Helios to act well on a cluster, each finding with its hint."""
+"""Preflight checks of a cluster, the configuration and Helios' own state."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ from helios.warehouse import Warehouse, sqlite_file
 
 FEW_JOBS = 1_000
 HEALTH_FILE = "health.json"
-"""What the daemon tells of itself; it stands above this room."""
+"""File in which the daemon reports its state. The name is repeated here: ``app`` cannot import ``daemon``."""
 SILENT_S = 120.0
-"""A daemon that lives writes it several times as often, s."""
+"""Age of the health file from which the daemon counts as silent, s; a live one writes it several times as often."""
 
 
 def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[Finding]:
-    """Return every finding, the cluster's own first; none changes anything.
+    """Run every check and return the findings, those of the cluster first.
+
+    No check changes anything.
 
     Parameters
     ----------
     cluster : str, optional
-        Where the cluster cannot say its own name; None: the only one of the warehouse.
+        Name to use where the cluster cannot say its own; None: the only one of the warehouse.
     """
     found = preflight(settings)
     name = cluster or _name_in(found) or _only_name(settings)
@@ -67,7 +69,10 @@ def diagnose(settings: Settings, *, cluster: str | None, now: datetime) -> list[
 
 
 def hook_not_installed(settings: Settings, name: str) -> list[Finding]:
-    """Return why new jobs of a cluster wait for the next cycle to get their place, though a service orders them."""
+    """Return why the priority hook does not order new jobs.
+
+    Without the hook new jobs get their place in the next cycle only. The list is empty where no service orders jobs.
+    """
     if not _orders(settings, name):
         return []
     unpublished = [] if settings.hook.publish else [_unpublished(FindingLevel.FAIL)]
@@ -80,7 +85,10 @@ def _as_grave(finding: Finding) -> Finding:
 
 
 def _orders(settings: Settings, name: str) -> bool:
-    """Return whether a Helios that is not paused orders jobs to which the hook could give their place."""
+    """Return whether an active service orders jobs that the hook could place.
+
+    False while Helios is paused, and where this cannot be known.
+    """
     try:
         services = configured_services(settings, domain=Domain.JOBS)
         if not name or is_paused(settings.database.url, name, Path(settings.control.state_folder)):
@@ -99,7 +107,7 @@ def _tried(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 
 def _name_in(found: list[Finding]) -> str | None:
-    """Return the cluster's name from the finding that it answers."""
+    """Return the cluster's name from the finding that its controller answers."""
     facts = [
         finding.message.split() for finding in found if finding.check == "controller" and "answers" in finding.message
     ]
@@ -107,7 +115,10 @@ def _name_in(found: list[Finding]) -> str | None:
 
 
 def _only_name(settings: Settings) -> str:
-    """Return the only cluster of the warehouse; empty: there are several, or none can be seen."""
+    """Return the name of the only cluster of the warehouse.
+
+    Empty where there are several, or where the warehouse cannot be read.
+    """
     try:
         with Warehouse.open(settings.database.url) as warehouse:
             return str(choose_cluster(warehouse, None)["name"])
@@ -136,7 +147,10 @@ def _state_folder(settings: Settings) -> Iterator[Finding]:
 
 
 def _closed(settings: Settings) -> Iterator[Finding]:
-    """Say which files of Helios other accounts can read or write: they name users and their jobs."""
+    """Report files of Helios that other accounts can read or write.
+
+    They name users and their jobs.
+    """
     state, reports = Path(settings.control.state_folder), Path(settings.report.folder)
     files = [path for folder in (state, state / TABLE.parent, reports) for path in (folder, *_files_in(folder))]
     if (database := sqlite_file(settings.database.url)) is not None:
@@ -216,7 +230,10 @@ def _model(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
 
 
 def _unreadable(record: ModelRecord) -> str:
-    """Return why a model cannot be read, as one of an older release; empty: it can."""
+    """Return why a model cannot be read, empty if it can.
+
+    A model of an older release is one that cannot.
+    """
     from helios.predict.model_record import from_record  # noqa: PLC0415 - numba takes a while, and most of the rest needs none
 
     try:
@@ -235,7 +252,7 @@ def _modes(settings: Settings, name: str) -> Iterator[Finding]:
 
 
 def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
-    """Say what the daemon last told of itself, and why its last cycle did nothing."""
+    """Report the daemon's last health file and why its last cycle was suspended."""
     try:
         told = json.loads((Path(settings.control.state_folder) / HEALTH_FILE).read_text(encoding="utf-8"))
         age_s = (now - datetime.fromisoformat(told["written_at"])).total_seconds()
@@ -257,7 +274,10 @@ def _daemon(settings: Settings, now: datetime) -> Iterator[Finding]:
 
 
 def _rhythm(settings: Settings) -> Iterator[Finding]:
-    """Say which settings of time keep Helios still, or hand its lease around, however well all goes."""
+    """Report intervals that are too short for the daemon's own cycle.
+
+    With such settings a lease, a history or a hook table expires between two renewals although nothing fails.
+    """
     control, daemon = settings.control, settings.daemon
     wrong = [
         (control.lease_s <= daemon.cycle_s, "control.lease_s is not longer than daemon.cycle_s: a standby takes over"),
@@ -306,7 +326,10 @@ def _breaker(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
 
 
 def _nodes(settings: Settings, name: str) -> Iterator[Finding]:
-    """Say what of the nodes needs a person; nothing where no service acts on nodes."""
+    """Report nodes that need a person.
+
+    Nothing is reported where no service acts on nodes.
+    """
     if not configured_services(settings, domain=Domain.NODES):
         return
     with Warehouse.open(settings.database.url) as warehouse:
@@ -338,7 +361,10 @@ def _pause(settings: Settings, name: str) -> Iterator[Finding]:
 
 
 def _hook(settings: Settings, name: str, now: datetime) -> Iterator[Finding]:
-    """Say whether the hook has a table; without one, new jobs stand behind marked ones until the next cycle."""
+    """Report whether the hook has a table.
+
+    Without one, new jobs stay behind jobs that Helios has ordered until the next cycle.
+    """
     orders = _orders(settings, name)
     if not settings.hook.publish:
         yield _unpublished(FindingLevel.FAIL if orders else FindingLevel.OK)

@@ -1,7 +1,7 @@
-"""A cell: one replay of many, made wherever there is a processor for it.
+"""Execution of the replays of a sweep, in this process, on Dask or on Slurm.
 
-A cell says everything that its figures hang on, and nothing of where it is replayed. What cells share, the jobs on
-their machine and the model taught beforehand, is kept by the process that made it last.
+A cell is one replay. It states everything that its figures depend on, and nothing of where it is replayed. What cells
+share, the jobs on their machine and the model trained beforehand, is cached in each process.
 """
 
 from __future__ import annotations
@@ -38,28 +38,34 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-# Which code made a result: what a replay hangs on beside its question and its history.
+# Which code made a result: what a replay depends on beside its request and its history.
 #
-# :func:`helios.jit.fingerprint` tells edits of compiled kernels only, for numba's cache. Here it is every module that
-# a replay can reach, predictors and orders too, by what it says and not by how: neither comments nor docstrings
-# count. What reads and keeps histories does not count either: jobs have a fingerprint of their own.
+# :func:`helios.jit.fingerprint` notices edits of compiled kernels only, for numba's cache. Here every module counts
+# that a replay can reach, predictors and orders too. Comments and docstrings are ignored. Code that reads and stores
+# histories does not count either: jobs have a fingerprint of their own.
 
 PACKAGE = "helios"
 BEGIN = "helios.app.executors"
 NO_PART = ("helios.config", "helios.errors", "helios.ingest", "helios.slurm", "helios.warehouse")
-"""Rooms that decide what the jobs are, or say what went wrong, and never how they are replayed."""
+"""Packages that decide what the jobs are, or report errors, and never how jobs are replayed."""
 LIBRARIES = ("lightgbm", "numpy")
-"""Others' code that decides figures: trees, and the draws of random numbers, which numpy may change with a release."""
+"""Libraries that affect figures: trees, and random numbers, whose streams numpy may change with a release."""
 
 
 @cache
 def code_fingerprint() -> str:
-    """Return the fingerprint of the code that makes the results of a sweep, in 16 characters."""
+    """Return the fingerprint of the code behind a sweep's results.
+
+    It has 16 characters.
+    """
     return code_digest(imported_modules(Path(__file__).parents[1], BEGIN))
 
 
 def code_digest(modules: Mapping[str, Path]) -> str:
-    """Return a digest of what the files of ``modules`` say, and of the releases of ``LIBRARIES``, in 16 characters."""
+    """Return a digest of modules and of the releases of ``LIBRARIES``.
+
+    It has 16 characters. Comments and docstrings of the modules do not count.
+    """
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
     for name, path in sorted(modules.items()):
         digest.update(f"{name} {_meaning(path)}\n".encode())
@@ -67,7 +73,9 @@ def code_digest(modules: Mapping[str, Path]) -> str:
 
 
 def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
-    """Return the files of a module and of all in its package that it imports, directly or not, at once or later.
+    """Return the files that a module imports within its package, recursively.
+
+    The module's own file is included, and imports inside functions count.
 
     Parameters
     ----------
@@ -76,7 +84,7 @@ def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PA
     begin : str
         The module's name, with that of the package.
     no_part : tuple of str
-        Modules and packages that are passed over, with what they alone import.
+        Modules and packages that are skipped, with what they alone import.
     """
     found: dict[str, Path] = {}
     left = [begin]
@@ -116,7 +124,10 @@ def _meaning(path: Path) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring, of a module, a class, a function or a constant."""
+    """Return whether a statement is a docstring.
+
+    A string below a constant counts as one.
+    """
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
         return False
     return isinstance(statement.value.value, str)
@@ -129,7 +140,7 @@ def _tree(path: Path) -> ast.Module:
 FIGURES = "figures"
 FAILED = "failed"
 MOST_KEPT = 2
-"""Windows, draws and models that a process keeps ready: each takes the memory of a history."""
+"""Windows, draws and models that a process caches, of each kind; each takes the memory of a history."""
 OF_THE_SETUP = (
     "since",
     "until",
@@ -140,24 +151,24 @@ OF_THE_SETUP = (
     "skip_oversized",
     "default_time_limit_s",
 )
-"""What of a question chooses the jobs and the machine."""
+"""Fields of a request that choose the jobs and the machine."""
 
 Kept = TypeVar("Kept")
 Told = dict[str, Any]
-"""What became of a cell: ``figures``, or why it ``failed``."""
+"""Result of a cell: its ``figures``, or why it ``failed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRun:
-    """One replay.
+    """One replay of a sweep.
 
     Attributes
     ----------
-    question : Question
-        The window, the machine, and the one plan.
+    request : WhatIfRequest
+        The window, the machine, and exactly one scenario.
     repeat : int
         Which draw of weeks, days or arrivals; 0: the window as it was.
-    over : Over, optional
+    over : ResampledUnit, optional
         What is drawn; None: what the window is long enough for.
     """
 
@@ -167,12 +178,12 @@ class SweepRun:
 
     @property
     def plan(self) -> Scenario:
-        """The replay to make."""
+        """The only scenario of the request."""
         (plan,) = self.request.plans
         return plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values, the plan's parts beside the question's."""
+        """Return all of it as plain values, the scenario's fields beside the request's."""
         asked = self.request
         parts = {name: getattr(asked, name) for name in WhatIfRequest.__slots__ if name != "plans"}
         plan = {name: getattr(self.plan, name) for name in Scenario.__slots__}
@@ -188,28 +199,37 @@ class SweepRun:
         return plain
 
     def key(self, fingerprint: str) -> str:
-        """Return by what name its line goes: another history, or other code of Helios, is another cell."""
+        """Return the key under which the result is stored.
+
+        Another history, another release or other code of Helios gives another key.
+        """
         told = json.dumps([self.to_json(), fingerprint, __version__, code_fingerprint()], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 
 class FinishedRun(NamedTuple):
-    """A cell that was replayed, by its place among those that were asked for."""
+    """A cell that was replayed, with its position in the request."""
 
     place: int
     told: Told
 
 
 class Engine(Protocol):
-    """Replays cells, in any order."""
+    """Way to replay cells, in any order."""
 
     def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield each cell when it is done; closed before the last one, let go of what replays the others."""
+        """Yield the result of each cell as soon as it is done.
+
+        Closing the generator early stops the replays that are still running.
+        """
         ...
 
 
 def package_fingerprint(history: LoadedHistory) -> str:
-    """Return what the replays of a history hang on, in 16 characters: its jobs, and its time zone."""
+    """Return a fingerprint of a history.
+
+    It covers the jobs, the time zone and the cluster's name, in 16 characters.
+    """
     rows = pd.util.hash_pandas_object(history.jobs, index=False)
     digest = hashlib.sha256(rows.to_numpy().tobytes())
     digest.update(f"{list(history.jobs.columns)} {history.timezone} {history.cluster}".encode())
@@ -217,14 +237,17 @@ def package_fingerprint(history: LoadedHistory) -> str:
 
 
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-    """Be an :class:`Engine` in this process, one cell after the other."""
+    """Replay the cells one after the other in this process, as an :class:`Engine`."""
     suspension = SweepWorker(history)
     for place, cell in enumerate(cells):
         yield FinishedRun(place, suspension.tell(cell))
 
 
 class SweepWorker:
-    """Replays cells of one history, and keeps for the next what they share. Threads may use it side by side."""
+    """Replays cells of one history and caches what they share.
+
+    Several threads may use one worker.
+    """
 
     def __init__(self, history: LoadedHistory) -> None:
         self._history = history
@@ -234,7 +257,10 @@ class SweepWorker:
         self._lock = Lock()
 
     def tell(self, cell: SweepRun) -> Told:
-        """Replay a cell and tell its figures, or why it failed: a cell that fails does not stop the others."""
+        """Replay a cell and return its figures, or why it failed.
+
+        A cell that fails does not stop the others.
+        """
         try:
             return {FIGURES: self.figures(cell)}
         except HeliosError as reason:
@@ -243,7 +269,13 @@ class SweepWorker:
             return {FAILED: f"{type(reason).__name__}: {reason}"}
 
     def figures(self, cell: SweepRun) -> dict[str, Any]:
-        """Replay a cell and return its figures; raises as :func:`helios.app.whatif.whatif`."""
+        """Replay a cell and return its figures.
+
+        Raises
+        ------
+        HeliosError
+            As :func:`helios.app.whatif.whatif`.
+        """
         about = cell.to_json()
         with self._lock:
             machine = str({name: about[name] for name in OF_THE_SETUP})
@@ -275,13 +307,19 @@ class SweepWorker:
         return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
 
     def _teach(self, setup: ReplaySetup, request: WhatIfRequest) -> DurationModel | None:
-        """Return the model of what came before the window, which is no draw's business: all share one."""
+        """Return the model trained on the jobs before the window.
+
+        It does not depend on what is drawn, so all draws share it.
+        """
         about = f"{len(setup.before)} {setup.workload.submitted_s[0]} {request.seed}"
         return _kept(self._taught, about, lambda: train_predictor(self._history, setup, request, no_progress))
 
 
 def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
-    """Return what is kept under ``key``; make it where it is not, and let go of the oldest."""
+    """Return the cached value of ``key``, computing it if it is missing.
+
+    The oldest values are dropped beyond ``MOST_KEPT``.
+    """
     if key not in memory:
         while len(memory) >= MOST_KEPT:
             memory.pop(next(iter(memory)))
@@ -294,10 +332,10 @@ def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
 # Workers get the history once, as a plugin (the documented way of giving every worker something, those that join
 # later too), and cells one by one. A worker that is lost costs the cells that it was replaying, which others replay
 # again; Dask gives a cell up when three workers have died of it (``distributed.scheduler.allowed-failures``). Figures
-# do not hang on where a cell was replayed.
+# do not depend on where a cell was replayed.
 
 COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "pandas", "numba", "lightgbm", "helios-slurm")
-"""Releases that must agree: what is sent is pickled, and figures must not hang on who made them."""
+"""Packages whose releases must agree: messages are pickled, and figures must not depend on the worker."""
 SAME_RELEASES = "Install the same on all of them, Helios too: python -m pip freeze here, pip install -r there."
 CONNECT_S = 10.0
 ASK_S = 60.0
@@ -307,7 +345,10 @@ JOIN_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """An :class:`~helios.app.executors.Engine`: ``workers`` processes of this machine, one thread each."""
+    """Local worker processes as an :class:`~helios.app.executors.Engine`.
+
+    There are ``workers`` of them, or fewer where there are fewer cells, with one thread each.
+    """
 
     workers: int
 
@@ -337,7 +378,10 @@ class Processes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskScheduler:
-    """An :class:`~helios.app.executors.Engine`: the workers of the Dask scheduler at ``address``."""
+    """Workers of a Dask scheduler as an :class:`~helios.app.executors.Engine`.
+
+    The scheduler is at ``address``. With ``join_s`` its first worker may take that long to join, s.
+    """
 
     address: str
     join_s: float = 0.0
@@ -361,12 +405,14 @@ class DaskScheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmExecutor:
-    """An :class:`~helios.app.executors.Engine`: workers that are jobs of the Slurm where this runs, by dask-jobqueue.
+    """Slurm jobs as workers of an :class:`~helios.app.executors.Engine`.
+
+    They are submitted by dask-jobqueue, to the Slurm of the machine that this runs on.
 
     Attributes
     ----------
     jobs : int
-        How many.
+        Number of Slurm jobs.
     options : mapping
         Of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives, interface.
     join_s : float
@@ -378,7 +424,15 @@ class SlurmExecutor:
     join_s: float = JOIN_S
 
     def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield each cell when it is done; raises as :class:`DaskScheduler`, and if Slurm refuses the jobs."""
+        """Yield the result of each cell as soon as it is done.
+
+        Raises
+        ------
+        DaskUnavailable
+            As :class:`DaskScheduler`, or Slurm refuses the jobs.
+        DaskMismatch
+            As :class:`DaskScheduler`.
+        """
         _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
         from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
@@ -396,7 +450,10 @@ class SlurmExecutor:
             yield from DaskScheduler(address=cluster.scheduler_address, join_s=self.join_s)(history, cells)
 
     def _defaults(self) -> dict[str, Any]:
-        """Return what a sweep wants where the plan says nothing: a process a core, and no port that others may have."""
+        """Return the options that a sweep uses unless the plan sets them.
+
+        One process per core, and a dashboard port that is free.
+        """
         return {"processes": self.options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
 
 
@@ -409,7 +466,10 @@ def _need(module: str, *, extra: str, instead: str) -> None:
 
 
 def _ask_slurm(script: str) -> None:
-    """Raise DaskUnavailable if Slurm would refuse such a job: dask-jobqueue only logs that, and waits for ever."""
+    """Raise DaskUnavailable if Slurm would refuse such a job.
+
+    dask-jobqueue only logs a refusal, and waits for ever.
+    """
     try:
         asked = subprocess.run(
             ["sbatch", "--test-only"], input=script, capture_output=True, text=True, check=False, timeout=ASK_S
@@ -476,11 +536,14 @@ def _told(future: Any, address: str) -> dict[str, Any]:
     )
 
 
-# What a Dask worker keeps between the cells that it replays; imported on workers, where Dask is installed.
+# What a Dask worker caches between the cells that it replays; imported on workers, where Dask is installed.
 
 
 class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
-    """Gives each worker the history once, those that come later too, instead of with every cell."""
+    """Dask plugin that gives each worker the history once.
+
+    Workers that join later get it too. Without it the history would be sent with every cell.
+    """
 
     def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
         self.name = executor_name(fingerprint)
@@ -488,17 +551,17 @@ class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is
         self.suspension: SweepWorker | None = None
 
     def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
-        """Make ready what the cells share."""
+        """Prepare what the cells share."""
         self.suspension = SweepWorker(self._history)
 
 
 def executor_name(fingerprint: str) -> str:
-    """Return by what name workers know the history."""
+    """Return the name of the plugin that holds the history on a worker."""
     return f"helios-history-{fingerprint}"
 
 
 def worker_message(cell: SweepRun, fingerprint: str) -> Told:
-    """Replay a cell on the worker that runs this."""
+    """Replay a cell on the Dask worker that runs this."""
     plugin: Any = get_worker().plugins.get(executor_name(fingerprint))
     if plugin is None:  # a worker that joined while the history was handed out
         raise Reschedule

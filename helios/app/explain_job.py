@@ -1,4 +1,4 @@
-"""Gathers what there is to say about one job: from the live queue, the history, and the audit."""
+"""Explanation of one job from the live queue, the history and the audit log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from helios.report.job import JobExplanation, places
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
 
-# One job by the id that a person writes: found in the queue, and with the jobs that were known before it.
+# One job by the id that a person writes: its row of the queue, and the jobs that were known before it.
 
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
@@ -28,7 +28,18 @@ class JobUnknown(UsageError):
 
 
 def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
-    """Return a job of the queue by the id that a person writes, of an array ``123`` or ``123_7``; None: no such job."""
+    """Return the queued job with an id as a person writes it.
+
+    Parameters
+    ----------
+    job_id : str
+        Of an array, ``123`` or ``123_7``.
+
+    Returns
+    -------
+    Series or None
+        A row of ``QUEUE``; None: there is no such job.
+    """
     master, _, task = job_id.partition("_")
     for queue in (snapshot.pending, snapshot.running):
         whole = queue["job_id"] == job_id
@@ -43,7 +54,10 @@ def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
 def predictions_before(
     job: pd.Series[Any], known_at: pd.Timestamp, *, history: pd.DataFrame, running: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the jobs that had been submitted by a moment and had ended or ran, and last ``job`` as submitted then.
+    """Return the jobs known at a moment, with ``job`` as submitted then.
+
+    These are jobs that had been submitted by that moment and have ended or run now. They are what the prediction of
+    ``job`` can use.
 
     Parameters
     ----------
@@ -59,7 +73,7 @@ def predictions_before(
     Returns
     -------
     DataFrame
-        Columns of ``JOBS``, in submission order.
+        Columns of ``JOBS``, in submission order; ``job`` is the last row.
     """
     ended = history[history["ended_at"].notna() & (history["submitted_at"] < known_at)]
     others = running[(running["job_id"] != job["job_id"]) & (running["started_at"] < known_at)]
@@ -78,11 +92,11 @@ LOOK_BACK = timedelta(days=60)
 
 
 class NothingKept(UsageError):
-    """No Helios has worked with these settings, so there is nothing to say about what it did."""
+    """No Helios has run with these settings, so nothing is recorded."""
 
 
 def explain(cycles: JobController, job_id: str) -> JobExplanation:
-    """Return everything Helios can say about a job, pending, running or over.
+    """Return everything Helios knows about a job, pending, running or over.
 
     Parameters
     ----------
@@ -92,11 +106,11 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     Raises
     ------
     ClusterUnavailable
-        The cluster cannot be looked at.
+        The cluster cannot be read.
     JobUnknown
         There is no such job in the queue, nor in the last 60 days of the history.
     NothingKept
-        There is no warehouse: to make one and then say "Helios did nothing" would mislead.
+        There is no warehouse. Creating one and reporting that Helios did nothing would mislead.
     """
     if not Warehouse.exists(cycles.settings.database.url):
         raise NothingKept(
@@ -128,13 +142,16 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
 
 
 def _made_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
-    """Return the predictions for what was submitted together with a job."""
+    """Return the predictions for all jobs submitted at the same moment as a job."""
     submitted = pd.Series([job["submitted_at"]])
     return _of_cluster(lambda: warehouse.predictions_of(cluster, submitted), pd.DataFrame())
 
 
 def _lines_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
-    """Return what was decided about a job since its submission, as far back as is looked."""
+    """Return the audit entries of a job since its submission.
+
+    Entries before ``since`` are left out.
+    """
     first = max(since, job["submitted_at"].to_pydatetime())
     return _of_cluster(lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS.empty())
 
@@ -148,7 +165,10 @@ def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
 
 
 def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
-    """Return p10, p50 and p90 of what remains of a running job's run, s; None: it waits, or nothing was predicted."""
+    """Return p10, p50 and p90 of a running job's remaining run time.
+
+    In seconds. None: the job waits, or has no prediction.
+    """
     if pd.isna(job["started_at"]) or np.isnan(job["p50_s"]):
         return None
     elapsed_s = (pd.Timestamp(snapshot.taken_at) - job["started_at"]).total_seconds()
@@ -157,7 +177,10 @@ def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, f
 
 
 def _as_predicted(job: pd.Series[Any], told: dict[str, Any]) -> pd.Series[Any]:
-    """Return ``job`` with another prediction; where there is none, with the one that it has."""
+    """Return ``job`` with another prediction.
+
+    Without a p50 in ``told`` the job keeps its own.
+    """
     return job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
 
 
@@ -205,7 +228,10 @@ def _of_the_queue(
 
 
 def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) -> str:
-    """Return whose past jobs stand behind the prediction of a pending job, and how long the last of them took."""
+    """Return which past jobs support the prediction of a pending job.
+
+    The text says whose jobs they are and how long the last of them took.
+    """
     from helios.predict.explain import narrowest_group  # noqa: PLC0415 - as above
     from helios.predict.job_table import JobTable  # noqa: PLC0415 - numba takes a while
 
@@ -237,7 +263,7 @@ def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.D
 
 
 def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, Any]:
-    """Return the first prediction of a job, made when it was submitted or soon after."""
+    """Return the first prediction of a job, made at submission or soon after."""
     nothing = dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
     if predictions.empty:
         return nothing
@@ -246,7 +272,10 @@ def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, 
 
 
 def _by_the_hook(cycles: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
-    """Return what stands on a job though no cycle has written it: the hook did, at submission."""
+    """Return the SiteFactor that the priority hook set at submission.
+
+    Empty unless the job is pending and has an urgency. No cycle has written this value.
+    """
     if not pending or not job["urgency"]:
         return ()
     return (f"SiteFactor {cycles.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)

@@ -1,4 +1,4 @@
-"""Gathers what there is to say about the nodes of a live cluster, and about one of them."""
+"""Explanation of a live cluster's nodes, and of a single node."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class NodeUnknown(UsageError):
 
 
 def node_status(cycles: NodeController) -> NodeStatus:
-    """Return where the nodes stand now.
+    """Return the current state of the nodes.
 
     Raises
     ------
     ClusterUnavailable, WarehouseUnavailable, MemoryDamaged
-        The nodes cannot be looked at, or what Helios remembers not be read.
+        The nodes or the controller's stored state cannot be read.
     """
     snapshot, applied_changes, memory = cycles.nodes.snapshot(), _applied_changes(cycles), cycles.remembered()
     nodes, applied = observed_nodes(snapshot), AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES)
@@ -46,7 +46,7 @@ def node_status(cycles: NodeController) -> NodeStatus:
 
 
 def explain_node(cycles: NodeController, node: str) -> NodeExplanation:
-    """Return what there is to say about one node.
+    """Return what Helios knows about one node.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""What it takes to explain one job's prediction.
+"""Explanation of one job's prediction.
 
-The history before it, its model, and the queue where it still waits.
+It needs the history before the job, the model, and the live queue where the job still waits or runs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NEAR = 3
 """How many of the nearest job ids an error names."""
 
 Chosen = tuple["DurationModel | None", tuple[str, ...]]
-"""What predicts (None: shrinkage alone), and what a reader should know of it."""
+"""The model (None: shrinkage alone), and notes for the reader about it."""
 Chooser = Callable[[datetime], Chosen]
-"""Chooses what predicts a job by the moment whose knowledge counts."""
+"""Chooses the model for a job by the moment whose knowledge counts."""
 
 
 def explain(
@@ -42,16 +42,18 @@ def explain(
     look: Callable[[], Snapshot] | None = None,
     restart: int | None = None,
 ) -> Explanation:
-    """Explain the prediction of a job of the history, as it was known then, or of one that waits or runs now.
+    """Explain the prediction of a past, pending or running job.
+
+    A job of the history is explained as it was known at its submission.
 
     Parameters
     ----------
     job_id : str
         As a person writes it: of an array, ``123`` or ``123_7``.
     choose : callable
-        As :func:`kept_model` or :func:`model_in_use` give it.
+        As returned by :func:`kept_model` or :func:`model_in_use`.
     look : callable, optional
-        Looks at the live cluster, for a job that the history does not know as ended; None: there is none.
+        Returns a snapshot of the live cluster, for a job that the history does not know as ended; None: there is none.
     restart : int, optional
         Which run of a requeued job, from 0; None: the last.
 
@@ -83,7 +85,10 @@ def explain(
 
 
 def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapshot]:
-    """Return what looks at the live cluster of that name, which is opened when it is first asked for."""
+    """Return a function that takes a snapshot of the live cluster.
+
+    The cluster is opened when the function is called.
+    """
 
     def look() -> Snapshot:
         from helios.app.operations import Operations  # noqa: PLC0415 - a job of the past needs no cluster
@@ -94,11 +99,10 @@ def queue_at_submission(settings: Settings, cluster: str) -> Callable[[], Snapsh
 
 
 def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Chooser:
-    """Return what chooses among the models in the warehouse.
+    """Return a chooser among the models in the warehouse.
 
-    The one named, else the one of the job's day.
-
-    That is the newest that had stopped learning by then; where there is none, the one in charge, which is said.
+    With ``model_id`` it is that model. Otherwise it is the newest that had stopped learning by the job's moment, or the
+    current one where there is none, with a note.
     """
 
     def choose(known_at: datetime) -> Chosen:
@@ -126,9 +130,9 @@ def kept_model(history: LoadedHistory, *, url: str, model_id: str | None) -> Cho
 
 
 def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_progress) -> Chooser:
-    """Return what trains a model on what had ended by the job's moment.
+    """Return a chooser that trains a model on what had ended by the job's moment.
 
-    Shrinkage alone where that is too little.
+    Shrinkage alone predicts where that is too little.
     """
 
     def choose(known_at: datetime) -> Chosen:
@@ -163,9 +167,9 @@ def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
 
 
 def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
-    """Return the ids nearest in number.
+    """Return the known ids nearest in number.
 
-    None where ids are no numbers.
+    Empty where ids are no numbers.
     """
     number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
     numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
@@ -181,7 +185,10 @@ def _of_the_past(history: LoadedHistory, row: int, choose: Chooser) -> Explanati
 
 
 def _of_the_queue(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
-    """Explain a waiting job as if it were submitted now, a running one as if at its start."""
+    """Explain a job of the queue.
+
+    A pending job is explained as if it were submitted now, a running one as of its start.
+    """
     runs = pd.notna(job["started_at"])
     known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
     elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
@@ -242,7 +249,10 @@ def _past_job(job: pd.Series[Any], past: SimilarJob) -> PastJob:
 
 
 def _request(job: pd.Series[Any]) -> dict[str, Any]:
-    """Return what a job asked for, which an explanation and a past job call by the same names."""
+    """Return what a job requested, under the names of :class:`Explanation`.
+
+    :class:`PastJob` has the same names.
+    """
     texts = {name: _text(job[name]) for name in ("user", "account", "partition", "name")}
     numbers = {"gpus": int(job["gpus"]), "cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
     return {"job_id": str(job["job_id"]), **texts, **numbers}

@@ -1,4 +1,7 @@
-"""Gathers a job's own story from a replay: what each scheduling pass left it with, and who came before it."""
+"""Explanation of one job's wait, from a replay that traces it.
+
+The trace says of each scheduling pass why the job did not start and which job came before it.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +52,16 @@ HOLDERS = 3
 CAUSES = tuple(Cause)
 PRIORITY, RESOURCES, PIECES, RESERVED = (CAUSES.index(cause) for cause in Cause)
 BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
-"""What a Slurm site has today."""
+"""Scenario of a Slurm site without Helios."""
 
 
 def explain_wait(
     history: LoadedHistory, request: WhatIfRequest, job_id: str, *, progress: Progress = no_progress
 ) -> WaitExplanation:
-    """Replay a window of history under the first plan of ``request``, and tell what held one job.
+    """Replay a window of history and explain what held one job.
 
-    Under each other plan, and under what a Slurm site has today, only the same job's start is told, beside it.
+    The first scenario of ``request`` is explained. For every other scenario, and for the baseline, only the start of
+    the same job is given. If the id was used again, the first job of that id is explained.
 
     Parameters
     ----------
@@ -68,8 +72,8 @@ def explain_wait(
     ------
     JobUnknown
         There is no such job in the replay.
-    Misuse
-        The plan preempts: such a job waits in parts, of which nothing is told.
+    UsageError
+        The scenario preempts: such a job waits in parts, which are not explained.
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`helios.app.whatif.whatif`.
     """
@@ -105,7 +109,7 @@ def explain_wait(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobOwner:
-    """Makes replays of one stage, each with a predictor of its own where it asks one."""
+    """Makes replays of one setup, each with its own predictor if it needs one."""
 
     setup: ReplaySetup
     request: WhatIfRequest
@@ -122,7 +126,7 @@ class _JobOwner:
 
 @dataclass(frozen=True, kw_only=True)
 class _JobContext:
-    """One replay, and the job in it that matters."""
+    """One replay and the explained job in it."""
 
     history: LoadedHistory
     unit: str
@@ -144,7 +148,7 @@ class _JobContext:
         return int(self.setup.workload.gpus[self.job])
 
     def mates(self) -> NDArray[np.int64]:
-        """Return the positions of the other jobs of its partition."""
+        """Return the positions of the other jobs of the same partition."""
         partition = self.setup.workload.partition
         alike = partition == partition[self.job]
         alike[self.job] = False
@@ -186,11 +190,13 @@ def _story(
     )
 
 
-# What held it.
+# What held the job.
 
 
 def _judged(passes: NDArray[np.void], context: _JobContext) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, of each pass, what held the job after it (a place in ``CAUSES``), and which job came first, or NOBODY.
+    """Return the cause of waiting and the blocking job of each pass.
+
+    A cause is a position in ``CAUSES``; the blocking job is ``NOBODY`` where the job was itself next in line.
 
     A pass starts whatever may start. So where the job would fit and is not the first in the order, it is backfill that
     kept the place; where it would not fit, the first in the order would have been given any GPUs before it. With
@@ -215,7 +221,7 @@ def _intervals(
     gpus: int,
     names: _Names,
 ) -> Iterator[WaitInterval]:
-    """Join the passes that left it with the same."""
+    """Join consecutive passes with the same cause and blocking job."""
     changed = (causes[1:] != causes[:-1]) | (blockers[1:] != blockers[:-1])
     begins = [0, *(np.flatnonzero(changed) + 1).tolist()] if len(passes) else []
     for begin, end in pairwise([*begins, len(passes)]):
@@ -239,7 +245,10 @@ def _intervals(
 def _holders(
     context: _JobContext, passes: NDArray[np.void], lasts_s: NDArray[np.int64], causes: NDArray[np.int64], names: _Names
 ) -> Iterator[Holder]:
-    """Return who held most GPU time while the job was next in line; where that is less than half, while it waited."""
+    """Yield the jobs that held most GPU time while the job was next in line.
+
+    Where it was next in line for less than half of its wait, the whole wait counts.
+    """
     if not len(passes):
         return
     in_line = (causes == RESOURCES) | (causes == PIECES)
@@ -267,9 +276,10 @@ def _overtaken(context: _JobContext) -> Overtaken:
 
 
 def _shorter(context: _JobContext, passes: NDArray[np.void], causes: NDArray[np.int64]) -> ShorterLimit | None:
-    """Return what to plan with for the job to start earlier, at the first pass that leaves time enough for its run.
+    """Return a planned run time with which the job would have started earlier.
 
-    Until the job starts nothing depends on what is planned for it: it would have started in that pass, if not before.
+    It is taken from the first pass that leaves enough time for the job's run. None: no pass does. Until the job starts
+    nothing depends on what is planned for it, so it would have started in that pass, if not before.
     """
     window_s = np.where(passes["shadow_s"] == NEVER, 0, passes["shadow_s"] - passes["at_s"])
     needed_s = max(MINUTE_S, int(context.setup.workload.run_time_s[context.job]))
@@ -295,11 +305,14 @@ def _recorded_wait_s(job: pd.Series) -> float | None:
     return None if pd.isna(job["started_at"]) else max(0.0, (job["started_at"] - began).total_seconds())
 
 
-# Which job it is.
+# Names of jobs.
 
 
 class _Names:
-    """How jobs are called: by the site's id, with ``-2`` and so on where an id was used again."""
+    """Names of the jobs in explanations.
+
+    A name is the site's id, with ``-2`` and so on for later jobs of the same id.
+    """
 
     def __init__(self, setup: ReplaySetup) -> None:
         ids = pd.Series(setup.workload.job_id)
@@ -315,7 +328,7 @@ class _Names:
         )
 
     def said(self, job: int) -> list[str]:
-        """Say so where other runs have the same id."""
+        """Return a note if other runs have the same id."""
         n_runs = int((self._ids == self._ids.iloc[job]).sum())
         if n_runs == 1:
             return []
@@ -323,7 +336,7 @@ class _Names:
 
 
 def _position(history: LoadedHistory, setup: ReplaySetup, job_id: str) -> int:
-    """Return where the job is in the workload."""
+    """Return the job's position in the workload."""
     ids = pd.Series(setup.workload.job_id)
     rows = np.flatnonzero(_called(setup.machine.jobs, ids, job_id))
     if len(rows):
@@ -363,7 +376,7 @@ def _unknown(history: LoadedHistory, ids: pd.Series, job_id: str) -> JobUnknown:
 
 
 def _near(ids: pd.Series, job_id: str) -> list[str]:
-    """Return the ids nearest in number, or where it is none, in letters."""
+    """Return the known ids nearest in number, or in letters where ids are no numbers."""
     numbers = pd.to_numeric(ids, errors="coerce")
     digits = job_id.partition("_")[0].partition("-")[0]
     if digits.isdecimal() and numbers.notna().any():

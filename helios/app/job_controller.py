@@ -1,4 +1,8 @@
-"""Cycles on a live cluster: the other rooms put together around control's."""
+"""Controller of the jobs of a live cluster.
+
+It runs the control cycle of :mod:`helios.control` on the cluster, and connects it with the warehouse, the predictions
+and the configured services.
+"""
 
 from __future__ import annotations
 
@@ -59,21 +63,23 @@ def now_utc() -> datetime:
 
 
 class JobController:
-    """Takes turns on one cluster. What must outlive the process is in the warehouse.
+    """Controller of the jobs of one cluster.
+
+    What must outlive the process is in the warehouse.
 
     Parameters
     ----------
-    site : Site
+    site : LiveCluster
         The cluster.
     settings : Settings
         The configuration in force.
     clock : callable
-        Gives the time, aware.
+        Returns the time, aware.
 
     Raises
     ------
     ServiceUnknown, ServiceInvalid
-        A service of the configuration cannot be had as it is asked for.
+        A service of the configuration cannot be made with these options.
     """
 
     def __init__(self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc) -> None:
@@ -100,11 +106,11 @@ class JobController:
         return modes_in_force(self.settings.database.url, self.site.name, self.services)
 
     def pause(self) -> Pause | None:
-        """Return who paused Helios; None: nobody did."""
+        """Return who paused Helios, None if nobody did."""
         return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> ControllerState:
-        """Return what control remembers of the last cycle that led.
+        """Return the controller's state after the last cycle that led.
 
         Raises
         ------
@@ -115,14 +121,15 @@ class JobController:
             return self._keeping.read(warehouse)
 
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
-        """Look, ask, check, act, write down; see :func:`helios.control.run_cycle`.
+        """Run one control cycle on the cluster.
 
-        Without the warehouse nothing is done, except that a pause by file still takes everything back.
+        See :func:`helios.control.run_cycle`. Without the warehouse nothing is changed, except that a pause by file
+        still reverts everything.
 
         Raises
         ------
         MemoryDamaged
-            What control remembers cannot be read; nothing was done.
+            The controller's stored state cannot be read; nothing was done.
         """
         began = time.monotonic()
         with hold_cycle_lock(self._folder), open_controller_warehouse(self.settings.database.url) as at_hand:
@@ -139,12 +146,14 @@ class JobController:
             return self._kept(warehouse, report, seconds=time.monotonic() - began, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
-        """Return what :meth:`cycle` would do now. Nothing is written: what it acts on holds nothing that could write.
+        """Return what :meth:`cycle` would do now.
+
+        Nothing is written: it runs on a shadow cluster and a read-only ledger.
 
         Raises
         ------
         WarehouseUnavailable, MemoryDamaged
-            What Helios remembers cannot be read.
+            The record of applied changes or the controller's stored state cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             applied_changes, memory = warehouse.ledger(self.site.name).applied_changes(), self._keeping.read(warehouse)
@@ -187,22 +196,24 @@ class JobController:
         )
 
     def modes_for_a_cycle(self) -> dict[str, ServiceMode]:
-        """Return the modes that were set; with the warehouse gone and a pause file there, every service is off.
+        """Return the modes in force for the next cycle.
+
+        If the warehouse cannot be read and there is a pause file, every service is off.
 
         Raises
         ------
         WarehouseUnavailable
-            The modes cannot be read, and nobody asked for a pause.
+            The modes cannot be read, and there is no pause file.
         """
         return modes_or_off(self.modes, folder=self._folder, services=self.services)
 
     def summary(self) -> CycleSummary:
-        """Take a cycle in the modes that were set, and return what the daemon tells of it.
+        """Run a cycle in the modes in force and summarise it for the daemon.
 
         Raises
         ------
         WarehouseUnavailable
-            The warehouse cannot be read; what a pause by file asks for was done all the same.
+            The warehouse cannot be read. What a pause by file asks for was done all the same.
         """
         began, modes = time.monotonic(), self.modes_for_a_cycle()
         report = self.cycle(modes=modes)
@@ -228,9 +239,9 @@ class JobController:
         )
 
     def release(self, reason: str, *, hidden: bool = False) -> CycleReport:
-        """Revert everything that Helios set and look whether anything is left; it needs no database.
+        """Revert everything that Helios set and verify that nothing is left.
 
-        See :func:`helios.control.release`.
+        It needs no database. See :func:`helios.control.release`.
         """
         within_s = self.settings.slurm.timeout_s
         with (
@@ -251,7 +262,7 @@ class JobController:
             report = replace(report, notes=(*report.notes, *disturbed))
             if report.recorded or isinstance(warehouse, HeliosError):
                 return report
-            try:  # another Helios holds the lease; what a person did stands in the audit all the same
+            try:  # another Helios holds the lease; what a person did is audited all the same
                 warehouse.add_decisions(self.site.name, report.decisions)
                 warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
             except HeliosError:
@@ -259,7 +270,10 @@ class JobController:
         return replace(report, recorded=True)
 
     def _know(self, warehouse: Warehouse | HeliosError) -> None:
-        """Tell the cluster what the book says: of another Helios that led there is no other record here."""
+        """Give the cluster the record of applied changes.
+
+        Changes of another Helios that led before are recorded nowhere else on this machine.
+        """
         with suppress(HeliosError):
             self.site.know(self._ledger(warehouse).applied_changes(), keep=True)
 
@@ -293,15 +307,18 @@ class JobController:
         seconds: float,
         taken_back: Mapping[str, str],
     ) -> CycleReport:
-        """Write down what is not control's to write; that it cannot be is a note, not a failure of the cycle."""
+        """Store the controller's state, the figures of the cycle and its predictions.
+
+        A failure to store them is a note in the report, not a failure of the cycle.
+        """
         try:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
-            if report.leads:  # a standby must not overwrite what the leader remembers
+            if report.leads:  # a standby must not overwrite the leader's state
                 self._keeping.write(warehouse, report.memory, at=report.taken_at)
             if report.leads and report.recorded and not report.suspended:
                 self._keeping.forget(warehouse, taken_back, at=report.taken_at)
-            if report.leads and report.seen:  # else its figures say nothing of the queue
+            if report.leads and report.seen:  # without a snapshot its figures say nothing of the queue
                 warehouse.add_cycles(self.site.name, cycles_frame(report, seconds=seconds))
             self._keep_predictions(warehouse, report.taken_at)
         except HeliosError as problem:
@@ -329,13 +346,19 @@ class JobController:
 
 
 def lease_holder(settings: Settings) -> str:
-    """Return the name under which this Helios holds the lease: the same for all processes with its state folder."""
+    """Return the name under which this Helios holds the lease.
+
+    All processes with the same state folder share it.
+    """
     folder = Path(settings.control.state_folder)
     return f"{socket.gethostname()} {folder.resolve()} {process_identity(folder)}"
 
 
 def refuse_other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Domain = Domain.JOBS) -> str:
-    """Return who else holds the lease of a cluster's domain; empty: nobody, or it cannot be known."""
+    """Return the other holder of a domain's lease.
+
+    Empty where there is none, its lease has expired, or this cannot be known.
+    """
     with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
         lease = warehouse.lease(cluster, domain=domain)
         if lease is not None and lease["holder"] not in {None, lease_holder(settings)}:
@@ -361,7 +384,7 @@ def cycles_frame(report: CycleReport, *, seconds: float) -> pd.DataFrame:
 
 
 def describe_breaker(memory: ControllerState, settings: Settings, now: datetime) -> Breaker:
-    """Return the state of the breaker, as health and metrics spell it."""
+    """Return the state of the circuit breaker as health and metrics spell it."""
     names: dict[BreakerState, Breaker] = {
         BreakerState.CLOSED: "closed",
         BreakerState.HALF_OPEN: "half-open",

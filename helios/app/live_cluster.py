@@ -1,4 +1,4 @@
-"""The live cluster that this machine reaches, with everything Slurm can say of itself."""
+"""The live cluster that this machine reaches, with its history and settings."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ from helios.slurm.jobs_undo import JobsUndo
 from helios.slurm.preflight import Check, Finding, controllers_time, examine, hook_table_check, power_checks
 from helios.slurm.shell import Shell
 
-# Whether the partitions that a canary is to act on are there: a name that is none would be a canary of nothing.
+# Check of a canary's partitions: with a misspelt name the canary would act on nothing.
 
 
 def refuse_unknown_partitions(settings: SlurmSettings, cluster: str, partitions: Sequence[str]) -> list[str]:
-    """Ask the cluster for its partitions; return what is to be said where it cannot be asked.
+    """Raise UsageError unless the cluster has these partitions.
+
+    Returns notes: why they were not checked, where the cluster cannot be asked.
 
     Parameters
     ----------
     cluster : str
-        Whose partitions they are to be.
+        The cluster that must have them.
 
     Raises
     ------
-    Misuse
+    UsageError
         The cluster has no such partition; those there are are named.
     """
     if not partitions:
@@ -64,16 +66,19 @@ def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
     return partition_names(shell)
 
 
-# A live cluster as the use cases need it: the socket, its accounting, and what only Slurm can say of itself.
+# A live cluster as the use cases need it: its jobs, its nodes, its accounting, and facts that only Slurm knows.
 
 
 def no_nodes() -> NodeCluster:
-    """Raise that there is no such door."""
+    """Raise that the nodes of this cluster cannot be controlled."""
     raise ClusterUnavailable("this cluster has no door to its nodes")
 
 
 def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
-    """Take no book: what cannot write keeps no record."""
+    """Ignore the record of applied changes.
+
+    Default of ``LiveCluster.know``, for a cluster that writes nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,8 +90,8 @@ class LiveCluster:
     name : str
         As the cluster names itself.
     cluster : Cluster
-        To look and act.
-    accounting : Accounting
+        Reads the queue and changes jobs.
+    accounting : AccountingSource
         Its history.
     controller : callable
         Returns which controller answers, and since when it runs: another after a failover or a restart. None: it
@@ -94,20 +99,20 @@ class LiveCluster:
     clock_skew_s : callable
         Returns the controller's clock minus ours, s; None: it cannot be known.
     site_factor : callable
-        Gives the SiteFactor of an urgency.
+        Returns the SiteFactor of an urgency.
     time_min : callable, optional
-        Gives the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
+        Returns the TimeMin, minutes, of a soft limit in s; None: the cluster knows no soft limits.
     without_helios : callable
-        Gives, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
+        Returns, for a ``QUEUE`` frame, the priorities that the cluster would have computed without Helios.
     know : callable
-        Takes the book of what stands (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
-        whether to write into ``jobs.undo`` what only the book has.
+        Takes the record of applied changes (``APPLIED_CHANGES``), of this Helios or of another that led, and ``keep``,
+        whether to write into ``jobs.undo`` what only this record has.
     nodes : callable
-        Gives the door to the nodes, which is opened when it is first asked for: a domain of its own.
+        Returns the interface to the nodes, a domain of its own; it is opened at the first call.
     notes : tuple of str
         How the cluster is reached, and why so.
     close : callable
-        Gives back what is held.
+        Releases connections and processes.
     """
 
     name: str
@@ -124,7 +129,7 @@ class LiveCluster:
     close: Callable[[], None] = lambda: None
 
 
-# The services of a configuration, made, and sorted by what they act on.
+# The services of a configuration, by the domain that they act on.
 
 
 def configured_services(settings: Settings, *, domain: Domain | None = None) -> dict[str, Service]:
@@ -138,30 +143,36 @@ def configured_services(settings: Settings, *, domain: Domain | None = None) -> 
     Raises
     ------
     ServiceUnknown, ServiceInvalid
-        One cannot be had as it is asked for.
+        A service does not exist or cannot be made with these options.
     """
     made = {name: build(name, _completed(name, options, settings)) for name, options in settings.services.items()}
     return {name: service for name, service in made.items() if domain in {None, domain_of(service)}}
 
 
 def configured_domains(settings: Settings) -> frozenset[Domain]:
-    """Return what the services of the configuration act on; one that cannot be had acts on nothing."""
+    """Return the domains that the configured services act on.
+
+    A service that is not installed is ignored.
+    """
     offered = installed()
     return frozenset(offered[name].domain for name in settings.services if name in offered)
 
 
 def _completed(name: str, options: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Add what the site says once for all services: by which mechanism nodes sleep."""
+    """Add the options that a site sets once for all services.
+
+    At present this is the mechanism by which nodes sleep.
+    """
     declared = {option.name for option in list_options(find(name))}
     return ({"mechanism": settings.power.mechanism} if "mechanism" in declared else {}) | options
 
 
 READING_S = 600.0
-"""Longest wait for one window of the accounting, s: a day of a large site."""
+"""Timeout of reading one window of the accounting, s; long enough for a day of a large site."""
 
 
 def open_live_cluster(settings: Settings) -> LiveCluster:
-    """Return the cluster that ``slurm.conf`` names.
+    """Open the cluster that ``slurm.conf`` names.
 
     Raises
     ------
@@ -191,7 +202,7 @@ def open_live_cluster(settings: Settings) -> LiveCluster:
 
 
 def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
-    """Return what opens a door when it is first asked for it, and gives the same one after that."""
+    """Return a function that opens the nodes once and caches the result."""
     opened: list[NodeCluster] = []
 
     def door() -> NodeCluster:
@@ -203,7 +214,10 @@ def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
 
 
 def preflight(settings: Settings) -> list[Finding]:
-    """Return what the cluster's own settings mean for Helios; one that is silent is a finding too."""
+    """Return findings about the cluster's settings.
+
+    A controller that does not answer is a finding too.
+    """
     way, power = connect(settings.slurm.model_copy(update={"backend": "commands"})), settings.power
     more: list[Check] = []
     if settings.hook.publish:

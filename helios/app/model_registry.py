@@ -1,4 +1,7 @@
-"""Models promoted, kept or rolled back, each with a written reason."""
+"""Registry of models, with promotion, rollback and drift.
+
+Every decision is stored with its reason.
+"""
 
 from __future__ import annotations
 
@@ -31,34 +34,34 @@ from helios.predict.model_record import TRAINED_ON, from_record, inputs_in
 from helios.warehouse import Warehouse
 from helios.warehouse.models import previous_model
 
-# Whether the work of a cluster, and the errors of its model, are still as they were.
+# Drift: whether the jobs of a cluster, and the errors of its model, are still as they were at training.
 
 WEEKS = 8
 GROWN = 1.25
-"""The last week's error over that of the weeks before, from which it is said to have grown."""
+"""Ratio of the last week's error to that of the weeks before, from which it counts as grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """What was found.
+    """Drift of the inputs and errors of a model since its training.
 
     Attributes
     ----------
     model_id : str
     as_of : datetime
-        The stretch ends there.
+        End of the stretch.
     days : float
         Length of the stretch whose inputs are compared with training.
     jobs : int
         Submitted in it.
     inputs : Inputs
         Of the training.
-    moved : tuple of Moved
+    moved : tuple of FeatureShift
         Every feature, the farthest first; empty: too few jobs.
     new_users, new_names : float, optional
         As of :class:`Inputs`, of the stretch.
     weeks : tuple of WeekOfErrors
-        Oldest first; only jobs that the model, or where it had seen them its backtest, knew nothing of.
+        Oldest first. Only jobs that the model, or its backtest where the model had learned from them, did not know.
     """
 
     model_id: str
@@ -77,7 +80,7 @@ class Drift:
         return tuple(one for one in self.moved if one.is_unusual)
 
     def line(self) -> str:
-        """Return inputs and errors in one line."""
+        """Return inputs and errors in one line of text."""
         if not self.moved:
             inputs = f"inputs: only {self.jobs:,} jobs in {self.days:g} days, too few to compare"
         elif not self.unusual:
@@ -113,14 +116,14 @@ class Drift:
 
 
 def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float, at: datetime) -> Drift:
-    """Compare the last ``days`` before ``at`` with the training of the model in ``record``.
+    """Compare the last ``days`` before ``at`` with the training of a model.
 
     Raises
     ------
     ModelUnreadable
         The model cannot be read.
     NotEnoughHistory
-        Its manifest does not say what training was like.
+        Its manifest does not describe its training.
     """
     model, inputs = from_record(record), inputs_in(record.manifest)
     if inputs is None:
@@ -143,7 +146,10 @@ def measure_drift(studied: PreparedHistory, record: ModelRecord, *, days: float,
 
 
 def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> tuple[WeekOfErrors, ...]:
-    """Judge the last weeks, by the model's backtest where the model may have learned from the jobs."""
+    """Score the model on each of the last weeks.
+
+    Jobs that the model may have learned from are predicted by its backtest.
+    """
     judged = model.as_judged()
     stopped = judged.trained_until if judged else model.trained_until
     rows = studied.judged(max(stopped, at - timedelta(weeks=WEEKS)), at)
@@ -161,32 +167,32 @@ def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> t
     )
 
 
-# What became of a model: in charge or not, and why.
+# Outcome of a training: promoted or not, and why.
 
 SHRINKAGE = "shrinkage"
-"""What is in charge where no model is: it needs no training."""
+"""Name of the fallback where no model is promoted; it needs no training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """What became of a model that was trained or asked for.
+    """Decision about a model that was trained or named by a person.
 
     Attributes
     ----------
-    step : Step, optional
+    step : AuditStep, optional
         None: nothing was decided, all stays as it was.
     model_id : str
-        The model it is about.
-    in_charge, previous : str
-        What is in charge from now on, and was until now; ``SHRINKAGE`` where no model is.
+        The model that the decision is about.
+    promoted, previous : str
+        The model that predicts from now on, and until now; ``SHRINKAGE`` where no model does.
     why : str
         For a person.
-    contest : Contest, optional
-        What it rests on; None: nothing was judged.
+    comparison : Comparison, optional
+        The scores that it rests on; None: nothing was scored.
     days : float, optional
-        Length of the stretch that was judged.
+        Length of the stretch that was scored.
     written : bool
-        False: only tried.
+        False: a dry run.
     """
 
     step: AuditStep | None
@@ -200,7 +206,7 @@ class TrainingOutcome:
 
     @property
     def did(self) -> str:
-        """What happened to the model, in a word or two."""
+        """The outcome in a word or two."""
         return "kept, not promoted" if self.promoted != self.model_id else "promoted" if self.step else "kept"
 
     def to_json(self) -> dict[str, Any]:
@@ -211,15 +217,16 @@ class TrainingOutcome:
 
 
 NIGHTLY = "nightly"
-"""Who decides at night."""
+"""Author of a nightly decision."""
 DRIFT = "drift"
-"""Name under which the warehouse remembers the line about drift."""
+"""Name under which the warehouse stores the line about drift."""
 
 
 def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
-    """Return the models of a cluster, newest first, each with its manifest and whether it is in charge.
+    """Return the models of a cluster, newest first.
 
-    Of the one in charge ``problem`` says why it cannot be read; empty: it can.
+    Each has its manifest and whether it is promoted. For the promoted one ``problem`` says why it cannot be read;
+    empty: it can.
     """
     with Warehouse.open(url) as warehouse:
         models = warehouse.models(cluster)
@@ -245,7 +252,10 @@ def list_models(url: str, cluster: str) -> list[dict[str, Any]]:
 
 
 def describe_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
-    """Return every decision about the model in charge, oldest first, as plain values."""
+    """Return every decision about the promoted model, oldest first.
+
+    As plain values.
+    """
     with Warehouse.open(url) as warehouse:
         found = warehouse.promotions(cluster)
     texts = found.assign(promoted_at=[moment.isoformat() for moment in found["promoted_at"]]).astype(object)
@@ -254,9 +264,9 @@ def describe_decisions(url: str, cluster: str) -> list[dict[str, Any]]:
 
 
 def training_history(url: str, cluster: str | None, *, progress: Progress = no_progress) -> LoadedHistory:
-    """Read of a cluster's jobs what training needs, and no more.
+    """Read the columns of a cluster's jobs that training needs.
 
-    None: of the only cluster.
+    ``cluster`` None: the only cluster.
     """
     progress("Reading the warehouse", 0.0)
     if cluster:  # choosing among all clusters would count the jobs of each, seconds for a million
@@ -287,12 +297,12 @@ def drift(
 ) -> dict[str, Any]:
     """Compare the last ``days`` before ``now`` with the training of a model.
 
-    None: the one in charge.
+    ``model_id`` None: the promoted model.
 
     Raises
     ------
     NotEnoughHistory
-        There is no such model, or it does not say what its training looked like.
+        There is no such model, or its manifest does not describe its training.
     ModelUnreadable
         It cannot be read.
     """
@@ -303,16 +313,16 @@ def drift(
 
 
 def remembered_drift(url: str, cluster: str) -> str | None:
-    """Return the line that the last night wrote about drift.
+    """Return the line about drift from the last nightly training.
 
-    None: none did.
+    None: there is none.
     """
     with Warehouse.open(url) as warehouse:
         return warehouse.remembered(cluster, DRIFT)
 
 
 def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
-    """Put a model in charge, or ``SHRINKAGE``.
+    """Promote a model, or ``SHRINKAGE``.
 
     Raises
     ------
@@ -331,14 +341,14 @@ def promote(url: str, cluster: str, model_id: str, *, by: str, why: str, now: da
 
 
 def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> TrainingOutcome:
-    """Put back in charge what was so before.
+    """Promote again the model that was promoted before.
 
-    A model that is gone or cannot be read is passed over.
+    A model that is gone or cannot be read is skipped.
 
     Raises
     ------
-    Misuse
-        Nothing was in charge before.
+    UsageError
+        Nothing was promoted before.
     """
     with Warehouse.open(url) as warehouse:
         previous = _promoted(warehouse, cluster)
@@ -364,10 +374,10 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
 
 
 def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: datetime) -> TrainingOutcome:
-    """Decide about a model that was just trained by hand and kept.
+    """Decide about a model that was just trained by hand and stored.
 
-    Where something was decided before, all stays as it was unless ``promote_it``. The very first model takes charge if
-    its backtest is ahead of the controls, else shrinkage does.
+    Where something was decided before, all stays as it was unless ``promote_it``. The very first model is promoted if
+    its backtest is ahead of the controls; otherwise shrinkage predicts.
     """
     with Warehouse.open(url) as warehouse:
         decided = not warehouse.promotions(record.cluster).empty
@@ -389,20 +399,20 @@ def nightly(
     dry_run: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TrainingOutcome, str]:
-    """Train on what had ended by ``now``, and promote the model if it is better.
+    """Train on what had ended by ``now`` and promote a better model.
 
-    Else keep what is in charge, say why.
+    Otherwise the present model stays, with the reason.
 
-    It is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse beyond chance
-    than the model in charge and than shrinkage, neither in median log error nor in rank correlation; with nothing but
-    shrinkage in charge, if it is ahead of the controls.
+    The new model is promoted if, on the jobs of the last ``days``, the same recipe stopped before them is not worse
+    beyond chance than the present model and than shrinkage, neither in median log error nor in rank correlation. Where
+    only shrinkage predicts so far, it is promoted if it is ahead of the controls.
 
     Parameters
     ----------
-    history : History
+    history : LoadedHistory
         What was submitted before ``now``.
     keep : int
-        Newest models that are kept; those in charge now and before are, whatever their age.
+        Newest models that are kept; those promoted now and before are kept whatever their age.
     dask : str
         Scheduler on whose workers the trees are grown; empty: here.
     dry_run : bool
@@ -410,9 +420,9 @@ def nightly(
 
     Returns
     -------
-    outcome : Outcome
+    outcome : TrainingOutcome
     drift : str
-        What has drifted since the model in charge until now learned, in a line.
+        What has drifted since the present model was trained, in a line.
 
     Raises
     ------
@@ -443,19 +453,23 @@ def nightly(
 def compare(
     history: LoadedHistory, *, url: str, first: str, second: str, now: datetime
 ) -> tuple[Comparison, tuple[str, ...]]:
-    """Judge two models on the same jobs, those submitted after both had stopped learning, beside the controls.
+    """Score two models and the controls on the same jobs.
+
+    The jobs are those submitted after both models had stopped learning.
 
     Returns
     -------
-    contest : Contest
+    comparison : Comparison
         The challenger is ``second``.
     notes : tuple of str
-        Where a model had seen too much and its backtest was judged in its place.
+        Where a model had learned from these jobs and its backtest was scored in its place.
 
     Raises
     ------
+    UsageError
+        Both are the same model.
     NotEnoughHistory
-        A model is not there, or too few jobs were submitted since.
+        A model is missing, or too few jobs were submitted since.
     ModelUnreadable
         One of them cannot be read.
     """
@@ -476,9 +490,9 @@ def _promoted(warehouse: Warehouse, cluster: str) -> str:
 
 
 def _incumbent(warehouse: Warehouse, cluster: str, *, besides: str | None) -> ModelRecord | None:
-    """Return the model in charge, where nothing was ever decided the newest but ``besides``.
+    """Return the promoted model.
 
-    None: shrinkage.
+    Where nothing was ever decided and ``besides`` is given, the newest other model. None: shrinkage predicts.
     """
     try:
         if besides is None or not warehouse.promotions(cluster).empty:
@@ -499,14 +513,14 @@ def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: 
     )
 
 
-# A new model against what is in charge: who judges it, on which jobs, and what follows.
+# A new model against the promoted one: on which jobs both are scored, and what follows.
 #
-# No model is judged on jobs that it learned from: in its place stands the same recipe stopped earlier.
+# No model is scored on jobs that it learned from: the same recipe, stopped earlier, is scored in its place.
 
 INCUMBENT = "in charge"
-"""Name of the model in charge in a night's contest; the new one is ``model``."""
+"""Name of the promoted model in a nightly comparison; the new one is ``model``."""
 WIDER = (1, 4, 12)
-"""How many times the days to judge on are taken, until enough jobs ended in them."""
+"""Multiples of the days to score on, tried in order until enough jobs ended in them."""
 
 
 def settled_decision(
@@ -516,10 +530,10 @@ def settled_decision(
 
     Parameters
     ----------
-    rival : ModelRecord, optional
-        The model in charge; None: shrinkage is.
+    incumbent : ModelRecord, optional
+        The promoted model; None: shrinkage predicts.
     decided : bool
-        Whether anything was ever decided; where not, the newest model would be in charge.
+        Whether anything was ever decided; if not, the newest model would predict.
     """
     opponent, unreadable = _readable(incumbent)
     previous = incumbent.model_id if incumbent and opponent else SHRINKAGE
@@ -535,7 +549,7 @@ def settled_decision(
 
 
 def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:
-    """Decide where nothing but shrinkage is in charge."""
+    """Decide where only shrinkage predicts so far."""
     kept = replace(same, step=AuditStep.KEPT, comparison=comparison)
     if comparison is None:
         return replace(kept, why="its history is too short to judge it on")
@@ -551,9 +565,9 @@ def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -
 
 
 def backtest_in(record: ModelRecord) -> Comparison | None:
-    """Return the contest that a record's scores are.
+    """Return the comparison stored in a record's scores.
 
-    None: its history was too short for one.
+    None: the history was too short for one.
     """
     return Comparison.from_json(record.scores) if record.scores.get("against") else None
 
@@ -569,14 +583,15 @@ def judge_model(
     at: datetime,
     progress: Progress,
 ) -> TrainingOutcome:
-    """Decide about ``candidate``, kept as ``record``, on the last days before ``at``.
+    """Decide about ``candidate``, stored as ``record``, on the last days before ``at``.
 
     Parameters
     ----------
-    rival : ModelRecord, optional
-        The model in charge; one that cannot be read leaves the field to shrinkage. None: shrinkage is.
+    incumbent : ModelRecord, optional
+        The promoted model; None: shrinkage predicts. One that cannot be read is not scored, and the decision is the
+        same as without one.
     days : float
-        Length of the stretch to judge on; four and twelve times that where too few jobs ended in it.
+        Length of the stretch to score on; four and twelve times that where too few jobs ended in it.
     """
     previous = incumbent.model_id if incumbent else SHRINKAGE
     same = TrainingOutcome(step=AuditStep.KEPT, model_id=record.model_id, promoted=previous, previous=previous, why="")
@@ -604,17 +619,16 @@ def judge_model(
 def common_jobs(
     studied: PreparedHistory, models: Mapping[str, DurationModel], *, now: datetime
 ) -> tuple[dict[str, DurationModel], tuple[str, ...], NDArray[np.int64]]:
-    """Find jobs that two models can be judged on.
+    """Return jobs that two models can both be scored on.
 
-    Those submitted after both had stopped learning.
-
-    Where these are too few, the later of the two is stood in for by its backtest, then both.
+    These were submitted after both had stopped learning. Where they are too few, the backtest of the later model
+    replaces it, then both backtests do.
 
     Returns
     -------
     models : dict of DurationModel
     notes : tuple of str
-        Which were stood in for.
+        Which models are replaced by their backtests.
     rows : array
         Of the jobs.
 
@@ -678,16 +692,16 @@ def _compare_unseen(
     seed: int,
     progress: Progress,
 ) -> Comparison | None:
-    """Judge stand-ins that know nothing of the stretch.
+    """Compare models that learned nothing from the stretch.
 
     None: there are none, or too few jobs came after them.
     """
-    # What had not stopped learning by then is judged by its backtest, which stopped earlier, if it has one.
+    # A model that had not stopped learning by then is scored by its backtest, which stopped earlier, if it has one.
     seen = opponent is not None and opponent.trained_until > since
     backtest = opponent.as_judged() if opponent is not None and seen else None
     incumbent = backtest or opponent
     begin = since if incumbent is None else max(since, incumbent.trained_until)
-    # A backtest is judged beside a backtest: else the one that stopped later would win by that.
+    # A backtest is scored beside a backtest: otherwise the one that stopped later would win by that.
     challenger = candidate.as_judged() if backtest else None
     try:
         challenger = challenger or studied.train(until=begin, seed=seed, progress=progress)
@@ -701,9 +715,9 @@ def _compare_unseen(
 
 
 def _figures(comparison: Comparison) -> str:
-    """Say a comparison's figures in words.
+    """Return a comparison's figures in words.
 
-    The log error and rank correlation of each.
+    These are the log error and the rank correlation of each.
     """
     scores, errors, ranks = comparison.scores, [], []
     for name in (comparison.challenger, *comparison.against):

@@ -1,4 +1,8 @@
-"""Cycles on the nodes of a live cluster."""
+"""Controller of the nodes of a live cluster.
+
+It runs the control cycle of :mod:`helios.control` on the nodes, and connects it with the warehouse, the undo file and
+the forecast of the demand.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +59,11 @@ if TYPE_CHECKING:
 
 MEMORY = "nodes"
 RELEASED = "released_nodes"
-"""What the warehouse remembers under this name: that a kill switch reverted what the book of nodes still names."""
+"""Name of the warehouse's note that a release reverted node changes that are still recorded as applied."""
 RELEASED_FILE = "RELEASED.nodes"
-"""The same, of a kill switch that has no database."""
+"""File with the same note, of a release without a database."""
 TALLY_EVERY = timedelta(minutes=9)
-"""Counts of the nodes are kept about once a step of the forecast, and whenever a node was changed."""
+"""Time between stored counts of the nodes, about a step of the forecast; after a change they are stored at once."""
 TALLIES_KEPT = timedelta(days=400)
 
 
@@ -67,7 +71,10 @@ _log = logging.getLogger("helios.app.node_controller")
 
 
 class NoForecast(HeliosError):
-    """There is no forecast of the demand for nodes, and this is why."""
+    """There is no forecast of the demand for nodes.
+
+    The message says why.
+    """
 
 
 class NodeController:
@@ -77,19 +84,19 @@ class NodeController:
 
     Parameters
     ----------
-    site : Site
+    site : LiveCluster
         The cluster.
     settings : Settings
         The configuration in force.
     clock : callable
-        Gives the time, aware.
+        Returns the time, aware.
     patient : bool
         As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
 
     Raises
     ------
     ServiceUnknown, ServiceInvalid
-        A service of the configuration cannot be had as it is asked for.
+        A service of the configuration cannot be made with these options.
     """
 
     def __init__(
@@ -114,18 +121,18 @@ class NodeController:
 
     @property
     def nodes(self) -> NodeCluster:
-        """The door to the nodes."""
+        """The interface to the nodes."""
         return self.site.nodes()
 
     def modes(self) -> dict[str, ServiceMode]:
-        """Return the mode of each service as it was set last.
+        """Return the modes in force.
 
-        With the warehouse gone and a pause file there, off.
+        If the warehouse cannot be read and there is a pause file, every service is off.
 
         Raises
         ------
         WarehouseUnavailable
-            The modes cannot be read, and nobody asked for a pause.
+            The modes cannot be read, and there is no pause file.
         """
         return modes_or_off(
             lambda: modes_in_force(self.settings.database.url, self.site.name, self.services),
@@ -134,14 +141,11 @@ class NodeController:
         )
 
     def pause(self) -> Pause | None:
-        """Return who paused Helios.
-
-        None: nobody did.
-        """
+        """Return who paused Helios, None if nobody did."""
         return is_paused(self.settings.database.url, self.site.name, self._folder)
 
     def remembered(self) -> NodeControllerState:
-        """Return what control remembers of the last cycle on nodes that led.
+        """Return the controller's state after the last node cycle that led.
 
         Raises
         ------
@@ -152,16 +156,15 @@ class NodeController:
             return self._keeping.read(warehouse)
 
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
-        """Look, ask, check, act, write down.
+        """Run one control cycle on the nodes.
 
-        See :func:`helios.control.run_node_cycle`.
-
-        Without the warehouse nothing is done, except that a pause by file still wakes everything.
+        See :func:`helios.control.run_node_cycle`. Without the warehouse nothing is changed, except that a pause by file
+        still wakes everything.
 
         Raises
         ------
         MemoryDamaged
-            What control remembers cannot be read; nothing was done.
+            The controller's stored state cannot be read; nothing was done.
         """
         with (
             hold_cycle_lock(self._folder, lock=LOCK_OF_NODES),
@@ -188,12 +191,12 @@ class NodeController:
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Return what :meth:`cycle` would do now.
 
-        Nothing is written: what it acts on holds nothing that could write.
+        Nothing is written: it runs on shadow nodes and a read-only ledger.
 
         Raises
         ------
         WarehouseUnavailable, MemoryDamaged
-            What Helios remembers cannot be read.
+            The record of applied changes or the controller's stored state cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
             applied_changes, memory = self._ledger(warehouse).applied_changes(), self._keeping.read(warehouse)
@@ -215,12 +218,12 @@ class NodeController:
         )
 
     def summary(self) -> NodeCycleSummary:
-        """Take a cycle in the modes that were set, and return what the daemon tells of it.
+        """Run a cycle in the modes in force and summarise it for the daemon.
 
         Raises
         ------
         WarehouseUnavailable
-            The warehouse cannot be read; what a pause by file asks for was done all the same.
+            The warehouse cannot be read. What a pause by file asks for was done all the same.
         """
         began, modes = time.monotonic(), self.modes()
         report = self.cycle(modes=modes)
@@ -244,9 +247,10 @@ class NodeController:
         )
 
     def release(self, reason: str) -> NodeCycleReport:
-        """Wake everything that Helios put to sleep, give back weights and list, and look.
+        """Wake all nodes that Helios put to sleep, and revert its other changes.
 
-        It needs no database.
+        Node weights and the list of nodes that are kept awake are reverted too. The result is verified. It needs no
+        database.
 
         See :func:`helios.control.release_nodes`.
         """
@@ -279,21 +283,21 @@ class NodeController:
                     last = self._keeping.read(warehouse)
                     memory = replace(last, wakes={**report.memory.wakes, **last.wakes})
                     self._keeping.write(warehouse, memory, at=now)
-                if not report.recorded:  # another Helios holds the lease; what a person did stands in the audit
+                if not report.recorded:  # another Helios holds the lease; what a person did is audited all the same
                     warehouse.add_decisions(self.site.name, report.decisions)
                     warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
                     return replace(report, recorded=True)
             return report
 
     def clear(self, node: str | None) -> NodeControllerState:
-        """Let a node that failed to wake sleep again.
+        """Allow a node that failed to wake to sleep again.
 
         None: all of them, and end protected mode.
 
         Raises
         ------
         WarehouseUnavailable, MemoryDamaged
-            What Helios remembers cannot be read.
+            The controller's stored state cannot be read.
         """
         with (
             hold_cycle_lock(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
@@ -304,9 +308,9 @@ class NodeController:
         return memory
 
     def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
-        """Look once more.
+        """Return the state as after one more observation of the nodes.
 
-        A node must be idle at two looks running, and a plan may have no cycle before it.
+        A node must be idle in two consecutive snapshots, and a plan may have no cycle before it.
         """
         look = self.nodes.snapshot()
         follows = memory.looked_at is not None and look.taken_at - memory.looked_at <= APART
@@ -315,7 +319,7 @@ class NodeController:
         return replace(memory, idle=idle, looked_at=look.taken_at)
 
     def _expect(self, snapshot: Snapshot) -> Snapshot:
-        from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - no pause waits for what forecasts
+        from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - a pause must not wait for this import
 
         if self._demand is None:
             self._demand = NodeDemand(self.site.name, self.settings, patient=self._patient)
@@ -326,7 +330,7 @@ class NodeController:
             return expected
         except HeliosError:
             raise
-        except Exception as defect:  # whatever it is: nodes must still be woken, and a pause be heard
+        except Exception as defect:  # whatever it is: nodes must still be woken, and a pause be obeyed
             if str(defect) != self._defect:
                 _log.exception("the forecast of the demand for nodes failed, so that no node is put to sleep")
             self._defect = str(defect)
@@ -344,9 +348,9 @@ class NodeController:
         return Undo(asleep=found.asleep, weights=tuple(found.weights.items()), keep_awake=found.keep_awake)
 
     def _undone_if_any(self) -> Undo | None:
-        """Return what the undo file says.
+        """Return the content of the undo file.
 
-        None: there is none, as where a Helios with another state folder leads.
+        None: there is none, for example where a Helios with another state folder leads.
         """
         file = self._folder / UNDO_FILE
         there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
@@ -355,7 +359,7 @@ class NodeController:
     def _leave_the_undo_to_the_leader(self) -> None:
         """Remove the undo file where another Helios leads.
 
-        Its book and file name all this one did, and stay right.
+        The leader's record and undo file name everything that this Helios did, and stay right.
         """
         if refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=Domain.NODES):
             with suppress(OSError):
@@ -377,11 +381,12 @@ class NodeController:
     def _kept(
         self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, taken_back: Mapping[str, str]
     ) -> NodeCycleReport:
-        """Write down what is not control's to write.
+        """Store the controller's state and the counts of the nodes.
 
-        That it cannot be is a note, not a failure of the cycle.
+        A failure to store them is a note in the report, not a failure of the cycle. A standby stores nothing, and
+        leaves the undo file to the leader.
         """
-        if not report.leads:  # a standby must not overwrite what the leader remembers
+        if not report.leads:  # a standby must not overwrite the leader's state
             self._leave_the_undo_to_the_leader()
             return report
         try:
@@ -406,12 +411,10 @@ class NodeController:
 
 
 def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) -> None:
-    """Let node cycles go on after a pause.
+    """Allow node cycles again after a pause.
 
-    A memory that cannot be read is forgotten, one that can is kept.
-
-    Cool-downs, failed wakes and protected mode are no reason to pause and none to forget. What was reverted meanwhile
-    is nobody's will.
+    A stored state that cannot be read is dropped. One that can be read is kept: cool-downs, failed wakes and protected
+    mode are no reason to pause and none to forget. Changes that were reverted meanwhile no longer count as applied.
     """
     try:
         NodeControllerState.from_json(warehouse.remembered(cluster, MEMORY) or NodeControllerState().to_json())
@@ -421,7 +424,10 @@ def forget_what_is_damaged(warehouse: Warehouse, cluster: str, *, at: datetime) 
 
 
 def count_states(report: NodeCycleReport) -> dict[str, int]:
-    """Return how many nodes are busy, idle, asleep, on the way, or in service in none of these."""
+    """Return the number of nodes in each state.
+
+    ``idle`` are the nodes in service that are neither busy, asleep nor on the way.
+    """
     tallies = report.tallies
     sums = Counter({name: int(tallies[name].sum()) for name in ("total", "busy", "asleep", "falling_asleep", "waking")})
     away = sums["asleep"] + sums["falling_asleep"] + sums["waking"]

@@ -1,4 +1,4 @@
-"""The demand for nodes of a live cluster, and its forecast."""
+"""Demand for nodes of a live cluster, observed and forecast."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from helios.warehouse import Warehouse
 DAY = 86_400 // STEP_S
 """Steps of a day."""
 WEEKS_LOOKED_BACK = 3
-"""How far back services are told what was forecast: what thresholds are re-picked from."""
+"""Weeks of past forecasts that services see; thresholds are picked again from them."""
 REFIT_S = 7 * 86_400
-"""How often the forecasts of those weeks are made from a new fit: what a start costs hangs on it."""
+"""Time between refits along those weeks, s; the time that a start takes depends on it."""
 PLACED_AT_LEAST = 0.95
-"""Share of the ended jobs whose nodes must be known: a node whose jobs are not seen looks idle, and would sleep."""
+"""Share of the ended jobs whose nodes must be known. A node whose jobs are missing looks idle, and would sleep."""
 
 
 class NodeDemand:
     """Adds the demand for nodes to snapshots.
 
-    Learns once a day, forecasts once a step.
+    The forecasters are trained once a day, and forecast once a step.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ class NodeDemand:
     settings : Settings
         The configuration in force.
     patient : bool
-        Whether the first answer waits until the forecasters have learned, which takes seconds to minutes. Else they
-        learn in a thread of their own, and until then there is no forecast, so that no node is put to sleep.
+        Whether the first call waits until the forecasters are trained, which takes seconds to minutes. Otherwise they
+        are trained in a thread, and until then there is no forecast, so that no node is put to sleep.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class NodeDemand:
     def __call__(self, snapshot: Snapshot) -> Snapshot:
         """Return ``snapshot`` with ``demand``.
 
-        As it is where nothing was learned yet.
+        ``demand`` is None as long as there is no forecast; see ``why_not``.
 
         Raises
         ------
@@ -98,9 +98,9 @@ class NodeDemand:
         return assemble(told, ended_s=ended_s) if told else None
 
     def _learn(self, seen: ObservedDemand, calendar: Calendar) -> None:
-        """Have the forecasters learn anew where they never did, or a day ago.
+        """Retrain the forecasters where they are missing or a day old.
 
-        Take over what they learned since.
+        The result of a training that has ended in the thread is taken over first.
         """
         if self._learning is not None and self._learning.done():
             learning, self._learning = self._learning, None
@@ -127,16 +127,19 @@ class NodeDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Learned:
-    """What was learned of a pool, and what was forecast since, one row for each step up to ``told_s``."""
+    """Forecaster of a pool and its forecasts so far.
+
+    There is one forecast for each step up to ``told_s``.
+    """
 
     forecaster: DemandForecaster
     told: Forecasts
     told_s: int
 
     def followed(self, seen: ObservedDemand, at: int) -> _Learned:
-        """Return it with the forecast of now.
+        """Return it with the forecast of now added.
 
-        Steps in which nobody asked have none.
+        Steps that were missed have NaN.
         """
         if self.told_s >= seen.ended_s:
             return self
@@ -160,7 +163,7 @@ _NO_NODES = "no node of the cluster is in service"
 def _unplaced(history: pd.DataFrame) -> str:
     """Return why the history does not say which nodes were busy.
 
-    Empty: it does, or there is none.
+    Empty: it does, or no job has ended.
     """
     ran = history[history["ended_at"].notna() & history["started_at"].notna()]
     placed = int(ran["node_list"].notna().sum())
@@ -173,13 +176,16 @@ def _unplaced(history: pd.DataFrame) -> str:
 
 
 def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Learned]]:
-    """Learn in a thread that the end of the process does not wait for, as it would for that of an executor."""
+    """Train in a daemon thread and return the future result.
+
+    The end of the process does not wait for this thread, as it would for that of an executor.
+    """
     learning: Future[dict[str, _Learned]] = Future()
 
     def work() -> None:
         try:
             learning.set_result(learns())
-        except BaseException as defect:  # whoever asks for the result hears of it
+        except BaseException as defect:  # raised again by the future's result()
             learning.set_exception(defect)
 
     Thread(target=work, name="node-demand", daemon=True).start()
@@ -187,7 +193,7 @@ def _beside(learns: Callable[[], dict[str, _Learned]]) -> Future[dict[str, _Lear
 
 
 def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
-    """Fit a forecaster for each pool, and say what the last weeks would have been told."""
+    """Fit a forecaster for each pool and forecast the last weeks with refits."""
     learned = {}
     n_steps = seen.busy.shape[1]
     for pool, busy, total, state in zip(seen.pools, seen.busy, seen.total, seen.states, strict=True):
@@ -208,7 +214,7 @@ def _learned(seen: ObservedDemand, calendar: Calendar) -> dict[str, _Learned]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObservedDemand:
-    """What a cluster's pools needed, step by step.
+    """Busy nodes of a cluster's pools in each step.
 
     Attributes
     ----------
@@ -218,8 +224,8 @@ class ObservedDemand:
         Begin of the first step, end of the last, s since the epoch.
     busy, total : float64 arrays of shape (n_pools, n_steps)
         Most nodes with a job at once in each step; nodes in service, as there are now.
-    states : tuple of JobState
-        What jobs told, of each pool.
+    states : tuple of DemandJobState
+        State of the jobs of each pool at the end of each step.
     """
 
     pools: tuple[str, ...]
@@ -231,12 +237,12 @@ class ObservedDemand:
 
 
 def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> ObservedDemand:
-    """Count the busy nodes of each pool, from the jobs that ended and those that run.
+    """Count the busy nodes of each pool in each step.
 
     Parameters
     ----------
     history : DataFrame
-        Columns of ``JOBS``. Only what has ended is taken from it: what runs, the cluster itself knows best.
+        Columns of ``JOBS``. Only ended jobs are taken from it; running jobs are taken from the snapshot.
     ended_s : int
         End of the last step to count.
     """
@@ -266,10 +272,7 @@ def busy_by_pool(history: pd.DataFrame, snapshot: Snapshot, *, ended_s: int) -> 
 
 
 def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
-    """Return all jobs with the columns of both frames.
-
-    Those that ended, run and wait.
-    """
+    """Return the ended, running and pending jobs as ``JOBS``."""
     columns = ["job_id", "user", "name", "partition", "submitted_at", "started_at", "time_limit_s", "nodes", "gpus"]
     columns.append("node_list")
     ended = history.loc[history["ended_at"].notna() & history["started_at"].notna(), [*columns, "ended_at"]]
@@ -278,7 +281,7 @@ def _jobs(history: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
 
 
 def _state(jobs: pd.DataFrame, nodes: pd.DataFrame, steps_s: NDArray[np.int64]) -> DemandJobState:
-    """Return what the jobs of a pool's partitions told."""
+    """Return the state of the jobs in a pool's partitions at each step."""
     partitions = set(str(nodes["partitions"].iloc[0]).split(","))
     shared = [bool(partitions & set(str(one).split(","))) for one in jobs["partition"].astype(object)]
     mine = jobs[np.array(shared, dtype=np.bool_)]

@@ -1,6 +1,6 @@
-"""The worth of predictions, by replays of the queue that they would order.
+"""Value of predictions for ordering a queue, measured by replays.
 
-It lies between today's order and the one of true run times.
+It lies between that of today's order and that of an order by true run times.
 
 Every replay lets small jobs pass by EASY backfill that plans with time limits, so that only the order differs.
 """
@@ -35,7 +35,7 @@ PREDICTED = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayTarget:
-    """The machine on which the judged jobs are replayed.
+    """Machine on which the scored jobs are replayed.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class ReplayTarget:
     promote_after : timedelta, optional
         Bound on waiting; None: the longer of 3 hours and the longest wait so far under FIFO + EASY.
     predict_again : timedelta, optional
-        How often jobs that wait are predicted again, as the turns of a live cluster do; None: never.
+        How often pending jobs are predicted again, as in the cycles of a live cluster; None: never.
     """
 
     nodes: Mapping[str, int] | None = None
@@ -64,10 +64,10 @@ def value_of_predictions(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> OrderValue:
-    """Replay the judged part of a history under each order.
+    """Replay the scored part of a history under each order.
 
-    The model is trained on what had ended before that part; what ends in a replay teaches there. Jobs larger than their
-    partition are left out, and said to be.
+    The model is trained on what had ended before that part, and learns during a replay from what ends in it. Jobs
+    larger than their partition are left out, with a note.
 
     Parameters
     ----------
@@ -113,9 +113,8 @@ def value_of_predictions(
 def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) -> OrderValue | str:
     """Return the value of predictions, or why the jobs cannot be replayed.
 
-    That must not cost the other figures.
-
-    ``options`` are those of :func:`value_of_predictions`.
+    A failed replay must not cost the other figures of an evaluation. ``options`` are those of
+    :func:`value_of_predictions`.
     """
     try:
         return value_of_predictions(history, site, **options)
@@ -124,7 +123,7 @@ def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) 
 
 
 class _ValueReplays:
-    """Makes the replays of one stage, the same rules for all."""
+    """Makes the replays of one setup under the same rules."""
 
     def __init__(
         self, setup: ReplaySetup, model: DurationModel | None, site: ReplayTarget, *, seed: int, progress: Progress
@@ -139,7 +138,7 @@ class _ValueReplays:
             self._guard = WaitBound.beside(**today_s, least_s=LEAST_PATIENCE_S, share=SHARE_OF_LONGEST)
 
     def made(self) -> dict[str, QueueSummary]:
-        """Return what became of each queue, by name."""
+        """Return the queue summary of each replay, by name."""
         shrinkage, last = self._predictor(None), self._predictor(UserLast())
         made = {
             TODAY: self._today,

@@ -1,4 +1,4 @@
-"""Expectations for a live queue, from the history and the model in the warehouse."""
+"""Predictions for a live queue, from the warehouse's history and model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from helios.predict.live_predictor import LivePredictor
 
 
-# The longest backlog of a live cluster, from its history and its queue: nothing of it has to be remembered.
+# The longest backlog of a live cluster. It is computed from the history and the queue, so nothing of it is stored.
 
 LOOKS_BACK = timedelta(days=60)
 """How far back a backlog counts: a jam of last year says nothing of how long one should wait today."""
@@ -30,7 +30,7 @@ _ENDED = ("partition", "gpus", "submitted_at", "eligible_at", "started_at", "end
 
 
 class BacklogWatch:
-    """Reckons the longest backlog anew each hour of the cluster's own clock, and knows it in between."""
+    """Longest backlog, recomputed once an hour of the cluster's clock."""
 
     def __init__(self) -> None:
         self._at: datetime | None = None
@@ -53,8 +53,8 @@ def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
     NaN: no GPU job has ended in it.
 
     It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
-    nodes have when they work. What cannot start yet, or is held, stands in nobody's way; a job that wants no GPU, or a
-    partition that there is not, does not count.
+    nodes have when they work. Jobs that are held or cannot start yet delay nobody and do not count. Neither do jobs
+    without GPUs or of an unknown partition.
 
     Parameters
     ----------
@@ -82,9 +82,16 @@ def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
 
 
 def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
-    """Return what reckons the backlog of a replay of ``JOBS`` on ``NODE_STATES`` as it goes on.
+    """Return an estimator that follows the backlog of a replay.
 
-    None: without GPUs.
+    None: the cluster has no GPUs.
+
+    Parameters
+    ----------
+    nodes : DataFrame
+        Columns of ``NODE_STATES``.
+    jobs : DataFrame
+        Columns of ``JOBS``, all jobs of the replay.
     """
     group_of, capacity = _groups(nodes)
     if not capacity.any():
@@ -93,7 +100,10 @@ def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimat
 
 
 def _queued(queue: pd.DataFrame) -> pd.DataFrame:
-    """Return jobs of ``QUEUE`` with all tasks of their records and what is expected of them."""
+    """Return queued jobs with the GPUs of all their tasks and an expected run time.
+
+    ``queue`` has the columns of ``QUEUE``.
+    """
     expected_s = queue[["p10_s", "p50_s", "p90_s"]].to_numpy(dtype=np.float64) @ np.array(EXPECTED)
     return queue.assign(gpus=queue["gpus"] * queue["tasks"], predicted_s=expected_s)
 
@@ -118,17 +128,17 @@ def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.i
 
 
 def _group(partition: str, group_of: dict[str, int]) -> int:
-    """Return the group of the first known one of the partitions that a job would take.
+    """Return the group of the first known partition of a job.
 
-    -1: none.
+    ``partition`` may name several. -1: none is known.
     """
     return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
 
 
 def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
-    """Return which group each partition is part of, and the GPUs of each.
+    """Return the group of each partition and the GPUs of each group.
 
-    Partitions that share nodes are one.
+    Partitions that share nodes are one group.
     """
     named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "")]
     texts = named["partitions"].astype(str)
@@ -144,23 +154,23 @@ def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
 
 
 QUANTILES = ("p10_s", "p50_s", "p90_s")
-# A stored prediction is replaced by one that differs by more: else every cycle would store the whole queue again.
+# Ratio of medians from which a new prediction is stored. Without it every cycle would store the whole queue again.
 WORTH_STORING = 1.25
-# How long after a job's end its record is looked for first: accounting is late by minutes. What is later still is found
-# too, by reading everything again.
+# Accounting records a job minutes after its end, so ended jobs are read again from this long before the last known end.
+# What is later still is found too, by reading everything again.
 LATE = timedelta(days=1)
-# What is kept may grow to so many times of what is looked back on before it is read anew.
+# The cached history may grow to this multiple of ``last_jobs`` before it is read again.
 _MOST_KEPT = 2
 UNTRUSTED = (
     "Shrinkage predicts meanwhile, and nothing is written. Train it anew (helios model train --promote), put the one "
     "before back (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
 )
-"""What follows from a model in charge that cannot be read, and what to do."""
+"""What follows from a promoted model that cannot be read, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorState:
-    """What predictions rest on at one moment.
+    """History and model that predictions rest on at one moment.
 
     Attributes
     ----------
@@ -173,11 +183,11 @@ class PredictorState:
     timezone : str
         Zone of the cluster's local time.
     edition : tuple
-        What of the warehouse it was read from.
+        Version of the warehouse's data that it was read from.
     predictor : LivePredictor, optional
-        Has learned ``history``, and is kept from one moment to the next; None: one is made when it is asked for.
-    trouble : str
-        Why the model in charge does not predict, for a person; empty: it does, or there is none.
+        Has learned ``history``, and is reused from one moment to the next; None: one is made for each prediction.
+    problem : str
+        Why the promoted model does not predict, for a person; empty: it does, or there is none.
     """
 
     history: pd.DataFrame
@@ -200,16 +210,16 @@ class PredictorState:
 
 
 class LivePredictions:
-    """Adds predictions and the longest backlog to a snapshot.
+    """Adds predictions and the longest backlog to snapshots.
 
-    Reads of the warehouse only what is new there.
+    Reads from the warehouse only what is new there.
 
     Parameters
     ----------
     url, cluster : str
         The warehouse, and the cluster there.
     last_jobs : int
-        How many jobs of the history predictions look back on.
+        How many jobs of the history predictions use.
     """
 
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
@@ -219,7 +229,7 @@ class LivePredictions:
 
     @property
     def knowledge(self) -> PredictorState:
-        """What predictions rest on, as the warehouse is now.
+        """The history and model in the warehouse now, ready to predict.
 
         Raises
         ------
@@ -236,9 +246,9 @@ class LivePredictions:
         return self._known
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with the prediction columns of its jobs filled in, and its longest backlog.
+        """Return ``snapshot`` with predictions and the longest backlog.
 
-        Of a running job they tell its whole run time, given that it has run for as long as it has.
+        For a running job they predict the whole run time, given how long it has run.
         """
         knowledge, now = self.knowledge, snapshot.taken_at
         predict = knowledge.predict
@@ -284,9 +294,9 @@ class LivePredictions:
         )
 
     def _brought_up_to_date(self, warehouse: Warehouse, timezone: str) -> tuple[pd.DataFrame, LivePredictor] | None:
-        """Read only the jobs that ended since the last time.
+        """Add only the jobs that ended since the last read.
 
-        None: that cannot be done, or is not all that is new.
+        None: that is impossible, or would miss jobs, so that everything must be read again.
         """
         known = self._known
         if known is None or known.predictor is None or known.timezone != timezone:
@@ -319,16 +329,16 @@ def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:
-    """Return what tells each job apart.
+    """Return the key of each job.
 
-    Its id and when it was submitted, in us since the epoch.
+    Its id and its submission, in us since the epoch.
     """
     submitted = jobs["submitted_at"].to_numpy(dtype="datetime64[us]").astype(np.int64)
     return list(zip(jobs["job_id"], submitted.tolist(), strict=True))
 
 
 def worth_storing(pending: pd.DataFrame, stored: Mapping[tuple[str, int], float]) -> pd.DataFrame:
-    """Return the jobs of ``pending`` that have a prediction and whose stored one, if any, differs noticeably.
+    """Return the pending jobs whose prediction is new or has clearly changed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Weeks drawn anew: other workloads that the same site might have had.
+"""Resampled workloads that the same site might have had.
 
 Whole weeks of the counted window are drawn with replacement and laid end to end, each job at the weekday and hour of
 its own submission, with its own user, size, limit and run time; what lies before the window stays as it is. Windows of
@@ -8,7 +8,7 @@ or of the history's first submission.
 
 Predictions are made in the new timeline, from what has ended in it. So a user of the third week may come first, and be
 as unknown as a newcomer. Of a week that is drawn twice only the first copy is predicted and learned from
-(:mod:`helios.app.resampling`): its jobs would give themselves away.
+(:class:`DeduplicatingPredictor`), because the predictor would already know the jobs of the second.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from helios.simulate import Workload
 
 # A predictor for drawn weeks, which meets each job once, however often its week was drawn.
 #
-# The second time that a week is laid down, a predictor that had seen the first would know these very jobs: on Venus
-# its rank correlation is .46 on them, .20 on jobs that it has not met (benchmarks/sweep.py), and what orders by
-# predictions would look better than it is. So copies teach nothing, and a copy is believed to run as long as its
-# first was.
+# In the second copy of a week, a predictor that had learned the first would know these very jobs: on Venus its rank
+# correlation is .46 on them, .20 on jobs that it has not met (benchmarks/sweep.py), and what orders by predictions
+# would look better than it is. So copies teach nothing, and a copy gets the prediction of its first job.
 
 
 class DeduplicatingPredictor:
-    """A :class:`helios.ports.ReplayPredictor` before one that knows the first of each job only.
+    """Predictor that meets each resampled job only once.
+
+    It is a :class:`helios.ports.ReplayPredictor` around another one.
 
     Parameters
     ----------
@@ -54,12 +55,18 @@ class DeduplicatingPredictor:
         self._said = np.full((len(first), 3), np.nan)
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Tell the first ones' ends; see ``ReplayPredictor``."""
+        """Report ended jobs to the inner predictor, copies excepted.
+
+        See ``ReplayPredictor``.
+        """
         known = self._is_first[jobs]
         self._inner.ended(self._position[jobs[known]], ended_s[known])
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
-        """Predict the first ones, and repeat for copies what was said of theirs; see ``ReplayPredictor``."""
+        """Predict submitted jobs, copies as their first job.
+
+        See ``ReplayPredictor``.
+        """
         new = jobs[self._is_first[jobs]]
         if len(new):
             self._said[new] = self._inner.submitted(self._position[new], now_s)
@@ -73,7 +80,10 @@ class DeduplicatingPredictor:
         running: NDArray[np.int64],
         since_s: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Predict the first ones again; of copies nothing is learned while they wait; see ``ReplayPredictor``."""
+        """Predict pending jobs again, copies excepted.
+
+        Copies keep the latest prediction of their first job. See ``ReplayPredictor``.
+        """
         quantiles = self._said[self._first[jobs]]
         new, known = self._is_first[jobs], self._is_first[running]
         if new.any():
@@ -85,7 +95,7 @@ class DeduplicatingPredictor:
 
 FEWEST_DAYS = 7
 QUIET_S = 3 * 3_600
-"""How much of the last day (of the last week: a day) may be missing for it to be taken as whole, s."""
+"""How much of the last day may be missing for it to count as whole, s; of the last week a day may be."""
 HOUR_S = 3_600
 TIMES = ("submitted_at", "eligible_at", "started_at", "ended_at")
 IDS = ("job_id", "array_job_id", "het_job_id")
@@ -93,17 +103,17 @@ IDS = ("job_id", "array_job_id", "het_job_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resampler:
-    """What may be drawn: stretches of a stage's counted jobs.
+    """Blocks of the counted jobs that can be drawn.
 
     Attributes
     ----------
-    over : Over
+    over : ResampledUnit
     begins_s : int
-        Where the first stretch begins, s since the epoch.
+        Begin of the first block, s since the epoch.
     block_s : int
-        Length of a stretch, s.
+        Length of a block, s.
     kind : array of shape (n_blocks,)
-        A stretch stands in for those of its own kind only.
+        A block can only replace one of its own kind.
     """
 
     over: ResampledUnit
@@ -113,16 +123,18 @@ class Resampler:
 
     @property
     def blocks(self) -> int:
-        """How many stretches there are; 0 with seeds."""
+        """Number of blocks, 0 with seeds."""
         return len(self.kind)
 
 
 def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
-    """Return what can be drawn from a stage: weeks, days where there are too few, seeds where those are too few.
+    """Return what can be drawn from a setup.
+
+    Weeks, days where there are too few weeks, and seeds where there are too few days.
 
     Parameters
     ----------
-    over : Over, optional
+    over : ResampledUnit, optional
         Draw these, even if they are few; there is one at least.
     """
     begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
@@ -144,13 +156,16 @@ def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resa
 
 
 def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
-    """Return the stage with other weeks, days or arrivals; the same for the same ``repeat`` and ``seed``."""
+    """Return the setup with weeks, days or arrivals drawn again.
+
+    The result depends only on ``repeat`` and ``seed``.
+    """
     rng = np.random.default_rng([seed, repeat])
     return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
 
 
 def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayPredictor:
-    """Return a predictor that learns on the way, and from no job twice."""
+    """Return a predictor that learns during the replay, and from no job twice."""
     if setup.first is None:
         return predictor_for(setup, taught, request)
     new = setup.first == np.arange(len(setup.first))
@@ -159,7 +174,10 @@ def resampled_predictor(setup: ReplaySetup, taught: DurationModel | None, reques
 
 
 def _kinds_of_days(begins_s: int, days: int, timezone: str) -> NDArray[np.int64]:
-    """Return 1 for each stretch of a day that lies mostly on a Saturday or Sunday, 0 for the others."""
+    """Return the kind of each day, 1 for weekends and 0 otherwise.
+
+    A block of 24 h counts as a weekend if its middle is on a Saturday or Sunday.
+    """
     middle = begins_s + DAY_S // 2 + DAY_S * np.arange(days)
     weekday = pd.to_datetime(middle, unit="s", utc=True).tz_convert(timezone).day_of_week
     return np.asarray(weekday >= 5, dtype=np.int64)
@@ -184,12 +202,15 @@ def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Ge
 
 
 def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
-    """Move each burst, the jobs that one user submits in one second, to another second of its hour."""
+    """Move each burst of arrivals to another second of its hour.
+
+    A burst is the jobs that one user submits in one second.
+    """
     submitted_s = setup.workload.submitted_s
     user = setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
     _, burst = np.unique(np.stack([submitted_s, user]), axis=1, return_inverse=True)
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
-    # None before the replay opens: what came before it is the predictor's history.
+    # No job moves before the begin of the replay: what came before it is the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
     later_s = np.where(setup.counted, drawn_s - submitted_s, 0)
     return _taken(setup, np.arange(len(submitted_s)), later_s, np.zeros(len(submitted_s), dtype=np.int64))
@@ -198,7 +219,10 @@ def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
 def _taken(
     setup: ReplaySetup, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]
 ) -> ReplaySetup:
-    """Return the stage with the jobs ``rows``, each so much later; in a place above 0 under an id of that place."""
+    """Return the setup with the jobs at ``rows`` in place of its own.
+
+    Each is submitted ``later_s`` later. Where ``place`` is above 0, the job's ids end in that number.
+    """
     jobs = _moved(setup.machine.jobs.iloc[rows].reset_index(drop=True), later_s, place)
     order = _order_of(jobs)
     jobs, rows, later_s = jobs.iloc[order].reset_index(drop=True), rows[order], later_s[order]

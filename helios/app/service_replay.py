@@ -1,4 +1,7 @@
-"""Simulate before anything acts: services on a replay of the cluster's own history, beside what the site has today."""
+"""Replay of a cluster's own history with services acting on it.
+
+The same window is also replayed without services, as controls. All replays are measured alike.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,16 @@ from helios.simulate.core.state import NEVER
 from helios.simulate.snapshot import PendingRows, moment
 from helios.simulate.steppable import SteppableReplay, StopPoint
 
-# What is predicted of the jobs of a replay as it goes on, causally: taught by what has ended, asked as they come.
+# Predictions along a replay. They are causal: only ended jobs are learned from, and each job is predicted as it comes.
 
 
 class NamedPredictor(ReplayPredictor, Protocol):
-    """A predictor that says who in it predicted: a model, or a fallback.
+    """Predictor that says which model or fallback made each prediction.
 
     Attributes
     ----------
     source : int16 array of shape (n_jobs,)
-        Which of ``sources`` predicted each job; -1: not asked yet. The same array all along.
+        Which of ``sources`` predicted each job; -1: not predicted yet. The array object stays the same.
     sources : list of str
         Model ids and fallbacks.
     """
@@ -61,19 +64,23 @@ class NamedPredictor(ReplayPredictor, Protocol):
 
 
 class ReplayPredictions:
-    """Keeps what is predicted of each job, asked at its submission and again while it waits, and the longest backlog.
+    """Predictions of the jobs of a replay, and its longest backlog.
+
+    A job is predicted at its submission, and again while it waits.
 
     Parameters
     ----------
+    cluster : SteppableReplay
+    predictor : NamedPredictor
     predict_again_s : int, optional
-        Time between two questions about all that waits, s; None: there is none.
-    reckoning : Reckoning, optional
-        Of the backlog, each :data:`helios.metrics.backlog.EVERY_S`; None: nobody wants to know.
+        Time between two predictions of all pending jobs, s; None: they are not predicted again.
+    estimator : BacklogEstimator, optional
+        Follows the backlog, updated every :data:`helios.metrics.backlog.EVERY_S`; None: the backlog is not estimated.
 
     Attributes
     ----------
     predictions : Predictions
-        What is expected of each job now.
+        What is predicted of each job now.
     """
 
     def __init__(
@@ -94,11 +101,14 @@ class ReplayPredictions:
 
     @property
     def again_s(self) -> int:
-        """When what waits is to be looked at again, s since the epoch; NEVER: not before a job came, or never."""
+        """Time of the next update of pending jobs, s since the epoch.
+
+        NEVER: not before the first submission, or not at all.
+        """
         return min(self._ask_s, self._look_s)
 
     def follow(self) -> None:
-        """Predict what has arrived since the last time, now."""
+        """Predict the jobs that have arrived since the last call."""
         arrived, now_s = self._cluster.arrived, self._cluster.now_s
         if arrived == self._n_asked:
             return
@@ -111,7 +121,10 @@ class ReplayPredictions:
         self._n_asked = arrived
 
     def look_again(self, now_s: int) -> NDArray[np.int64]:
-        """Do what is due ``now_s``; return the jobs, of those that wait, of which something else is known."""
+        """Make the updates that are due at ``now_s``.
+
+        Returns the pending jobs whose predictions or longest backlog changed.
+        """
         jobs = self._cluster.waiting()
         anew = self._ask_again(jobs, now_s) if now_s >= self._ask_s else jobs[:0]
         return jobs if now_s >= self._look_s and self._reckon(jobs, now_s) else anew
@@ -130,7 +143,7 @@ class ReplayPredictions:
         return anew
 
     def _reckon(self, jobs: NDArray[np.int64], now_s: int) -> bool:
-        """Look at the backlog before which ``jobs`` wait, and say whether the longest is another."""
+        """Update the longest backlog and return whether it changed."""
         self._look_s = now_s + EVERY_S
         if self._estimator is None:
             return False
@@ -155,7 +168,7 @@ class ReplayPredictions:
             self._n_told = len(ended)
 
 
-# Of which jobs a jobwise service may wish something else than when it was asked last.
+# Jobs for which a jobwise service may request another change than at its last call.
 
 Positions = NDArray[np.int64]
 _SECOND_US = 1_000_000
@@ -163,7 +176,10 @@ _FOR_EVER = np.iinfo(np.int64).min  # as NaT
 
 
 class ReplayState:
-    """What a jobwise service has been asked about: new jobs, jobs predicted again and expired changes are outdated."""
+    """Pending jobs for which a jobwise service must be called again.
+
+    These are new jobs, jobs whose prediction changed, and jobs whose change has expired.
+    """
 
     def __init__(self, cluster: SteppableReplay) -> None:
         self._cluster = cluster
@@ -174,15 +190,18 @@ class ReplayState:
         self._expiries: list[tuple[int, int]] = []  # a heap of when, and which job
 
     def changed(self, jobs: Positions) -> None:
-        """Take note that a column of ``jobs`` says something else."""
+        """Record that a column of ``jobs`` has changed."""
         self._again.append(jobs)
 
     def disturbed(self) -> None:
-        """Take note that another service has acted on some jobs."""
+        """Record that another service has acted on some jobs."""
         self._all = True
 
     def next_s(self) -> int:
-        """Return from when on it may have something new to say, s since the epoch."""
+        """Return when the service may have something new to request, s since the epoch.
+
+        -NEVER: now.
+        """
         if self._all or self._again or self._upto < self._cluster.arrived:
             return -NEVER
         while self._expiries and not self._is_live(*self._expiries[0]):
@@ -190,7 +209,10 @@ class ReplayState:
         return self._expiries[0][0] if self._expiries else NEVER
 
     def outdated(self, now_s: int) -> Positions:
-        """Return the pending jobs about which it is to be asked; they stay outdated until they are :meth:`told`."""
+        """Return the pending jobs for which the service must be called.
+
+        They stay outdated until they are given to :meth:`told`.
+        """
         arrived = self._cluster.arrived
         if self._all:
             jobs = self._cluster.waiting()
@@ -204,9 +226,12 @@ class ReplayState:
         return jobs
 
     def told(self, jobs: Positions, until: NDArray[np.datetime64]) -> None:
-        """Take note that it was asked about ``jobs``, all that were outdated, and until when its changes hold."""
+        """Record that the service was called for ``jobs``, all the outdated ones.
+
+        ``until`` is when the change of each expires; NaT: never.
+        """
         self._again = []
-        # One by one: most often there is one.
+        # A plain loop: most often there is one job.
         for job, until_us in zip(jobs.tolist(), until.view(np.int64).tolist(), strict=True):
             expires_s = NEVER if until_us == _FOR_EVER else until_us // _SECOND_US + 1
             if expires_s != self._expires_s[job]:
@@ -226,44 +251,44 @@ class ReplayState:
         return bool(self._expires_s[job] == expires_s and self._cluster.started_s[job] == NEVER)
 
 
-# Services asked along a replayed timeline: the same objects that a live cycle asks, on a cluster made of arithmetic.
+# Services called along a replayed timeline: the same objects as in a live cycle, on a simulated cluster.
 #
-# A service is asked at a moment when something may start and there is a choice, at most once in its ``every``; where
-# it is too early, as soon as ``every`` has passed. In between nothing would come of its answer. All services that are
-# asked at a moment see one snapshot, and what they propose is applied in their order before anything starts at that
-# moment. What a service no longer asks for is reverted, as :mod:`helios.app.replay_guards` has it.
+# A service is called at a moment when something may start and there is a choice, at most once in its ``every``; where
+# it is too early, as soon as ``every`` has passed. In between its answer could change nothing. All services that are
+# called at a moment see one snapshot, and their changes are applied in their order before anything starts at that
+# moment. What a service no longer requests is reverted, see :mod:`helios.app.replay_guards`.
 #
-# A jobwise service (:class:`helios.ports.JobwiseService`) is asked for the same changes at the same moments, but only
-# about jobs of which it may wish something else than when it was asked last: the replay is the same, at many times
-# the speed.
+# A jobwise service (:class:`helios.ports.JobwiseService`) is called for the same changes at the same moments, but only
+# for jobs for which it may request another change than at its last call: the replay is the same, at many times the
+# speed.
 
 _Answer = TypeVar("_Answer")
 _Act = Callable[[], Mapping[Result, int]]
 FAILURES_TO_SUSPEND = 3
-"""As ``control.failures_to_suspend`` has it where a site says nothing."""
+"""Default of ``control.failures_to_suspend``."""
 MOMENTS_PER_REPORT = 500
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReplayedService:
-    """One service in a service replay, and what became of it.
+    """One service in a replay, with its results so far.
 
     Attributes
     ----------
     name : str
     service : Service
     every : timedelta
-        Least time between two questions; zero: whenever there is a choice.
+        Least time between two calls; zero: whenever there is a choice.
     asked : int
-        How often it was asked.
+        Number of calls.
     outcomes : Counter
-        How many jobs its proposals ended for in each way.
-    troubles : Counter
-        What it raised, and how often.
+        Number of jobs by the result of their change.
+    problems : Counter
+        Errors that it raised, and how often.
     suspended : bool
-        Whether it raised too often running, and was asked no more.
+        Whether it raised too often in a row, and is called no more.
     failures_to_suspend : int
-        Times running that it may raise, the last included; as in a live cycle.
+        Failures in a row after which it is suspended; as in a live cycle.
     """
 
     name: str
@@ -278,23 +303,29 @@ class ReplayedService:
     _due_s: int = -NEVER
 
     def is_due(self, now_s: int) -> bool:
-        """Say whether it may be asked ``now_s``."""
+        """Return whether it may be called at ``now_s``."""
         return not self.suspended and now_s >= self._due_s
 
     def next_due_s(self) -> int:
-        """Return when it may be asked again; NEVER: never."""
+        """Return when it may be called again, NEVER if suspended."""
         return NEVER if self.suspended else self._due_s
 
     def passes(self, now_s: int) -> None:
-        """Take its turn ``now_s`` without being asked, since it has nothing new to say."""
+        """Skip its call at ``now_s``, as it has nothing new to request."""
         self._due_s = now_s + int(np.ceil(self.every.total_seconds()))
 
     def proposals(self, snapshot: Snapshot, *, now_s: int) -> list[JobAction] | None:
-        """Ask it; None: it raised, which is written down."""
+        """Call it with a snapshot and return its actions.
+
+        None: it raised, which is recorded in ``problems``.
+        """
         return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
 
     def changes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
-        """Ask it, being jobwise, about some jobs; None: it raised, which is written down."""
+        """Call it for some jobs, as a jobwise service, and return its changes.
+
+        None: it raised, which is recorded in ``problems``.
+        """
         service: Any = self.service
         return self._answer(
             lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s
@@ -325,21 +356,25 @@ def replay_services(
     jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Let everything happen that is to happen on ``cluster``, and ask the services of ``active_services`` on the way.
+    """Run a replay to its end with services acting on it.
 
     Parameters
     ----------
+    cluster : SteppableReplay
+        Advanced to its end.
+    active_services : sequence of ReplayedService
+        Called on the way; updated with their results.
     predictor : NamedPredictor
-        Asked for each job at its submission, told of each end; what it says stands in the snapshots.
+        Predicts each job at its submission and learns of each end; its predictions are in the snapshots.
     predict_again_s : int, optional
-        Ask it about all that waits too, before the first moment that is at least so long after the last such question,
+        Also predict all pending jobs again, before the first moment that is at least so long after the last such time,
         or after the first submission, s; None: never.
-    reckoning : Reckoning, optional
-        Of the backlog of ``cluster``; None: no service is told of it.
+    estimator : BacklogEstimator, optional
+        Follows the backlog of ``cluster``; None: services see no longest backlog.
     most_of_one_user : float
-        As ``control.most_of_one_user`` has it; 1: no cap.
+        As ``control.most_of_one_user``; 1: no cap.
     jobwise : bool
-        Ask a jobwise service about single jobs; False: about the whole queue each time, as any other, which is slow.
+        Call a jobwise service for single jobs. False: for the whole queue each time, as any other, which is slow.
     progress : callable, optional
         Called now and then with the number of jobs ended.
     """
@@ -360,7 +395,7 @@ def replay_services(
 
 
 class _ReplayRun:
-    """A replay on its way from one question to the next."""
+    """A running replay, advanced from one stop to the next."""
 
     def __init__(
         self,
@@ -378,7 +413,10 @@ class _ReplayRun:
         self._alarm_s = NEVER
 
     def next_halt(self) -> StopPoint | None:
-        """Let time go on to where the predictor, or a service, is to be asked; None: all is over."""
+        """Advance to where the predictor or a service must be called.
+
+        None: nothing is left to happen.
+        """
         asks_from_s, alarm_from_s = NEVER, NEVER
         for active, applied in self._active_services:
             due_s = active.next_due_s()
@@ -395,7 +433,7 @@ class _ReplayRun:
         )
 
     def stop(self, halt: StopPoint) -> None:
-        """Ask whoever is to be asked where time has stopped."""
+        """Call the predictor or the services that are due at a stop."""
         if halt.before:
             self._hear(self._predictions.look_again(halt.moment_s))
             return
@@ -408,7 +446,10 @@ class _ReplayRun:
                 applied.changed(jobs)
 
     def _ask(self, now_s: int) -> int:
-        """Ask the services that may be asked now, and return when the next of the others may be; NEVER: none."""
+        """Call the services that are due now.
+
+        Returns when the next of the others is due, or NEVER.
+        """
         later_s, shown = NEVER, _Shown(self._cluster, self._predictions)
         apply: list[tuple[ReplayedService, ReplayState | None, _Act]] = []
         for number, (active, applied) in enumerate(self._active_services):
@@ -418,7 +459,7 @@ class _ReplayRun:
             if applied is None:
                 act = self._proposed(number, active, shown.snapshot(), now_s)
             else:
-                if apply:  # who acts before it may take what stands of it, or leave it, and it says all of that again
+                if apply:  # a service before it may overwrite or drop its changes, so it must request all of them again
                     applied.disturbed()
                 act = self._wished(number, active, applied, now_s)
             if active.suspended:
@@ -430,12 +471,18 @@ class _ReplayRun:
         return later_s
 
     def _proposed(self, number: int, active: ReplayedService, snapshot: Snapshot, now_s: int) -> _Act | None:
-        """Ask a service about the whole queue; None: it raised, and what stands of it stays."""
+        """Call a service for the whole queue.
+
+        None: it raised, and its applied changes stay.
+        """
         proposals = active.proposals(snapshot, now_s=now_s)
         return None if proposals is None else partial(self._claims.act, number, proposals)
 
     def _wished(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
-        """Ask a jobwise service about those jobs alone of which it may wish something new."""
+        """Call a jobwise service for the jobs of which it may request something new.
+
+        None: there is nothing to apply, or it raised.
+        """
         jobs = applied.outdated(now_s)
         if not len(jobs):
             active.passes(now_s)
@@ -458,7 +505,10 @@ class _ReplayRun:
 
 
 class _Shown:
-    """What the services of a moment see, made once, and only if one of them looks at the whole queue."""
+    """Snapshot that the services of one moment share.
+
+    It is made at the first use, so not at all where only jobwise services are called.
+    """
 
     def __init__(self, cluster: SteppableReplay, predictions: ReplayPredictions) -> None:
         self._cluster, self._predictions = cluster, predictions
@@ -492,36 +542,36 @@ def _checked(actions: Iterable[Action]) -> list[JobAction]:
 
 
 BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
-"""What a Slurm site has without Helios, and what backfill plans with in a service replay."""
+"""Scenario of a Slurm site without Helios; backfill in a service replay plans in the same way."""
 CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
-"""Replayed beside every service: today, and the order that needs no model, which a service has to beat."""
+"""Replayed beside every service: the baseline, and an order without a model, which a service has to beat."""
 TOLERANCE = 10_000
-"""Bound of the SiteFactor that urgencies are counted in where the site has not set one."""
+"""Default bound of the SiteFactor; it limits the number of distinct urgencies."""
 PREDICT_AGAIN_S = 600
 """How often waiting jobs are predicted again, s, as in live cycles."""
 DRAWS = 2_000
 LONGEST_MAY_GROW = 0.05
-"""Share by which the longest wait, which hangs on single jobs, may differ and still count as no longer."""
+"""Share by which the longest wait, which depends on single jobs, may grow and still count as no longer."""
 LEAST_SAVED = 0.01
-"""Share of the mean wait below which a saving is not worth a mechanism that can do damage."""
+"""Share of the mean wait below which a saving is not worth the risk of soft limits."""
 _TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedServiceReport:
-    """What became of one service in a service replay.
+    """Results of one service in a replay.
 
     Attributes
     ----------
     service : str
     asked : int
-        How often it was asked.
+        Number of calls.
     outcomes : mapping of str to int
-        Jobs that its proposals ended for in each way, by Result.
-    troubles : mapping of str to int
-        What it raised, and how often.
+        Number of jobs by the result of their change.
+    problems : mapping of str to int
+        Errors that it raised, and how often.
     suspended : bool
-        It raised three times running and was asked no more.
+        It raised too often in a row and was called no more.
     """
 
     service: str
@@ -537,14 +587,14 @@ class ReplayedServiceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServiceReplay:
-    """What a service replay found.
+    """Results of a replay with services.
 
     Attributes
     ----------
     whatif : WhatIf
-        Today's replay, the control that needs no model, the one with the services; measured alike.
-    seats : tuple of SeatReport
-        Each service.
+        The baseline, the control that needs no model, and the replay with the services; measured alike.
+    active_services : tuple of ReplayedServiceReport
+        One for each service.
     jobs_per_s : float
         Jobs replayed with the services per second of this computer's time.
     """
@@ -554,7 +604,10 @@ class ServiceReplay:
     jobs_per_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the jobs themselves as plain values; the same question gives the same answer."""
+        """Return the results as plain values, without the jobs and the speed.
+
+        The same request gives the same values.
+        """
         return {**self.whatif.to_json(), "services": [active.to_json() for active in self.active_services]}
 
 
@@ -570,24 +623,25 @@ def simulate_services(
     most_of_one_user: float = 1.0,
     progress: Progress = no_progress,
 ) -> ServiceReplay:
-    """Replay a window of a cluster's history with services acting on it, and as it is today; measure both alike.
+    """Replay a window of history with services, and without them as controls.
 
-    Run times are predicted as they would be live: from what had ended before the window, and has ended in it.
+    All replays are measured alike. Run times are predicted as they would be live, from jobs that had ended before the
+    window or have ended in it.
 
     Parameters
     ----------
-    question : Question
-        The window and the machine; its plans are not looked at.
+    request : WhatIfRequest
+        The window and the machine; its scenarios are ignored.
     services : mapping of str to Service
-        By name, in the order in which their proposals are applied.
+        By name, in the order in which their changes are applied.
     every : timedelta, optional
-        Least time between two questions to a service; None: each its own.
-    resolution : int
-        Bound of the SiteFactor that urgencies are counted in (``slurm.site_factor_most``).
+        Least time between two calls of a service; None: each its own.
+    tolerance : int
+        Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded.
     failures_to_suspend : int
-        Times running that a service may raise, the last included (``control.failures_to_suspend``).
+        Failures in a row after which a service is suspended (``control.failures_to_suspend``).
     predict_again_s : int, optional
-        How often jobs that wait are predicted again, s; None: never.
+        How often pending jobs are predicted again, s; None: never.
     most_of_one_user : float
         Largest share of the jobs put ahead of others' that one user may have (``control.most_of_one_user``); 1: no cap.
 
@@ -619,7 +673,7 @@ def simulate_services(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftLimitGain:
-    """What soft limits would have done to the waits of a site's own last weeks.
+    """Effect of soft limits on the waits of a site's own history.
 
     Attributes
     ----------
@@ -630,7 +684,7 @@ class SoftLimitGain:
     longest_wait_s, longest_wait_with_s : float
         Longest wait without, and with them, s.
     saved_s : tuple of float
-        Mean wait saved a job, s: the 2.5th and the 97.5th percentile of a bootstrap over days.
+        Mean wait saved per job, s: the 2.5th and the 97.5th percentile of a bootstrap over days.
     """
 
     jobs: int
@@ -648,7 +702,7 @@ class SoftLimitGain:
 
     @property
     def sentence(self) -> str:
-        """Say in one sentence what was found, and whether it will do."""
+        """The finding in one sentence, with the reason where there is no gain."""
         mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
         longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
         seen = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
@@ -674,19 +728,19 @@ def soft_limit_gain(
     most_of_one_user: float = 1.0,
     progress: Progress = no_progress,
 ) -> SoftLimitGain:
-    """Replay a window with and without soft limits, all else alike, and say what they do to the waits.
+    """Replay a window with and without soft limits and compare the waits.
 
-    Backfill that plans with predictions lengthens waits on many sites, so a site's own history has to show that here
-    it does not. Days are drawn anew, not jobs: jobs of one day wait behind the same jobs.
+    Backfill that plans with predictions lengthens waits on many sites, so a site's own history has to show that here it
+    does not. The bootstrap draws days, not jobs, because jobs of one day wait behind the same jobs.
 
     Parameters
     ----------
-    question : Question
+    request : WhatIfRequest
         The window and the machine: the site's last weeks, with a warm-up.
     soft_limits : Service
         The service as it would run.
     beside : mapping of str to Service, optional
-        Other services that act in both replays, as the one that orders the queue; None: first in, first out.
+        Other services that act in both replays, such as the one that orders the queue; None: first in, first out.
     most_of_one_user : float
         As for :func:`simulate_services`.
 
@@ -750,7 +804,10 @@ def _played(
     most_of_one_user: float,
     progress: Progress,
 ) -> tuple[Run, ReplayTrainedPredictor]:
-    """Replay with services acting; return what is measured, and who predicted."""
+    """Replay with services acting and measure the result.
+
+    The predictor is returned too.
+    """
     setup, title = staged.setup, " + ".join(active.name for active in active_services) or Policy.FIFO.value
     cluster = SimCluster(
         setup.workload,
@@ -787,7 +844,7 @@ def _played(
 
 
 def backlog_estimator_for(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
-    """Return what reckons the backlog of a replay as it goes on."""
+    """Return an estimator that follows the backlog of a replay."""
     capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
     return BacklogEstimator(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
 

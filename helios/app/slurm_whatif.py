@@ -1,4 +1,4 @@
-"""What would have been under this site's own Slurm: as it is set up, with Helios' order, with other weights."""
+"""What-if under a site's own Slurm, with Helios' order and other settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from helios.simulate import Backfill, ClusterShape, Workload, replay
 from helios.simulate.orders import first_in_first_out
 from helios.simulate.slurm import SlurmReplay, replay_slurm
 
-# The textbook beside Slurm: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
+# The textbook control: FIFO with EASY backfill by time limits, all of a site's GPUs as one pool.
 
 POOL = "all"
 
@@ -39,10 +39,10 @@ def capacity(site: SlurmSite, resource: str) -> int:
 
 
 def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time_limit_s: int) -> NDArray[np.float64]:
-    """Replay jobs that hold some of ``resource`` under FIFO + EASY on one pool of equal nodes.
+    """Replay jobs under FIFO and EASY backfill on one pool of nodes.
 
-    Partitions, priorities, types and shares of a node by CPUs and memory are left out: that is what makes it the naive
-    control.
+    Only jobs that hold some of ``resource`` are replayed. Partitions, priorities, types and shares of a node by CPUs
+    and memory are ignored: that makes it the naive control.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
     chosen = np.flatnonzero((size > 0) & (size <= shape.total_gpus))
     if not len(chosen):
         return started_s
-    # Whole seconds, in the order of the times that jobs could start: the textbook knows no others.
+    # Whole seconds, in the order in which jobs could start: the textbook algorithm knows no other times.
     chosen = chosen[np.lexsort((chosen, eligible_s[chosen]))]
     limit_s = workload.column("time_limit_s")[chosen]
     result = replay(
@@ -77,7 +77,10 @@ def pooled_easy(jobs: SlurmJobs, site: SlurmSite, *, resource: str, default_time
 
 
 def job_pools(site: SlurmSite, resource: str) -> ClusterShape:
-    """Return one partition of equal nodes that has as much as all nodes of the site: the largest of them, repeated."""
+    """Return a single partition with as many GPUs or CPUs as the site.
+
+    All its nodes are as large as the site's largest.
+    """
     largest = max((_each(group, resource) for group in site.nodes), default=1) or 1
     return ClusterShape(
         partitions=(POOL,),
@@ -90,21 +93,21 @@ def _each(group: NodeGroup, resource: str) -> int:
     return sum(group.gpus.values()) if resource == "gpus" else group.cpus
 
 
-# Helios' order as a site's Slurm would get it: predicted at submission, written as SiteFactor, as the hook does.
+# Helios' order as a site's Slurm would get it: a SiteFactor from the prediction at submission, as the hook sets it.
 
 _SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
-"""Any moment: what a service wishes for a job that has not waited yet."""
+"""An arbitrary moment, at which a service is called for jobs that have not waited yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedPredictor:
-    """What a service wishes for jobs as they are submitted.
+    """SiteFactors that a service requests for jobs at their submission.
 
     Attributes
     ----------
     site_factor : int64 array of shape (n_jobs,)
     notes : tuple of str
-        Who predicted, for a person.
+        Which models predicted, for a person.
     """
 
     site_factor: NDArray[np.int64]
@@ -128,8 +131,8 @@ def learn_order(
     Parameters
     ----------
     ended_s : array of shape (n_jobs,)
-        End of each job in the timeline that teaches, s since the epoch: only what had ended before a job's submission
-        is used for it.
+        End of each job in the timeline that is learned from, s since the epoch. Only what had ended before a job's
+        submission is used for it.
     before : DataFrame
         Earlier jobs, columns of ``JOBS``.
     most : int
@@ -164,7 +167,10 @@ def _predicted(
     ended_s: NDArray[np.float64],
     progress: Progress,
 ) -> NDArray[np.float64]:
-    """Go through submissions and ends in the order of time, and return each job's median, s."""
+    """Return each job's predicted median at its submission, s.
+
+    Submissions and ends are replayed in the order of time.
+    """
     second = np.floor(submitted_s).astype(np.int64)
     last = np.ceil(ended_s).astype(np.int64)
     by_end, p50_s, told = np.argsort(last, kind="stable"), np.empty(len(second)), 0
@@ -183,7 +189,10 @@ def _predicted(
 
 
 def _wished(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the urgency of each job at its submission; 0 where the service names none."""
+    """Return the urgency that the service requests for each job at submission.
+
+    0 where it names none.
+    """
     now = np.datetime64(_SUBMITTED.replace(tzinfo=None), "us")
     columns: dict[str, NDArray[Any]] = {
         "eligible_at": np.full(len(p50_s), now),
@@ -212,11 +221,11 @@ class SlurmWhatIfRequest:
     site : SlurmSite
         As it is set up today.
     otherwise : SlurmSite, optional
-        With other settings; None: not asked for.
+        With other settings; None: not requested.
     changed : str
         The other settings, for a person.
     since, until : datetime, optional
-        Jobs submitted in [since, until) are counted; earlier ones teach the predictor.
+        Jobs submitted in [since, until) are counted; the predictor learns from earlier ones.
     warm_up : timedelta
         Stretch before ``since`` that is replayed too, but not counted.
     site_factor_most : int
@@ -268,9 +277,11 @@ def slurm_whatif(
     services: Mapping[str, Service] | None = None,
     progress: Progress = no_progress,
 ) -> SlurmWhatIfResult:
-    """Replay a window of a site's history under its own Slurm, with Helios' order and with other settings.
+    """Replay a window of history under the site's own Slurm.
 
-    Waits are counted from the time a job could start (its begin time, or when its dependencies were met).
+    It is replayed as the site is set up, with Helios' order, with the services, with other settings, and under the
+    textbook control. Waits are counted from the time a job could start (its begin time, or when its dependencies were
+    met).
 
     Parameters
     ----------
@@ -323,7 +334,7 @@ def slurm_whatif(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SlurmReplaySetup:
-    """The jobs that are replayed, which of them count, and what came before them."""
+    """The replayed jobs, which of them count, and the earlier jobs."""
 
     jobs: SlurmJobs
     counted: NDArray[np.bool_]
@@ -372,7 +383,10 @@ def _simulated(
     services: Mapping[str, Service],
     progress: Progress,
 ) -> tuple[Run, tuple[str, ...]]:
-    """Replay today's setup with services acting in cycles; return what is measured, and what they did."""
+    """Replay today's setup with services acting in cycles.
+
+    Returns the measured run, and notes on what the services did.
+    """
     found = simulate_services_on_slurm(
         setup.jobs,
         request.site,
@@ -459,7 +473,7 @@ def _answered(
 def _judged(
     setup: _SlurmReplaySetup, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]
 ) -> tuple[Fidelity, ...]:
-    """Compare with the recorded starts, where the history has them."""
+    """Compare with the recorded starts, where the history has enough of them."""
     recorded_s = seconds_of(setup.jobs.jobs["started_at"])
     known = setup.counted & ~np.isnan(recorded_s)
     if known.sum() < FEWEST_JOBS:

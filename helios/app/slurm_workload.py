@@ -1,4 +1,4 @@
-"""A cluster's recorded jobs as a workload under Slurm's own rules: who asks for what, in which partition, as whom."""
+"""Recorded jobs as a workload under Slurm's own rules, with or without services."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``, in submission order; those without a run time, or of partitions that the site has not, are
-        left out.
+        Columns of ``JOBS``, in submission order; those without a run time, or of partitions that the site does not
+        have, are left out.
     nice : array of shape (len(jobs),), optional
         What users took from their own priority; no accounting keeps it. None: 0.
 
@@ -96,7 +96,10 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
 
 
 def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, notes: list[str]) -> SlurmJobs:
-    """Leave out the jobs that could never start, which Slurm would have refused or kept pending for ever."""
+    """Leave out the jobs that could never start.
+
+    Slurm would have refused them or kept them pending for ever.
+    """
     fits = startable(workload, site)
     if not fits.any():
         raise NotEnoughHistory(
@@ -113,7 +116,10 @@ def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, not
 
 
 def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[int, ...]], int]:
-    """Return the positions of the partitions that each job asks for, and how many jobs name none."""
+    """Return the partitions that each job requests, by position.
+
+    Also returned is how many jobs name none and get the default one.
+    """
     places = {partition.name: place for place, partition in enumerate(site.partitions)}
     default = next((place for place, partition in enumerate(site.partitions) if partition.is_default), None)
     by_name: dict[str, tuple[int, ...]] = {}
@@ -127,7 +133,10 @@ def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[i
 
 
 def _with_tasks_in_order(jobs: pd.DataFrame) -> Ints:
-    """Return the positions by submission, job id of the array or the job, task: the order of Slurm's own records."""
+    """Return the order in which Slurm keeps job records.
+
+    Jobs are sorted by submission, job id (that of the array for its tasks), task and restart.
+    """
     master = jobs["array_job_id"].astype("str").where(jobs["array_job_id"].notna(), jobs["job_id"])
     keys = pd.DataFrame(
         {
@@ -182,7 +191,10 @@ def _limits(jobs: pd.DataFrame, notes: list[str]) -> Floats:
 
 
 def _nodes(jobs: pd.DataFrame) -> Ints:
-    """Return the nodes of each job where they can hold equal parts of it; else as many as it takes."""
+    """Return the recorded number of nodes of each job.
+
+    ``ANY_NODES`` where CPUs or GPUs do not divide evenly among them: then the job takes as many as it needs.
+    """
     nodes = jobs["nodes"].fillna(1).to_numpy().astype(np.int64).clip(min=1)
     whole = np.ones(len(jobs), dtype=np.bool_)
     for name in ("cpus", "gpus"):
@@ -201,14 +213,20 @@ def _gpu_types(jobs: pd.DataFrame, site: SlurmSite, notes: list[str]) -> tuple[t
 
 
 def _arrays(jobs: pd.DataFrame) -> Ints:
-    """Give each job array a number; an id that was used again at another time is another one."""
+    """Return a number for each job array.
+
+    An array id that was used again at another time gets another number.
+    """
     known = jobs["array_job_id"].notna().to_numpy()
     numbers = jobs.groupby(["array_job_id", "submitted_at"], sort=False, dropna=False).ngroup().to_numpy()
     return np.where(known, numbers, NO_ARRAY).astype(np.int64)
 
 
 def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str, ...], Ints]:
-    """Return the names in a column and each row's position in them; what is missing is ``""``, or a code."""
+    """Return the distinct names in a column and each row's position in them.
+
+    A missing name becomes ``""``, or gets the code ``missing``.
+    """
     codes, names = pd.factorize(column.astype("str").where(column.notna(), None))
     found = tuple(str(name) for name in names)
     if missing is not None:
@@ -218,21 +236,21 @@ def _codes(column: pd.Series, *, missing: int | None = None) -> tuple[tuple[str,
     return found, codes.astype(np.int64)
 
 
-# Services on a site's own Slurm, simulated: the same objects, cycles and predictions that a live cluster would have.
+# Services on a site's own Slurm, simulated with the same objects, cycles and predictions as on a live cluster.
 
 Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlurmServiceReplay:
-    """What became of the jobs, and of the services.
+    """Results of a replay with services under Slurm's rules.
 
     Attributes
     ----------
     replay : SlurmReplay
-    seats : tuple of Seat
+    active_services : tuple of ReplayedService
     notes : tuple of str
-        Who predicted, and what each service was asked and did, for a person.
+        Which models predicted, how often each service was called and what it did, for a person.
     """
 
     replay: SlurmReplay
@@ -258,16 +276,16 @@ def simulate_services_on_slurm(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> SlurmServiceReplay:
-    """Replay jobs under a site's own Slurm, with services that look and act as they would live.
+    """Replay jobs under a site's own Slurm, with services acting as live.
 
     Parameters
     ----------
     services : mapping of str to Service
-        By name, in the order in which their proposals are applied.
+        By name, in the order in which their changes are applied.
     before : DataFrame
-        Earlier jobs, columns of ``JOBS``; they teach the predictor.
+        Earlier jobs, columns of ``JOBS``; the predictor learns from them.
     every : timedelta, optional
-        Least time between two questions to a service; None: each its own.
+        Least time between two calls of a service; None: each its own.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
     predict_again_s, most_of_one_user, jobwise
@@ -314,7 +332,10 @@ def simulate_services_on_slurm(
 def trained_values(
     before: pd.DataFrame, jobs: pd.DataFrame, *, cluster: str, timezone: str, seed: int, progress: Progress
 ) -> DurationModel | None:
-    """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
+    """Return a model of what had ended when the replay begins.
+
+    None: too little had ended, so the predictor learns during the replay alone.
+    """
     if before.empty:
         return None
     opening = jobs["submitted_at"].min().to_pydatetime()
@@ -325,12 +346,14 @@ def trained_values(
 
 
 class InWorkloadOrder(NamedPredictor):
-    """The predictor that learns on its way, for jobs in the order of Slurm's own records: arrays by task.
+    """Predictor for jobs in the order of Slurm's own records.
+
+    It translates positions, because the tasks of an array are in another order there.
 
     Attributes
     ----------
-    online : OnlinePredictor
-        Whose jobs stand in submission order.
+    online : ReplayTrainedPredictor
+        Learns during the replay; its jobs are in submission order.
     """
 
     def __init__(
@@ -346,11 +369,17 @@ class InWorkloadOrder(NamedPredictor):
         self.sources = self.online.sources
 
     def ended(self, jobs: Positions, ended_s: Positions) -> None:
-        """Take note that ``jobs`` ended; see :class:`helios.ports.ReplayPredictor`."""
+        """Learn that ``jobs`` ended.
+
+        See :class:`helios.ports.ReplayPredictor`.
+        """
         self.online.ended(self._place[jobs], ended_s)
 
     def submitted(self, jobs: Positions, now_s: int) -> NDArray[np.float64]:
-        """Predict the run times of ``jobs``, which are submitted; see :class:`helios.ports.ReplayPredictor`."""
+        """Predict the run times of submitted ``jobs``.
+
+        See :class:`helios.ports.ReplayPredictor`.
+        """
         order = np.argsort(self._place[jobs])
         quantiles_s = np.empty((len(jobs), 3))
         quantiles_s[order] = self.online.submitted(self._place[jobs][order], now_s)
@@ -358,7 +387,10 @@ class InWorkloadOrder(NamedPredictor):
         return quantiles_s
 
     def waiting(self, jobs: Positions, now_s: int, *, running: Positions, since_s: Positions) -> NDArray[np.float64]:
-        """Predict again the run times of ``jobs``, which wait; see :class:`helios.ports.ReplayPredictor`."""
+        """Predict the run times of pending ``jobs`` again.
+
+        See :class:`helios.ports.ReplayPredictor`.
+        """
         order = np.argsort(self._place[jobs])
         quantiles_s = np.empty((len(jobs), 3))
         quantiles_s[order] = self.online.waiting(

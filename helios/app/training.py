@@ -1,4 +1,4 @@
-"""Training, keeping and judging models of run time."""
+"""Training, storing and scoring models of run time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def learn(
     dask: str = "",
     progress: Progress = no_progress,
 ) -> ModelRecord:
-    """Train a duration model on what had ended before ``until`` and keep it in the warehouse, in charge of nothing.
+    """Train a model on what had ended before ``until`` and store it.
+
+    It is stored in the warehouse but not promoted.
 
     Parameters
     ----------
@@ -55,7 +57,10 @@ def learn(
 
 
 def trainer_at(dask: str) -> Trainer:
-    """Return what grows trees on the workers of the Dask scheduler at ``dask``, or here where that is empty."""
+    """Return a trainer on the workers of a Dask scheduler.
+
+    With an empty address trees are grown in this process.
+    """
     from helios.predict.dask_training import DaskTrainer  # noqa: PLC0415 - Dask is optional
 
     return DaskTrainer(address=dask) if dask else train_locally
@@ -71,7 +76,9 @@ def judge(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> Evaluation:
-    """Train on the earlier part of a history and judge on the later, beside the naive controls.
+    """Train on the earlier part of a history and score on the later.
+
+    The naive controls are scored beside the model.
 
     Parameters
     ----------
@@ -98,7 +105,7 @@ def judge(
     )
 
 
-# A history as predictors see it: described once, then trained on, judged on and watched for drift.
+# A history as predictors see it: features are computed once, then used for training, scoring and drift.
 
 FEWEST_JUDGED = 100
 """Jobs below which nothing is concluded from a comparison."""
@@ -106,15 +113,15 @@ FEWEST_JUDGED = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedHistory:
-    """The jobs of a cluster, and what was known of each at its submission.
+    """Jobs of a cluster with their features at submission.
 
     Attributes
     ----------
-    history : History
+    history : LoadedHistory
         Its jobs have at least the columns that training reads.
     table : JobTable
         The same jobs.
-    known : Known
+    known : FeaturesAtStart
         What was known of each at its submission, and of those that waited at their start.
     """
 
@@ -124,7 +131,7 @@ class PreparedHistory:
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """Each job as it was known at its submission, of shape (n_jobs, len(FEATURES))."""
+        """Features of each job at submission, of shape (n_jobs, len(FEATURES))."""
         return self.known.at_submission
 
     def train(
@@ -135,7 +142,7 @@ class PreparedHistory:
         progress: Progress = no_progress,
         trainer: Trainer = train_locally,
     ) -> DurationModel:
-        """Learn from what had ended before ``until`` (all, if None).
+        """Train on what had ended before ``until`` (all, if None).
 
         Raises
         ------
@@ -153,7 +160,10 @@ class PreparedHistory:
         )
 
     def record(self, model: DurationModel, *, seed: int, made_at: datetime) -> ModelRecord:
-        """Return ``model``, which learned from this history, with its manifest and the scores of its backtest."""
+        """Return a model's record, with its manifest and the scores of its backtest.
+
+        ``model`` must have learned from this history.
+        """
         provenance = describe_provenance(model, self.history.jobs, table=self.table, features=self.features, seed=seed)
         comparison = self.backtest(model)
         scores = (
@@ -162,7 +172,7 @@ class PreparedHistory:
         return to_record(model, trained_at=made_at, scores=scores, provenance=provenance)
 
     def backtest(self, model: DurationModel) -> Comparison | None:
-        """Judge the model's backtest beside the controls.
+        """Score the model's backtest beside the controls.
 
         None: there is none, or too few jobs came after it.
         """
@@ -173,20 +183,23 @@ class PreparedHistory:
         return self.comparison({"model": judged}, rows, challenger="model") if len(rows) >= FEWEST_JUDGED else None
 
     def judged(self, since: datetime, until: datetime) -> NDArray[np.int64]:
-        """Return the jobs submitted at or after ``since`` that had ended before ``until`` with a known run time."""
+        """Return the rows of jobs that a model can be scored on.
+
+        They were submitted at or after ``since`` and had ended before ``until`` with a known run time.
+        """
         table = self.table
         chosen = (table.submitted_s >= _seconds(since)) & (table.ended_s < _seconds(until))
         return np.flatnonzero(chosen & np.isfinite(table.run_time_s))
 
     def submitted(self, since: datetime, until: datetime) -> NDArray[np.int64]:
-        """Return the jobs submitted in [since, until), ended or not."""
+        """Return the rows of jobs submitted in [since, until), ended or not."""
         first, end = np.searchsorted(self.table.submitted_s, [_seconds(since), _seconds(until)])
         return np.arange(first, end)
 
     def comparison(
         self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str
     ) -> Comparison:
-        """Judge ``models`` and the controls on the jobs ``rows``."""
+        """Score ``models`` and the controls on the jobs ``rows``."""
         features = self.features[rows]
         predictions = {name: model.predict(features) for name, model in models.items()}
         return compare_predictors(
@@ -198,9 +211,9 @@ class PreparedHistory:
         )
 
     def latest(self, now: datetime) -> datetime:
-        """Return ``now``, or the second after the last submission where that is earlier.
+        """Return ``now``, or the second after the last submission if that is earlier.
 
-        A trace of long ago.
+        It is earlier in an old trace.
         """
         if self.table.n == 0:
             return now
@@ -209,14 +222,14 @@ class PreparedHistory:
     def known_until(self, now: datetime) -> datetime | None:
         """Return ``now`` if jobs of the history end later, else None.
 
-        All of it is known.
+        None: every end lies before ``now``, so all of the history may be used.
         """
         ends = self.table.ended_s[self.table.ended_s != NEVER_S]
         return now if len(ends) and int(ends.max()) >= _seconds(now) else None
 
 
 def prepare_history(history: LoadedHistory, *, progress: Progress = no_progress) -> PreparedHistory:
-    """Describe every job of ``history`` as it was known at its submission."""
+    """Compute the features of every job of ``history`` at its submission."""
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(history.jobs, timezone=history.timezone)
     return PreparedHistory(history=history, table=table, known=features_at_start(table))

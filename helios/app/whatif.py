@@ -1,4 +1,4 @@
-"""What would have been: replay a cluster's own history under other queue policies."""
+"""What-if replays of a cluster's own history under other queue policies."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from helios.units import DAY_S, best_unit, duration_in_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfRequest:
-    """What to replay, and on what.
+    """What to replay, and on which machine.
 
     Attributes
     ----------
-    plans : sequence of Plan
+    plans : sequence of Scenario
         The replays to make.
     since, until : datetime, optional
-        Jobs submitted in [since, until) are replayed and counted; earlier ones teach the predictor.
+        Jobs submitted in [since, until) are replayed and counted; the predictor learns from earlier ones.
     warm_up : timedelta
         Stretch before ``since`` that is replayed too, but not counted, so that the cluster is not empty at first.
     nodes : mapping, optional
@@ -43,9 +43,9 @@ class WhatIfRequest:
     placement : Placement
         Which of the nodes that fit a job gets.
     plan_quantile : float
-        Of a prediction, what backfill plans with: .1, .5 or .9.
+        Quantile of a prediction that backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
-        Predict what still waits again after so long, s; 0: never; None: as the policy has it, see ``AGAIN_S``.
+        Predict pending jobs again after so long, s; 0: never; None: as for the policy, see ``AGAIN_S``.
     seed : int
         Of training, of random placement and of repeats.
     """
@@ -69,7 +69,7 @@ class WhatIfRequest:
 
 
 def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
-    """Raise Misuse where a window ends before it begins."""
+    """Raise UsageError where a window ends before it begins."""
     if since is not None and until is not None and since >= until:
         raise UsageError(
             f"Nothing lies between --from {since:%Y-%m-%d %H:%M} and --to {until:%Y-%m-%d %H:%M} (UTC).",
@@ -78,7 +78,9 @@ def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
 
 
 def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> WhatIf:
-    """Replay a window of a cluster's history once for each plan, and measure each replay alike.
+    """Replay a window of a cluster's history under each scenario.
+
+    All replays are measured alike.
 
     Raises
     ------
@@ -99,7 +101,7 @@ def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
-    """The replayed jobs on their machine, which of them count, and what came before them.
+    """The replayed jobs on their machine, which of them count, and the earlier jobs.
 
     Attributes
     ----------
@@ -123,7 +125,7 @@ class ReplaySetup:
 def answer_request(
     history: LoadedHistory, request: WhatIfRequest, setup: ReplaySetup, *, runs: Sequence[Run], said: Sequence[str]
 ) -> WhatIf:
-    """Return the replays of one stage as an answer, with all that is to be said of it."""
+    """Return the replays of one setup as a report, with all notes."""
     counted = setup.machine.jobs["submitted_at"][setup.counted]
     return WhatIf(
         cluster=history.cluster,
@@ -142,12 +144,21 @@ def answer_request(
 
 
 def replayed_resource(history: LoadedHistory, request: WhatIfRequest) -> str:
-    """Return what is replayed: what the question says, else GPUs where any job asks for one, else CPUs."""
+    """Return the resource to replay, ``gpus`` or ``cpus``.
+
+    The one of the request, otherwise GPUs where any job asks for one, otherwise CPUs.
+    """
     return request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:
-    """Choose the jobs to replay and the machine; raises as :func:`whatif`."""
+    """Choose the jobs to replay and the machine.
+
+    Raises
+    ------
+    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
+        As :func:`whatif`.
+    """
     resource = replayed_resource(history, request)
     submitted = history.jobs["submitted_at"]
     first, end = submitted.min(), submitted.max() + timedelta(seconds=1)
@@ -212,7 +223,10 @@ def _replayable(
 
 
 def _bounds_said(runs: Sequence[Run]) -> list[str]:
-    """Say what bound each replay that had one of its own came to."""
+    """Return a note on the wait bound that each ``balanced`` replay reached.
+
+    Only where the bound was not set by an option.
+    """
     return [
         f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first; the service qssf finds "
         "such a bound by itself."
@@ -222,7 +236,10 @@ def _bounds_said(runs: Sequence[Run]) -> list[str]:
 
 
 def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list[str]]:
-    """Return each job's time limit, s, the default where it has none or UNLIMITED, and a note of how many."""
+    """Return each job's time limit, s, and a note on missing ones.
+
+    A job without a limit, or with UNLIMITED, gets the default.
+    """
     limit_s = jobs["time_limit_s"].to_numpy()
     unlimited = ~np.isfinite(limit_s)
     notes = []
@@ -237,7 +254,10 @@ def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list
 def train_predictor(
     history: LoadedHistory, setup: ReplaySetup, request: WhatIfRequest, progress: Progress
 ) -> DurationModel | None:
-    """Return a model of what had ended when the replay opens; None leaves the predictor to learn on its way."""
+    """Return a model of what had ended when the replay begins.
+
+    None: no scenario needs one, or too little had ended, so the predictor learns during the replay alone.
+    """
     if setup.before.empty or not any(plan.uses_predictions for plan in request.plans):
         return None
     opening = setup.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
@@ -255,7 +275,7 @@ def train_predictor(
 
 
 def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayTrainedPredictor:
-    """Return a predictor that learns on the way, from what it was taught on."""
+    """Return a predictor that starts with ``taught`` and learns during the replay."""
     return ReplayTrainedPredictor(
         setup.machine.jobs,
         history=setup.before,
@@ -267,7 +287,7 @@ def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: Wha
 
 
 def describe_sources(predictor: ReplayTrainedPredictor | None) -> list[str]:
-    """Say who predicted, where that was not one model taught beforehand."""
+    """Return a note on who predicted, unless one trained model did."""
     if predictor is None:
         return []
     asked = predictor.source[predictor.source >= 0]
@@ -288,7 +308,10 @@ def to_run(
     *,
     request: WhatIfRequest | None = None,
 ) -> Run:
-    """Make one replay, and measure what counts of it; ``request`` says placement, planning and seed."""
+    """Make one replay and measure its counted jobs.
+
+    ``request`` gives the placement, the planning and the seed.
+    """
     result = replay_scenario(plan, setup, predictor, progress, request=request)
     return measure(
         setup,
@@ -315,7 +338,10 @@ def measure(
     options: Mapping[str, Any] | None = None,
     bound_s: int | None = None,
 ) -> Run:
-    """Measure the jobs that count of a replay, given start and end of every job of the stage."""
+    """Measure the counted jobs of a replay.
+
+    ``started_s`` and ``ended_s`` are those of every job of the setup.
+    """
     counted, workload = setup.counted, setup.workload
     submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
     started_s, ended_s, run_time_s = started_s[counted], ended_s[counted], workload.run_time_s[counted]
@@ -351,7 +377,10 @@ def replay_scenario(
     request: WhatIfRequest | None = None,
     watch: JobTrace | None = None,
 ) -> Replay:
-    """Make one replay; ``request`` says placement, planning and seed, ``watch`` takes notes of one of its jobs."""
+    """Make one replay.
+
+    ``request`` gives the placement, the planning and the seed. ``watch`` traces one of its jobs.
+    """
     request, workload = request or WhatIfRequest(plans=(plan,)), setup.workload
     setup_name = f"Replaying {plan.policy}, {plan.backfill}" + (
         f", {plan.published_estimates}" if plan.published_estimates else ""
@@ -384,7 +413,10 @@ def _again_s(plan: Scenario, request: WhatIfRequest) -> int | None:
 
 
 def _bound(plan: Scenario) -> dict[str, Any]:
-    """Return what bounds the waits: ``balanced`` has a bound of its own, the other orders where they are told one."""
+    """Return the arguments that bound waits.
+
+    ``balanced`` has a bound by default. For every order an option can set one, and ``patience = "never"`` removes it.
+    """
     guard = wait_bound(plan.policy.value, plan.options)
     if guard is None:
         return {}
@@ -393,12 +425,18 @@ def _bound(plan: Scenario) -> dict[str, Any]:
 
 
 def _believed(plan: Scenario, workload: Workload) -> NDArray[np.float64] | None:
-    """Return what the order believes; None where a predictor says it in the timeline."""
+    """Return the run times that the order uses.
+
+    None: a predictor gives them during the replay.
+    """
     return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
 
 
 def _planned(plan: Scenario, setup: ReplaySetup) -> NDArray[np.int64] | None:
-    """Return what EASY plans with; None where a predictor says it in the timeline."""
+    """Return the run times that EASY plans with.
+
+    None: a predictor gives them during the replay.
+    """
     if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
         return None
     if plan.estimates is RunTimes.LIMIT:

@@ -1,4 +1,7 @@
-"""Is it a service? A conformance suite that a service's author runs on the own class, as scikit-learn's does."""
+"""Conformance suite for services.
+
+The author of a service runs it on the service's class, as with ``check_estimator`` of scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +50,19 @@ from helios.testing.builders import (
     power_settings,
 )
 
-# What a service that acts on nodes is asked about, and what is held against its answers.
+# Services that act on nodes: the snapshots that they are called with, and the checks of their answers.
 
 MANY_NODES = 2_000
-"""Nodes of the largest cluster that is asked about."""
+"""Nodes of the largest cluster that is tried."""
 WEEK = 7 * 86_400 // STEP_S
 KINDS = PowerDown | PowerUp | KeepAwake | FillFirst | RevertNodes
 
 
 def node_situations() -> Iterator[tuple[str, Snapshot]]:
-    """Yield the snapshots that a service that acts on nodes is asked about beside those of jobs, each with a title."""
+    """Yield snapshots for a service that acts on nodes, with titles.
+
+    Such a service is called with those of :func:`situations` too.
+    """
     yield "nodes in every state", _snapshot(_in_every_state())
     yield "nodes at night", _snapshot(_in_every_state(at=NOON + timedelta(hours=14)), at=NOON + timedelta(hours=14))
     yield "all nodes idle", _snapshot(_idle(16), busy=[0.0] * WEEK)
@@ -214,7 +220,7 @@ def _many_nodes(number: int) -> Snapshot:
     return dataclasses.replace(snapshot, nodes=NODE_STATES.conform(nodes))
 
 
-# What a piece of code asks of the world outside its arguments: the clock, chance, files, the network.
+# Access of a piece of code to the clock, random numbers, files and the network.
 
 CLOCKS = frozenset({"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "localtime"})
 CLOCK_METHODS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
@@ -232,10 +238,10 @@ HARMLESS = frozenset({"fspath", "text_encoding"})
 
 @contextmanager
 def watch_calls() -> Iterator[list[str]]:
-    """Collect what the code inside asks of the outside, a sentence each, with where it was asked.
+    """Collect calls to the clock, random numbers, files or the network.
 
-    It sees calls that Python makes; what compiled code reads by itself (``pd.Timestamp.now``) it cannot see, for that
-    there is :func:`find_clocks`.
+    Only calls in this context count. Each is one sentence with its place in the source. Only calls made by Python code
+    are seen. A clock that compiled code reads by itself (``pd.Timestamp.now``) is not; :func:`find_clocks` finds those.
     """
     seen: list[str] = []
     before, chance = sys.getprofile(), _global_chance()
@@ -256,7 +262,10 @@ def watch_calls() -> Iterator[list[str]]:
 
 
 def find_clocks(service_class: type[Any]) -> list[str]:
-    """Return the functions of a class, and of its module, that name ``now``, ``utcnow`` or ``today``."""
+    """Return the functions that name ``now``, ``utcnow`` or ``today``.
+
+    These are functions of the class and of its module.
+    """
     module = inspect.getmodule(service_class)
     own = [function for _, function in inspect.getmembers(module, inspect.isfunction)]
     functions = [
@@ -268,7 +277,10 @@ def find_clocks(service_class: type[Any]) -> list[str]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep the garbage collector still: whoever listens to it (a test framework that times it) runs in between."""
+    """Disable the garbage collector in this context.
+
+    Callbacks of the collector, such as those of a test framework that times it, would be seen as calls of the service.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -310,20 +322,20 @@ _MODULE_CHANCE: Any = getattr(random.random, "__self__", None)
 
 MOST_SHOWN = 12
 MANY = 5_000
-"""Jobs of the largest queue, which is tried only on a service that was sound on the small ones."""
+"""Jobs of the largest queue, which is tried only on a service that passed on the small ones."""
 
 Make = Callable[[], Service]
 
 
 def check_service(service: type[Any] | Service) -> None:
-    """Check that a service keeps what :class:`helios.ports.Service` asks, on queues of every awkward kind.
+    """Check that a service keeps the contract of :class:`helios.ports.Service`.
 
-    It is asked about an empty cluster, an ordinary queue, one without predictions, one where all that can be missing
-    is missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was asked
-    before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and ask
-    neither clock, chance, disk nor network. One that acts on nodes (``domain = Domain.NODES``) is asked about nodes in
-    every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot, and put to
-    sleep only those that are idle, awake and not ``excluded_reason``.
+    It is called with an empty cluster, an ordinary queue, one without predictions, one where all that can be missing is
+    missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was called with
+    before, leave the snapshot as it was, name only pending jobs of it, once each, give a reason every time, and use
+    neither clock, random numbers, disk nor network. One that acts on nodes (``domain = Domain.NODES``) is called with
+    nodes in every state as well, with and without a forecast of the demand; it must name only nodes of the snapshot,
+    and put to sleep only those that are idle, awake and have no ``excluded_reason``.
 
     Parameters
     ----------
@@ -368,7 +380,7 @@ def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: b
 
 
 def situations() -> Iterator[tuple[str, Snapshot]]:
-    """Yield the snapshots that :func:`check_service` asks about, each with a title."""
+    """Yield the snapshots that :func:`check_service` tries, each with a title."""
     yield "a cluster without jobs or nodes", a_snapshot(nodes=[])
     yield "an ordinary queue", _ordinary()
     yield "a queue at night", _ordinary(at=NOON + timedelta(hours=14))

@@ -1,9 +1,9 @@
-"""What sleeping nodes would have saved on a trace of jobs, under every policy at once: jobs really wait for a boot.
+"""What-if of energy policies on a trace of jobs.
 
 The jobs of a cluster's history are replayed, first in first out with EASY backfill, on nodes that sleep and wake. A
-first replay, in which the cluster's own idle timer puts nodes to sleep, tells how many were needed at each step;
-forecasts walk forward along it; then the services act, the same objects as live, every ten minutes on what was known
-then. All before the window is history.
+job that is placed on a sleeping node waits for its boot. A first replay, in which the cluster's own idle timer puts
+nodes to sleep, gives the nodes needed at each step, and forecasts walk forward along it. Then the services act, the
+same objects as live, every ten minutes on what was known at that time. Everything before the window is history.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from helios.services.node_fill_order import NodeFillOrder
 from helios.simulate import NodeTally, Placement, SimCluster, Sleep
 from helios.simulate.node_series import fewest_levels
 
-# Node services asked each ten minutes along a replay of jobs, and what nodes did meanwhile.
+# Node services run every ten minutes of a replay of jobs, and what the nodes did meanwhile.
 
 RUN_IN = 3 * DAY
-"""Steps before the window over which every policy runs, so that the window begins in its midst."""
+"""Steps before the window over which every policy already runs, so that its effect has built up."""
 STEPS_PER_REPORT = 144
 _ON_THE_WAY = frozenset({NodePower.WAKING, NodePower.FALLING_ASLEEP})
 _DARK = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
@@ -49,7 +49,7 @@ _DARK = frozenset({NodePower.ASLEEP, NodePower.FALLING_ASLEEP})
 
 @dataclass(slots=True, kw_only=True)
 class EnergyService:
-    """A service of the domain of nodes that is asked along a replay."""
+    """Node service that takes part in a replay."""
 
     service: Service
 
@@ -95,7 +95,10 @@ def replay_nodes(
     power: Power,
     progress: Callable[[float], None],
 ) -> EnergyReplay:
-    """Replay up to ``end_s``, asking the services at the end of each step, and count from ``begin_s``.
+    """Replay jobs up to ``end_s`` with services acting on the nodes.
+
+    The services are called at the end of each step, from ``RUN_IN`` steps before the window on. Counting starts at
+    ``begin_s``.
 
     Parameters
     ----------
@@ -141,7 +144,10 @@ def _between(before: NodeTally, now: NodeTally) -> NodeSeconds:
 
 
 def _ask(cluster: SimCluster, active_services: Sequence[EnergyService], demand: Demand | None, power: Power) -> None:
-    """Let start what can start, then look, ask and act."""
+    """Run one cycle of the services on the cluster.
+
+    Jobs that can start are started first. Each service sees the changes of those before it.
+    """
     cluster.next_event_s()
     for active in active_services:
         snapshot = cluster.snapshot()
@@ -156,7 +162,10 @@ def _on_nodes(actions: Iterable[Action]) -> list[NodeAction]:
 
 
 def demand_known_at(demand: Demand, now_s: int) -> Demand:
-    """Return the part of ``demand`` that was known at the end of the step that ends ``now_s``."""
+    """Return the part of ``demand`` that was known at ``now_s``.
+
+    ``now_s`` is the end of the last step that is included.
+    """
     n_steps = demand.busy.shape[1] - max(demand.ended_s - now_s, 0) // STEP_S
     return Demand(
         pools=demand.pools,
@@ -173,7 +182,11 @@ def demand_known_at(demand: Demand, now_s: int) -> Demand:
 
 
 def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power) -> list[NodeAction]:
-    """Keep what rails let through: so many nodes on the way at once, so many of a pool asleep; wakes go first."""
+    """Drop the power changes that exceed the configured limits.
+
+    ``most_in_transition`` bounds the nodes on the way at once, ``most_asleep`` the sleeping nodes of a pool. Wakes are
+    kept before sleeps.
+    """
     chosen = sorted(actions, key=lambda action: isinstance(action, PowerDown))
     if not any(isinstance(action, PowerDown | PowerUp) for action in chosen):
         return chosen
@@ -195,7 +208,9 @@ def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power
 
 
 class Oracle:
-    """A service that was told how many nodes of each pool are to be awake after each step; a bound, not a policy.
+    """Service that knows how many nodes of each pool will be needed.
+
+    It is a bound for comparison, not a policy that could run.
 
     Parameters
     ----------
@@ -227,12 +242,12 @@ class Oracle:
 
 
 def oracle_levels(demand: Demand, *, boot_s: float, most_wakes: int) -> Oracle:
-    """Return the service that knows what is needed, and wakes nodes just in time.
+    """Return an oracle that wakes the needed nodes just in time.
 
     Parameters
     ----------
     demand : Demand
-        Of it only what was needed is looked at.
+        Only the busy nodes in it are used, not the forecasts.
     most_wakes : int
         How often nodes may be woken, shared out evenly among the pools.
     """
@@ -259,16 +274,16 @@ POLICIES = (
 )
 """In the order in which they are shown."""
 REFIT_S = 7 * 86_400
-"""How often forecasts learn anew: each day, as live, they are hardly better and take seven times as long."""
+"""Time between retrainings of the forecasts, s; daily, as live, they are hardly better and take seven times as long."""
 FIRST_TIMER_S = 1_800
-"""Idle timer of the replay that tells what is needed, s."""
+"""Idle timer of the replay that finds the needed nodes, s."""
 _TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "packing": 1_800}
 """Policies under which the cluster's own idle timer puts nodes to sleep, and after how long, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergyJobsRequest:
-    """A window of a cluster's history to ask about, and the machine it ran on.
+    """Window of a cluster's history to replay, and the machine it ran on.
 
     Attributes
     ----------
@@ -286,9 +301,9 @@ class EnergyJobsRequest:
     calendar : Calendar
         The site's.
     options : CesOptions
-        What CES is run with.
+        Options of CES.
     policies : sequence of str
-        Which of ``POLICIES``.
+        Which of ``POLICIES``; ``always_on`` is always included.
     history_days : int
         Days that forecasts learn from, where there are as many.
     """
@@ -320,14 +335,16 @@ def energy_on_jobs(
     power: Power,
     progress: Progress = no_progress,
 ) -> EnergyWhatIf:
-    """Replay a cluster's history up to the end of a window once for each policy, and say what it comes to.
+    """Replay a window of a cluster's history under each energy policy.
+
+    Each replay begins with the first job of the history.
 
     Parameters
     ----------
     energy : Energy
         The model of what nodes draw, how long they boot, and what energy costs.
     power : Power
-        Of its rails ``most_in_transition`` and ``most_asleep`` are simulated.
+        Of its limits ``most_in_transition`` and ``most_asleep`` are simulated.
 
     Raises
     ------
@@ -347,7 +364,10 @@ def energy_on_jobs(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _ServiceContext:
-    """What all policies share, and the demand that was forecast, by whether the nodes were packed."""
+    """Setup that all policies share, with the forecast demand.
+
+    ``demands`` caches forecasts by whether the nodes were packed.
+    """
 
     request: EnergyJobsRequest
     setup: ReplaySetup
@@ -359,7 +379,7 @@ class _ServiceContext:
     demands: dict[bool, Demand] = field(default_factory=dict)
 
     def cluster(self, timer_s: int | None = None) -> SimCluster:
-        """Return the cluster as it is before its first job."""
+        """Return the cluster before its first job."""
         machine = self.setup.machine
         return SimCluster(
             self.setup.workload,
@@ -446,12 +466,15 @@ def _active_services(
         yield EnergyService(service=oracle_levels(demand, boot_s=context.energy.boot_s, most_wakes=wakes))
 
 
-# What was needed, and what was expected to be.
+# The needed nodes, and their forecast.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Needed:
-    """Nodes of each partition that held a job, by steps, and when jobs started and ended."""
+    """Busy nodes of each partition by step, and the jobs' times.
+
+    ``busy`` has shape (n_partitions, n_steps).
+    """
 
     start_s: int
     busy: NDArray[np.float64]
@@ -466,7 +489,10 @@ def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> De
 
 
 def _needed(context: _ServiceContext, *, packed: bool, progress: Progress) -> _Needed:
-    """Replay once more, the surplus put to sleep by the idle timer: where nodes sleep, jobs crowd on the others."""
+    """Replay once more to find how many nodes are needed.
+
+    The idle timer puts surplus nodes to sleep, because jobs crowd on the other nodes where some sleep.
+    """
     cluster = context.cluster(FIRST_TIMER_S)
     if packed:
         replay_nodes(
@@ -484,7 +510,10 @@ def _needed(context: _ServiceContext, *, packed: bool, progress: Progress) -> _N
 
 
 def _looked_back(context: _ServiceContext) -> int:
-    """Return how many steps before the window forecasts begin: those that the first thresholds are picked on."""
+    """Return how many steps before the window forecasts begin.
+
+    The first thresholds are picked on these steps.
+    """
     return RUN_IN + (7 * context.request.options.weeks + 1) * DAY
 
 
@@ -523,14 +552,17 @@ def _forecast(context: _ServiceContext, needed: _Needed, progress: Progress) -> 
 
 
 def _known_at_submission(context: _ServiceContext) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the run time of each job as shrinkage would have predicted it, s, and of which campaign it is."""
+    """Return each job's predicted run time, s, and its campaign.
+
+    The prediction is that of shrinkage at submission. A campaign is the jobs of one user with one name and GPU count.
+    """
     jobs = context.setup.machine.jobs
     features = causal_features(JobTable.from_frame(jobs, timezone=context.setup.timezone)).X
     campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
     return HistoryPredictor().predict(features)[:, 1], np.asarray(campaign, dtype=np.int64)
 
 
-# What it comes to.
+# The results.
 
 
 def _answer(history: LoadedHistory, context: _ServiceContext, played: Mapping[str, EnergyReplay]) -> EnergyWhatIf:

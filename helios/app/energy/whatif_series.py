@@ -1,4 +1,4 @@
-"""What sleeping nodes would have saved on a series of busy nodes, as the paper asked it, under every policy at once.
+"""What-if of energy policies on a series of busy nodes.
 
 Strictly causal but for the oracle: forecasts walk forward, learning anew each day from what was before it; thresholds
 are picked at each midnight from the weeks before; a decision at the end of a step is in force from the next one on.
@@ -29,18 +29,18 @@ from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_lev
 Steps = NDArray[np.float64]
 
 RUN_IN = 3 * DAY
-"""Steps before the window over which every policy runs, so that the window begins in its midst."""
+"""Steps before the window over which every policy already runs, so that its effect has built up."""
 TIMERS_MIN = (10, 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergySeriesRequest:
-    """A series of busy nodes, and the window to ask about.
+    """Series of busy nodes, and the window to replay.
 
     Attributes
     ----------
     name : str
-        For a person.
+        Shown to the reader.
     start_s : int
         Start of the first value, s since the epoch.
     step_s : int
@@ -52,11 +52,11 @@ class EnergySeriesRequest:
     calendar : Calendar
         The site's.
     options : CesOptions
-        What CES is run with.
+        Options of CES.
     gpus_per_node : int
         All of them draw power while a node is busy.
     notes : tuple of str
-        What reading the series already had to say.
+        Notes from reading the series.
     """
 
     name: str
@@ -103,7 +103,9 @@ def energy_on_series(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Cut:
-    """The series cut to whole decision steps, in its own steps (fine) and in decision steps.
+    """Series cut to whole decision steps, in both resolutions.
+
+    ``fine_*`` are in the series' own steps, the others in decision steps of ``STEP_S``.
 
     Attributes
     ----------
@@ -132,11 +134,14 @@ class _Cut:
         return self.start_s + STEP_S * len(self.busy)
 
     def in_force(self, levels: Steps) -> Steps:
-        """Spread levels, decided at the ends of the steps from ``run_in`` on, over the fine steps they are in force."""
+        """Spread levels over the fine steps in which they are in force.
+
+        Each level is decided at the end of a decision step, from ``run_in`` on, and holds during the next one.
+        """
         return np.repeat(np.concatenate([[np.inf], levels[:-1]]), self.each)
 
     def oracle_levels(self, levels: Steps) -> Steps:
-        """Spread levels that were known before each step of the window."""
+        """Spread levels that were known before each step of the window over fine steps."""
         return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
 
 
@@ -175,7 +180,7 @@ def _cut(request: EnergySeriesRequest) -> _Cut:
 
 
 def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
-    """Forecast from the weeks that the first settings are picked on."""
+    """Forecast from the weeks on which the first thresholds are picked."""
     forecasts = walk_forward(
         cut.busy,
         cut.total,
@@ -190,7 +195,10 @@ def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, pro
 
 
 def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
-    """Yield name, levels in force over the fine steps from the run-in on, and whether nodes sleep at any step."""
+    """Yield each policy with its levels over the fine steps.
+
+    Levels start with the run-in. The last value says whether nodes may fall asleep at any fine step.
+    """
     fine = cut.fine_busy[cut.run_in * cut.each :]
     yield "always_on", np.full(len(fine), np.inf), False
     for minutes in TIMERS_MIN:

@@ -1,14 +1,18 @@
-"""When what happens: ends, submissions, and the rhythms of Slurm's controller.
+"""Events of a simulated Slurm cluster and the periodic work of its controller.
 
-What is modelled of ``slurmctld`` 22.05 (its source, and what was seen on a live one): a background loop that looks each
-second makes a quick pass of the main scheduler when a submission or an end has asked for one and ``batch_sched_delay``
-has passed since its last pass, and a full one every ``sched_interval``. Where nodes have an epilog, its message makes a
-quick pass at once. A backfill pass begins ``bf_interval`` after the end of the last, if jobs or nodes were updated in
-its second or since, else its thread looks again every second; what waits is no reason by itself. Updates are starts,
-ends, submissions, new priorities of what waits, main passes in which a job meets a closed partition, and backfill
-passes that put a start off or plan with an idle node. Priorities are made anew every ``PriorityCalcPeriod``. A job that
-becomes eligible later than it was submitted asks for nothing. At one moment: ends, submissions, priorities, main
-scheduler, backfill.
+What is modelled of ``slurmctld`` 22.05 (its source, and what was observed on a live one):
+
+- A background loop runs each second. It makes a quick pass of the main scheduler when a submission or an end has asked
+  for one and ``batch_sched_delay`` has passed since its last pass, and a full one every ``sched_interval``.
+- Where nodes have an epilog, its message makes a quick pass at once.
+- A backfill pass begins ``bf_interval`` after the end of the last, if jobs or nodes were updated in its second or
+  since. Otherwise its thread checks again every second. Pending jobs alone are no reason for a pass.
+- Updates are starts, ends, submissions, new priorities of pending jobs, main passes in which a job meets a closed
+  partition, and backfill passes that put a start off or plan with an idle node.
+- Priorities are recalculated every ``PriorityCalcPeriod``.
+- A job that becomes eligible later than it was submitted asks for no pass.
+
+At one moment the order is: ends, submissions, priorities, main scheduler, backfill.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ def _later(moment: int, of_ms: int, step_ms: int) -> int:
 
 @kernel
 def _next_tick(state: SlurmState, from_ms: int) -> int:
-    """Return the background loop's first look from then on."""
+    """Return the time of the background loop's first run from then on."""
     return _later(from_ms, state.clock[0].tick_origin_ms, state.clock[0].tick_ms)
 
 
@@ -84,7 +88,10 @@ def _next_full(state: SlurmState) -> int:
 
 @kernel
 def _pass_over(state: SlurmState) -> None:
-    """Note the full passes before now that were not made here, as they could change nothing."""
+    """Record the full passes before now that were skipped.
+
+    They were not made because they could change nothing.
+    """
     clock = state.clock[0]
     while clock.sched_interval_s > 0 and _full_after_last(state) < clock.now_ms:
         clock.last_full_ms = _full_after_last(state)
@@ -127,7 +134,10 @@ def _next_priority(state: SlurmState) -> int:
 
 @kernel
 def happen(state: SlurmState, moment: int) -> None:
-    """Let jobs end and enter the queue that do so at ``moment``, and priorities be made anew if that is due."""
+    """Advance to ``moment`` and process the ends and arrivals due then.
+
+    Priorities are recalculated if that is due.
+    """
     clock = state.clock[0]
     priorities = _next_priority(state) <= moment
     clock.now_ms = moment
@@ -153,7 +163,10 @@ def _ask(state: SlurmState, moment: int) -> None:
 
 @kernel
 def _enter(state: SlurmState, job: int) -> None:
-    """Let ``job`` be pending; the tasks of an array but the first wait behind it."""
+    """Add ``job`` to the queue.
+
+    Of an array only the first pending task is queued; the others wait behind it.
+    """
     clock, its = state.clock[0], state.jobs[job]
     if its.previous_task != NOBODY and state.jobs[its.previous_task].status in (FUTURE, PENDING):
         return
@@ -181,7 +194,7 @@ def make_priorities(state: SlurmState) -> None:
 
 @kernel
 def schedule(state: SlurmState) -> None:
-    """Make the passes that are due now."""
+    """Make the scheduling passes that are due now."""
     clock = state.clock[0]
     now = clock.now_ms
     if _next_main(state) <= now:
@@ -203,13 +216,17 @@ def schedule(state: SlurmState) -> None:
 
 @kernel
 def _backfill(state: SlurmState) -> None:
-    """Make a backfill pass; where nothing has changed it does what the last did, and where nothing waits, nothing."""
+    """Make a backfill pass.
+
+    The pass itself is skipped where nothing has changed since the last or nothing waits, as its result is known then.
+    Its time and its updates still count.
+    """
     clock, records = state.clock[0], state.clock[0].queued
     if clock.planned_idle:  # those nodes are no longer planned
         update(state, clock.now_ms)
     if records == 0:
         clock.pushed, clock.planned_idle = 0, 0
-    elif clock.changed or (clock.soft and expect_anew(state)):  # an expected end that moves is news too
+    elif clock.changed or (clock.soft and expect_anew(state)):  # an expected end that moves is a change too
         backfill_pass(state)
     if clock.pushed:
         update(state, clock.now_ms)
@@ -217,14 +234,17 @@ def _backfill(state: SlurmState) -> None:
     clock.last_backfill_ms, clock.spent_us = clock.now_ms + spent_us // 1000, spent_us % 1000
     if clock.planned_idle:
         update(state, clock.last_backfill_ms)
-    # time_t is whole seconds: what was updated in the second of its end counts as news to the next.
+    # time_t is whole seconds: what was updated in the second of its end counts as new for the next pass.
     is_news = clock.updated_ms // MS >= clock.last_backfill_ms // MS
     clock.moved_ms = clock.updated_ms if is_news else NEVER
 
 
 @kernel
 def _is_stuck(state: SlurmState) -> bool:
-    """Say whether nothing will happen any more: what waits now waits for ever."""
+    """Return whether nothing will happen any more.
+
+    Jobs that are pending then wait for ever.
+    """
     clock = state.clock[0]
     asked = clock.sched_interval_s >= 0 and (clock.pass_due or clock.asked_ms != NEVER)
     if next_event(state) != NEVER or asked:
@@ -235,21 +255,25 @@ def _is_stuck(state: SlurmState) -> bool:
 
 @entry_point
 def keep_choices(state: SlurmState) -> None:
-    """Take from all jobs, on an empty cluster, the partitions in which they could never start."""
+    """Remove the partitions in which a job could never start.
+
+    This is tried for all jobs on an empty cluster.
+    """
     keep_those_that_fit(state)
 
 
 @entry_point
 def begin(state: SlurmState) -> None:
-    """Work out the first fair shares."""
+    """Compute the first fair shares."""
     make_factors(state)
 
 
 def carry_on(state: SlurmState, *, until_ms: int = NEVER, leave_due: bool = False, first_event: bool = False) -> None:
-    """Make what is due now and go on up to ``until_ms``, included, or until nothing is left that can happen.
+    """Make the passes due now and advance to ``until_ms``, included.
 
-    With ``leave_due`` the passes due at ``until_ms`` wait for the next call, so that somebody can act before them. With
-    ``first_event`` it stops so where nodes are freed or a job enters the queue, if that is earlier.
+    It ends earlier when nothing is left that can happen. With ``leave_due`` the passes due at ``until_ms`` wait for the
+    next call, so that a caller can act before them. With ``first_event`` it stops in the same way at the first moment
+    at which nodes are freed or a job enters the queue.
     """
     _carry_on(state, until_ms, leave_due, first_event)
 
@@ -274,7 +298,10 @@ def _carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bo
 
 @entry_point
 def is_over(state: SlurmState) -> bool:
-    """Say whether nothing will happen any more by itself: what waits now waits for ever."""
+    """Return whether nothing will happen any more by itself.
+
+    Jobs that are pending then wait for ever.
+    """
     return _is_stuck(state)
 
 
@@ -285,7 +312,7 @@ def next_event_ms(state: SlurmState) -> int:
 
 
 def rank_anew(state: SlurmState, jobs: NDArray[np.int64], *, now_ms: int) -> None:
-    """Give ``jobs``, which are queued, the priority that they have now."""
+    """Recompute the priority of queued ``jobs``."""
     _rank_anew(state, jobs, now_ms)
 
 
