@@ -263,9 +263,7 @@ class Qssf:
             until_us = eligible_us + patience_us
         urgency[promoted] = PROMOTED
         until_us[promoted] = _FOR_EVER
-        early = (
-            waited_us < 0
-        )  # also for an unknown time, since NaT is the smallest integer and the difference overflows
+        early = waited_us < 0  # also for an unknown time: NaT is the smallest integer, and the difference overflows
         if early.any():
             urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
         excluded_reason = jobs("excluded_reason")
