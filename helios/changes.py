@@ -1,8 +1,8 @@
-"""Changes that actions ask for, one value for one setting of one target each.
+"""Changes that actions request, each one value for one setting of one target.
 
-``Change`` is what services ask for and what everything in control reads. ``SettingChange`` is the same in the values
-that a cluster holds: a live Slurm, a simulated one and the fake judge by it; the simulator whose urgencies are no
-SiteFactors judges by its own rules.
+Services request each ``Change``, and all of control reads it. A ``SettingChange`` is the same with the values that a
+cluster holds. A live Slurm, a simulated one and the fake decide by it. The simulator whose urgencies are no SiteFactors
+has its own rules.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Key = tuple[Setting, str]
 """One setting of one target: a job by its id, or a node by its name."""
 
 Value = TypeVar("Value", int, float)
-"""What a cluster holds on a setting."""
+"""Value of a setting as a cluster holds it."""
 Desired = TypeVar("Desired", float, str)
-"""What is asked of a setting: of a job a number, of a node words."""
+"""Requested value of a setting, a number for a job and text for a node."""
 
 GONE = "it is no longer pending"
 INELIGIBLE = "it is not eligible yet: what stands on it cannot be read"
 HIDDEN = "the cluster hides what stands on it now"
-"""Begins the remark about a value of Helios that is not reverted, since nobody can see whether it still stands."""
+"""Beginning of the remark about a value of Helios that is not reverted, because the cluster hides the current one."""
 TOO_LONG = "it is not below the time limit"
 USERS_OWN = "the user set a --time-min"
 SOFT_LIMIT_FLAG = "time_min_as_soft_limit"
-"""What the site sets in ``SchedulerParameters`` for a TimeMin to be a soft limit."""
+"""Flag in ``SchedulerParameters`` that makes a TimeMin a soft limit."""
 NO_SOFT_LIMITS = (
     f"SchedulerParameters lacks {SOFT_LIMIT_FLAG}: here a TimeMin would let Slurm shorten the job. "
     "Add the flag in slurm.conf (Slurm 23.11 or newer), then: scontrol reconfigure"
@@ -58,14 +58,14 @@ NO_SOFT_LIMITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueMapping(Generic[Value]):
-    """The values in which a cluster holds what it is asked for.
+    """Mapping from requested values to those that a cluster holds.
 
     Attributes
     ----------
     of_urgency, of_run_time : callable
         Return the value for an urgency, and for a soft limit.
     nothing : callable
-        Returns the value of a setting on which nothing is set.
+        Returns the neutral value of a setting.
     words : callable
         Returns a value of a setting, for a person.
     """
@@ -81,7 +81,7 @@ def slurm_value_mapping(
 ) -> ValueMapping[int]:
     """Return the mapping to Slurm's own values.
 
-    The SiteFactor of an urgency, and the TimeMin of a soft limit in minutes; 0 stands for none.
+    An urgency becomes a SiteFactor, and a soft limit a TimeMin in minutes. 0 stands for none.
     """
     return ValueMapping(
         of_urgency=site_factor,
@@ -93,18 +93,18 @@ def slurm_value_mapping(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange(Generic[Value]):
-    """A value that is wanted on one setting of one job.
+    """Requested value of one setting of one job.
 
     Attributes
     ----------
     action : str
         Name of the action's class.
     reason : str
-        The action's own for this job.
+        The action's reason for this job.
     wanted : int or float
-        In the ``terms`` of the cluster.
+        The value as the cluster holds it, from ``terms``.
     unseen : bool
-        Whether it is to be written also where nobody can read what stands.
+        Whether to write it also where the current value cannot be read.
     """
 
     action: str
@@ -125,7 +125,7 @@ class SettingChange(Generic[Value]):
     ) -> Outcome:
         """Return ``result`` as the outcome of this change.
 
-        None stands for not read.
+        None stands for a value that was not read.
         """
         return Outcome(
             action=self.action,
@@ -149,14 +149,14 @@ def setting_changes(
     pending: Callable[[], Iterable[str]],
     is_set: Callable[[JobSetting, str], bool],
 ) -> Iterator[SettingChange[Value]]:
-    """Return what an action asks for, in its order, each change when it is asked for.
+    """Yield the changes that an action requests, in its order.
 
     Parameters
     ----------
     pending : callable
         Returns the ids of the pending jobs on which Helios may have set something.
     is_set : callable
-        Returns whether there is something to do, or to say, about a setting of one of these.
+        Returns whether there is something to revert or to report about a setting of one of these jobs.
 
     Raises
     ------
@@ -210,24 +210,24 @@ def _to_restore(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeContext:
-    """What a change of a pending job of Slurm is judged by.
+    """State of a pending job of Slurm, for decisions about a change.
 
     Attributes
     ----------
     before : int, optional
-        What stands on the setting; None: it cannot be read.
+        Current value of the setting; None where it cannot be read.
     is_set : bool
-        Whether it is proved that Helios has set that.
+        Whether it is proved that Helios has set this value.
     excluded_reason : str
-        Why the job must be left alone; empty: it need not.
+        Why the job must be left alone; empty where it may be changed.
     soft_limits : bool
-        Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
+        Whether a TimeMin is a soft limit here. Otherwise it lets Slurm shorten the job.
     time_limit : int
-        Of the job, min; 0: none.
+        The job's time limit, min; 0 for none.
     hidden : int
-        What Helios wrote where nobody can read what stands now; 0: nothing.
+        Value that Helios wrote where the current one cannot be read; 0 for none.
     suspect : str
-        Why what stands, and bears Helios' mark, is left; empty: it bears none, or is proved.
+        Why a value with Helios' mark is left unchanged; empty where it has no mark, or is proved.
     """
 
     before: int | None
@@ -240,9 +240,9 @@ class ChangeContext:
 
 
 def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written.
+    """Return the outcome of a change that is not written.
 
-    None: it is to be written.
+    It is a change that must not, cannot or need not be written. None where the change is to be written.
     """
     if change.takes_back:
         return _of_a_restore(change, ground)
@@ -280,12 +280,12 @@ def _unchanged(change: SettingChange[int], ground: ChangeContext) -> Outcome:
     return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
 
 
-# What services ask for, one setting of one target at a time, and back again.
+# Conversion of services' actions into changes, and back.
 
 LIST: Key = (NodeSetting.KEEP_AWAKE, "")
-"""The keep-awake list is the cluster's and has no node's name."""
+"""Key of the keep-awake list, which belongs to the cluster and has no node's name."""
 ASLEEP, AWAKE, TIER = "asleep", "awake", "tier "
-"""What is asked of a node's power, and what begins the value of its weight."""
+"""Requested values of a node's power, and prefix of the value of its weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,14 +295,14 @@ class Change(Generic[Desired]):
     Attributes
     ----------
     target : str
-        Id of a job, or name of a node; of the keep-awake list empty.
+        Id of a job, or name of a node; empty for the keep-awake list.
     value : float or str
-        Of a job an urgency, or a soft limit in s. Of a node ``asleep`` or ``awake``; ``tier 2``; or the nodes to keep
-        awake, by commas, sorted.
+        An urgency or a soft limit in s for a job. For a node ``asleep``, ``awake`` or a tier such as ``tier 2``; for
+        the list the nodes to keep awake, sorted and joined by commas.
     action : str
         Name of the action's class.
     partition, order_reason : str
-        Of an order: whose queue it is, and the reason of the whole order.
+        Partition and reason of the whole order, for a change of a job's order.
     """
 
     setting: Setting
@@ -346,16 +346,16 @@ class Change(Generic[Desired]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedChanges(Generic[Desired]):
-    """All that a service asked for in one cycle.
+    """All changes that a service requested in one cycle.
 
     Attributes
     ----------
     kinds : frozenset of str
-        Names of the actions' classes, also of actions that name no target.
+        Names of the actions' classes, including actions without a target.
     partitions : frozenset of str
-        Those it gave an order for: a job there that it does not name is neutral.
+        Partitions with an order. A job there that is not in the order is neutral.
     reverts : frozenset of Key
-        What of its own changes on nodes shall not stand any longer.
+        The service's own changes on nodes that are to be reverted.
     """
 
     changes: tuple[Change[Desired], ...]
@@ -365,9 +365,9 @@ class RequestedChanges(Generic[Desired]):
 
 
 def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
-    """Return the changes that actions on jobs ask for.
+    """Return the changes that actions on jobs request.
 
-    A ``Revert`` is the change that nothing stands, which is what a job has that is not named.
+    A ``Revert`` removes a job's changes, so that the job is treated like one that is not in any action.
 
     Raises
     ------
@@ -417,11 +417,9 @@ def _covers(revert: Revert, change: Change[float]) -> bool:
 
 
 def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:
-    """Return the actions that ask for ``changes``.
+    """Return the actions that request ``changes``.
 
-    An order for each partition comes first, then the soft limits.
-
-    Changes of equal urgency stay as they are given.
+    An order for each partition comes first, then the soft limits. Changes of equal urgency keep their order.
     """
     changes = list(changes)
     orders: dict[str, list[Change[float]]] = {}
@@ -446,7 +444,7 @@ def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:
 
 
 def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
-    """Return the changes that actions on nodes ask for.
+    """Return the changes that actions on nodes request.
 
     Raises
     ------
@@ -485,14 +483,14 @@ def to_node_changes(actions: Sequence[Action]) -> RequestedChanges[str]:
 
 
 def to_node_actions(changes: Sequence[Change[str]], *, own: Mapping[Key, str]) -> list[NodeAction]:
-    """Return the actions that ask for ``changes``.
+    """Return the actions that request ``changes``.
 
-    Wakes come first, then the keep-awake list, sleeps and the order of filling.
+    Wakes come first, then the keep-awake list, sleeps and the fill order.
 
     Parameters
     ----------
     own : mapping
-        What the site itself has where Helios changed it.
+        The site's own values of settings that Helios changed.
     """
     weights = [change for change in changes if change.setting is NodeSetting.WEIGHT]
     tiers: list[list[str]] = [[] for _ in range(max((tier(change) for change in weights), default=-1) + 1)]
@@ -523,7 +521,7 @@ def tier(change: Change[str]) -> int:
 
 
 def nodes_named(text: str) -> tuple[str, ...]:
-    """Return the nodes of the value of a keep-awake list."""
+    """Return the nodes in the value of a keep-awake list."""
     return tuple(name for name in text.split(",") if name)
 
 

@@ -1,7 +1,7 @@
-"""Settings: ``helios.toml`` and ``HELIOS_*`` become frozen, typed values that know where they came from.
+"""Settings from ``helios.toml`` and ``HELIOS_*`` as frozen, typed values.
 
-A later source wins over an earlier one: built-in default, configuration file, environment. Command line
-options win over all of them, in the command that takes them.
+Each value knows its origin. A later source has precedence over an earlier one: built-in default, configuration file,
+environment. Command line options have precedence over all of them, in the command that takes them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from helios.errors import ConfigurationInvalid
 FILE_NAME = "helios.toml"
 FILE_VARIABLE = "HELIOS_CONFIG"
 OTHER_VARIABLES = ("HELIOS_TRACES", "HELIOS_PYSLURM_ROOT", "HELIOS_TEST_POSTGRES", "HELIOS_TEST_POSTGRES_URL")
-"""What else may begin so: read by tests, benchmarks and scripts, not here."""
+"""Other variables with this prefix, which tests, benchmarks and scripts read."""
 ROOT = 0
 DAY_S = 86_400
 
 
 def zone_name(name: str) -> str:
-    """Return ``name`` if it is an IANA time zone, else raise ValueError saying what one looks like."""
+    """Return ``name`` if it is an IANA time zone.
+
+    Raises ValueError with examples otherwise.
+    """
     if name not in available_timezones():
         raise ValueError(f"{name!r} is not a time zone; write it as UTC, Europe/Berlin or Asia/Shanghai")
     return name
@@ -48,7 +51,7 @@ RENAMED_KEYS = {
     ("retention", "turns_days"): "cycles_days",
     ("slurm", "writes_per_turn"): "writes_per_cycle",
 }
-"""Keys that had another name up to release 0.1, by section and old name; the old names are read for one release."""
+"""New names of keys by section and old name. The old names were used up to 0.1, and are read for one release."""
 
 
 class _Section(BaseModel):
@@ -56,7 +59,7 @@ class _Section(BaseModel):
 
 
 class Database(_Section):
-    """Where the warehouse lives."""
+    """Location of the warehouse."""
 
     url: str = Field(
         default_factory=lambda: f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}",
@@ -65,7 +68,7 @@ class Database(_Section):
 
 
 class Ingest(_Section):
-    """How history files are read."""
+    """Reading of history files."""
 
     timezone: Annotated[str, AfterValidator(zone_name)] = Field(
         default="UTC", description="Time zone assumed for times that carry none"
@@ -73,7 +76,7 @@ class Ingest(_Section):
 
 
 class Model(_Section):
-    """How the duration predictor is trained and judged."""
+    """Training and evaluation of the duration predictor."""
 
     seed: int = Field(default=0, ge=0, description="Seed of the training; the same seed gives the same model")
     dask: str = Field(
@@ -94,7 +97,7 @@ class Model(_Section):
 
 
 class WhatIfSettings(_Section):
-    """How history is replayed."""
+    """Replay of history."""
 
     gpus_per_node: int = Field(default=8, ge=1, description="GPUs of a node, where the command does not say")
     default_time_limit_s: int = Field(
@@ -103,7 +106,7 @@ class WhatIfSettings(_Section):
 
 
 class SlurmSettings(_Section):
-    """How the cluster is reached."""
+    """Connection to the cluster."""
 
     backend: Literal["auto", "pyslurm", "commands"] = Field(
         default="auto", description="auto: pyslurm where it fits the controller's release, else Slurm's commands"
@@ -127,7 +130,7 @@ class SlurmSettings(_Section):
 
 
 class Control(_Section):
-    """How far services may go, and when nothing is done at all."""
+    """Limits of services, and conditions under which nothing is done."""
 
     state_folder: str = Field(
         default_factory=lambda: str(platformdirs.user_state_path("helios")),
@@ -159,7 +162,7 @@ class Control(_Section):
 
 
 class HistorySettings(_Section):
-    """How the cluster's own history is read."""
+    """Reading of the cluster's own history."""
 
     start: str = Field(default="", description="Where the first reading begins (2026-09-01); empty: 30 days ago")
     window_s: int = Field(default=DAY_S, ge=60, description="Longest stretch asked of the accounting at once, s")
@@ -170,7 +173,7 @@ class HistorySettings(_Section):
 
 
 class DaemonSettings(_Section):
-    """When things happen."""
+    """Times of the daemon's tasks, its address and its logs."""
 
     cycle_s: int = Field(default=60, ge=1, description="Time between cycles of the services, s")
     ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
@@ -201,7 +204,10 @@ class ReportSettings(_Section):
 
 
 class Retention(_Section):
-    """How long the database keeps what grows every day; jobs, nodes and what stands changed are kept for ever."""
+    """Retention of data in the database that grows every day.
+
+    Jobs, nodes and applied changes are kept for ever.
+    """
 
     audit_days: int = Field(default=400, ge=60, description="Days of decisions kept in the audit")
     shadow_days: int = Field(
@@ -219,7 +225,7 @@ class Retention(_Section):
 
 
 class DemandSettings(_Section):
-    """How the demand for nodes is forecast."""
+    """Forecasts of the demand for nodes."""
 
     holidays: str = Field(
         default="", description="Days on which people rest, by commas: 2026-12-25, 2026-12-28..2027-01-03"
@@ -230,7 +236,7 @@ class DemandSettings(_Section):
 
 
 class Power(_Section):
-    """How far nodes may be put to sleep; what no service can switch off."""
+    """Limits for putting nodes to sleep, which no service can change."""
 
     mechanism: Literal["sleep", "keep_awake"] = Field(
         default="sleep",
@@ -271,7 +277,10 @@ class Power(_Section):
 
 
 class Energy(_Section):
-    """What a node draws, and what that costs; measure your own and write it here."""
+    """Power draw of a node, and its cost.
+
+    Replace the defaults by your own measurements.
+    """
 
     node_idle_w: float = Field(default=800, ge=0, description="A node that is awake, without load, W")
     gpu_busy_w: float = Field(default=250, ge=0, description="What each GPU that a job holds adds, W")
@@ -290,7 +299,7 @@ class Energy(_Section):
 
 
 class Settings(_Section):
-    """All settings of Helios, a section each."""
+    """All settings of Helios, by section."""
 
     database: Database = Field(default_factory=Database)
     ingest: Ingest = Field(default_factory=Ingest)
@@ -314,20 +323,20 @@ class Settings(_Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigValue:
-    """One key, its value, and where that came from.
+    """One key with its value and origin.
 
     Attributes
     ----------
     key : str
-        Section and name, as ``database.url``.
+        Section and name, such as ``database.url``.
     value : object
-        The value in force; a password in a URL is masked.
+        The current value. A password in a URL is masked.
     origin : str
         ``default``, the path of the file, or ``environment NAME``.
     variable : str
-        The environment variable that would set it.
+        The environment variable that sets it.
     doc : str
-        What it means.
+        Its meaning.
     """
 
     key: str
@@ -339,12 +348,12 @@ class ConfigValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings in force and the origin of each.
+    """The current settings and the origin of each.
 
     Attributes
     ----------
     notes : tuple of str
-        What a person should be told of the file: why it was not used, or who else can write it.
+        Messages about the file, for a person: why it was not used, or who else can write it.
     """
 
     settings: Settings
@@ -366,20 +375,21 @@ class Configuration:
 
 
 def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Configuration:
-    """Read the settings in force.
+    """Read the current settings.
 
     Parameters
     ----------
     environment : mapping
         The process environment. ``HELIOS_CONFIG`` names the file; ``HELIOS_<SECTION>_<NAME>`` sets a key.
     folder : Path
-        Where ``helios.toml`` is looked for when ``HELIOS_CONFIG`` is not set. A missing file there is fine; one that
-        another user could have written is not used, since it names programs that are run.
+        Folder of ``helios.toml`` when ``HELIOS_CONFIG`` is not set. The file may be missing. One that another user
+        could have written is not used, because it names programs that are run.
 
     Raises
     ------
     ConfigurationInvalid
-        The file cannot be read, or a key or variable is unknown or of the wrong type; the allowed keys are named.
+        The file cannot be read, or a key or variable is unknown or of the wrong type. The message names the allowed
+        keys.
     """
     named = FILE_VARIABLE in environment
     path = Path(environment[FILE_VARIABLE]) if named else folder / FILE_NAME
@@ -399,7 +409,10 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
 
 
 def without_password(value: Any) -> Any:
-    """Return ``value``, with any password masked if it is a URL: ``user:***@host``, ``?password=***``."""
+    """Return ``value``, with any password masked if it is a URL.
+
+    Examples: ``user:***@host``, ``?password=***``.
+    """
     if not isinstance(value, str) or "://" not in value:
         return value
     masked = re.sub(r"(://[^/@:]*):.*@", r"\1:***@", value, count=1)
@@ -434,12 +447,13 @@ def _variable(section: str, name: str) -> str:
 
 
 def _read(path: Path, *, named: bool) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a configuration file, and what a person should be told of it; empty: there is none.
+    """Return the text of a configuration file, and messages for a person.
 
-    What belongs to somebody else, or can be written by others, is read only if it is named.
+    The text is empty without a file. A file that belongs to another user, or that others can write, is read only if it
+    is named explicitly.
     """
     try:
-        # A pipe in somebody's folder would make whoever types a command there wait for ever.
+        # Without O_NONBLOCK a named pipe in somebody's folder would block every command that is run there.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if named else os.O_NONBLOCK))
         with os.fdopen(handle, "rb") as file:
             distrust = _distrust(path.lstat(), os.fstat(handle))
@@ -461,7 +475,10 @@ def _read(path: Path, *, named: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _distrust(*found: os.stat_result) -> str:
-    """Say who else could have written a file, or put the link there; empty: nobody."""
+    """Return who else could have written a file or placed its link.
+
+    Empty where nobody could.
+    """
     if strangers := {it.st_uid for it in found} - {os.geteuid(), ROOT}:
         return f"belongs to another user ({_user(min(strangers))})"
     if any(not stat.S_ISLNK(it.st_mode) and it.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for it in found):
@@ -514,7 +531,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 def _invalid(reason: ValidationError, origins: Mapping[str, str]) -> ConfigurationInvalid:
     """Return the error that names each wrong key.
 
-    Its hint says what those with a wrong value mean; where a key is unknown, which keys there are.
+    Its hint has the meanings of the keys with wrong values, or all keys if one is unknown.
     """
     meanings = {key: meaning for _, _, key, meaning in _keys()}
     lines, wrong = [], set()

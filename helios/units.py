@@ -1,4 +1,4 @@
-"""Durations, sizes and shares as a person reads and writes them."""
+"""Durations, sizes and shares as people read and write them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 
 def best_unit(resource: str) -> str:
-    """Write the unit of a resource, ``GPU`` for ``gpus`` and ``CPU`` for ``cpus``."""
+    """Return the unit of a resource, ``GPU`` for ``gpus``."""
     return resource.removesuffix("s").upper()
 
 
 def duration(seconds: float | None) -> str:
-    """Write a length of time with two units at most: ``42s``, ``12m05s``, ``3h05m``, ``5d03h``; None is a dash."""
+    """Format a length of time with at most two units.
+
+    Examples: ``42s``, ``12m05s``, ``3h05m``, ``5d03h``. A dash for None.
+    """
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -33,7 +36,10 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """Write a length of time as in a sentence: ``42 s``, ``1 min 29 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``."""
+    """Format a length of time as in a sentence.
+
+    Examples: ``42 s``, ``1 min 29 s``, ``12 min``, ``3 h 5 min``, ``5 days 3 h``.
+    """
     whole = round(seconds)
     if whole < MINUTE_S:
         return f"{whole} s"
@@ -50,7 +56,10 @@ def duration_in_words(seconds: float) -> str:
 
 
 def change(value: float | None, base: float | None) -> str:
-    """Write how ``value`` differs from ``base``: ``-56 %``, from twice on ``x 3.2``; else a dash."""
+    """Format how ``value`` differs from ``base``.
+
+    Examples: ``-56 %``, and from a factor of 2 on ``x 3.2``. A dash where there is no value or base.
+    """
     if value is None or not base:
         return "-"
     ratio = value / base
@@ -58,36 +67,38 @@ def change(value: float | None, base: float | None) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """Write a share of 1 in per cent; None is a dash."""
-    # Added zero: what rounds to nothing has no sign.
+    """Format a share of 1 in per cent, or None as a dash."""
+    # Adding 0.0 removes the sign of a negative zero.
     return "-" if share is None else f"{round(100 * share, digits) + 0.0:.{digits}f} %"
 
 
 def bar(share: float, *, width: int = 20) -> str:
-    """Draw a share of 1 as a bar of block characters."""
+    """Return a share of 1 as a bar of block characters."""
     eighths = round(8 * width * share)
     return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Draw values as a line of block characters, the largest highest."""
+    """Return values as a line of block characters, the largest highest."""
     listed = list(values)
     top = max(listed, default=0) or 1
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * value / top))] for value in listed)
 
 
-# Lengths of time as a person writes them.
+# Lengths of time as people write them.
 
 UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1), "min": timedelta(minutes=1)}
 
 
 def length(text: Any, *, or_none: bool = False) -> timedelta:
-    """Read a length of time, as ``7d``, ``12h`` or ``90min``, with ``or_none`` also of 0.
+    """Parse a length of time such as ``7d``, ``12h`` or ``90min``.
+
+    A length of 0 is accepted only with ``or_none``.
 
     Raises
     ------
     UsageError
-        It is none.
+        The text is not a length of time.
     """
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(d|h|min)", text) if isinstance(text, str) else None
     if parts is None or not (or_none or float(parts[1])):
@@ -95,21 +106,27 @@ def length(text: Any, *, or_none: bool = False) -> timedelta:
     return float(parts[1]) * UNITS[parts[2]]
 
 
-# Lengths of time and amounts of GPU time as a person says them, for reasons.
+# Lengths of time and amounts of GPU time in words, for reasons.
 
 
 def rounded_duration(seconds: float) -> str:
-    """Return a length of time to two digits: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    """Format a length of time with two digits.
+
+    Examples: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``.
+    """
     return _two_digits(seconds, ("s", "min", "h", "days"))
 
 
 def gpu_time(seconds: float) -> str:
-    """Return GPU time: ``50 GPU-seconds``, ``24 GPU-minutes``, ``6.5 GPU-hours``, ``12 GPU-days``."""
+    """Format an amount of GPU time.
+
+    Examples: ``50 GPU-seconds``, ``24 GPU-minutes``, ``6.5 GPU-hours``, ``12 GPU-days``.
+    """
     return _two_digits(seconds, ("GPU-seconds", "GPU-minutes", "GPU-hours", "GPU-days"))
 
 
 def count_in_words(number: int, noun: str) -> str:
-    """Return ``1 GPU``, ``2 GPUs``."""
+    """Return a number with its noun, such as ``1 GPU`` or ``2 GPUs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

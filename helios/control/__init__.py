@@ -1,7 +1,7 @@
-"""The control cycle and everything that keeps it from doing harm.
+"""The control cycle and its safety guards.
 
-One cycle for every domain (``cycle``), the domains (``jobs``, ``nodes``), and what a cycle is made of. Clusters and
-ledgers are known by their interfaces only; time is given.
+There is one cycle for every domain (``cycle``), the domains (``jobs``, ``nodes``), and the parts of a cycle. Clusters
+and ledgers are used through their interfaces only. The time is an argument.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The changes of Helios that are applied on a cluster, as the ledger has them.
+"""Record of the changes that Helios has applied on a cluster.
 
-A change is entered before it is made and confirmed when it was read back: whatever happens in between, the record names
-at least every target that was touched. Compared with what is observed, it shows what somebody else has changed since.
+A change is recorded before it is made and confirmed when it was read back. Whatever happens in between, the record has
+at least every changed target. A comparison with the observed state shows what somebody else has changed since.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from helios.model import FrameKind, Mode
 from helios.model.hostlist import expand
 
 SET_AGAIN = " (set again)"
-"""Ends the ``after`` of a change that somebody had undone once, and that Helios made a second time."""
+"""Suffix of ``after`` for a change that somebody had undone once, and that Helios made a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedChange:
-    """One change that stands, as in ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``.
+    """One applied change, as in ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``.
 
     Attributes
     ----------
     target : str
-        Id of a job, or name of a node; of the keep-awake list empty.
+        Id of a job, or name of a node; empty for the keep-awake list.
     value : float or str
         As in ``Change``.
     after : str
-        What was read back; empty but for ``SET_AGAIN``: it is entered, and not yet read back.
+        Value that was read back. Empty, except for ``SET_AGAIN``, until it was read back.
     overridden : bool
-        Whether it is somebody else's now.
+        Whether somebody else has changed the setting since.
     submitted_us : int
-        Of a job: its submission, microseconds since the epoch, as ids are used again.
+        Submission of a job, microseconds since the epoch, because Slurm reuses ids.
     own : str
-        Of a node: what the site itself had there; of its power empty.
+        The site's own value on a node; empty for its power.
     """
 
     setting: Setting
@@ -65,12 +65,12 @@ class AppliedChange:
 
     @property
     def confirmed(self) -> bool:
-        """Whether it was read back as asked."""
+        """Whether the requested value was read back."""
         return self.after not in {"", SET_AGAIN}
 
     @property
     def set_again(self) -> bool:
-        """Whether Helios made this change a second time already."""
+        """Whether Helios has made this change a second time."""
         return self.after.endswith(SET_AGAIN)
 
 
@@ -79,14 +79,14 @@ AppliedByKey = dict[Key, AppliedChange]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedChanges:
-    """What stands on the cluster, and what would stand if the shadows could act."""
+    """Changes applied on the cluster, and those that shadows would have applied."""
 
     real: AppliedByKey = field(default_factory=dict)
     shadow: AppliedByKey = field(default_factory=dict)
 
     @classmethod
     def read(cls, frame: pd.DataFrame, table: FrameKind) -> AppliedChanges:
-        """Read ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``."""
+        """Return the content of ``APPLIED_CHANGES`` or ``APPLIED_NODE_CHANGES``."""
         frame = table.check(frame)
         if "submitted_at" in frame:
             frame = frame.assign(submitted_us=frame["submitted_at"].astype("int64"))
@@ -112,19 +112,19 @@ class AppliedChanges:
         return table.conform(pd.DataFrame(columns))
 
     def of(self, mode: Mode) -> AppliedByKey:
-        """Return what stands, or would stand, where a service of ``mode`` acts."""
+        """Return the changes of services in ``mode``, applied or in shadow."""
         return self.shadow if mode is Mode.SHADOW else self.real
 
     def ours(self, setting: NodeSetting) -> list[AppliedChange]:
-        """Return what stands on the cluster because of Helios."""
+        """Return Helios' applied changes of one setting."""
         return [row for row in self.real.values() if row.setting is setting and not row.overridden]
 
     def own(self) -> dict[Key, str]:
-        """Return what the site itself has, where Helios changed it."""
+        """Return the site's own values of settings that Helios changed."""
         return {key: row.own for key, row in self.real.items() if not row.overridden}
 
     def overridden(self) -> frozenset[Key]:
-        """Return what Helios keeps off for good."""
+        """Return the settings that somebody else changed after Helios."""
         return frozenset(key for key, row in self.real.items() if row.overridden)
 
 
@@ -150,18 +150,18 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """What would have to be reverted, in plain words that outlive the database.
+    """Changes on nodes that would have to be reverted.
 
-    A kill switch reads it.
+    They are stored outside of the database, for the kill switch.
 
     Attributes
     ----------
     asleep : tuple of str
         Nodes that Helios put to sleep, or is about to.
     weights : tuple of (str, int)
-        Nodes whose weight Helios changed, and the site's own weight of each.
+        Nodes whose weight Helios changed, with the site's own weight of each.
     keep_awake : str, optional
-        The site's own keep-awake list; None: Helios did not change it.
+        The site's own keep-awake list. None where Helios did not change it.
     """
 
     asleep: tuple[str, ...] = ()
@@ -170,7 +170,7 @@ class Undo:
 
     @classmethod
     def of(cls, applied: AppliedChanges) -> Undo:
-        """Return what undoes all that stands."""
+        """Return what reverts all applied changes on nodes."""
         kept = applied.real.get(LIST)
         weights = {row.target: row.own for row in applied.ours(NodeSetting.WEIGHT)}
         return cls(
@@ -180,7 +180,7 @@ class Undo:
         )
 
     def rows(self, *, at: datetime, service: str) -> AppliedByKey:
-        """Return it as applied changes that are nobody's, to be reverted."""
+        """Return the content as applied changes of ``service``, to be reverted."""
         pairs = [
             *((NodeSetting.POWER, node, "asleep", "") for node in self.asleep),
             *((NodeSetting.WEIGHT, node, "unknown", str(own)) for node, own in self.weights),
@@ -203,19 +203,19 @@ class Undo:
 
 
 def weight_in(words: str) -> float | None:
-    """Return the weight that is said in the mechanism's words (``Weight 20``).
+    """Return the weight in a text such as ``Weight 20``.
 
-    None: none is.
+    None where the text has no number.
     """
     numbers = re.findall(r"\d+", words)
     return float(numbers[-1]) if numbers else None
 
 
 def same_list(one: str, other: str) -> bool:
-    """Return whether two keep-awake lists keep the same nodes awake, however they are folded.
+    """Return whether two keep-awake lists keep the same nodes awake.
 
-    Each may stand alone or in the mechanism's words (``SuspendExcNodes n[1-4]``), and may say of how many nodes so many
-    are kept (``n[1-9]:4``).
+    The notation does not matter. A list may have words of Slurm before it (``SuspendExcNodes n[1-4]``), and may keep a
+    number of a group of nodes awake (``n[1-9]:4``).
     """
     return one == other or _kept(one) == _kept(other)
 
@@ -227,27 +227,27 @@ def _kept(words: str) -> frozenset[tuple[str, ...]]:
         plain = {(node,) for names, _, least in parts if not least for node in expand(names)}
         return frozenset(plain | {(least, *expand(names)) for names, _, least in parts if least})
     except HostlistInvalid:
-        return frozenset({(text,)})  # what nobody can read is the same only as itself
+        return frozenset({(text,)})  # a text that cannot be parsed equals only itself
 
 
-# How coarsely a cluster holds what it is asked to hold: what counts as the same when it is read back.
+# Tolerances for values that are read back, which a cluster rounds.
 
 MINUTES_STEP_S = 60.0 * ownership.MINUTE_STEP
-"""Distance of two neighbouring soft limits that Helios writes, s."""
+"""Distance of two adjacent soft limits that Helios writes, s."""
 ROUNDING = 1e-9
-"""What floating point may lose of an urgency."""
+"""Tolerance for floating-point errors of an urgency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far what is read may lie from what was asked.
+    """Tolerances between requested values and those read back.
 
     Attributes
     ----------
     urgency : float
-        Half a step: an urgency is rounded to the nearest.
+        Half a step, because an urgency is rounded to the nearest one.
     soft_limit_s : float
-        A whole step, s: a soft limit is rounded up.
+        A whole step, s, because a soft limit is rounded up.
     """
 
     urgency: float
@@ -255,18 +255,18 @@ class Tolerance:
 
     @classmethod
     def of(cls, slurm: SlurmSettings) -> Tolerance:
-        """Return what a bound of the SiteFactor leaves room for."""
+        """Return the tolerances that follow from the bound of the SiteFactor."""
         return cls(urgency=0.5 / (ownership.steps(slurm.site_factor_most)) + ROUNDING)
 
     def same(self, setting: Setting, *, asked: float, read: float) -> bool:
-        """Return whether ``read`` is what the cluster makes of ``asked``.
+        """Return whether ``read`` is how the cluster stores ``asked``.
 
-        NaN is no soft limit.
+        NaN stands for no soft limit.
         """
         if setting is JobSetting.ORDER:
             return abs(asked - read) <= self.urgency
         return -ROUNDING <= read - asked < self.soft_limit_s
 
     def is_nothing(self, setting: Setting, value: float) -> bool:
-        """Return whether ``value`` leaves a job as it would be without Helios."""
+        """Return whether ``value`` means no change by Helios."""
         return abs(value) <= self.urgency if setting is JobSetting.ORDER else math.isnan(value)

@@ -1,7 +1,7 @@
-"""The audit log of a cycle, and the counts a person looks at first.
+"""Audit log of a cycle, and its counts.
 
-What already was so, waits for a later cycle or lies outside of a canary is counted and not written; a refusal or a
-failure is written when it is new, not every cycle: jobs that fail on and on would else fill the audit with one line.
+Outcomes that were unchanged, postponed or outside of a canary are counted only. A refusal or failure is logged when it
+is new, not in every cycle, because otherwise jobs that fail repeatedly would fill the audit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from helios.control.state import outcome_target, state_digest
 from helios.model import DECISIONS
 
 HELIOS = "helios"
-"""The service of a line that control itself is responsible for."""
+"""Name of the service in entries by control itself."""
 PAUSED = "paused"
 _OUT_OF_PLACE = {Result.FAILED, Result.MISMATCH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One line of the audit.
+    """One entry of the audit log.
 
-    Columns of ``DECISIONS`` but for the time. None: not applicable.
+    It has the columns of ``DECISIONS`` except the time. None where a column does not apply.
     """
 
     service: str
@@ -44,28 +44,28 @@ class AuditEntry:
 
 
 class AuditLog:
-    """What is taken down while a cycle goes on.
+    """Audit log while a cycle is in progress.
 
     Parameters
     ----------
     decided_at : datetime
-        Stands in every line.
+        Time of every entry.
     said : mapping
-        Digests of the refusals and failures already written, by service.
+        Digests of the refusals and failures already logged, by service.
     sources : mapping
-        What predicted, by job.
+        Source of each job's prediction.
 
     Attributes
     ----------
     lines : list of AuditEntry
     changed : set of str
-        Jobs, or nodes, that were written.
+        Jobs or nodes that were changed.
     bad : bool
-        Whether a write failed or read back as something else.
+        Whether a write failed or another value was read back.
     notes : list of str
-        What the operator should be told besides.
+        Further messages for the operator.
     waiting : mapping
-        How many changes wait, by what for.
+        Number of postponed changes by reason.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class AuditLog:
 
     @property
     def said(self) -> dict[str, frozenset[str]]:
-        """Digests of the refusals and failures now known.
+        """Digests of the refusals and failures known now.
 
-        Of a service that was not asked, those known before.
+        For a service that was not asked they are those of before.
         """
         return {**self._said_before, **{service: frozenset(digests) for service, digests in self._said.items()}}
 
@@ -99,41 +99,41 @@ class AuditLog:
         return {service: dict(results) for service, results in self._counts.items()}
 
     def all_notes(self) -> tuple[str, ...]:
-        """Return the notes, and what waits."""
+        """Return the notes, with the postponed changes."""
         return (*self.notes, *(f"{number} changes wait: {why}" for why, number in self.waiting.items()))
 
     def asks(self, service: str) -> None:
-        """Take note that ``service`` was asked.
+        """Record that ``service`` was asked.
 
-        What it is refused from now on is all that it is refused.
+        Its earlier refusals are forgotten.
         """
         self._said[service] = set()
 
     def say(self, line: AuditEntry) -> None:
-        """Write a line."""
+        """Add an entry."""
         self.lines.append(line)
 
     def count(self, service: str, result: Result, number: int = 1) -> None:
-        """Count outcomes that need no line."""
+        """Count outcomes that need no entry."""
         if number:
             self._counts[service][result] += number
 
     def outcomes(self, service: str, mode: str, outcomes: Iterable[Outcome | NodeOutcome]) -> None:
-        """Take down what became of a service's actions."""
+        """Record the outcomes of a service's actions."""
         for outcome in outcomes:
             self.count(service, outcome.result)
             self.bad |= outcome.result in _OUT_OF_PLACE
             if outcome.result is Result.DONE:
                 self.changed.add(outcome_target(outcome))
             if outcome.remark == OUTSIDE:
-                continue  # that is what a canary is for: nothing to say of it in each cycle
+                continue  # expected for a canary, so it is not logged in each cycle
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
             elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
                 self.say(self._entry(service, mode, outcome))
 
     def frame(self, lines: Iterable[AuditEntry] | None = None) -> pd.DataFrame:
-        """Return ``lines`` (default all so far) as columns of ``DECISIONS``."""
+        """Return ``lines`` (all so far by default) as columns of ``DECISIONS``."""
         rows = self.lines if lines is None else list(lines)
         if not rows:
             return DECISIONS.empty()
@@ -142,9 +142,9 @@ class AuditLog:
         return DECISIONS.conform(pd.DataFrame({"decided_at": decided_at, **columns}))
 
     def is_news(self, service: str, message: str) -> bool:
-        """Return whether ``message`` was not said of ``service`` at the last cycle that acted.
+        """Return whether ``message`` is new since the last cycle that acted.
 
-        Empty: no.
+        False for an empty message.
         """
         before = self._said_before.get(service, frozenset())
         if not message and not before:

@@ -81,7 +81,7 @@ class CircuitBreaker:
         return cls(bad_in_row=int(plain["bad_in_row"]), opened_at=datetime.fromisoformat(at) if at else None)
 
 
-# Suspension of services: one that keeps failing is not asked until a person says so, or until a day has passed.
+# Suspension of services. One that fails repeatedly is not asked until a person clears it, or until a day has passed.
 
 SITS_OUT = timedelta(days=1)
 """How long a service stays suspended: long enough to be noticed, and no longer than most passing faults need."""

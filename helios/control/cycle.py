@@ -1,8 +1,8 @@
-"""One control cycle, parametrised by a domain of what it acts on.
+"""One control cycle, parametrised by a domain.
 
-It takes the lease, observes, checks, asks the services, applies guards, reconciles, writes down what is intended, acts,
-reads back, and writes down what became of it. Every failure on the way means that nothing is done, and says so. A crash
-at any point leaves a record that names at least every target that was touched, so that the next cycle can put it right.
+It takes the lease, observes, checks, asks the services, applies guards, reconciles, records the intent, acts, reads
+back, and records the outcomes. Every failure on the way means that nothing is done, with a reason. A crash at any point
+leaves a record that has at least every changed target, so that the next cycle can correct it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ READ_BACK = {Result.DONE, Result.UNCHANGED, Result.WOULD}
 NOT_WRITTEN = {Result.POSTPONED, Result.REFUSED}
 NOTHING_STANDS = {*READ_BACK, Result.GONE}
 LONGEST_FAULT = 300
-"""Characters of a service's own words that are kept."""
+"""Longest part of a service's error message that is kept, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveService:
-    """A service under its name in the configuration, and how far it may go."""
+    """A service with its name in the configuration and its mode."""
 
     name: str
     service: Service
@@ -43,18 +43,18 @@ class ActiveService:
 
     @property
     def is_shadow(self) -> bool:
-        """Whether it only says what it would do."""
+        """Whether it only reports what it would do."""
         return self.mode.mode is Mode.SHADOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversion:
-    """A change of Helios that must not stand any longer, whose it was, and why.
+    """A change of Helios that is to be reverted, with its service and a reason.
 
     Attributes
     ----------
     own : str
-        What the site itself had on a node.
+        The site's own value on a node.
     """
 
     key: Key
@@ -65,20 +65,20 @@ class Reversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcilePlan:
-    """What a cycle will do.
+    """Actions of a cycle.
 
     Attributes
     ----------
     send, same, refused : mapping
-        By service: what differs from what stands, what already is so, and what may not be or must wait.
+        Changes by service: those to send, those already applied, and those that are refused or postponed.
     reversions : tuple of Reversion
-        On the cluster.
+        Changes to revert on the cluster.
     shadow_reversions : tuple of Reversion
-        What would be reverted, if the shadows could act.
+        Changes that would be reverted if shadows could act.
     intent : AppliedChanges
-        What stands if all goes well: every change is entered before it is made.
+        Applied changes if all succeeds. Every change is recorded before it is made.
     notes : tuple of str
-        What the operator should be told besides.
+        Further messages for the operator.
     """
 
     send: Mapping[str, Sequence[Change[Any]]]
@@ -91,18 +91,18 @@ class ReconcilePlan:
 
 
 class ControlDomain(Protocol):
-    """The kind of target that a cycle acts on, as jobs or nodes.
+    """Interface of a kind of target, such as jobs or nodes.
 
-    An object serves one cycle.
+    An object is used for one cycle.
 
     Attributes
     ----------
     name : Domain
     table : FrameKind
-        Of the applied changes.
+        Columns of the applied changes.
     sticky : bool
-        Whether a change stands until somebody undoes it, so that what was observed is written down even where nothing
-        is done. Else it stands while a service asks for it.
+        Whether a change stays until somebody undoes it, so that observations are recorded even where nothing is done.
+        Otherwise it stays while a service asks for it.
     """
 
     name: Domain
@@ -110,46 +110,49 @@ class ControlDomain(Protocol):
     sticky: bool
 
     def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
-        """Look at the cluster, add predictions, and read what stands changed.
+        """Observe the cluster, add predictions, and read the applied changes.
 
         Raises
         ------
         HeliosError
-            The cluster cannot be looked at.
+            The cluster cannot be observed.
         """
         ...
 
     def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
-        """Return why nothing may be written, and take note of what others did since the last cycle."""
+        """Return why nothing may be written.
+
+        It also records what others changed since the last cycle.
+        """
         ...
 
     def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[Any]:
-        """Return what actions ask for.
+        """Return the changes that actions request.
 
         Raises
         ------
         TypeError
-            One is of another domain.
+            An action is of another domain.
         """
         ...
 
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[Any], mode: ServiceMode) -> GuardResult[Any]:
-        """Pass one service's changes through every guard."""
+        """Apply every guard to one service's changes."""
         ...
 
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[Any]], services: Sequence[ActiveService]
     ) -> ReconcilePlan:
-        """Return what is sent and reverted.
+        """Return the changes to send and to revert.
 
-        One owner for each setting, within the budgets.
+        Each setting has one owner, and the budgets are respected.
 
         Parameters
         ----------
         results : mapping
-            Of the services that were asked in this cycle and answered.
+            Results of the services that answered in this cycle.
         services : sequence of ActiveService
-            In the order of configuration; without those that are suspended.
+            In the order of configuration, without suspended ones.
         """
         ...
 
@@ -158,19 +161,19 @@ class ControlDomain(Protocol):
     ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
         """Act for one service.
 
-        Without one, revert what no service asks for.
+        Without a service, revert what no service asks for.
 
         Returns
         -------
         list of (outcome, AppliedChange or None)
-            With what stands if it was read back as asked; None: nothing.
+            The change is the one that is applied if the requested value was read back, or None.
         """
         ...
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
         """Revert everything on the cluster that Helios set.
 
-        None: nothing of it stands.
+        None where nothing of it is applied.
         """
         ...
 
@@ -180,7 +183,7 @@ class ControlDomain(Protocol):
 
 
 class Suspended(Exception):
-    """Nothing is to be done in this cycle."""
+    """Signal that nothing is to be done in this cycle."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__(*reasons)
@@ -188,28 +191,28 @@ class Suspended(Exception):
 
 
 class _Stopped(Exception):
-    """Nothing more may be written in this cycle."""
+    """Signal that nothing more may be written in this cycle."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cycle:
-    """A cycle while it goes on.
+    """One cycle in progress.
 
     Attributes
     ----------
     undo, undone : callable
-        Write, outside of the database, what would have to be reverted, and read it. It is written before anything is
-        done; if it raises a :class:`HeliosError`, nothing is.
+        Write the changes that would have to be reverted outside of the database, and read them. They are written before
+        anything is done. If this raises a :class:`HeliosError`, nothing is done.
     paused : callable
-        Why Helios is paused, empty: it is not; asked again before each write, as a cycle takes its time.
+        Returns why Helios is paused, or an empty text. It is called again before each write.
     applied : AppliedChanges
-        What stands changed as it was observed; decisions are made on it.
+        Applied changes as observed, on which decisions are based.
     known : AppliedChanges
-        What stands changed by now.
+        Applied changes by now.
     stored : AppliedChanges
-        What the ledger has of it.
+        Applied changes in the ledger.
     held_back : str, optional
-        Why a part of the changes cannot be made in this cycle; said when it is new. None: this domain has no such part.
+        Why some changes cannot be made in this cycle, logged when it is new. None where the domain has no such changes.
     """
 
     domain: ControlDomain
@@ -248,7 +251,7 @@ class Cycle:
         expectation: Callable[[Snapshot], Snapshot],
         conditions: Callable[[Snapshot], Preconditions],
     ) -> Any:
-        """Take the cycle and return the domain's report."""
+        """Run the cycle and return the domain's report."""
         try:
             self._take_lease()
             snapshot = self._observe(expectation)
@@ -264,7 +267,7 @@ class Cycle:
         Parameters
         ----------
         stays : str
-            What of Helios stands and stays where nothing was done; empty: nothing, or it has been said.
+            Text about the changes that stay applied where nothing was done; empty where there are none.
         """
         return {
             "suspended": (*self.suspended, stays) if self.suspended and stays else self.suspended,
@@ -278,9 +281,9 @@ class Cycle:
         }
 
     def read_applied(self) -> AppliedChanges | None:
-        """Return what the ledger has.
+        """Return the applied changes in the ledger.
 
-        None: it cannot be read, which is a fault.
+        None where they cannot be read, which is a fault.
         """
         try:
             applied = AppliedChanges.read(self.ledger.applied_changes(), self.domain.table)
@@ -291,11 +294,11 @@ class Cycle:
         return applied
 
     def check_may_write(self) -> None:
-        """Stop acting if Helios was paused, or the lease lost, since the cycle began."""
+        """Stop acting if Helios was paused or lost the lease since the cycle began."""
         try:
             why = self.paused()
             why = f"paused: {why}" if why else ""
-            if not why:  # nothing to write down: this asks whether the lease is ours still
+            if not why:  # an empty record, which checks that we still hold the lease
                 self.ledger.record(token=self.token or 0, decisions=DECISIONS.empty(), applied_changes=None)
         except HeliosError as error:
             why = error.message
@@ -307,7 +310,7 @@ class Cycle:
         try:
             self.token = self.ledger.acquire(holder=self.holder, now=self.now, lasts=lasts)
         except HeliosError as error:
-            # Not the end yet: a pause must be able to revert everything without a database.
+            # The cycle goes on, because a pause must be able to revert everything without a database.
             self.faults.append(f"the lease could not be taken: {error.message}")
             return
         if self.token is None:
@@ -348,7 +351,7 @@ class Cycle:
         lines, notes = self.audit.lines, self.audit.notes
         self.audit = release_entries(self.released, now=self.now, reason=reason)
         if self.memory.suspended and not self.audit.changed:
-            self.audit.lines.clear()  # what cannot be reverted yet is written down once, not in every cycle
+            self.audit.lines.clear()  # what cannot be reverted yet is logged once, not in every cycle
         self.audit.lines[:0], self.audit.notes[:0] = lines, notes
         self.known = self.released.left
         self._write(self.known)
@@ -388,9 +391,9 @@ class Cycle:
     def _ask(
         self, services: Sequence[ActiveService], snapshot: Snapshot
     ) -> tuple[dict[str, RequestedChanges[Any]], ControllerState]:
-        """Ask each service that is due, all about the same snapshot.
+        """Ask each service that is due, all with the same snapshot.
 
-        One that fails is written down and skipped.
+        A failing service is logged and skipped.
         """
         requested: dict[str, RequestedChanges[Any]] = {}
         suspension, asked_at = self.memory.suspension, dict(self.memory.asked_at)
@@ -401,7 +404,7 @@ class Cycle:
                 continue
             asked_at[active.name] = snapshot.taken_at
             self.audit.asks(active.name)
-            # pandas copies on write: this costs nothing, and a service that writes changes only its own.
+            # pandas copies on write, so this costs nothing, and a service that writes changes only its own copy.
             own_copy = replace(
                 snapshot,
                 pending=snapshot.pending.copy(deep=False),
@@ -412,7 +415,7 @@ class Cycle:
                 requested[active.name] = self.domain.to_changes(list(active.service.decide(own_copy)))
                 suspension = suspension.without(active.name)
             except Exception as raised:
-                # Whatever a service may raise: the others and the cycle must go on, and the reason is kept.
+                # A service may raise anything. The others and the cycle must go on, and the reason is kept.
                 fault = f"{type(raised).__name__}: {' '.join(str(raised).split())}"[:LONGEST_FAULT]
                 suspension = suspension.after_a_failure(active.name, what=fault, now=self.now)
                 reason, outcome = "the service was asked and failed", f"{Result.FAILED}: {fault}"
@@ -450,10 +453,10 @@ class Cycle:
             raise Suspended("what was meant could not be written down, so it was not done")
 
     def _execute(self, plan: ReconcilePlan, services: Sequence[ActiveService]) -> AppliedChanges:
-        """Act, and return what stands by what was read back.
+        """Act, and return the applied changes by what was read back.
 
-        A cluster that cannot be reached ends it there, and so does a pause, or a lease that was lost since the cycle
-        began; what was entered stays entered.
+        An unreachable cluster, a pause, or the loss of the lease ends it. Changes that were recorded before stay
+        recorded.
         """
         settled = AppliedChanges(real=dict(plan.intent.real), shadow=dict(plan.intent.shadow))
         try:
@@ -482,8 +485,8 @@ class Cycle:
     def _suspend(self, reasons: tuple[str, ...]) -> None:
         self.suspended = reasons
         if self.token is None:
-            return  # a standby's memory is not the one that counts
-        news = reasons != self.memory.suspended  # what lasts is said once
+            return  # a standby's state must not be stored
+        news = reasons != self.memory.suspended  # a lasting reason is logged once
         if news and self.released is None:
             self._say(self.mode, reason="; ".join(reasons), outcome="nothing was done")
         if not self.domain.sticky:
@@ -500,9 +503,9 @@ class Cycle:
             self.memory = replace(self.memory, suspended=reasons)
 
     def _agree_undo(self, applied: AppliedChanges) -> None:
-        """Have the undo file say what stands.
+        """Update the undo file to the applied changes.
 
-        Whoever takes a lease over has another file than who had it.
+        A process that takes over the lease may have an older file.
         """
         if self.undo_file != Undo.of(applied):
             self._write_undo(applied)
@@ -540,9 +543,9 @@ class Cycle:
 def _settle(
     rows: AppliedByKey, key: Key, result: Result, *, stands: AppliedChange | None, before: AppliedChange | None
 ) -> None:
-    """Enter what became of a change.
+    """Record the outcome of a change.
 
-    What failed or was misread stays as it was intended.
+    A change that failed or was misread stays as it was intended.
     """
     if result in READ_BACK and stands is not None:
         rows[key] = stands
@@ -555,7 +558,7 @@ def _settle(
 def shadow_intent(
     applied: AppliedChanges, ends: Sequence[Reversion], services: Sequence[ActiveService]
 ) -> AppliedByKey:
-    """Return what would stand, without what belongs to services that are no shadows now."""
+    """Return the shadow changes, without those of services that are no shadows now."""
     shadows = {active.name for active in services if active.is_shadow}
     gone = {back.key for back in ends if back.service not in shadows}
     return {key: row for key, row in applied.shadow.items() if key not in gone}

@@ -1,7 +1,7 @@
-"""Guards over changes of jobs, which no service, mode or option switches off.
+"""Guards over changes of jobs, which no service, mode or option disables.
 
-A guard looks at one change and the job it is about, and says why not; what is refused leaves that reason. The cap on
-one user's share does not refuse: it makes neutral.
+A guard checks one change and its job, and returns a reason where it refuses. The cap on one user's share does not
+refuse but makes changes neutral.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardResult(Generic[Desired]):
-    """What may go on, what may not and why, and what already is so."""
+    """Allowed and refused changes, and those already applied."""
 
     allowed: tuple[Change[Desired], ...]
     refused: tuple[Outcome | NodeOutcome, ...]
@@ -42,16 +42,18 @@ def apply_guards(
     of_the_overridden: frozenset[Key],
     most_of_one_user: float,
 ) -> GuardResult[float]:
-    """Pass one service's changes through every guard.
+    """Apply every guard to one service's changes.
 
     Parameters
     ----------
     jobs : mapping
-        The pending jobs, as the cluster gave them: not as a service may have left the snapshot.
-    of_the_admins : set of Key
-        What somebody else changed after Helios.
+        The pending jobs as observed, before any service received the snapshot.
+    mode : ServiceMode
+        Mode of the service.
+    of_the_overridden : set of Key
+        Settings that somebody else changed after Helios.
     most_of_one_user : float
-        Largest share of the jobs put ahead of others' in a partition that one user may have.
+        Largest share of one user in the jobs that are put ahead of others' in a partition.
     """
     reasons = [_refusal(change, jobs.get(change.target), mode, of_the_overridden) for change in changes]
     allowed = [change for change, reason in zip(changes, reasons, strict=True) if not reason]
@@ -68,18 +70,18 @@ def apply_guards(
 def keep_one_owner(
     changes: Mapping[str, Sequence[Change[Desired]]], *, held: Mapping[Key, str], kind: str = "job"
 ) -> tuple[dict[str, tuple[Change[Desired], ...]], dict[str, tuple[Outcome | NodeOutcome, ...]]]:
-    """Let each setting of each target have one service.
+    """Assign each setting of each target to one service.
 
-    The first configured wins.
+    The first configured service has precedence.
 
     Parameters
     ----------
     changes : mapping
-        By service, in the order of configuration; a service that was not asked this cycle has none.
+        By service, in the order of configuration. A service that was not asked in this cycle has none.
     held : mapping
-        The service whose change stands there now: it keeps its setting from services configured after it.
+        The service of the change applied now. It keeps the setting against services configured after it.
     kind : str
-        What a target is, for a person.
+        Kind of the targets, for a person.
 
     Returns
     -------
@@ -100,16 +102,16 @@ def keep_one_owner(
 
 
 def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> dict[_Key, str]:
-    """Return which service has each key.
+    """Return the owner of each key.
 
-    The first configured of those that ask, and of those that hold it.
+    It is the first configured service of those that ask for the key or hold it.
 
     Parameters
     ----------
     asked : mapping
-        What each service asks for, in the order of configuration.
+        Keys that each service asks for, in the order of configuration.
     held : mapping
-        The service that has a key now; one that is no longer configured has nothing.
+        The service that holds a key now. One that is no longer configured is ignored.
     """
     rank = {service: position for position, service in enumerate(asked)}
     owner = {key: service for key, service in held.items() if service in rank}
@@ -123,12 +125,12 @@ def owners(asked: Mapping[str, Sequence[_Key]], *, held: Mapping[_Key, str]) -> 
 def cap_changes(
     changes: Sequence[Change[float]], *, jobs: Mapping[str, PendingJob], share: float
 ) -> list[Change[float]]:
-    """Make neutral what exceeds one user's share of the jobs that are put ahead of others' in a partition.
+    """Make changes neutral that exceed one user's share of a partition.
 
-    Such is a job of urgency above 0 where another user's, eligible before it, has less. Who has waited longest is put
-    ahead of nobody, so a job that a service promotes for its wait goes on, whoever else its owner has in the queue.
-    An array counts as the one record that it is in the queue. The least urgent are made neutral first, among equals the
-    last in the queue; everybody keeps at least one.
+    The share is taken of the jobs that are put ahead of others'. Such a job has an urgency above 0 where another user's
+    job, eligible before it, has less. The job that has waited longest is put ahead of nobody, so a job that a service
+    promotes for its wait stays promoted, whatever other jobs its user has. An array counts as one record. The least
+    urgent jobs are made neutral first, among equals the last in the queue. Every user keeps at least one.
     """
     ordering = {change.target: change for change in changes if change.setting is JobSetting.ORDER}
     place = {job_id: position for position, job_id in enumerate(jobs)}
@@ -140,11 +142,11 @@ def cap_changes(
 
 
 def _ahead_of_others(jobs: Iterable[PendingJob], requested: Mapping[str, float]) -> Iterator[PendingJob]:
-    """Yield the jobs of a positive urgency above that of another user's older job."""
+    """Yield jobs with a positive urgency above that of another user's older job."""
     movable = (job for job in jobs if job.eligible and not job.excluded_reason)
     oldest_first = sorted(movable, key=lambda job: (job.partition, job.eligible_us))
     for _, queue in groupby(oldest_first, key=lambda job: job.partition):
-        least: dict[str, float] = {}  # of the older jobs, by user: of the two users with the least
+        least: dict[str, float] = {}  # least urgency of older jobs, of the two users with the least
         for _, same_age in groupby(queue, key=lambda job: job.eligible_us):
             here = [(job, requested.get(job.job_id, 0.0)) for job in same_age]
             for job, value in here:
@@ -186,7 +188,7 @@ def _unsound(change: Change[float], job: PendingJob) -> str:
         return f"a soft limit of {change.value} s"
     if not math.isnan(job.user_soft_limit_s):
         return "the user set a --time-min"
-    # As it is written, rounded up to a marked minute: what the cluster refuses would else be tried in every cycle.
+    # Checked as it is written, rounded up to a marked minute. Otherwise a refused value would be tried in every cycle.
     if not change.value < job.time_limit_s or not _written_s(change.value) < job.time_limit_s:
         return "not below its time limit"
     return "" if change.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
@@ -221,8 +223,11 @@ def _excess(
 
 
 def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:
-    """Return the largest numbers up to ``counts`` of which none exceeds its share of their sum, or 1."""
-    # Taking away lowers the sum, so go on until nothing changes. The epsilon keeps 0.1 x 30 at 3.
+    """Return the largest numbers up to ``counts`` within a share of their sum.
+
+    Each is at most ``share`` of the sum of all, or 1.
+    """
+    # Each reduction lowers the sum, so repeat until nothing changes. The epsilon keeps 0.1 x 30 at 3.
     kept = Counter(dict(counts))
     while True:
         most = max(1, math.floor(share * kept.total() + 1e-9))

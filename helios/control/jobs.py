@@ -1,7 +1,7 @@
 """The domain of pending jobs.
 
-Their changes are desired state: what stands and is no longer asked for by a service that may write is reverted, and
-exactly that. What Helios set is known by its mark on the job together with a record of it.
+Their changes are desired state: an applied change that no service with write access asks for any more is reverted.
+Changes of Helios are recognised by their mark on the job together with a record of them.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ def run_cycle(
     memory: ControllerState,
     paused: Callable[[], str] = lambda: "",
 ) -> CycleReport:
-    """Take one cycle of all services that act on jobs of one cluster.
+    """Run one cycle of all services that act on jobs of one cluster.
 
-    Whatever goes wrong before the first write, nothing is written and ``suspended`` says why. A pause reverts
-    everything that Helios set, with or without the database; else what stands stays while cycles are suspended.
+    If anything fails before the first write, nothing is written and ``suspended`` has the reason. A pause reverts
+    everything that Helios set, with or without the database. Otherwise applied changes stay while cycles are suspended.
 
     Parameters
     ----------
     active_services : sequence of ActiveService
-        In the order of configuration, which settles who has a setting that two services want.
+        In the order of configuration, which decides who owns a setting that two services ask for.
     expectation : callable
         Returns the snapshot with predictions.
     conditions : callable
-        What the caller knows of the world. It should not fail for want of a database: None says that.
+        Returns the preconditions. It should not fail without a database, but use None for unknown values.
     now : datetime
-        Start of the cycle; the lease lasts from it.
+        Start of the cycle, from which the lease lasts.
     holder : str
-        Name of this Helios, the same in all its cycles, and after a restart.
+        Name of this Helios, the same in all its cycles and after a restart.
     memory : ControllerState
-        Of the report of the cycle before.
+        State from the report of the previous cycle.
     paused : callable
-        Why Helios is paused, empty: it is not; asked again before each write, as a cycle takes its time.
+        Returns why Helios is paused, or an empty text. It is called again before each write.
 
     Raises
     ------
     Exception
-        Only what is a defect of Helios itself: a service's fault is kept, and a ``HeliosError`` is a reason to do
+        Only for a defect of Helios itself. A service's error is recorded, and a ``HeliosError`` is a reason to do
         nothing.
     """
     cycle = Cycle(
@@ -91,7 +91,7 @@ def run_cycle(
 
 
 class JobDomain:
-    """Pending jobs, their order and their soft limits."""
+    """Domain of pending jobs, with their order and their soft limits."""
 
     name = Domain.JOBS
     table = APPLIED_CHANGES
@@ -102,10 +102,13 @@ class JobDomain:
         self.tolerance = Tolerance.of(settings.slurm)
         self.jobs: dict[str, PendingJob] = {}
         self.disputed: frozenset[Key] = frozenset()
-        """What somebody else changed since it was read back: it is set again once, never twice."""
+        """Settings that somebody else changed since they were read back. They are set again once, never twice."""
 
     def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
-        """Look at the queue, add predictions, and read what stands changed on jobs that are still there."""
+        """Observe the queue, add predictions, and read the applied changes.
+
+        Only changes of jobs that are still there are kept.
+        """
         cycle.snapshot = self.cluster.snapshot()
         try:
             cycle.snapshot = expectation(cycle.snapshot)
@@ -116,7 +119,7 @@ class JobDomain:
         running = set(cycle.snapshot.running["job_id"])
         read = cycle.read_applied() or AppliedChanges()
         cycle.applied = cycle.known = cycle.stored = AppliedChanges(
-            # What is an admin's is remembered while the job runs: a requeue brings it back.
+            # An admin's change is remembered while the job runs, because a requeue makes it pending again.
             real={
                 key: row
                 for key, row in read.real.items()
@@ -128,7 +131,7 @@ class JobDomain:
     def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
         """Return why nothing may be written.
 
-        If something may, mark what somebody changed twice after Helios as theirs.
+        If something may, settings that somebody changed twice after Helios are marked as overridden.
         """
         assert cycle.snapshot is not None
         reasons = suspension_reasons(
@@ -144,11 +147,11 @@ class JobDomain:
         return reasons
 
     def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[float]:
-        """Return what actions on jobs ask for."""
+        """Return the changes that actions on jobs request."""
         return to_job_changes(actions)
 
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[float], mode: ServiceMode) -> GuardResult[float]:
-        """Pass one service's changes through every guard."""
+        """Apply every guard to one service's changes."""
         return apply_guards(
             requested.changes,
             jobs=self.jobs,
@@ -160,7 +163,10 @@ class JobDomain:
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[float]], services: Sequence[ActiveService]
     ) -> ReconcilePlan:
-        """Return what differs from what stands, what nobody asks for any more, and what of it is affordable."""
+        """Return the changes to send and to revert within the budget.
+
+        Changes are sent where they differ from the applied value, and reverted where no service asks for them any more.
+        """
         writers = [active for active in services if active.mode.writes]
         shadows = [active for active in services if active.is_shadow]
         waiting = {
@@ -190,7 +196,7 @@ class JobDomain:
                 if name in results:
                     refused[name] += not_owned[name]
         unwanted = self._unwanted(cycle, writers, keep=wanted[Mode.ACTIVE])
-        # What cannot be read is neither written blindly nor forgotten: a later cycle that can read it reverts it.
+        # A value that cannot be read is neither overwritten nor forgotten. A later cycle that can read it reverts it.
         forget = {back.key for back in unwanted if not self._may_stand(back.key)}
         most = self.settings.slurm.writes_per_cycle
         reversions = [back for back in unwanted if self.jobs[back.key[1]].carries(_setting(back.key))]
@@ -214,7 +220,7 @@ class JobDomain:
     def apply(
         self, cycle: Cycle, plan: ReconcilePlan, active: ActiveService | None
     ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
-        """Have the cluster change jobs for one service, or revert what no service asks for."""
+        """Change jobs for one service, or revert what no service asks for."""
         cluster: Cluster | None = self.cluster
         changes: dict[Key, Change[float]] = {}
         backs: Iterable[Reversion] = plan.reversions
@@ -239,7 +245,7 @@ class JobDomain:
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
         """Revert everything that Helios set.
 
-        None: nothing of it stands.
+        None where nothing of it is applied.
         """
         stands = any(not row.overridden for row in cycle.known.real.values())
         if not stands and not carried_values(list(self.jobs.values())):
@@ -258,17 +264,20 @@ class JobDomain:
         )
 
     def _is_pending(self, row: AppliedChange) -> bool:
-        """Return whether the job that was changed is pending, and not a later one of the same id."""
+        """Return whether the changed job is still pending.
+
+        A later job of the same id does not count.
+        """
         job = self.jobs.get(row.target)
         return job is not None and job.submitted_us == row.submitted_us
 
     def _find_overridden(self, cycle: Cycle, *, released: bool) -> None:
-        """Find what was read back as Helios had asked, and now reads otherwise.
+        """Find confirmed changes that now have another value.
 
-        Once it is set again, never twice.
+        The first time they are set again, the second time they are marked as overridden.
         """
         real = dict(cycle.known.real)
-        if released:  # what a kill switch reverted is nobody's will about that job, and no reason to keep off it
+        if released:  # a value that a kill switch reverted was not overridden by a person
             real = {key: row for key, row in real.items() if row.overridden or self._may_stand_after_release(row)}
         differing = [row for row in real.values() if self._differs(row)]
         for row in differing:
@@ -291,7 +300,7 @@ class JobDomain:
         self.disputed = frozenset(row.key for row in differing if not row.set_again)
 
     def _may_stand_after_release(self, row: AppliedChange) -> bool:
-        # Slurm hides the place of a job that is held, or whose priority was set: those have a reason to be left alone.
+        # Slurm hides the value of a job that is held, or whose priority was set. Such jobs are excluded anyway.
         job = self.jobs.get(row.target)
         return job is None or self._may_stand(row.key) or bool(job.excluded_reason)
 
@@ -346,9 +355,9 @@ class JobDomain:
         ]
 
     def _untracked(self, cycle: Cycle, writers: Sequence[ActiveService]) -> int:
-        """Count what the hook or a lost database left.
+        """Count changes with Helios' mark that no service may write to now.
 
-        A shadow alone on a cluster must not write.
+        They come from the hook or a lost database. A shadow alone on a cluster must not revert them.
         """
         jobs = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
         return sum(not any(active.mode.covers(job) for active in writers) for job in jobs)
@@ -373,9 +382,9 @@ class JobDomain:
         *,
         left: int,
     ) -> None:
-        """Postpone what the writes of a cycle do not pay for.
+        """Postpone changes beyond the writes of a cycle.
 
-        Orders of the largest change are sent first.
+        The largest changes of the order are sent first.
         """
         if sum(len(send[name]) for name in writers) <= left:
             return
@@ -392,7 +401,10 @@ class JobDomain:
     def _intent(
         self, cycle: Cycle, plan: ReconcilePlan, services: Sequence[ActiveService], *, forget: set[Key]
     ) -> AppliedChanges:
-        """Enter every change before it is made, and adopt what was found as asked."""
+        """Return the applied changes with all changes to be made.
+
+        Values that are already as requested are adopted.
+        """
         real = {key: row for key, row in cycle.applied.real.items() if key not in forget}
         for active in services:
             if not active.mode.writes:
@@ -447,12 +459,12 @@ class JobDomain:
         )
 
     def _what_stays(self, cycle: Cycle) -> str:
-        """Say what stands and stays.
+        """Return a text about the changes that stay applied.
 
-        Of what is in the records only what was seen just now is known to stand.
+        Only observed values are known to be applied.
         """
         if cycle.released is not None or cycle.snapshot is None:
-            return ""  # what is left has been said, job by job; or nobody could look
+            return ""  # the rest has been reported job by job, or nothing could be observed
         seen = carried_values(list(self.jobs.values()))
         hidden = 0
         for key in (key for key, row in cycle.known.real.items() if not row.overridden):
@@ -468,15 +480,15 @@ class JobDomain:
 def release(
     *, cluster: Cluster, ledger: Ledger, now: datetime, holder: str, reason: str, hidden: bool = False
 ) -> CycleReport:
-    """Revert everything, verify it by a second look, write it down, and clear the record of it.
+    """Revert everything, verify it, record it, and clear the record of it.
 
-    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
-    report. Somebody else's changes stay in the record as theirs.
+    Never raises a :class:`HeliosError`: ``clean``, ``suspended`` and ``notes`` of the report have what could not be
+    done. Changes that somebody else made stay in the record as overridden.
 
     Parameters
     ----------
     holder : str
-        Who asks; the lease is taken for the audit if it is free, and given back.
+        Name of the caller. The lease is taken for the audit if it is free, and released.
     hidden : bool
         As in ``Revert``.
     """
@@ -496,9 +508,9 @@ def release(
 
 
 def revert_jobs(cluster: Cluster, reason: str, *, hidden: bool = False) -> ReleaseResult:
-    """Revert every job that Helios set, then look whether any is left.
+    """Revert every job that Helios set, and observe whether any is left.
 
-    What bears the mark and is in no record, and what the cluster hides, is left and named.
+    Values with Helios' mark but no record, and values that the cluster hides, are left and reported.
     """
     outcomes: dict[Key, Outcome] = {}
     try:
@@ -542,9 +554,9 @@ def _describe_release(remaining: tuple[str, ...], refused: Sequence[Outcome]) ->
 
 
 def applied_after(applied: AppliedChanges, result: ReleaseResult) -> AppliedChanges:
-    """Return what stands after a release.
+    """Return the applied changes after a release.
 
-    What is left or could not be looked at, and what is somebody else's.
+    They are those that are left or could not be observed, and overridden ones.
     """
     left = set(applied.real) if result.remaining is None else result.keys
     return AppliedChanges(real={key: row for key, row in applied.real.items() if row.overridden or key in left})
@@ -559,7 +571,10 @@ def _setting(key: Key) -> JobSetting:
 
 
 def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJob) -> bool:
-    """Return whether what a service asked for says of a job that it does not name that nothing shall stand."""
+    """Return whether a service's request implies no change on an unnamed job.
+
+    It does where the request has an order of the job's partition, or soft limits.
+    """
     if requested is None:
         return False
     return job.partition in requested.partitions if key[0] is JobSetting.ORDER else "SoftLimit" in requested.kinds

@@ -1,7 +1,7 @@
-"""The mode of a service, and the cluster that it is therefore given.
+"""Modes of a service, and the cluster that it gets for its mode.
 
-A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, a canary passes
-only what concerns its own jobs to the cluster.
+A mode is a :class:`helios.ports.Cluster`, never an ``if``: a shadow holds nothing that could write, and a canary passes
+only changes of its own jobs to the cluster.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from helios.ports import Cluster, NodeCluster
 
 OUTSIDE = "outside the canary"
 NOTHING: dict[Setting, float] = {JobSetting.ORDER: 0.0, JobSetting.SOFT_LIMIT: math.nan}
-"""What a job has that Helios never changed."""
+"""Values of a job that Helios has not changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMode:
-    """A service's mode, and for a canary the jobs it may change.
+    """A service's mode, and for a canary the scope of its changes.
 
-    Those that every part of the scope allows.
+    A job must be within every part of the scope.
 
     Attributes
     ----------
     partitions : tuple of str
-        A job belongs to a canary if all partitions it may run in are named; empty: all partitions.
+        A job belongs to a canary if all partitions it may run in are listed; empty for all partitions.
     percent : int, optional
-        Share of the jobs, 1 to 100, chosen by a digest of the job's id (of an array: its master's id), so that the same
-        jobs are chosen in every cycle, and all tasks of an array alike. A larger share keeps those of a smaller one.
-        Of a service that acts on nodes: share of the nodes, by a digest of the node's name.
+        Share of the jobs, 1 to 100, chosen by a digest of the job's id (its master's id for an array), so that the same
+        jobs are chosen in every cycle, and all tasks of an array alike. A larger share contains a smaller one. For a
+        service that acts on nodes it is a share of the nodes, by a digest of the node's name.
     """
 
     mode: Mode
@@ -63,18 +63,22 @@ class ServiceMode:
 
     @property
     def writes(self) -> bool:
-        """Whether anything it decides may reach the cluster."""
+        """Whether its decisions may reach the cluster."""
         return self.mode in {Mode.CANARY, Mode.ACTIVE}
 
     def covers(self, job: PendingJob) -> bool:
-        """Return whether the service may change ``job``, or in a shadow may say that it would.
+        """Return whether the service may change ``job``.
 
-        A canary without a scope covers nothing: who forgot to say how much must not have meant all.
+        In a shadow, whether it may report that it would. A canary without a scope covers nothing, because a forgotten
+        scope must not mean all jobs.
         """
         return self.reaches(job.array_job_id or job.job_id, partitions=job.partition.split(","))
 
     def reaches(self, name: str, *, partitions: Iterable[str]) -> bool:
-        """Return whether the service may change what has that name and those partitions, as :meth:`covers` a job."""
+        """Return whether the service may change a target.
+
+        The rule is that of :meth:`covers`, for a name and its partitions.
+        """
         if self.mode is not Mode.CANARY:
             return self.mode is not Mode.OFF
         if not self.partitions and self.percent is None:
@@ -91,16 +95,16 @@ def cluster_for_mode(
     stands: Mapping[Key, float],
     tolerance: Tolerance,
 ) -> Cluster | None:
-    """Return what a service of that mode acts on.
+    """Return the cluster that a service of that mode acts on.
 
-    None: it is off.
+    None for a service that is off.
 
     Parameters
     ----------
     look : callable
-        Gives the snapshot of this cycle. It must not lead to the cluster: a shadow is given nothing else.
+        Returns the snapshot of this cycle. It must not access the cluster, because a shadow gets nothing else.
     stands : mapping
-        What would stand if the shadows could act.
+        Values that would be applied if shadows could act.
     """
     if mode.mode is Mode.OFF:
         return None
@@ -113,11 +117,10 @@ def cluster_for_mode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowCluster:
-    """A cluster that cannot be changed and says what would have been.
+    """Cluster that reports what actions would do, without doing it.
 
-    It holds nothing that could write.
-
-    ``WOULD`` is what differs from what would stand already, ``UNCHANGED`` the rest.
+    It holds nothing that could write. The outcome is ``WOULD`` where a value differs from what would be applied
+    already, otherwise ``UNCHANGED``.
     """
 
     look: Callable[[], Snapshot]
@@ -125,11 +128,11 @@ class ShadowCluster:
     tolerance: Tolerance
 
     def snapshot(self) -> Snapshot:
-        """Look."""
+        """Return the snapshot of this cycle."""
         return self.look()
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Say what would become of each job, and change nothing."""
+        """Return what would become of each job, and change nothing."""
         jobs = pending_jobs(self.look())
         restores = [action for action in actions if isinstance(action, Revert)]
         changes = [change for action in actions for change in to_job_changes([action]).changes]
@@ -168,9 +171,9 @@ class ShadowCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryCluster:
-    """A cluster of which only the jobs of a canary can be changed.
+    """Cluster on which only the jobs of a canary can be changed.
 
-    The others are refused.
+    Changes of other jobs are refused.
     """
 
     cluster: Cluster
@@ -178,11 +181,11 @@ class CanaryCluster:
     look: Callable[[], Snapshot]
 
     def snapshot(self) -> Snapshot:
-        """Look at the whole cluster."""
+        """Return a snapshot of the whole cluster."""
         return self.cluster.snapshot()
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Let pass what concerns jobs of the canary."""
+        """Apply actions on jobs of the canary, and refuse the others."""
         inside = {job_id for job_id, job in pending_jobs(self.look()).items() if self.mode.covers(job)}
         changes = [change for action in actions for change in to_job_changes([action]).changes]
         refused = [change.outcome(Result.REFUSED, OUTSIDE) for change in changes if change.target not in inside]
@@ -192,7 +195,7 @@ class CanaryCluster:
 
 
 def describe_mode(setting: Setting, value: float) -> str:
-    """Say in words what a job has, or would have."""
+    """Return the value of a job's setting in words."""
     if setting is JobSetting.ORDER:
         return f"urgency {value:.3g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value / 60:.0f} min"
@@ -211,7 +214,7 @@ def _hundredth(name: str) -> int:
 # The same for the nodes of a cluster.
 
 _UNTOUCHED: dict[Setting, str] = {NodeSetting.POWER: AWAKE, NodeSetting.WEIGHT: f"{TIER}0"}
-"""What stands where Helios changed nothing; a node of the first tier has the site's own weight."""
+"""Values of a node that Helios has not changed. A node of the first tier has the site's own weight."""
 
 
 def node_cluster_for_mode(
@@ -221,16 +224,16 @@ def node_cluster_for_mode(
     look: Callable[[], Snapshot],
     stands: Mapping[Key, AppliedChange],
 ) -> NodeCluster | None:
-    """Return what a service of that mode acts on.
+    """Return the nodes that a service of that mode acts on.
 
-    None: it is off.
+    None for a service that is off.
 
     Parameters
     ----------
     look : callable
-        Gives the snapshot of this cycle. It must not lead to the cluster: a shadow is given nothing else.
+        Returns the snapshot of this cycle. It must not access the cluster, because a shadow gets nothing else.
     stands : mapping
-        What would stand if the shadows could act.
+        Changes that would be applied if shadows could act.
     """
     if mode.mode is Mode.OFF:
         return None
@@ -243,7 +246,7 @@ def node_cluster_for_mode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowNodes:
-    """Nodes that cannot be changed, and a word on what would have been.
+    """Nodes with reports of what actions would do, without doing it.
 
     It holds nothing that could write.
     """
@@ -252,11 +255,11 @@ class ShadowNodes:
     stands: Mapping[Key, AppliedChange]
 
     def snapshot(self) -> Snapshot:
-        """Look."""
+        """Return the snapshot of this cycle."""
         return self.look()
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Say what would become of each node, and change nothing."""
+        """Return what would become of each node, and change nothing."""
         nodes = observed_nodes(self.look())
         changes = to_node_changes(actions).changes
         restores = [action for action in actions if isinstance(action, RevertNodes)]
@@ -291,9 +294,9 @@ class ShadowNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryNodes:
-    """A cluster of which only the nodes of a canary can be changed.
+    """Cluster on which only the nodes of a canary can be changed.
 
-    The others are refused.
+    Changes of other nodes are refused.
     """
 
     cluster: NodeCluster
@@ -301,11 +304,11 @@ class CanaryNodes:
     look: Callable[[], Snapshot]
 
     def snapshot(self) -> Snapshot:
-        """Look at the whole cluster."""
+        """Return a snapshot of the whole cluster."""
         return self.cluster.snapshot()
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Let pass what concerns nodes of the canary."""
+        """Apply actions on nodes of the canary, and refuse the others."""
         inside = {
             node.name
             for node in observed_nodes(self.look()).values()

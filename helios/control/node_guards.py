@@ -1,7 +1,7 @@
-"""Guards over changes of nodes, which no service, mode or option switches off.
+"""Guards over changes of nodes, which no service, mode or option disables.
 
-A guard looks at one change and the node it is about, and says why not; what is refused leaves that reason. How many
-nodes may be away or on their way at once is counted in :class:`PowerBudget`.
+A guard checks one change and its node, and returns a reason where it refuses. :class:`PowerBudget` bounds how many
+nodes may be asleep or changing their power at once.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from helios.control.state import NodeControllerState
 from helios.model import Mode, NodePower, PowerSettings, Snapshot
 
 OLDEST_DEMAND = timedelta(hours=1)
-"""Age of a forecast beyond which it says nothing about who may sleep."""
+"""Age of a forecast beyond which it is not used to put nodes to sleep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCycleContext:
-    """What a node cycle sees and remembers before it asks anybody.
+    """Observations and state of a node cycle, for its guards.
 
     Attributes
     ----------
     nodes : mapping
-        The nodes, as the cluster gave them.
+        The nodes as observed.
     wanted : frozenset of str
         Partitions in which a pending job waits for nodes.
     never : frozenset of str
-        The nodes of ``power.never``.
+        Nodes in ``power.never``.
     """
 
     snapshot: Snapshot
@@ -50,12 +50,12 @@ class NodeCycleContext:
 
     @property
     def power(self) -> PowerSettings | None:
-        """How the cluster powers nodes."""
+        """The cluster's power-saving settings."""
         return self.snapshot.power
 
     @property
     def only_lists(self) -> bool:
-        """Whether the cluster's own timer is what puts nodes to sleep here."""
+        """Whether the cluster's own idle timer puts nodes to sleep."""
         return self.settings.power.mechanism == "keep_awake"
 
     def is_wanted(self, node: ObservedNode) -> bool:
@@ -66,7 +66,7 @@ class NodeCycleContext:
 def apply_node_guards(
     changes: Sequence[Change[str]], *, context: NodeCycleContext, mode: ServiceMode
 ) -> GuardResult[str]:
-    """Pass one service's changes through every guard that looks at one node."""
+    """Apply every guard for single nodes to one service's changes."""
     once, twice = split_repeated(changes)
     same = [
         change
@@ -86,9 +86,9 @@ def apply_node_guards(
 
 
 def is_in_desired_state(change: Change[str], context: NodeCycleContext, mode: Mode) -> bool:
-    """Return whether what is asked for stands already.
+    """Return whether a requested change is already applied.
 
-    For a shadow, whether it would.
+    For a shadow, whether it would be.
     """
     row = context.applied.of(mode).get(change.key)
     node = context.nodes.get(change.target)
@@ -112,9 +112,9 @@ def _has_power(change: Change[str], node: ObservedNode | None, *, would_sleep: b
 
 
 def why_not_asleep(node: ObservedNode, context: NodeCycleContext) -> str:
-    """Return why a node must not be asleep for Helios' sake, whatever it does now.
+    """Return why Helios must not keep a node asleep, whatever its state.
 
-    Empty: it may.
+    Empty where it may.
     """
     return (
         context.memory.protected
@@ -160,7 +160,7 @@ def _no_list(context: NodeCycleContext) -> str:
 def _no_wake(node: ObservedNode, context: NodeCycleContext) -> tuple[Result, str]:
     if node.down:
         return Result.REFUSED, f"it is {node.state or 'down'}"
-    if not node.in_service:  # what is merely planned or reserved is woken all the same
+    if not node.in_service:  # a node that is only planned or reserved may be woken
         return Result.REFUSED, node.excluded_reason or f"it is {min(node.flags)}"
     if node.power is NodePower.FALLING_ASLEEP:
         return Result.POSTPONED, "falling asleep: it cannot be called back until it is asleep"
@@ -225,25 +225,25 @@ def _not_idle(node: ObservedNode, context: NodeCycleContext) -> str:
     return "" if now - since >= timedelta(seconds=idle_s) else f"it has not been idle for {idle_s} s"
 
 
-# How many nodes may be away at once, and which must stay: counted as changes are let through, one after the other.
+# Bounds on nodes that are asleep or changing their power, counted as changes are allowed one after the other.
 
 Verdict = tuple[Result, str]
-"""Why not, and whether it may be asked again; an empty reason: it may."""
+"""Result with its reason, which is empty where the change is allowed."""
 YES: Verdict = (Result.DONE, "")
 CROWDED = "as many nodes are on their way as may be"
 
 
 class PowerBudget:
-    """What is left of the bounds of ``[power]`` in one cycle.
+    """Remaining bounds of ``[power]`` in one cycle.
 
     Parameters
     ----------
     away : collection of str
-        Nodes that count as asleep whatever is seen: those a shadow has asleep, or those the cluster's own timer may put
-        to sleep at any moment.
+        Nodes that count as asleep whatever is observed: those that a shadow has asleep, or that the cluster's own timer
+        may put to sleep at any moment.
     about_to_fall : collection of str
-        Those of them that the cluster's timer will put to sleep in a moment: they count as on their way already before
-        another one may sleep.
+        Those of them that the cluster's timer will put to sleep soon. They count as changing their power before another
+        node may sleep.
     """
 
     def __init__(
@@ -267,14 +267,14 @@ class PowerBudget:
         self._total = Counter(node.pool for node in in_service)
 
     def to_wake(self) -> Verdict:
-        """Take a place on the way for one node that wakes."""
+        """Reserve a power change for one node that wakes."""
         if self._left <= 0:
             return Result.POSTPONED, CROWDED
         self._left -= 1
         return YES
 
     def to_sleep(self, node: ObservedNode) -> Verdict:
-        """Take a place on the way, and one among those asleep, for ``node``."""
+        """Reserve a power change and a sleeping node for ``node``."""
         if last := [kind for kind in node.kinds() if self._serving[kind] <= 1]:
             return Result.REFUSED, f"it is the last node awake of {last[0]}"
         most = _share(self._settings.most_asleep, self._total[node.pool])

@@ -1,7 +1,7 @@
-"""What became of the nodes since the last cycle.
+"""Comparison of recorded and observed nodes since the last cycle.
 
-Pure. Which are idle, which are no longer Helios', which did not wake: applied changes and state are compared with what
-is observed, and what is found goes into the audit.
+It finds nodes that are idle, that are no longer Helios', or that did not wake, and adds entries to the audit. All
+functions are pure.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from helios.control.state import APART, DAY, Failure, NodeControllerState, WakeU
 from helios.model import Mode, NodePower, PowerSettings
 
 WAKE_MARGIN_S = 60.0
-"""How much later than Slurm's own ResumeTimeout a node that was told to wake counts as failed, s."""
+"""Time after Slurm's own ResumeTimeout at which a wake counts as failed, s."""
 FALLS_WITHIN = timedelta(minutes=10)
-"""How long a node that was told to sleep may be seen awake before it is taken that nothing came of it."""
+"""Time after which a sleep that was requested counts as failed if the node is still awake."""
 GAVE_UP = ("resumetimeout", "not respond", "noresp")
-"""What Slurm says of a node that it waited for in vain; any other reason of a node that is down is a person's."""
+"""Parts of Slurm's reason for a node that did not answer. Any other reason of a node that is down is a person's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWatch:
-    """What was found.
+    """Result of the comparison.
 
     Attributes
     ----------
     applied : AppliedChanges
-        Without what is no longer Helios'.
+        Applied changes, without those that are no longer Helios'.
     lines : tuple of AuditEntry
-        For the audit.
+        Entries for the audit.
     notes : tuple of str
-        What the operator should be told besides.
+        Further messages for the operator.
     """
 
     memory: NodeControllerState
@@ -50,12 +50,12 @@ class NodeWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObservation:
-    """What is seen now, and what it takes to judge it.
+    """Current observation of the nodes, with the settings to evaluate it.
 
     Attributes
     ----------
     released : bool
-        Whether a kill switch took everything back since the last cycle.
+        Whether a kill switch reverted everything since the last cycle.
     """
 
     nodes: Mapping[str, ObservedNode]
@@ -66,7 +66,7 @@ class NodeObservation:
 
 
 def update_nodes(memory: NodeControllerState, applied: AppliedChanges, look: NodeObservation) -> NodeWatch:
-    """Compare state and applied changes with what is observed."""
+    """Update state and applied changes by what is observed."""
     memory = memory.without_the_old(look.at)
     for row in applied.ours(NodeSetting.POWER):
         memory = memory.with_slept(row.target, row.written_at) if look.at - row.written_at < DAY else memory
@@ -100,7 +100,7 @@ def _power(memory: NodeControllerState, applied: AppliedChanges, look: NodeObser
     for row in applied.ours(NodeSetting.POWER):
         node = look.nodes.get(row.target)
         if node is None:
-            continue  # a look that lacks a node says nothing about it: it may come back, and sleep on
+            continue  # a node missing in the snapshot may come back, and still be asleep
         if node.away and not node.down:
             real[row.key] = row if row.confirmed else replace(row, after=str(node.power))
             continue
@@ -135,7 +135,7 @@ def _found_down(
 ) -> tuple[NodeControllerState, AuditEntry | None]:
     if row.value != AWAKE and node.reason and not _slurm_gave_up(node):
         return memory, None
-    # It was asleep at the last look and did not come when it was called in between.
+    # It was asleep in the last snapshot and did not answer when it was woken since.
     return memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm")), None
 
 
@@ -171,7 +171,7 @@ def _weights(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
             del real[row.key]
             lost += row.confirmed and not row.overridden and not look.released
         elif stands:
-            continue  # after a release too: whoever released may not have had the privilege
+            continue  # also after a release, since its user may not have had the privilege
         elif row.confirmed and not row.overridden:
             lines.append(_theirs(row, read=f"Weight {node.weight:.0f}"))
             real[row.key] = replace(row, overridden=True)
@@ -223,7 +223,7 @@ def _wakes(seen: NodeWatch, look: NodeObservation) -> NodeWatch:
 def _result(node: ObservedNode | None, wake: WakeUp, look: NodeObservation) -> str | None:
     """Return what is wrong with a wake.
 
-    Empty: it came, or is nobody's concern any more; None: it may come yet.
+    Empty where the node woke, or the wake no longer matters. None while it may still wake.
     """
     if node is None or node.power is NodePower.FALLING_ASLEEP:
         return ""
@@ -278,7 +278,10 @@ def _line(action: str, row: AppliedChange, *, reason: str, outcome: str, read: s
 
 
 def shadow_entries(before: AppliedChanges, after: AppliedChanges) -> Iterable[AuditEntry]:
-    """Say which nodes a shadow would have had asleep when a job came for them."""
+    """Yield entries about nodes that a shadow would have had asleep.
+
+    They are no longer idle, because a job came for them.
+    """
     for key, row in before.shadow.items():
         if key not in after.shadow:
             would = f"{Result.WOULD}: Slurm would have woken it for a job, or somebody has changed it"

@@ -1,10 +1,10 @@
 """The domain of nodes.
 
-Their power, their weights and the keep-awake list.
+It has their power, their weights and the keep-awake list.
 
-Changes are sticky. Sleep and wake are asked for once and stand until somebody wakes the node; weights and the
-keep-awake list stand until a service says otherwise. What stands for a service that may no longer write is reverted.
-What Helios did is in the ledger and, should that be gone, in the undo file.
+Changes are sticky. Sleep and wake are requested once and stay until somebody wakes the node. Weights and the keep-awake
+list stay until a service changes them. Changes of a service that may no longer write are reverted. Helios' changes are
+in the ledger and, if that is lost, in the undo file.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from helios.model.hostlist import expand
 from helios.ports import Domain, Ledger, NodeCluster
 
 SOON_S = 600.0
-"""How long before the cluster's idle timer ends a node counts as on its way to sleep, s."""
+"""Time before the end of the cluster's idle timer from which a node counts as about to sleep, s."""
 TAKEN_BACK = "what stands there is reverted first"
 THE_LIST = "the keep-awake list"
 NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
 COST = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
-"""What the writes of a cycle pay for first."""
+"""Priority of settings for the writes of a cycle."""
 
 
 def run_node_cycle(
@@ -79,21 +79,21 @@ def run_node_cycle(
     undone: Callable[[], Undo] = Undo,
     paused: Callable[[], str] = lambda: "",
 ) -> NodeCycleReport:
-    """Take one cycle of all services that act on nodes of one cluster.
+    """Run one cycle of all services that act on nodes of one cluster.
 
-    As :func:`helios.control.run_cycle`, with what differs below. A pause wakes everything that Helios put to sleep and
-    gives back weights and list, cycle after cycle until nothing remains.
+    It is like :func:`helios.control.run_cycle`, with the differences below. A pause wakes everything that Helios put to
+    sleep and restores weights and list, in each cycle until nothing remains.
 
     Parameters
     ----------
     expectation : callable
-        Returns the snapshot with the demand for nodes, and predictions. Without demand nodes are woken, none is put to
-        sleep.
+        Returns the snapshot with the demand for nodes, and predictions. Without demand nodes are woken, and none is put
+        to sleep.
     ledger : Ledger
-        Of the domain of nodes: its own lease, and ``APPLIED_NODE_CHANGES``.
+        Ledger of the domain of nodes, with its own lease and ``APPLIED_NODE_CHANGES``.
     undo : callable
-        Writes down, outside of the database, what would have to be reverted. It is called before anything is done;
-        if it raises a :class:`HeliosError`, nothing is.
+        Writes the changes that would have to be reverted outside of the database. It is called before anything is done.
+        If it raises a :class:`HeliosError`, nothing is done.
     undone : callable
         Reads what ``undo`` wrote last.
     """
@@ -114,7 +114,7 @@ def run_node_cycle(
 
 @dataclass(slots=True, kw_only=True)
 class NodeActivity:
-    """What was done on the cluster, and what is remembered of it."""
+    """Changes of nodes in one cycle, and the state after them."""
 
     memory: NodeControllerState
     slept: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class NodeActivity:
     weighed: list[str] = field(default_factory=list)
 
     def add(self, outcomes: Iterable[Outcome | NodeOutcome], *, now: datetime) -> None:
-        """Remember who was put to sleep, and watch who was told to wake."""
+        """Record sleeps, wakes to watch, and changed weights."""
         for outcome in outcomes:
             if not isinstance(outcome, NodeOutcome) or outcome.result is not Result.DONE:
                 continue
@@ -136,12 +136,12 @@ class NodeActivity:
                 self.memory = self.memory.with_wake(outcome.node, WakeUp(since=now, by="Helios"))
 
     def lists(self) -> dict[str, Any]:
-        """Return the nodes as a report names them."""
+        """Return the changed nodes, as fields of a report."""
         return {"slept": tuple(self.slept), "woken": tuple(self.woken), "weighed": tuple(self.weighed)}
 
 
 class NodeDomain:
-    """The nodes of a cluster."""
+    """Domain of the nodes of a cluster."""
 
     name = Domain.NODES
     table = APPLIED_NODE_CHANGES
@@ -154,13 +154,13 @@ class NodeDomain:
 
     @property
     def context(self) -> NodeCycleContext:
-        """What was observed."""
+        """The observations of this cycle."""
         if self._context is None:
             raise RuntimeError("the nodes were not observed")
         return self._context
 
     def observe(self, cycle: Cycle, expectation: Callable[[Snapshot], Snapshot]) -> None:
-        """Look at the nodes, add the demand for them, and read what stands changed."""
+        """Observe the nodes, add their demand, and read the applied changes."""
         cycle.snapshot = self.cluster.snapshot()
         nodes, wanted = observed_nodes(cycle.snapshot), partitions_wanted(cycle.snapshot)
         cycle.held_back = ""
@@ -175,7 +175,7 @@ class NodeDomain:
         except HeliosError as error:
             cycle.audit.notes.append(f"the undo file could not be read: {error.message}")
         if not applied.real and cycle.undo_file is not None:
-            # Only where the record is gone: a file on a standby's disk may be about what was long since undone.
+            # Only where the record is lost, because a file on a standby's disk may be outdated.
             applied = with_undo_records(applied, cycle.undo_file, at=cycle.now)
         cycle.applied = cycle.known = cycle.stored = applied
         never: frozenset[str] = frozenset()
@@ -194,7 +194,10 @@ class NodeDomain:
         )
 
     def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
-        """Return why nothing may be written, and hold what stands and is remembered against what is seen."""
+        """Return why nothing may be written.
+
+        It also compares the applied changes and the state with what is observed.
+        """
         context = self.context
         reasons = cluster_suspension_reasons(
             conditions, self.settings.control, snapshot=context.snapshot, memory=cycle.memory, now=cycle.now
@@ -220,19 +223,22 @@ class NodeDomain:
         return reasons
 
     def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[str]:
-        """Return what actions on nodes ask for."""
+        """Return the changes that actions on nodes request."""
         return to_node_changes(actions)
 
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[str], mode: ServiceMode) -> GuardResult[str]:  # noqa: ARG002 - a ControlDomain's
-        """Bring changes within what there is, and pass them through every guard that looks at one node."""
+        """Apply every guard for single nodes to one service's changes.
+
+        Values are first limited to what exists.
+        """
         return apply_node_guards(self._bounded(requested.changes, mode), context=self.context, mode=mode)
 
     def allocate(
         self, cycle: Cycle, results: Mapping[str, GuardResult[str]], services: Sequence[ActiveService]
     ) -> ReconcilePlan:
-        """Return what there is room for.
+        """Return the changes to send and to revert within the budgets.
 
-        Reversions first, then wakes of all services, then sleeps.
+        Reversions come first, then wakes of all services, then sleeps.
         """
         context, most = self.context, self.settings.slurm.writes_per_cycle
         writers = [active for active in services if active.mode.writes]
@@ -264,7 +270,7 @@ class NodeDomain:
     def apply(
         self, cycle: Cycle, plan: ReconcilePlan, active: ActiveService | None
     ) -> list[tuple[Outcome | NodeOutcome, AppliedChange | None]]:
-        """Have the cluster change nodes for one service, or revert what no service stands for."""
+        """Change nodes for one service, or revert changes without a service."""
         changes: dict[Key, Change[str]] = {}
         if active is None:
             cluster: NodeCluster | None = self.cluster
@@ -281,16 +287,16 @@ class NodeDomain:
         for told in cluster.steer(actions):
             outcome, change = told, changes.get((told.setting, told.node))
             if change is not None and change.setting is NodeSetting.WEIGHT:
-                outcome = replace(told, reason=change.reason)  # the cluster knows the reason of the whole order only
+                outcome = replace(told, reason=change.reason)  # the cluster has only the reason of the whole order
             stands = None if active is None or change is None else self._settled(cycle, change, active, outcome)
             applied.append((outcome, stands))
         self.activity.add([outcome for outcome, _ in applied], now=cycle.now)
         return applied
 
     def revert(self, cycle: Cycle, reason: str) -> ReleaseResult | None:
-        """Wake everything that Helios put to sleep and give back the rest.
+        """Wake everything that Helios put to sleep, and restore the rest.
 
-        None: nothing of it stands.
+        None where nothing of it is applied.
         """
         snapshot, applied = self.context.snapshot, cycle.known
         if not applied_on(snapshot, applied.real):
@@ -315,7 +321,10 @@ class NodeDomain:
         )
 
     def _bounded(self, changes: Iterable[Change[str]], mode: ServiceMode) -> list[Change[str]]:
-        """Bring weights within ``power.tiers``, and the keep-awake list to nodes that there are, within the canary."""
+        """Limit weights to ``power.tiers``, and the keep-awake list to existing nodes.
+
+        The list is also limited to the canary.
+        """
         nodes, bounded = self.context.nodes, []
         for change in changes:
             value = change.value
@@ -328,7 +337,10 @@ class NodeDomain:
         return bounded
 
     def _may_sleep(self) -> set[str]:
-        """Return the nodes that the cluster's own timer may put to sleep at any moment, where it is who does it."""
+        """Return the nodes that the cluster's own timer may put to sleep.
+
+        It is empty where Helios puts nodes to sleep itself.
+        """
         nodes = self.context.nodes.values()
         return {node.name for node in nodes if not node.kept_awake} if self.context.only_lists else set()
 
@@ -349,9 +361,9 @@ class NodeDomain:
     def _given_back(
         self, cycle: Cycle, writers: Sequence[ActiveService], room: PowerBudget
     ) -> tuple[list[Reversion], list[Key]]:
-        """Return what is reverted now, and what must be and cannot be yet.
+        """Return the changes to revert now, and those that must wait.
 
-        Nodes wait that still fall asleep, that were drained since, or that have no room on the way.
+        Nodes wait that still fall asleep, that were drained since, or that exceed the budget of power changes.
         """
         modes = {active.name: active.mode for active in writers}
         back: list[Reversion] = []
@@ -397,7 +409,7 @@ class NodeDomain:
             elif row.service not in cycle.requested:
                 continue
             elif row.setting is NodeSetting.POWER:
-                # The node is awake in truth, so that a shadow that still wants it asleep asks for it again.
+                # The node is really awake, so that a shadow that still wants it asleep asks for it again.
                 if row.key in {change.key for change in results[row.service].same}:
                     continue
                 why = f"service {row.service} no longer wants it asleep"
@@ -408,7 +420,10 @@ class NodeDomain:
             yield Reversion(key=row.key, service=row.service, why=why, own=row.own)
 
     def _intent(self, cycle: Cycle, plan: ReconcilePlan, services: Sequence[ActiveService]) -> AppliedChanges:
-        """Enter every change before it is made, and adopt what was found as asked."""
+        """Return the applied changes with all changes to be made.
+
+        Changes that are already as requested get their new service.
+        """
         real = dict(cycle.applied.real)
         for active in services:
             if not active.mode.writes:
@@ -431,7 +446,7 @@ class NodeDomain:
             ends = [back for back in plan.shadow_reversions if back.service == active.name]
             return [*to_node_actions(changes, own={}), *_reverts(ends)]
         if any(change.setting is NodeSetting.WEIGHT for change in changes):
-            # An order of filling is given whole: what a weight becomes depends on who else is in the order.
+            # A fill order is sent as a whole, because a weight depends on the other nodes in the order.
             same = plan.same.get(active.name, ())
             changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
         return to_node_actions(changes, own=self.context.applied.own())
@@ -448,7 +463,7 @@ class NodeDomain:
         prior = cycle.applied.of(active.mode.mode).get(change.key)
         found_asleep = sleeps(change) and outcome.result is Result.UNCHANGED and prior is None
         if change.value == AWAKE or found_asleep:
-            return None  # a node that somebody else put to sleep meanwhile is not Helios'
+            return None  # a node that somebody else put to sleep meanwhile is not recorded as Helios'
         return self._row(cycle, change, active, after=outcome.after or outcome.before or change.value)
 
     def _row(self, cycle: Cycle, change: Change[str], active: ActiveService, *, after: str) -> AppliedChange:
@@ -465,7 +480,7 @@ class NodeDomain:
         )
 
     def _own(self, key: Key) -> str:
-        """Return what the site itself has there."""
+        """Return the site's own value of a setting."""
         if key == LIST:
             return "" if self.context.power is None else self.context.power.keep_awake
         return f"{self.context.nodes[key[1]].weight:.0f}" if key[0] is NodeSetting.WEIGHT else ""
@@ -473,9 +488,9 @@ class NodeDomain:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A plan while it is made.
+    """A plan in progress.
 
-    Each method narrows it.
+    Each method restricts it.
     """
 
     context: NodeCycleContext
@@ -486,7 +501,7 @@ class _Draft:
     def own(
         self, services: Sequence[ActiveService], results: Mapping[str, GuardResult[str]], applied: AppliedByKey
     ) -> None:
-        """Let each setting of each node have one service."""
+        """Assign each setting of each node to one service."""
         asked = {active.name: results[active.name].allowed if active.name in results else () for active in services}
         held = {key: row.service for key, row in applied.items()}
         allowed, refused = keep_one_owner(asked, held=held, kind="node")
@@ -498,9 +513,9 @@ class _Draft:
     def let_through(
         self, services: Sequence[ActiveService], room: PowerBudget, *, without: Collection[Key] = ()
     ) -> None:
-        """Keep what there is room for.
+        """Keep the changes within the budget of power changes.
 
-        Wakes of all services before anybody's sleeps.
+        Wakes of all services come before any sleep.
         """
         for active in services:
             asked = self.send[active.name]
@@ -529,7 +544,7 @@ class _Draft:
         self.send[active.name] = kept
 
     def _keep_longer(self, change: Change[str], room: PowerBudget, *, mode: Mode) -> Change[str]:
-        """Return the list with those nodes left in it that may not leave it now."""
+        """Return the keep-awake list with nodes that may not leave it now."""
         row, nodes = self.context.applied.of(mode).get(LIST), self.context.nodes
         named = nodes_named(change.value)
         leaving = [] if row is None else [name for name in nodes_named(row.value) if name not in named]
@@ -544,7 +559,7 @@ class _Draft:
         return replace(change, value=join_names([*named, *stays, *quarantined]), reason=reason)
 
     def cut(self, writers: Sequence[ActiveService], *, left: int) -> None:
-        """Keep what the writes of a cycle pay for."""
+        """Keep the changes within the writes of a cycle."""
         for active in writers:
             changes = sorted(self.send[active.name], key=lambda change: COST.index(NodeSetting(change.setting)))
             self.send[active.name], late = changes[: max(left, 0)], changes[max(left, 0) :]
@@ -563,20 +578,20 @@ def release_nodes(
     reason: str,
     memory: NodeControllerState | None = None,
 ) -> NodeCycleReport:
-    """Wake what Helios put to sleep, give back weights and list, verify it, write it down.
+    """Wake what Helios put to sleep, and restore weights and keep-awake list.
 
-    Never raises a :class:`HeliosError`: what could not be done is told by ``clean``, ``suspended`` and ``notes`` of the
-    report.
+    The result is verified and recorded. Never raises a :class:`HeliosError`: ``clean``, ``suspended`` and ``notes`` of
+    the report have what could not be done.
 
     Parameters
     ----------
     undo, undone : callable
-        Write the undo file, and read it; None: there is none. Without it and without the ledger it is not known what
-        stands, and that is said.
+        Write the undo file, and read it, None if it does not exist. Without it and the ledger the applied changes are
+        not known, which is reported.
     holder : str
-        Who asks; the lease is taken for the audit if it is free, and given back.
+        Name of the caller. The lease is taken for the audit if it is free, and released.
     memory : NodeControllerState, optional
-        Of the last cycle, to watch the wakes; None: it is not known.
+        State of the last cycle, to watch the wakes. None where it is not known.
     """
     notes: list[str] = []
     applied = _read_known(ledger, undone, notes, at=now)
@@ -607,9 +622,9 @@ def release_nodes(
 def _read_known(
     ledger: Ledger, undone: Callable[[], Undo | None], notes: list[str], *, at: datetime
 ) -> AppliedChanges | None:
-    """Return what stands, as far as it was written down.
+    """Return the applied changes as they were recorded.
 
-    None: neither ledger nor undo file can be had.
+    None where neither ledger nor undo file can be read.
     """
     applied, file = None, None
     try:
@@ -626,10 +641,10 @@ def _read_known(
 
 
 def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> ReleaseResult:
-    """Revert everything that is seen to stand, then look whether any is left.
+    """Revert everything that is observed to be applied, and verify it.
 
-    A node that still falls asleep cannot be woken yet; it remains, and whoever asked asks again. A sleeping node that
-    an admin has in hand by now, as drained, is left as it is and is not waited for.
+    A node that still falls asleep cannot be woken yet. It remains, and the caller has to try again. A sleeping node
+    that an admin controls by now, for instance a drained one, is left as it is and is not waited for.
     """
     real, outcomes = applied.real, dict[Key, NodeOutcome]()
     try:
@@ -669,7 +684,7 @@ def revert_nodes(cluster: NodeCluster, applied: AppliedChanges, reason: str) -> 
 
 
 def applied_on(snapshot: Snapshot, real: AppliedByKey) -> list[AppliedChange]:
-    """Return what is seen to stand on the cluster and is Helios' own."""
+    """Return Helios' own changes that are observed to be applied."""
     nodes = observed_nodes(snapshot)
     kept = None if snapshot.power is None else snapshot.power.keep_awake
     return [row for row in real.values() if not row.overridden and _is_applied(row, nodes.get(row.target), kept)]
@@ -687,18 +702,18 @@ def _is_applied(row: AppliedChange, node: ObservedNode | None, kept: str | None)
 
 
 def still_applied(real: AppliedByKey, snapshot: Snapshot) -> AppliedByKey:
-    """Return what is seen to stand, and what is about nodes that are not seen at all.
+    """Return changes that are observed to be applied, or cannot be observed.
 
-    What was somebody else's is forgotten: nothing of Helios stands, so that what is read now is the site's own.
+    Overridden changes are dropped, because nothing of Helios is applied there and the observed value is the site's own.
     """
     stands, seen = {row.key for row in applied_on(snapshot, real)}, {*snapshot.nodes["name"], ""}
     return {key: row for key, row in real.items() if key in stands or (row.target not in seen and not row.overridden)}
 
 
 def with_undo_records(applied: AppliedChanges, undo: Undo, *, at: datetime) -> AppliedChanges:
-    """Return what stands with what only the undo file names.
+    """Return the applied changes with those that only the undo file has.
 
-    Nobody's, so that it is reverted.
+    These belong to no service, so that they are reverted.
     """
     return replace(applied, real={**undo.rows(at=at, service=HELIOS), **applied.real})
 

@@ -1,6 +1,7 @@
-"""The kill switch, as far as it is the same for every domain.
+"""The part of the kill switch that all domains share.
 
-It needs neither the lease nor the database: a person asked. What could not be reverted is left and named.
+It needs neither the lease nor the database, because a person requested it. What could not be reverted is left and
+reported.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ from helios.model import FrameKind, Snapshot
 from helios.ports import Ledger
 
 ROUNDS = 200
-"""Most calls of a cluster that postpones for its budget: at 500 writes a call, 100,000 jobs."""
+"""Most calls of a cluster that postpones beyond its budget, enough for 100,000 jobs at 500 writes a call."""
 LEASE = timedelta(seconds=60)
-"""How long a release asks for the lease: to write down, not to go on."""
+"""Length of the lease for a release, which needs it only to record the outcomes."""
 
 SomeOutcome = TypeVar("SomeOutcome", Outcome, NodeOutcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseResult:
-    """What became of reverting everything.
+    """Result of reverting everything.
 
     Attributes
     ----------
     outcomes : sequence of Outcome or NodeOutcome
-        The last of each setting of each target.
+        Last outcome of each setting of each target.
     message : str
-        How it went, in a sentence.
+        Summary in a sentence.
     notes : tuple of str
-        What the operator should be told besides.
+        Further messages for the operator.
     remaining : tuple of str, optional
-        On what something stands yet, or was left; None: nobody could look.
+        Targets with changes that are still applied or were left. None where they could not be observed.
     keys : frozenset of Key
-        The settings of these.
+        Settings of these targets.
     snapshot : Snapshot, optional
-        The look that verified it.
+        The snapshot that verified it.
     failure : str
-        What the cluster answered instead, for a person; empty: it did as told.
+        The cluster's error, for a person; empty where there was none.
     left : AppliedChanges
-        What stands changed after it.
+        Applied changes after it.
     sources : mapping
-        What predicted, by job.
+        Source of each job's prediction.
     """
 
     outcomes: Sequence[Outcome | NodeOutcome]
@@ -77,9 +78,9 @@ class ReleaseResult:
 
 
 def add_round(outcomes: dict[Key, SomeOutcome], answer: Sequence[SomeOutcome]) -> bool:
-    """Add the outcomes of one round of reverting, and return whether another round may do more.
+    """Add the outcomes of one round of reverting.
 
-    A later round finds unchanged what an earlier one has done.
+    Returns whether another round may revert more. A later round finds unchanged what an earlier one has reverted.
     """
     for outcome in answer:
         key: Key = (outcome.setting, outcome_target(outcome))
@@ -109,9 +110,9 @@ def record_release(
     now: datetime,
     holder: str,
 ) -> bool:
-    """Write down a release.
+    """Record a release in the ledger.
 
-    The lease is taken for that if it is free, and given back.
+    The lease is taken for it if it is free, and released. Returns whether it was recorded.
     """
     try:
         token = ledger.acquire(holder=holder, now=now, lasts=LEASE)

@@ -1,4 +1,4 @@
-"""Reports of a cycle."""
+"""Reports of control cycles."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from helios.model import NODE_TALLIES, NodePower, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CycleReport:
-    """What was seen, decided and done in one cycle.
+    """Observations, decisions and actions of one cycle.
 
     Attributes
     ----------
     taken_at : datetime
-        When the cluster was looked at; the start of the cycle, if it was not.
+        Time of the snapshot, or start of the cycle without one.
     acted : int
-        Jobs changed on the cluster.
+        Number of jobs changed on the cluster.
     suspended : tuple of str
-        Why no service was listened to, for a person; empty: they were.
+        Why nothing was done, for a person; empty where services were asked.
     counts : mapping
-        Outcomes by service and result; a shadow's too.
+        Number of outcomes by service and result, including shadows.
     pending, running : int
-        Jobs, array tasks counted one by one.
+        Number of jobs, with each array task counted.
     gpus_pending, gpus_running : int
-        GPUs asked for and held.
+        Requested and allocated GPUs.
     decisions : DataFrame
-        The lines of this cycle, columns of ``DECISIONS``, whether or not they could be written down.
+        Audit entries of this cycle, columns of ``DECISIONS``, whether or not they could be recorded.
     seen : bool
-        Whether the cluster could be looked at.
+        Whether the cluster could be observed.
     recorded : bool
-        Whether every line was written down.
+        Whether every entry was recorded.
     leads : bool
-        Whether this Helios had the lease. A standby's memory must not be kept over that of the one that leads.
+        Whether this Helios had the lease. A standby's state must not replace that of the leader.
     remaining : tuple of str, optional
-        After everything was to be reverted: jobs that still carry something. None: that could not be seen.
+        After reverting everything, jobs with changes that are still applied. None where they could not be observed.
     notes : tuple of str
-        What the operator should be told besides.
+        Further messages for the operator.
     memory : ControllerState
-        To be kept, and given to the next cycle.
+        State to be stored, and passed to the next cycle.
     """
 
     taken_at: datetime
@@ -71,16 +71,16 @@ class CycleReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was to be reverted is left, as far as was looked."""
+        """Whether nothing that was to be reverted is left, as far as observed."""
         return self.remaining == ()
 
     def counts_json(self) -> str:
-        """Return the counts as ``CYCLES`` keeps them."""
+        """Return the counts as in ``CYCLES``."""
         return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
 
 
 class CycleCounts(TypedDict, total=False):
-    """The sums of a snapshot, as :class:`CycleReport` names them."""
+    """Sums of a snapshot, with names as in :class:`CycleReport`."""
 
     pending: int
     running: int
@@ -91,7 +91,7 @@ class CycleCounts(TypedDict, total=False):
 def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
     """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`.
 
-    None: it was not seen.
+    It is empty without a snapshot.
     """
     if snapshot is None:
         return {}
@@ -104,43 +104,43 @@ def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
     }
 
 
-# What a node cycle hands back, and the count of nodes that it leaves for the energy ledger.
+# Report of a node cycle, and its counts of nodes for the energy figures.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeCycleReport:
-    """What was seen, decided and done about nodes in one cycle.
+    """Observations, decisions and actions on nodes in one cycle.
 
     Attributes
     ----------
     taken_at : datetime
-        When the nodes were looked at; the start of the cycle, if they were not.
+        Time of the snapshot, or start of the cycle without one.
     slept, woken, weighed : tuple of str
         Nodes put to sleep, woken, and given another weight, on the cluster.
     suspended : tuple of str
-        Why no service was listened to, for a person; empty: they were.
+        Why nothing was done, for a person; empty where services were asked.
     counts : mapping
-        Outcomes by service and result; a shadow's too.
+        Number of outcomes by service and result, including shadows.
     nodes : mapping
-        Number of nodes by ``NodePower``; a node that is down is in none.
+        Number of nodes by ``NodePower``, without nodes that are down.
     asleep_by_helios : int
-        Nodes asleep, or falling asleep, because Helios asked for it.
+        Number of nodes asleep, or falling asleep, because of Helios.
     decisions : DataFrame
-        The lines of this cycle, columns of ``DECISIONS``, whether or not they could be written down.
+        Audit entries of this cycle, columns of ``DECISIONS``, whether or not they could be recorded.
     tallies : DataFrame
-        Columns of ``NODE_TALLIES``, a row for each pool; none if the nodes were not seen.
+        Columns of ``NODE_TALLIES``, a row for each pool; empty where the nodes could not be observed.
     seen, recorded, leads : bool
-        Whether the cluster could be looked at, every line was written down, and this Helios had the lease. A standby's
-        memory must not be kept over that of the one that leads.
+        Whether the cluster could be observed, every entry was recorded, and this Helios had the lease. A standby's
+        state must not replace that of the leader.
     remaining : tuple of str, optional
-        After everything was to be reverted: nodes on which something stands yet, as those that fall asleep and can
-        be woken only then. None: that could not be seen.
+        After reverting everything, nodes with changes that are still applied, such as nodes that fall asleep and can
+        be woken only later. None where they could not be observed.
     notes : tuple of str
-        What the operator should be told besides.
+        Further messages for the operator.
     protected : str
-        Why nothing is put to sleep any more until a person clears it; empty: nodes are.
+        Why nothing is put to sleep until a person clears it; empty where nodes may be put to sleep.
     memory : NodeControllerState
-        To be kept, and given to the next cycle.
+        State to be stored, and passed to the next cycle.
     """
 
     taken_at: datetime
@@ -163,12 +163,12 @@ class NodeCycleReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing that was to be reverted is left, as far as was looked."""
+        """Whether nothing that was to be reverted is left, as far as observed."""
         return self.remaining == ()
 
 
 class NodeCycleCounts(TypedDict, total=False):
-    """The sums of a look at the nodes, as :class:`NodeCycleReport` names them."""
+    """Sums of a snapshot of nodes, with names as in :class:`NodeCycleReport`."""
 
     taken_at: Required[datetime]
     nodes: Mapping[NodePower, int]
@@ -179,14 +179,14 @@ class NodeCycleCounts(TypedDict, total=False):
 def node_cycle_counts(
     snapshot: Snapshot | None, applied: AppliedChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
 ) -> NodeCycleCounts:
-    """Return the sums of a look.
+    """Return the sums of a snapshot of nodes.
 
     Parameters
     ----------
     snapshot : Snapshot, optional
-        None: there was none; then ``at`` is all that is known.
+        Without it only ``at`` is returned.
     wanted : mapping, optional
-        As :func:`wanted_awake` gives it.
+        As from :func:`wanted_awake`.
     """
     if snapshot is None:
         return {"taken_at": at}
@@ -201,13 +201,13 @@ def node_cycle_counts(
 
 
 def power_states(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
-    """Return how many nodes are in each state of power."""
+    """Return the number of nodes in each power state."""
     found = Counter(node.power for node in nodes.values())
     return {power: found[power] for power in NodePower}
 
 
 def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedChanges) -> frozenset[str]:
-    """Return the nodes that are asleep, or falling asleep, because Helios asked for it."""
+    """Return the nodes that are asleep, or falling asleep, because of Helios."""
     ours = (row.target for row in applied.ours(NodeSetting.POWER))
     return frozenset(name for name in ours if name in nodes and nodes[name].away)
 
@@ -215,14 +215,14 @@ def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedCh
 def service_tallies(
     nodes: Mapping[str, ObservedNode], *, at: datetime, ours: frozenset[str], wanted: Mapping[str, float]
 ) -> pd.DataFrame:
-    """Count the nodes of each pool, columns of ``NODE_TALLIES``.
+    """Return the numbers of nodes of each pool, columns of ``NODE_TALLIES``.
 
     Parameters
     ----------
     ours : set of str
         Nodes asleep because of Helios.
     wanted : mapping
-        By pool, how many nodes the services wanted awake; a pool that is not named: none was asked.
+        Number of nodes that services wanted awake, by pool. A pool is missing where no service was asked.
     """
     rows = []
     by_pool: dict[str, list[ObservedNode]] = {}
@@ -250,9 +250,10 @@ def service_tallies(
 
 
 def wanted_awake(proposals: Mapping[str, RequestedChanges[str]], nodes: Mapping[str, ObservedNode]) -> dict[str, float]:
-    """Return how many nodes of each pool the first service that speaks of power wanted awake.
+    """Return the number of nodes of each pool that are wanted awake.
 
-    A service that was asked and asked for nothing wants what there is; one that only orders the filling says nothing.
+    It is that of the first service that decides about power. A service that was asked and requested nothing wants the
+    current number. One that only sets the fill order does not count.
     """
     said = next((proposal for proposal in proposals.values() if _speaks_of_power(proposal)), None)
     if said is None:

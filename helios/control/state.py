@@ -1,4 +1,7 @@
-"""The state of control between cycles, kept as text so that a restart forgets nothing."""
+"""State of control between cycles.
+
+It is stored as text, so that a restart loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from helios.control.circuit_breaker import CircuitBreaker, ServiceSuspension
 from helios.errors import MemoryDamaged
 
 EARLY = 0.1
-"""Part of its interval by which a service may be asked early: cycles do not come to the second."""
+"""Share of its interval by which a service may be asked early, because the times of cycles vary slightly."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON raises that is damaged or was written by somebody else: 1e999 for a count, 10^4 brackets."""
+"""Errors from reading damaged or foreign JSON, such as 1e999 for a count, or 10^4 brackets."""
 
 RENAMED = {"turn": "cycle", "still": "suspended", "bench": "suspension"}
-"""Keys that had another name before migration 0006, which changes columns and leaves texts as they are."""
+"""Old names of keys, before migration 0006, which changes columns but not stored texts."""
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -30,22 +33,22 @@ def _read(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
-    """What the last cycle left.
+    """State after the last cycle.
 
     Attributes
     ----------
     asked_at : mapping
-        When each service was asked last, by the time of the snapshot.
+        Time of the snapshot with which each service was asked last.
     breaker : CircuitBreaker
     suspension : ServiceSuspension
     controller : str, optional
-        Identity of the controller that answered last; None: not known.
+        Identity of the controller that answered last; None where it is not known.
     pending, nodes : int, optional
-        Records pending and nodes seen in the last answer that was believed; None: there was none.
+        Number of pending records and nodes in the last trusted snapshot; None without one.
     suspended : tuple of str
-        Reasons written down for the last suspended cycle; said once, not every minute.
+        Reasons of the last suspended cycle, which are logged once, not every minute.
     said : mapping
-        By service, digests of the refusals and failures already written down.
+        Digests of the refusals and failures already logged, by service.
     """
 
     asked_at: Mapping[str, datetime] = field(default_factory=dict)
@@ -60,13 +63,13 @@ class ControllerState:
     def is_due(self, service: str, *, every: timedelta, now: datetime) -> bool:
         """Return whether it is time to ask ``service`` again.
 
-        A clock set back makes it so.
+        It is also due if the clock was set back.
         """
         last = self.asked_at.get(service)
         return last is None or now < last or now - last >= every * (1 - EARLY)
 
     def to_json(self) -> str:
-        """Return it as JSON text."""
+        """Return the state as JSON text."""
         return json.dumps(
             {
                 "asked_at": {service: at.isoformat() for service, at in self.asked_at.items()},
@@ -82,12 +85,12 @@ class ControllerState:
 
     @classmethod
     def from_json(cls, text: str) -> ControllerState:
-        """Read what :meth:`to_json` wrote.
+        """Return the state that :meth:`to_json` wrote.
 
         Raises
         ------
         MemoryDamaged
-            It is something else. To go on with an empty memory would forget an open breaker.
+            The text is something else. To continue with an empty state would lose an open breaker.
         """
         try:
             plain = _read(text)
@@ -109,39 +112,36 @@ class ControllerState:
 
 
 def outcome_target(outcome: Outcome | NodeOutcome) -> str:
-    """Return what an outcome is about.
-
-    A job's id, or a node's name.
-    """
+    """Return the target of an outcome, a job's id or a node's name."""
     return outcome.job_id if isinstance(outcome, Outcome) else outcome.node
 
 
 def state_digest(outcome: Outcome | NodeOutcome) -> str:
-    """Return a short name of a refusal or failure.
+    """Return a short digest of a refusal or failure.
 
-    The same while nothing about it changes.
+    It is the same while nothing about it changes.
     """
     text = "\0".join((outcome.setting, outcome_target(outcome), outcome.result, outcome.remark))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-# What the node cycle takes from one cycle to the next, as text: a restart forgets no cool-down, cycle or failure.
+# State of the node cycle, stored as text, so that a restart loses no cool-down, power cycle or failure.
 
 DAY = timedelta(days=1)
 APART = timedelta(hours=1)
-"""Looks farther apart than this do not follow each other: what was idle at both may have run a job in between."""
+"""Longest time between consecutive snapshots. A node that is idle in both may otherwise have run a job in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeUp:
-    """A node that was told to wake and has not come yet.
+    """A wake that was requested and has not succeeded yet.
 
     Attributes
     ----------
     since : datetime
-        When it was told, or seen on its way.
+        When it was requested, or first observed.
     by : str
-        Who told it, for a person.
+        Who requested it, for a person.
     """
 
     since: datetime
@@ -150,10 +150,7 @@ class WakeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A node that did not wake.
-
-    When that was seen, and what was seen.
-    """
+    """A node that did not wake, with the time and a description."""
 
     node: str
     at: datetime
@@ -162,26 +159,26 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeControllerState:
-    """What the last node cycle left.
+    """State after the last node cycle.
 
     Attributes
     ----------
     cycle : ControllerState
-        What every domain remembers.
+        The part of the state that all domains have.
     looked_at : datetime, optional
-        When the nodes were looked at last; None: never.
+        Time of the last snapshot; None without one.
     idle : mapping
-        The nodes that were idle at the last look, and since which look in a row they are.
+        Nodes idle in the last snapshot, with the first consecutive snapshot in which they were.
     slept : mapping
-        When Helios put each node to sleep in the last 24 hours.
+        Times at which Helios put each node to sleep in the last 24 hours.
     wakes : mapping
-        Nodes told to wake that have not come yet.
+        Nodes whose wake was requested and has not succeeded yet.
     failures : tuple of Failure
-        Wakes that failed in the last 24 hours and that nobody has cleared.
+        Failed wakes of the last 24 hours that nobody has cleared.
     quarantined : mapping
         Nodes that failed to wake, until a person clears them.
     protected_at : datetime, optional
-        Since when nothing is put to sleep; None: it is.
+        Time since which nothing is put to sleep; None where nodes may be.
     keep_off : mapping
         Nodes that somebody woke soon after Helios had put them to sleep, and until when Helios leaves them awake.
     """
@@ -200,7 +197,7 @@ class NodeControllerState:
     def protected(self) -> str:
         """Why nothing is put to sleep any more, for a person.
 
-        Empty: it is.
+        Empty where nodes may be put to sleep.
         """
         if self.protected_at is None:
             return ""
@@ -209,21 +206,21 @@ class NodeControllerState:
         return f"protected mode since {since}: too many nodes did not wake ({failed}); no node is put to sleep"
 
     def with_slept(self, node: str, at: datetime) -> NodeControllerState:
-        """Return the memory after Helios put a node to sleep."""
+        """Return the state after Helios put a node to sleep."""
         times = self.slept.get(node, ())
         return self if at in times else replace(self, slept={**self.slept, node: (*times, at)})
 
     def with_wake(self, node: str, wake: WakeUp) -> NodeControllerState:
-        """Return the memory after a node was told to wake.
+        """Return the state after a wake of a node was requested.
 
-        The first time counts.
+        The first request counts.
         """
         return self if node in self.wakes else replace(self, wakes={**self.wakes, node: wake})
 
     def with_failure(self, failure: Failure, settings: Power) -> NodeControllerState:
-        """Return the memory after a failed wake.
+        """Return the state after a failed wake.
 
-        With too many of them it protects.
+        With too many of them protected mode begins.
         """
         failures = (*self.failures, failure)
         protects = self.protected_at is None and len(failures) >= settings.failures_to_protect
@@ -236,9 +233,9 @@ class NodeControllerState:
         )
 
     def without_the_old(self, now: datetime) -> NodeControllerState:
-        """Return the memory without what is a day old.
+        """Return the state without entries older than a day.
 
-        Quarantine and protection end by a person only.
+        Quarantine and protected mode are ended only by a person.
         """
         slept = {node: tuple(at for at in times if now - at < DAY) for node, times in self.slept.items()}
         return replace(
@@ -249,7 +246,7 @@ class NodeControllerState:
         )
 
     def to_json(self) -> str:
-        """Return it as JSON text."""
+        """Return the state as JSON text."""
         return json.dumps(
             {
                 "cycle": self.cycle.to_json(),
@@ -266,12 +263,12 @@ class NodeControllerState:
 
     @classmethod
     def from_json(cls, text: str) -> NodeControllerState:
-        """Read what :meth:`to_json` wrote.
+        """Return the state that :meth:`to_json` wrote.
 
         Raises
         ------
         MemoryDamaged
-            It is something else. To go on with an empty memory would forget a quarantine.
+            The text is something else. To continue with an empty state would lose a quarantine.
         """
         try:
             plain = _read(text)
@@ -298,15 +295,15 @@ class NodeControllerState:
 
 
 def clear_service(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
-    """Return the memory after a person looked.
+    """Return the state after a person cleared failed wakes.
 
-    What failed to wake may sleep again.
+    The nodes may be put to sleep again.
 
     Parameters
     ----------
     node : str, optional
-        Only this one: its quarantine, its failures and its hands-off end, protected mode goes on. None: all of them,
-        and protected mode ends.
+        The node to clear, with its quarantine, its failures and its ``keep_off``. Protected mode goes on. None to clear
+        all nodes and end protected mode.
     """
     if node is None:
         return replace(memory, failures=(), quarantined={}, protected_at=None, keep_off={})

@@ -1,8 +1,8 @@
-"""The daemon: when things happen, the signals, the health.
+"""Daemon with its schedule, signals, health and metrics.
 
-What happens is the business of ``helios.app``. This package is handed a
-:class:`~helios.app.cycle_summary.DaemonOperations` and calls it, keeps it from overlapping with itself, survives
-whatever it raises, and tells systemd, the log, Prometheus and a health file how it goes.
+The tasks themselves are in ``helios.app``. This package receives a :class:`~helios.app.cycle_summary.DaemonOperations`
+and calls it. It prevents overlapping runs, handles every exception, and reports the state to systemd, the log,
+Prometheus and a health file.
 """
 
 from helios.daemon.daemon import Ending, run

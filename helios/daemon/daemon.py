@@ -1,4 +1,4 @@
-"""The daemon's life from start to signal, revert and end."""
+"""Start, main loop and shutdown of the daemon."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from helios.errors import ConfigurationInvalid
 from helios.ports import Domain
 
 WRITER_S = 45.0
-"""How long the end waits for a cycle that runs, s: one call to a slow controller (slurm.timeout_s) and a little."""
+"""Longest wait for a running cycle at the end, s: one call to a slow controller (slurm.timeout_s) and a little."""
 RELEASE_S = 60.0
-"""How long reverting may last, s."""
+"""Longest time for reverting, s."""
 READER_S = 5.0
-"""How long the end waits for a reading, s; it is only reading, and begins again where it left off."""
+"""Longest wait for a running ingest at the end, s. It only reads, and continues where it stopped."""
 BIND_S = 60.0
-"""An address that another process has is tried again so often, s."""
+"""Time between attempts to bind an address that another process has, s."""
 DEAD_S = 90.0
-"""Without a heartbeat for so long the scheduler itself is dead, s."""
+"""Time without a heartbeat after which the scheduler itself counts as dead, s."""
 HEARTBEAT_S = 10.0
 
 _log = logging.getLogger("helios.daemon.daemon")
@@ -43,14 +43,14 @@ _log = logging.getLogger("helios.daemon.daemon")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the daemon ended.
+    """Result of a run of the daemon.
 
     Attributes
     ----------
     code : int
-        Exit status: 0, or 1 when something that Helios set may still stand.
+        Exit status, 1 if changes of Helios may still be applied that should be reverted, else 0.
     stuck : bool
-        A thread is still at work, and the interpreter would wait for it.
+        Whether a thread is still running, for which the interpreter would wait.
     """
 
     code: int
@@ -58,15 +58,15 @@ class Ending:
 
 
 class Notifier:
-    """The notification protocol of sd_notify(3), spoken to a service manager if one listens.
+    """Client of the notification protocol of sd_notify(3).
 
-    The package sdnotify drops a status that is not Latin-1, and never says that nobody listens.
+    The package sdnotify drops a status that is not Latin-1, and does not report that nobody listens.
 
     Parameters
     ----------
     environment : mapping
-        The process environment; ``NOTIFY_SOCKET`` names the socket (``@``: an abstract one), ``WATCHDOG_USEC`` and
-        ``WATCHDOG_PID`` whether and how often it wants to hear that Helios lives.
+        The process environment. ``NOTIFY_SOCKET`` names the socket (an abstract one with ``@``). ``WATCHDOG_USEC`` and
+        ``WATCHDOG_PID`` say whether and how often the service manager expects a sign of life.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -77,7 +77,10 @@ class Notifier:
         self.watchdog_s = int(usec) / 1e6 if ours and usec.isdecimal() else None
 
     def send(self, message: str) -> None:
-        """Send an assignment, as ``READY=1``; a manager that does not listen is logged once."""
+        """Send an assignment such as ``READY=1``.
+
+        That the service manager does not listen is logged once.
+        """
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
@@ -92,18 +95,18 @@ class Notifier:
 
 
 class Daemon:
-    """All parts of a running daemon, wired.
+    """A running daemon with all its parts.
 
     Parameters
     ----------
     tasks : DaemonOperations
-        What is done.
+        The tasks.
     settings : Settings
-        When, and where it may be looked at.
+        Intervals, address and state folder.
     nightly : bool
-        Whether the nightly analysis is this process's.
+        Whether this process does the nightly analysis.
     environment : mapping
-        Where the service manager says how it wants to be told.
+        The process environment, in which the service manager gives its socket.
     """
 
     def __init__(
@@ -148,14 +151,14 @@ class Daemon:
         self._starved = False
 
     def start(self) -> None:
-        """Serve, call, and tell the service manager.
+        """Start the server and the tasks, and notify the service manager.
 
         Raises
         ------
         DaemonRuns
-            Another daemon has the state folder.
+            Another daemon uses the state folder.
         ConfigurationInvalid
-            The address is none that this machine has.
+            The address cannot be bound.
         """
         works = {Domain.JOBS: self._tasks.cycle, Domain.NODES: self._tasks.nodes}
         domains = [domain for domain, work in works.items() if work is not None]
@@ -175,7 +178,10 @@ class Daemon:
         )
 
     def beat(self) -> None:
-        """Give a sign of life, to the service manager only while cycles make progress."""
+        """Send and store the daemon's state.
+
+        The watchdog of the service manager is notified only while cycles make progress.
+        """
         self._beaten_s = self._times.monotonic_s()
         if self._scheduler.makes_progress():
             self._notifier.send("WATCHDOG=1")
@@ -185,7 +191,7 @@ class Daemon:
             silent_s = self._scheduler.silent_for_s()
             _log.critical("no cycle has begun or ended for %.0f s: the watchdog is no longer fed", silent_s)
         if self._beaten_s >= self._bind_at_s:
-            with suppress(ConfigurationInvalid):  # it could be bound at the start, so that it may be again
+            with suppress(ConfigurationInvalid):  # the address was valid at the start, and may be again
                 self._serve()
         report = self._health.report()
         self._notifier.send(f"STATUS={report['state']}: {_headline(report)}")
@@ -193,15 +199,18 @@ class Daemon:
 
     @property
     def port(self) -> int | None:
-        """Where /metrics and /healthz are served; None if nowhere."""
+        """Port of /metrics and /healthz, or None if they are not served."""
         return None if self._server is None else self._server.port
 
     def is_dead(self) -> bool:
-        """Return whether the scheduler has stopped by itself."""
+        """Return whether the scheduler has stopped unexpectedly."""
         return self._times.monotonic_s() - self._beaten_s > DEAD_S
 
     def stop(self, *, why: str) -> Ending:
-        """Call nothing any more, wait for the task that writes, revert what was set, and end."""
+        """Stop the tasks, revert what was set, and end.
+
+        It waits for the task that writes to the cluster.
+        """
         self._notifier.send("STOPPING=1")
         self._health.ending("stopping")
         self._scheduler.stop()
@@ -217,7 +226,10 @@ class Daemon:
         return Ending(code=0 if reverted else 1, stuck=stuck)
 
     def _serve(self) -> None:
-        """Serve, unless another process has the address: metrics are no reason to leave the cluster alone."""
+        """Start the server, unless another process has the address.
+
+        A taken address is only reported, because the daemon can act without metrics.
+        """
         if not self._settings.listen or self._server is not None:
             return
         self._bind_at_s = self._times.monotonic_s() + BIND_S
@@ -231,7 +243,7 @@ class Daemon:
             self._health.note = ""
 
     def _revert(self, why: str) -> tuple[bool, bool]:
-        """Return whether all is reverted that should be, and whether a thread is stuck."""
+        """Return whether everything due was reverted, and whether a thread is stuck."""
         if not self._scheduler.writing.close(within_s=WRITER_S):
             _log.error("a cycle is stuck: nothing was reverted. What to do: run helios-release.sh")
             return False, True
@@ -253,7 +265,7 @@ class Daemon:
     def _release(self, why: str) -> bool:
         try:
             _log.info("%s", self._tasks.release(why))
-        except Exception as error:  # the process ends anyway; its last word must be what is left
+        except Exception as error:  # the process ends anyway, and must report what is left
             problem = task_error(error)
             _log.error("not all is reverted: %s", problem.line(), exc_info=error if problem.defect else None)
             return False
@@ -267,14 +279,16 @@ def run(
     nightly: bool,
     environment: Mapping[str, str],
 ) -> Ending:
-    """Do the tasks until SIGTERM or SIGINT; SIGHUP changes nothing and says so.
+    """Run the tasks until SIGTERM or SIGINT.
+
+    SIGHUP changes nothing, and is logged.
 
     Raises
     ------
     ConfigurationInvalid
-        ``daemon.listen`` is none that this machine has.
+        ``daemon.listen`` cannot be bound.
     DaemonRuns
-        Another daemon has the state folder.
+        Another daemon uses the state folder.
     """
     daemon = Daemon(tasks=tasks, settings=settings, nightly=nightly, environment=environment)
     with _signals() as signals:
@@ -298,7 +312,10 @@ def _wait_for_end(signals: SimpleQueue[int], is_dead: Callable[[], bool]) -> str
 
 @contextmanager
 def _signals() -> Iterator[SimpleQueue[int]]:
-    """Put signals in a queue; handlers, not a mask, since commands that Helios starts would inherit the mask."""
+    """Put signals into a queue.
+
+    Handlers are used instead of a signal mask, because commands that Helios starts would inherit the mask.
+    """
     queue: SimpleQueue[int] = SimpleQueue()
 
     def put(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""How the daemon fares: what it remembers of each task, and whether that is well."""
+"""Health of the daemon and of each of its tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from helios.private_files import make_folder, write_private
 
 NAME = "health.json"
 FAILURES = 3
-"""So many in a row are no accident: the daemon is not well, however lately it was."""
+"""Failures in a row after which the daemon is not healthy, however recent the last success is."""
 OF_CYCLES = ("suspended", "seconds", "modes", "breaker", "lease_held", "acted")
 OF_JOBS = ("pending", "running", "predictions", "history_read_at", "model_trained_at")
 OF_NODES = ("nodes", "by_helios", "protected", "quarantined")
-"""What the report shows of a cycle: any, one on jobs, one on nodes."""
+"""Fields in the report of any cycle, of one on jobs and of one on nodes."""
 
 _log = logging.getLogger("helios.daemon.health")
 
 
 class HealthFile:
-    """``health.json`` in the state folder, for whoever has no port to ask.
+    """The file ``health.json`` in the state folder, for readers without a port.
 
-    Replaced as a whole, so that a reader never sees half of it.
+    It is replaced atomically.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,8 +40,11 @@ class HealthFile:
         self._one_at_a_time = Lock()
 
     def write(self, report: Callable[[], Mapping[str, Any]]) -> None:
-        """Replace the file by what ``report`` says; a failure is logged once, and never raised."""
-        with self._one_at_a_time:  # the last to write asks last: "stopping" never lands on top of "stopped"
+        """Replace the file by the content of ``report``.
+
+        A failure is logged once, and never raised.
+        """
+        with self._one_at_a_time:  # the report is made under the lock, so that "stopping" never overwrites "stopped"
             problem = ""
             try:
                 make_folder(self._path.parent)
@@ -61,14 +64,14 @@ def _utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTimes:
-    """The wall clock for people and the monotonic one for lengths of time; a test hands in its own.
+    """Clocks of the tasks, which tests replace.
 
     Attributes
     ----------
     now : callable
-        Aware UTC; may jump.
+        Returns the time, aware UTC, for people. It may jump.
     monotonic_s : callable
-        Never goes back; its zero means nothing.
+        Returns monotonic time, s, for lengths of time. Its zero has no meaning.
     """
 
     now: Callable[[], datetime] = _utc_now
@@ -77,20 +80,20 @@ class TaskTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskHealth:
-    """How one task fared lately.
+    """Recent results of one task.
 
     Attributes
     ----------
     began_at, succeeded_at, failed_at : datetime, optional
-        The last time that it did; None: not since the start.
+        Last time of each; None where it has not happened since the start.
     at_work : bool
-        It runs now.
+        Whether it runs now.
     line : str
-        What it said last.
+        Its last message.
     failures : int
-        In a row.
+        Number of failures in a row.
     problem : str
-        What went wrong last; empty: it is well.
+        The last error; empty after a success.
     """
 
     began_at: datetime | None = None
@@ -103,12 +106,12 @@ class TaskHealth:
 
 
 class Health:
-    """What the daemon knows of itself; written by the tasks' threads, read by whoever asks.
+    """Health of the daemon, written by the tasks' threads and read by others.
 
     Parameters
     ----------
     lately_s : mapping of str to float
-        The tasks that must have succeeded lately for the daemon to be well, and what lately means for each, s.
+        Tasks that must have succeeded for the daemon to be healthy, and the longest time since then, s.
     times : TaskTimes
         The clocks.
     """
@@ -122,42 +125,48 @@ class Health:
         self._cycles: dict[str, CycleSummary | NodeCycleSummary] = {}
         self._ending = ""
         self.note = ""
-        """What a person should know besides, though all is well; empty: nothing."""
+        """A remark for a person that does not affect the health, or an empty text."""
 
     @property
     def stands_by(self) -> bool:
-        """Whether other processes of Helios write to this cluster, as far as the last cycles saw."""
+        """Whether this process holds no lease, by its last cycles.
+
+        Another Helios then writes to the cluster. False before the first cycle.
+        """
         cycles = list(self._cycles.values())
         return bool(cycles) and not any(cycle.lease_held for cycle in cycles)
 
     def began(self, name: str, *, at: datetime) -> None:
-        """Note that a task began."""
+        """Record that a task began."""
         self._change(name, began_at=at, at_work=True)
 
     def succeeded(self, name: str, *, at: datetime, line: str) -> None:
-        """Note that a task ended well; an empty line leaves what it said before."""
+        """Record that a task succeeded.
+
+        With an empty ``line`` its previous message stays.
+        """
         said = {"line": line} if line else {}
         self._change(name, succeeded_at=at, at_work=False, failures=0, problem="", **said)
 
     def failed(self, name: str, *, at: datetime, problem: str) -> None:
-        """Note that a task failed."""
+        """Record that a task failed."""
         self._change(name, failed_at=at, at_work=False, failures=self.of(name).failures + 1, problem=problem)
 
     def record_cycle(self, name: str, cycle: CycleSummary | NodeCycleSummary) -> None:
-        """Note the last cycle of a task."""
+        """Record the last cycle of a task."""
         self._cycles[name] = cycle
 
     def ending(self, word: str) -> None:
-        """Note that the daemon is ``stopping``, or ``stopped``."""
+        """Record that the daemon is ``stopping``, or ``stopped``."""
         self._ending = word
 
     def of(self, name: str) -> TaskHealth:
-        """Return how one task fares."""
+        """Return the recent results of one task."""
         with self._lock:
             return self._tasks.get(name, TaskHealth())
 
     def reasons(self) -> list[str]:
-        """Say why the daemon is not well; nothing if it is."""
+        """Return why the daemon is not healthy, or an empty list."""
         if self._ending:
             return [f"the daemon is {self._ending}"]
         return [reason for name in self._lately_s if (reason := self._complaint(name))]
@@ -210,7 +219,10 @@ class Health:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that JSON has: times to the second, seconds to the millisecond."""
+    """Return values that JSON supports.
+
+    Times are rounded to seconds, numbers to three decimals.
+    """
     return {name: _plain_value(value) for name, value in values.items()}
 
 

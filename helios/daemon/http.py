@@ -1,4 +1,4 @@
-"""``/metrics`` and ``/healthz`` for a scraper beside the daemon; nothing can be changed here."""
+"""HTTP server of ``/metrics`` and ``/healthz``, read-only."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from helios.errors import ConfigurationInvalid, HeliosError
 
 CONNECTION_S = 5.0
-"""A connection is closed after so long, whatever it waits for, s; a scraper on this host asks and reads at once."""
+"""Time after which a connection is closed in any case, s. A scraper on this host needs far less."""
 MOST_CONNECTIONS = 32
-"""At once. More are closed unanswered: file descriptors and threads are the cycles'."""
+"""Largest number of connections at once. More are closed, because the cycles need file descriptors and threads."""
 
 _log = logging.getLogger("helios.daemon.http")
 
 
 class AddressTaken(HeliosError):
-    """Another process listens there."""
+    """Error about an address on which another process listens."""
 
 
 def parse_address(listen: str) -> tuple[str, int]:
-    """Read ``HOST:PORT``; an IPv6 host stands in brackets.
+    """Parse an address into host and port.
+
+    Its form is ``HOST:PORT``, with an IPv6 host in brackets.
 
     Raises
     ------
     ConfigurationInvalid
-        It has another form.
+        The text has another form.
     """
     parts = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):(\d{1,5})", listen)
     if parts is None or int(parts[3]) > 65_535:
@@ -51,16 +53,16 @@ def parse_address(listen: str) -> tuple[str, int]:
 
 
 class Server:
-    """A server of metrics and health in threads of its own.
+    """HTTP server of metrics and health, in its own threads.
 
     Parameters
     ----------
     listen : str
-        ``HOST:PORT``; port 0 takes a free one.
+        ``HOST:PORT``, with port 0 for a free one.
     registry : CollectorRegistry
-        What ``/metrics`` shows.
+        Metrics for ``/metrics``.
     health : callable
-        What ``/healthz`` shows: 200 if its ``healthy`` is true, else 503.
+        Returns the report for ``/healthz``. The status is 200 if its ``healthy`` is true, else 503.
 
     Raises
     ------
@@ -91,7 +93,7 @@ class Server:
         _log.info("serves /metrics and /healthz on %s port %d", host, self.port)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -119,10 +121,13 @@ def _application(registry: CollectorRegistry, health: Callable[[], dict[str, Any
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Answers each connection in a thread, few at once and none for long; prometheus-client's server bounds neither."""
+    """Threaded server that bounds the number and length of connections.
+
+    prometheus-client's own server bounds neither.
+    """
 
     daemon_threads = True
-    request_queue_size = 128  # with socketserver's 5, a flood costs a scraper seconds before it is heard
+    request_queue_size = 128  # with socketserver's 5, a flood of connections delays a scraper by seconds
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self._ends_s: dict[socket.socket, float] = {}
@@ -130,7 +135,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        # Not HTTPServer's: it asks the name service who it is, and a dead name service would hold up the start.
+        # Not HTTPServer's, which looks up the host's name: without a name service this would delay the start.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -167,7 +172,7 @@ class _Handler(WSGIRequestHandler):
     timeout = CONNECTION_S
 
     def get_stderr(self) -> TextIO:
-        # wsgiref writes a traceback there when a client stops reading; whoever may connect could fill the journal.
+        # wsgiref writes a traceback there when a client stops reading, so that any client could fill the journal.
         return StringIO()
 
     def log_message(self, format: str, *args: object) -> None:

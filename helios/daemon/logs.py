@@ -1,4 +1,4 @@
-"""Log lines for a person, or one JSON object each, on standard error."""
+"""Logging to standard error, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Literal, TextIO
 from helios.config import without_password
 
 QUIET = ("apscheduler", "alembic", "matplotlib", "numba")
-"""Libraries that tell every step of theirs; the daemon's own listeners say what matters."""
+"""Libraries that log every step. The daemon's own listeners log the important events."""
 
 
 def start_logs(form: Literal["text", "json"], *, stream: TextIO, level: int = logging.INFO) -> None:
-    """Send all logs to ``stream`` in the chosen form; calling again replaces what was chosen before."""
+    """Send all logs to ``stream`` in the chosen form.
+
+    Calling it again replaces the earlier choice.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -25,10 +28,10 @@ def start_logs(form: Literal["text", "json"], *, stream: TextIO, level: int = lo
 
 
 class LineFormatter(logging.Formatter):
-    """A line for each record.
+    """Formatter with one line for each record.
 
-    As text ``2026-11-21T02:30:00Z WARNING cycle: what happened``, and a traceback on lines of its own; as JSON one
-    object with time, level, source, message, and traceback where there is one.
+    A text line is like ``2026-11-21T02:30:00Z WARNING cycle: what happened``, with a traceback on separate lines. A
+    JSON line is one object with time, level, source, message, and traceback where there is one.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -38,9 +41,9 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without passwords."""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        # Of Helios itself the last word of the logger's name, as helios.daemon.cycle: cycle.
+        # For Helios' own loggers, the last word of the name: cycle for helios.daemon.cycle.
         source = record.name.rpartition(".")[2] if record.name.startswith("helios.") else record.name
-        # In one line: a job's name with a line break in it must not forge a second one.
+        # On one line, because a job's name with a line break must not forge a second record.
         message = "".join(sign if sign.isprintable() else " " for sign in _masked(record.getMessage())).strip()
         trace = _masked(self.formatException(record.exc_info)) if record.exc_info else ""
         if not self._as_json:

@@ -1,4 +1,7 @@
-"""Prometheus metrics of decisions, predictions and the daemon itself; jobs and nodes Slurm exports."""
+"""Prometheus metrics of decisions, predictions and the daemon itself.
+
+Metrics of jobs and nodes come from Slurm's own exporters.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """Figures of one daemon, in a registry of their own.
+    """Metrics of one daemon, in their own registry.
 
     Attributes
     ----------
     registry : CollectorRegistry
-        What ``/metrics`` shows.
+        Registry for ``/metrics``.
     """
 
     def __init__(self, *, times: TaskTimes) -> None:
@@ -60,7 +63,7 @@ class Metrics:
         self._quarantined = gauge("helios_nodes_quarantined", "Nodes that failed to wake and are left alone")
 
     def record_cycle(self, cycle: CycleSummary | NodeCycleSummary) -> None:
-        """Count a cycle and show its state."""
+        """Count a cycle and set the gauges of its state."""
         outcome = "suspended" if cycle.suspended else "acted" if cycle.acted else "quiet"
         for tally in cycle.tallies:
             labels = {"service": tally.service, "mode": str(tally.mode), "result": tally.result.value}
@@ -87,15 +90,15 @@ class Metrics:
         self._suspended.set(bool(cycle.suspended))
 
     def succeeded(self, task: str, *, at: datetime) -> None:
-        """Note when a task last ended well."""
+        """Record when a task last succeeded."""
         self._success.labels(task=task).set(at.timestamp())
 
     def failed(self, task: str) -> None:
-        """Count a failure."""
+        """Count a failure of a task."""
         self._failures.labels(task=task).inc()
 
     def left_out(self, task: str) -> None:
-        """Count a time that was left out, since the task or another was still at work."""
+        """Count a skipped run of a task, because work was still going on."""
         self._left_out.labels(task=task).inc()
 
     def _age_s(self, moment: Callable[[CycleSummary], datetime | None]) -> float:

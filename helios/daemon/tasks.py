@@ -1,9 +1,8 @@
-"""The daemon's tasks, called by APScheduler when their time has come.
+"""The daemon's tasks, called by APScheduler.
 
-Three rules keep it harmless. A task never overlaps with itself, and the tasks that write to the cluster or to the
-hook's table never overlap with each other: they share one worker and one section. Times that were missed are never
-made up for, only the last of them counts: a task looks at the world as it is when it runs. Nothing that a task raises
-ends the process.
+Three rules apply. A task never overlaps with itself, and the tasks that write to the cluster or to the hook's table
+never overlap with each other: they share one worker and one exclusive section. Missed runs are not repeated, since a
+task works with the state at the time when it runs. No exception of a task ends the process.
 """
 
 from __future__ import annotations
@@ -34,25 +33,26 @@ from helios.daemon.metrics import Metrics
 from helios.errors import HeliosError
 
 MOST_WAIT_S = 300.0
-"""Longest wait between tries, s. After a repair nobody should wait for Helios longer than for a cup of coffee."""
+"""Longest wait between tries, s. After a repair Helios should work again within minutes."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 DAY_S = 86_400.0
 NIGHT_GRACE_S = 6 * 3600
-"""A nightly analysis that could not begin in its hour (a suspended machine) still begins this much later, s: by
-breakfast; after that the next night is near enough."""
+"""Longest delay of a nightly analysis that could not begin in time (a suspended machine), s. After that it waits for
+the next night."""
 NIGHT_REST_S = 12 * 3600
-"""Where clocks are set back, half past two comes twice in one night."""
+"""Least time between two nightly analyses, s. Where clocks are set back, 02:30 occurs twice in one night."""
 NEVER_AGAIN_S = 36_500 * DAY_S
-"""When the hook comes again by itself: never, s. A job that had no next time would be taken out of the scheduler's
-store, and APScheduler 3.11 looks for it in the wrong place where :meth:`TaskScheduler.stop` comes at that moment."""
+"""Interval of the hook's task, s, which means never. A job without a next run would be removed from the scheduler's
+store, and APScheduler 3.11 looks for it in the wrong place if :meth:`TaskScheduler.stop` is called at that moment."""
 
 _log = logging.getLogger("helios.daemon.tasks")
 
 
 class ExclusiveSection:
-    """A section that one task at a time may enter, until it is closed for good.
+    """Section that one task at a time may enter, until it is closed.
 
-    APScheduler alone does not do it: its shutdown waits for ever or not at all, and still runs what was submitted.
+    APScheduler alone is not sufficient: its shutdown waits either for ever or not at all, and still runs what was
+    submitted.
     """
 
     def __init__(self) -> None:
@@ -61,31 +61,34 @@ class ExclusiveSection:
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
-        """Wait for the task inside, then enter; False if the section was closed meanwhile."""
+        """Wait for the task inside, then enter.
+
+        Yields False if the section was closed meanwhile.
+        """
         with self._inside:
             yield not self._closed
 
     def close(self, *, within_s: float) -> bool:
-        """Let no task in any more, and return whether the one inside left in time."""
+        """Close the section, and return whether the task inside left in time."""
         self._closed = True
         left = self._inside.acquire(timeout=within_s)
         if left:
-            self._inside.release()  # who waits to enter finds it closed
+            self._inside.release()  # a task that waits to enter finds it closed
         return left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskError:
-    """Why a task could not be done.
+    """Error of a task, as it is reported to the operator.
 
     Attributes
     ----------
     message, hint : str
         What happened, and what to try next.
     defect : bool
-        Helios did not raise it on purpose: the traceback belongs in the log.
+        Whether it is a defect of Helios, so that the traceback is logged.
     at_once : bool
-        Nothing was tried that waiting would spare: the next run comes at its next time, however often it failed.
+        Whether the next run comes at its regular time, without a growing pause, because nothing was tried.
     """
 
     message: str
@@ -100,7 +103,7 @@ class TaskError:
 
 
 def task_error(error: Exception) -> TaskError:
-    """Return what an error means to the operator."""
+    """Convert an exception into an error for the operator."""
     if isinstance(error, HeliosError):
         return TaskError(message=error.message, hint=error.hint, at_once=isinstance(error, CycleUnderWay))
     if isinstance(error, MemoryError):
@@ -121,15 +124,18 @@ def task_error(error: Exception) -> TaskError:
 
 
 def error_kind(line: str) -> str:
-    """Return a line without its figures, so that waits of 30.1 s and 30.2 s are the same problem."""
+    """Return a line with its numbers replaced.
+
+    So waits of 30.1 s and 30.2 s are the same problem.
+    """
     return re.sub(r"\d[\d.,]*", "#", line)
 
 
 def backoff_s(failures: int, *, interval_s: float) -> float:
-    """Return how long a task waits after so many failures in a row, s.
+    """Return the pause of a task after so many failures in a row, s.
 
-    One interval, then two, four, eight, but never longer than ``MOST_WAIT_S`` or one interval. Not tenacity's, which
-    calls again by itself: here the scheduler does.
+    It is one interval, then two, four, eight, but never longer than ``MOST_WAIT_S`` or one interval. tenacity is not
+    used, because it calls a function again itself, whereas here the scheduler does.
     """
     return min(interval_s * 2.0 ** min(failures - 1, 20), max(MOST_WAIT_S, interval_s))
 
@@ -137,22 +143,22 @@ def backoff_s(failures: int, *, interval_s: float) -> float:
 class Task:
     """One task as the scheduler calls it.
 
-    It never raises, waits longer the more often it fails, and says each problem once.
+    It never raises, waits longer the more often it fails, and logs each problem once.
 
     Parameters
     ----------
     name : str
         Name in logs, health and metrics.
     work : callable
-        Does it once; returns a line for the log, or nothing worth a line.
+        Runs the task once, and returns a line for the log or an empty text.
     interval_s : float
         Time between runs, s.
     section : ExclusiveSection
         Shared by tasks that must not run at the same time.
     rest_s : float, optional
-        It does not run again so soon after a success, s.
+        Least time from the start of a successful run to the next run, s.
     repeats : bool, optional
-        Whether a line that differs from the last in figures only is worth a line.
+        Whether to log a line that differs from the last one in numbers only.
     """
 
     def __init__(
@@ -181,7 +187,10 @@ class Task:
         self._overlap_logged = False
 
     def tick(self) -> bool:
-        """Run, unless the section is closed or it is too early, and return whether that went well."""
+        """Run the task if it is due, and return whether it succeeded.
+
+        It does not run while the section is closed or a pause lasts.
+        """
         with self._section.entered() as may_run:
             self._moved_s = self._times.monotonic_s()
             done = may_run and self._moved_s >= self._not_before_s and self._run()
@@ -190,18 +199,21 @@ class Task:
             return done
 
     def silent_for_s(self) -> float:
-        """Return for how long it has neither begun nor ended a tick, s."""
+        """Return the time since a tick last began or ended, s."""
         return self._times.monotonic_s() - self._moved_s
 
     def report_overlap(self) -> None:
-        """Count a time that came while it was still at work, and log the first of each run."""
+        """Count a run that was skipped because the task was still running.
+
+        The first one of each run is logged.
+        """
         self._metrics.left_out(self.name)
         if not self._overlap_logged:
             self._log.warning("still at work after %.0f s: this time is left out", self.silent_for_s())
         self._overlap_logged = True
 
     def report_late(self) -> None:
-        """Count a time that came and went while another task was at work."""
+        """Count a run that was skipped because another task was running."""
         self._metrics.left_out(self.name)
         self._log.warning("its time passed while another task was at work: left out until the next")
 
@@ -210,7 +222,7 @@ class Task:
         self._health.began(self.name, at=self._times.now())
         try:
             line = self._work()
-        except Exception as error:  # whatever it is, the next run comes and the process lives
+        except Exception as error:  # no exception may end the process
             self._fail(error, began_s=began_s)
             return False
         if self._failures:
@@ -234,19 +246,21 @@ class Task:
             self._failing_since_s = began_s
         self._last_problem, self._failures = problem.message, self._failures + 1
         wait_s = backoff_s(1 if problem.at_once else self._failures, interval_s=self._interval_s)
-        # Half an interval early: a tick that comes a moment before its time is not to be lost.
+        # Half an interval early, so that a tick slightly before its time is not lost.
         self._not_before_s = began_s + wait_s - self._interval_s / 2
         self._health.failed(self.name, at=self._times.now(), problem=problem.line())
         self._metrics.failed(self.name)
 
 
 class StateChangeLog:
-    """Logs when Helios is suspended, why, and when it goes on, once each.
+    """Log of when and why Helios is suspended, and when it resumes.
+
+    Each change is logged once.
 
     Parameters
     ----------
     task : str
-        Whose cycles: ``cycle`` or ``nodes``, as the log has it.
+        The task whose cycles are logged, ``cycle`` or ``nodes``.
     """
 
     def __init__(self, task: str = "cycle") -> None:
@@ -256,7 +270,7 @@ class StateChangeLog:
         self._held: bool | None = None
 
     def record(self, cycle: CycleSummary | NodeCycleSummary) -> None:
-        """Log what differs from the cycle before."""
+        """Log the differences from the previous cycle."""
         held, self._held = self._held, cycle.lease_held
         if not cycle.lease_held and held is not False:
             self._log.warning(
@@ -278,18 +292,18 @@ class StateChangeLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When things happen.
+    """Times of the daemon's tasks.
 
     Attributes
     ----------
     cycle_s, ingest_s : float
-        Time between cycles, and between readings, s.
+        Time between cycles, and between readings of history, s.
     nightly : str, optional
-        Local time of the nightly analysis, HH:MM; None: somebody else sees to it.
+        Local time of the nightly analysis, HH:MM. None where this process does not do it.
     heartbeat_s : float
-        Time between two signs of life, s.
+        Time between two heartbeats, s.
     zone : ZoneInfo, optional
-        What local time is; None: the machine's.
+        Zone of local time; None for the machine's.
     """
 
     cycle_s: float
@@ -299,33 +313,36 @@ class Schedule:
     zone: ZoneInfo | None = None
 
     def lately_s(self, *, tasks: Iterable[str] = ("cycle", "ingest")) -> dict[str, float]:
-        """Return how long ago each task that the health rests on may have succeeded: three times, and a minute."""
+        """Return the longest healthy time since each task's last success, s.
+
+        It is three intervals and a minute.
+        """
         every_s = {"cycle": self.cycle_s, "nodes": self.cycle_s, "ingest": self.ingest_s}
         return {name: 3 * every_s[name] + 60 for name in tasks}
 
     def stuck_s(self) -> float:
-        """Return after how long without a sign of progress cycles are stuck.
+        """Return the time without progress after which cycles count as stuck, s.
 
-        A slow cycle is none: each call to the cluster is bounded by slurm.timeout_s, and a cycle makes several.
+        A slow cycle is not stuck: each call to the cluster is bounded by slurm.timeout_s, and a cycle makes several.
         """
         return max(5 * self.cycle_s, 300)
 
 
 class TaskScheduler:
-    """Calls the tasks when their time has come.
+    """Scheduler that calls the tasks at their times.
 
     Parameters
     ----------
     tasks : DaemonOperations
-        What is called.
+        The tasks.
     schedule : Schedule
-        When.
+        Their times.
     beat : callable
-        Called every ``heartbeat_s`` by a thread of its own.
+        Called every ``heartbeat_s`` in a separate thread.
     paused : callable
-        Whether somebody paused Helios by file.
+        Returns whether Helios is paused by a file.
     health, metrics, times
-        Where it is written down how it goes.
+        Records of the tasks' results, and the clocks.
     """
 
     def __init__(
@@ -371,7 +388,10 @@ class TaskScheduler:
         self._scheduler.add_listener(self._report, EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
 
     def start(self) -> None:
-        """Begin; the first cycle and the first reading at once."""
+        """Start the scheduler.
+
+        The first cycle and the first reading come at once.
+        """
         schedule = self._schedule
         for name, cycle in self.cycles.items():
             self._add(name, cycle.tick, worker="writes", every_s=schedule.cycle_s)
@@ -390,34 +410,46 @@ class TaskScheduler:
         self._scheduler.start()
 
     def read(self) -> None:
-        """Read what ended; after it the hook's table is due."""
+        """Read ended jobs, and then update the hook's table."""
         if self.ingest is not None and self.ingest.tick():
             self._publish_hook()
 
     def analyse(self) -> None:
-        """Do the nightly analysis; after it the hook's table is due."""
+        """Run the nightly analysis, and then update the hook's table."""
         if self.nightly.tick():
             self._publish_hook()
 
     def due(self) -> dict[str, datetime]:
-        """Return when each task that has its times is called next; nothing before the start."""
+        """Return the next time of each scheduled task.
+
+        It is empty before the start.
+        """
         jobs = [job for job in self._scheduler.get_jobs() if job.id != self.hook.name]
         return {job.id: job.next_run_time for job in jobs if getattr(job, "next_run_time", None)}
 
     def makes_progress(self) -> bool:
-        """Return whether cycles begin and end; those that fail do too."""
+        """Return whether cycles begin and end.
+
+        Failing cycles count too.
+        """
         return self.silent_for_s() < self._schedule.stuck_s()
 
     def silent_for_s(self) -> float:
-        """Return for how long no cycle has begun or ended of the kind that has been silent longest, s."""
+        """Return the longest time since a cycle of any domain began or ended, s."""
         return max((cycle.silent_for_s() for cycle in self.cycles.values()), default=0.0)
 
     def stop(self) -> None:
-        """Call nothing any more; what runs, runs on."""
+        """Stop the scheduler.
+
+        Running tasks go on.
+        """
         self._scheduler.shutdown(wait=False)
 
     def close_readers(self, *, within_s: float) -> bool:
-        """Wait for the reading and the nightly analysis that run, and return whether they ended."""
+        """Wait for the running reading and nightly analysis.
+
+        Returns whether they ended in time.
+        """
         return self._reading.close(within_s=within_s) and self._nights.close(within_s=within_s)
 
     def _add(
@@ -430,8 +462,8 @@ class TaskScheduler:
             executor=worker,
             next_run_time=datetime.now(self._scheduler.timezone),
             replace_existing=True,
-            # It may begin one interval late: after that its next time has come anyway. After a machine slept, the last
-            # of the missed times is younger than that, and is caught up with at once.
+            # It may begin one interval late, since after that its next time has come anyway. After a machine was
+            # suspended, the last of the missed times is more recent than that, so that the task runs at once.
             misfire_grace_time=max(math.ceil(every_s if grace_s is None else grace_s), 1),
         )
 
@@ -444,8 +476,8 @@ class TaskScheduler:
         except CycleUnderWay as held:
             if not self._paused():
                 raise
-            # Reverting without the lock is as safe as helios pause, which does not wait for ever either: whoever takes
-            # a cycle sees the file too.
+            # Reverting without the lock is as safe as in helios pause, which does not wait for ever either, because any
+            # process that begins a cycle sees the file too.
             reverted = self._release("paused by file, while another process keeps cycles away")
             raise CycleUnderWay(f"{held.message} Helios is paused: {reverted}.", hint=held.hint) from held
         self._health.record_cycle(name, summary)
@@ -464,9 +496,9 @@ class TaskScheduler:
         return summary.line() if worth_a_line else ""
 
     def _outcomes_changed(self, summary: CycleSummary) -> bool:
-        """Return whether services met another answer than in the cycle before.
+        """Return whether the outcomes of services differ from the previous cycle.
 
-        What stays as it is belongs in health and metrics: a line for each cycle would bury the others.
+        Constant outcomes are visible in health and metrics. A line for each cycle would hide other log lines.
         """
         before = self._outcomes
         self._outcomes = frozenset(

@@ -1,8 +1,9 @@
-"""Bursts: many like jobs of one person in one go, of which a few teach nearly all there is to learn.
+"""Bursts of alike jobs from one user.
 
-A campaign's jobs are one experiment many times over: n of them should count for about as much as sqrt(n) others. They
-can be weighted, or all but about sqrt(n) be left out. Leaving out trains as well where it was tried and several times
-faster: fewer rows, and LightGBM's quantile objective sorts every leaf anew in each round only where rows are weighted.
+The jobs of a burst are one experiment many times over, so that n of them should count for about as much as sqrt(n)
+other jobs. They can be weighted, or all but about sqrt(n) can be left out. Leaving out trained as well in the
+experiments and several times faster: there are fewer rows, and LightGBM's quantile objective sorts every leaf anew in
+each round only where rows are weighted.
 """
 
 from __future__ import annotations
@@ -19,26 +20,25 @@ from helios.predict.causal_stats import NEVER_S, REQUEST, USER_SIZE
 from helios.predict.job_table import JobTable
 
 BURST_GAP_S = 6 * 3600
-"""Like jobs further apart than this are another burst."""
+"""Longest gap within a burst, s."""
 STRANGERS_GAP_S = 600
-"""The same where the user is not known."""
+"""Longest gap within a burst of unknown users, s."""
 KEPT = 2.0
-"""Of a burst of n jobs at most this times sqrt(n) are kept; 1, 2 and 4 were tried: docs/experiments.md."""
+"""At most this times sqrt(n) jobs of a burst of n are kept. 1, 2 and 4 were tried: docs/experiments.md."""
 
 
 def without_repeats(
     rows: NDArray[np.int64], *, groups: NDArray[np.int32], submitted_s: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return those of ``rows`` to learn from, in their order.
+    """Return the rows to learn from, with long bursts thinned.
 
-    Of a long burst a few, spread evenly over it.
-
-    Of unknown users only what comes at once is a burst: strangers' jobs that are alike never pause for long.
+    The order is kept. The jobs kept of a burst are spread evenly over it. For unknown users the gap is shorter, since
+    alike jobs of many unknown users never pause for long.
 
     Parameters
     ----------
     rows : int64 array of shape (n_rows,)
-        Jobs by their place in the other arrays.
+        Positions of jobs in the other arrays.
     groups : int32 array of shape (n_jobs, n_levels)
         As :func:`helios.predict.job_table.group_columns` makes them.
     submitted_s : int64 array of shape (n_jobs,)
@@ -52,17 +52,17 @@ def without_repeats(
 
 
 def similar_names(groups: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return with whom each job can share a burst.
+    """Return the group within which each job can be in a burst.
 
-    Of its user, size and limit; of an unknown user, of its request.
+    It is the user's group of the same size and limit, or for an unknown user that of the same request.
     """
     return np.where(groups[:, USER_SIZE] >= 0, groups[:, USER_SIZE], groups[:, REQUEST])
 
 
 def find_bursts(alike: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each job's burst, numbered from 0 in the order in which they appear.
+    """Return each job's burst, numbered from 0 in order of appearance.
 
-    A burst are jobs with the same ``alike``, each submitted within ``BURST_GAP_S`` of the one before.
+    A burst has jobs with the same ``alike``, each submitted within ``BURST_GAP_S`` of the one before.
     """
     burst, _ = _burst_and_place(alike, submitted_s, np.full(len(alike), BURST_GAP_S))
     return np.asarray(pd.factorize(burst)[0], dtype=np.int64)
@@ -71,7 +71,10 @@ def find_bursts(alike: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDA
 def _burst_and_place(
     alike: NDArray[np.int32], submitted_s: NDArray[np.int64], gap_s: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each job's burst, and its place in it by submission, both from 0."""
+    """Return each job's burst and its position in it, both from 0.
+
+    Positions are in the order of submission.
+    """
     order = np.lexsort((submitted_s, alike))
     another = np.diff(alike[order], prepend=-1) != 0
     apart = np.diff(submitted_s[order], prepend=submitted_s[order[:1]]) > gap_s[order]
@@ -82,12 +85,12 @@ def _burst_and_place(
     return burst, place
 
 
-# What running jobs tell about a job that waits: those submitted with it and alike, seen as far as they have run.
+# Update of a waiting job's prediction by its siblings: alike jobs that were submitted with it and have run for a while.
 #
 # Jobs come in bursts, and the jobs of a burst run alike, more than anything known at submission says. When some of a
-# burst have run for ten hours, the others will hardly take five minutes, though none has ended and taught it. A run
-# that has not ended says that the run time is longer than it has lasted (a censored observation; Tobin, "Estimation
-# of relationships for limited dependent variables", Econometrica 26, 1958).
+# burst have run for ten hours, the others will hardly take five minutes, even if none has ended yet. A run that has not
+# ended shows that its run time is longer than its age (a censored observation; Tobin, "Estimation of relationships for
+# limited dependent variables", Econometrica 26, 1958).
 #
 # The model, in log time: a burst has its own typical run time, drawn around the predicted median; its jobs scatter
 # around that. The posterior is summed on a grid, so nothing has to converge.
@@ -95,24 +98,24 @@ def _burst_and_place(
 SIBLING_GAP_S = 60
 """Longest gap between two submissions of one burst."""
 SIBLINGS = 8
-"""How many of a burst are looked at, the last submitted before the job; more changed nothing (tried: 16)."""
+"""Siblings that are used, the last ones submitted before the job. More (16) made no difference."""
 LOOK_BACK = 400
-"""How many submissions are looked through for them, those that still wait included: it bounds the cost of an answer."""
+"""Earlier submissions among which siblings are searched, including waiting ones. It bounds the cost of a prediction."""
 SPREAD = 0.7
-"""Standard deviation of log run time within a burst: a factor of two either way."""
+"""Standard deviation of log run time within a burst, a factor of two either way."""
 LEAST_DOUBT = 2.0
-"""Standard deviation of a burst's typical log run time around its prediction, at least: bursts of thousand-fold length
-were predicted as short ones, and an interval that is too narrow would not let them be seen as what they are."""
+"""Least standard deviation of a burst's typical log run time around its prediction. Bursts a thousand times as long as
+predicted occurred, and with a narrow interval their running jobs could not correct the prediction."""
 SAY = 0.5
-"""How much siblings have to say beside what is predicted without them, in log time. At the start of the last 30 % of
-KTH and SDSC-BLUE 0, a half and 1 order .807 / .789, .808 / .794 and .806 / .793; on Philly the share of the oracle's
-gain in a replay is .85 with a half and with 1."""
+"""Weight of the siblings' estimate against the prediction without them, in log time. At the start of the last 30 % of
+KTH and SDSC-BLUE the rank correlations with 0, 0.5 and 1 are .807 / .789, .808 / .794 and .806 / .793. On Philly the
+share of the oracle's gain in a replay is .85 with 0.5 and with 1."""
 _GRID, _REACH = 41, 4.0
 _Z90 = 1.2815515655446004
 
 
 class BurstUpdate:
-    """Knows which jobs came in a burst, and revises predictions by how long those of it have run.
+    """Updater of predictions from the running jobs of the same burst.
 
     Parameters
     ----------
@@ -140,17 +143,17 @@ class BurstUpdate:
         since_s: NDArray[np.int64],
         log_run: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return p10, p50 and p90 of ``jobs`` in the light of their siblings.
+        """Return p10, p50 and p90 of ``jobs``, updated by their siblings.
 
-        Without any, as they are.
+        Predictions of jobs without siblings are unchanged.
 
         Parameters
         ----------
         quantiles : array of shape (len(jobs), 3)
-            What is predicted of them, s.
+            Their predictions, s.
         submitted_s, since_s, log_run : arrays of shape (n_jobs,)
-            Of all jobs: submission; since when each runs now (NEVER_S: it does not), s since the epoch; log1p of the
-            run time of those known to have ended, NaN of all others.
+            Submission and current start of all jobs, s since the epoch (``NEVER_S`` for a job that does not run), and
+            log1p of the run time of jobs known to have ended, NaN for all others.
         """
         ended_s = np.where(np.isnan(log_run), NEVER_S, 0)  # whatever has a known run time here has ended by now
         return self._revised(quantiles, jobs, np.full(len(jobs), now_s), submitted_s, since_s, ended_s, log_run)
@@ -158,7 +161,10 @@ class BurstUpdate:
     def revised_at_start(
         self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64], table: JobTable
     ) -> NDArray[np.float64]:
-        """Do as :meth:`revised` does in a recorded history, for each of ``jobs`` as of its own start."""
+        """Return predictions of ``jobs`` of a recorded history, updated at their starts.
+
+        The update is that of :meth:`revised`, with the state of the other jobs at the start of each.
+        """
         log_run = np.log1p(table.run_time_s)
         when = table.submitted_s, table.started_s, table.ended_s
         return self._revised(quantiles, jobs, table.started_s[jobs], *when, log_run)
@@ -209,7 +215,7 @@ def _revise(  # noqa: PLR0917 - numba kernels are called by position
 
 @inline_jit
 def _expect(quantiles: Any, typical: Any, weight: Any) -> None:
-    """Lay the grid around the predicted median, with log weights of a normal distribution."""
+    """Set the grid around the predicted median, with normal log weights."""
     low, middle, high = np.log1p(quantiles[0]), np.log1p(quantiles[1]), np.log1p(quantiles[2])
     doubt = max((high - low) / (2.0 * _Z90), LEAST_DOUBT)
     for step in range(len(typical)):
@@ -219,23 +225,26 @@ def _expect(quantiles: Any, typical: Any, weight: Any) -> None:
 
 @inline_jit
 def _see(typical: Any, weight: Any, log_run: float) -> None:
-    """Weigh in a sibling that ended."""
+    """Update the weights with a sibling that has ended."""
     for step in range(len(typical)):
         weight[step] -= 0.5 * ((log_run - typical[step]) / SPREAD) ** 2
 
 
 @inline_jit
 def _see_running(typical: Any, weight: Any, log_lasted: float) -> None:
-    """Weigh in a sibling that has run so long and goes on."""
+    """Update the weights with a sibling that is still running."""
     for step in range(len(typical)):
         z = (log_lasted - typical[step]) / SPREAD
-        # Far out the tail of the normal distribution is too small for a float; its expansion there is not.
+        # Far in the tail erfc underflows, but the logarithm of its expansion does not.
         weight[step] += math.log(0.5 * math.erfc(z / math.sqrt(2.0))) if z < 8.0 else -0.5 * z * z - math.log(z) - 0.92
 
 
 @inline_jit
 def _conclude(quantiles: Any, typical: Any, weight: Any, say: float) -> None:
-    """Draw the quantiles towards those of one more run of the burst, read off the weighted grid."""
+    """Move the quantiles towards those of a further run of the burst.
+
+    The latter are computed from the weighted grid.
+    """
     top, total, mean, squares = weight.max(), 0.0, 0.0, 0.0
     for step in range(len(typical)):
         share = math.exp(weight[step] - top)

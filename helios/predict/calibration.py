@@ -1,20 +1,20 @@
-"""Prediction intervals that hold.
+"""Online calibration of prediction intervals.
 
-Ends of jobs move p10 and p90 to where they cover as often as they say.
+After each end p10 and p90 are moved, so that they cover as often as they should.
 
-Quantiles as learned cover too little: work drifts, new users come, one array is no sample. Here each side of the
-interval has an offset for all jobs, one for each group a job is in (new user, burst, large) and one for its user;
-their sum moves the bound. When a job ends, every offset that moved it takes a step: up by what may miss if the run time
-lies outside, down by a little if inside. So each group, not only the whole, comes to miss as often as it should, and
-goes on doing so under drift: subgradient descent on the pinball loss over group memberships. Sources: Gibbs and Candes
-2021 (arXiv:2106.00170, the step), Gibbs, Cherian and Candes 2023 (arXiv:2305.12616, groups), Angelopoulos, Jordan and
-Tibshirani 2025 (arXiv:2501.08330, why it holds for any order of jobs).
+Trained quantiles cover too little, because the workload drifts, new users come, and one array is no sample. Here each
+side of the interval has an offset for all jobs, one for each group of the job (new user, burst, large) and one for its
+user; their sum moves the bound. When a job ends, every offset that moved it takes a step: up by the nominal coverage if
+the run time lies outside, down by a little if inside. So each group, not only the whole, comes to miss as often as it
+should, and goes on doing so under drift: subgradient descent on the pinball loss over group memberships. Sources: Gibbs
+and Candes 2021 (arXiv:2106.00170, the step), Gibbs, Cherian and Candes 2023 (arXiv:2305.12616, groups), Angelopoulos,
+Jordan and Tibshirani 2025 (arXiv:2501.08330, why it holds for any order of jobs).
 
-Two departures. Whether a run time lies outside is asked of the offsets as they are at its end, not at its submission:
-a thousand jobs submitted at once would else overshoot a thousand times. And the n-th end of a burst moves the offsets
-by 1/sqrt(n) only (a tenth at least), for a burst is one experiment many times over.
+Two departures. Whether a run time lies outside is decided by the offsets at its end, not at its submission. Otherwise a
+thousand jobs submitted at once would overshoot a thousand times. And the n-th end of a burst moves the offsets by only
+1/sqrt(n) (a tenth at least), because a burst is one experiment many times over.
 
-Strictly causal: an interval rests on ends before the job's submission. The median is left alone.
+It is strictly causal: an interval depends on ends before the job's submission. The median is not changed.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from helios.jit import cached_jit, inline_jit
 from helios.predict.causal_stats import COLUMN, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE
 
 GROUPS = ("all", "new user", "burst", "more than 8 GPUs", "more than 8 CPUs, no GPU")
-"""Whose intervals are kept right, each for itself, besides each user's."""
+"""Groups whose intervals are calibrated separately, besides each user's."""
 
-# How often a run time may lie below p10 and above p90. The upper bound is the one that plans rest on, and its misses
-# come late (a long job is long unknown), so it is asked for a little more, and the lower bound pays for it.
+# How often a run time may lie below p10 and above p90. Schedules depend on the upper bound, and its misses are known
+# late (a long job ends late), so that it has a little less to miss, and the lower bound a little more.
 MISS_BELOW, MISS_ABOVE = 0.11, 0.09
 # Steps, in the job's own spread: a group's never smaller than STEP, at first FIRST_STEP / sqrt(ends). One varied at a
 # time (.01 to .03, .1 to .5, .03 to .1), coverage on KTH, SDSC-BLUE, Philly and Venus moved by at most one point.
 STEP, FIRST_STEP, USER_STEP = 0.02, 0.4, 0.03
-# By how much p90 of a group of which nothing is known is raised, in spreads. On Philly 36 of 15,855 judged jobs have
-# more than 8 GPUs: so few ends teach little.
+# By how much p90 of a group without ends is raised, in spreads. On Philly 36 of 15,855 evaluated jobs have more than
+# 8 GPUs, and so few ends teach little.
 START_ABOVE = 0.25
 SMALLEST_SPREAD = 0.1
-# The n-th end of a burst weighs n ** BURST_POWER, but never less than LEAST_WEIGHT: where no user is known, one kind of
-# job can come for weeks without a gap.
+# The n-th end of a burst weighs n ** BURST_POWER, but never less than LEAST_WEIGHT, because where no user is known, one
+# kind of job can come for weeks without a gap.
 BURST_POWER, LEAST_WEIGHT = -0.5, 0.1
 # A burst: jobs of one user within ten minutes, or of one user, size and limit within six hours of the one before.
 USER_BURST_GAP_S, ALIKE_BURST_GAP_S = 600, 6 * 3600
 FEW_ENDED = 10
 MANY = 8
-# Slurm lets a job outlive its limit by KillWait (30 s) and until the next look at it.
+# Slurm lets a job outlive its limit by KillWait (30 s) and until its next check of limits.
 GRACE_S = 60.0
 # p90 is cut at the limit where fewer than one ended job in a hundred has outlived its own. The share is taken over
-# about the last thousand ends and begins too high, so that it takes some 700 that obeyed before a limit is believed.
+# about the last thousand ends and begins too high, so that limits are trusted after some 700 ends that obeyed them.
 OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.02, 0.01, 0.999
 
-# Between two whole numbers, for features are logarithms in single precision.
+# Between two whole numbers, because features are logarithms in single precision.
 _LOG_FEW = np.log1p(FEW_ENDED - 0.5)
 _LOG_MANY = np.log1p(MANY + 0.01)
 _LOG_USER_GAP, _LOG_ALIKE_GAP = np.log1p(USER_BURST_GAP_S + 0.5), np.log1p(ALIKE_BURST_GAP_S + 0.5)
@@ -61,16 +61,16 @@ _BELOW, _ABOVE = 0, 1
 
 
 class Calibration(NamedTuple):
-    """What ended jobs have taught of a predictor's intervals, without its users.
+    """State of a predictor's calibration, without offsets of users.
 
-    Small, to be kept with a model.
+    It is small, and kept with a model.
 
     Attributes
     ----------
     offsets : float64 array of shape (2, len(GROUPS))
         By how many of a job's spreads p10 is lowered (first row) and p90 raised (second).
     ends : float64 array of shape (len(GROUPS),)
-        How many ends each group has learned from, those of a burst counting 1, 1/sqrt(2), 1/sqrt(3), ...
+        Number of ends that each group has learned from. Those of a burst count 1, 1/sqrt(2), 1/sqrt(3), ...
     outlived : float64 array of shape (1,)
         Share of the last ended jobs that outlived their time limit.
     """
@@ -81,28 +81,28 @@ class Calibration(NamedTuple):
 
 
 class PredictionIntervals(NamedTuple):
-    """What is remembered of each job's interval until the job ends, and of each user.
+    """State of each job's interval until its end, and of each user.
 
     See :func:`empty_intervals`.
 
     Attributes
     ----------
     learned : Calibration
-        As of now.
+        The current calibration.
     of_user : float64 array of shape (n_groups, 2)
         A user's own offsets.
     user, alike : int32 arrays of shape (n,)
-        A job's user, -1 unknown, and whom it could share a burst with.
+        A job's user, -1 if unknown, and the group within which it can be in a burst.
     bounds : float64 array of shape (n, 3)
-        log1p of p10, p90 (as predicted) and time limit, s; NaN: not predicted.
+        log1p of p10, p90 (as predicted) and time limit, s; NaN for a job that was not predicted.
     spread : float64 array of shape (n,)
     member : bool array of shape (n, len(GROUPS))
     burst : int64 array of shape (n,)
-        First job of the burst that a job is in.
+        First job of each job's burst.
     burst_ends : int64 array of shape (n,)
-        Of a burst that begins with this job: how many have ended.
+        Number of ended jobs of the burst that begins with this job.
     last_s, last_burst : int64 arrays of shape (n_groups,)
-        When a job of this kind was last submitted, and its burst.
+        Time of the last submission in a group, and its burst.
     """
 
     learned: Calibration
@@ -121,7 +121,7 @@ class PredictionIntervals(NamedTuple):
 def empty_calibration() -> Calibration:
     """Return the calibration before the first end.
 
-    All stays as predicted, but for p90 of the groups.
+    Quantiles stay as predicted, except for p90 of the groups, which is raised.
     """
     offsets = np.zeros((2, len(GROUPS)))
     offsets[_ABOVE, 1:] = START_ABOVE
@@ -129,14 +129,14 @@ def empty_calibration() -> Calibration:
 
 
 def empty_intervals(groups: NDArray[np.int32], *, start: Calibration | None = None) -> PredictionIntervals:
-    """Return the memory for a walk through jobs, with room for all of them.
+    """Return the state for a pass over jobs, with room for all of them.
 
     Parameters
     ----------
     groups : int32 array of shape (n, n_levels)
         As :func:`helios.predict.job_table.group_columns` makes them.
     start : Calibration, optional
-        What was learned before; left as it is. None: nothing.
+        An earlier calibration to start from. It is copied.
     """
     n, n_groups = len(groups), int(groups.max(initial=-1)) + 1
     known = groups[:, USER_SIZE] >= 0
@@ -166,22 +166,22 @@ def calibrate(
     start: Calibration | None = None,
     until_s: int = NEVER_S,
 ) -> tuple[NDArray[np.float64], Calibration]:
-    """Walk through a whole recorded trace, calibrating each job at its submission.
+    """Calibrate a whole recorded trace, each job at its submission.
 
     Parameters
     ----------
     features : float32 array of shape (n, len(FEATURES))
         In submission order.
     quantiles : float64 array of shape (n, 3)
-        p10, p50 and p90 in s, ascending; NaN: not predicted, then its end teaches nothing.
+        p10, p50 and p90 in s, ascending. The end of a job with NaN teaches nothing.
     groups : int32 array of shape (n, n_levels)
         As :func:`helios.predict.job_table.group_columns` makes them.
     ended_s : int64 array of shape (n,)
-        ``NEVER_S``: not ended.
+        ``NEVER_S`` for a job that has not ended.
     run_time_s : float64 array of shape (n,)
-        NaN: unknown, teaches nothing.
+        NaN where it is unknown. Such a job teaches nothing.
     start : Calibration, optional
-        What was learned before the first of these jobs.
+        The calibration before the first of these jobs.
     until_s : int
         Ends at or after this moment, s since the epoch, are not learned from.
 
@@ -203,9 +203,9 @@ def calibrate(
 def calibrate_each(
     features: NDArray[np.float32], quantiles: NDArray[np.float64], learned: Calibration
 ) -> NDArray[np.float64]:
-    """Calibrate predictions by what is ``learned`` and nothing else.
+    """Calibrate predictions by a fixed calibration.
 
-    Shapes as in :func:`calibrate`.
+    Offsets of users are not used. Shapes are as in :func:`calibrate`.
     """
     found = quantiles.copy()
     strangers = np.full((len(found), len(LEVELS)), -1, dtype=np.int32)
@@ -229,9 +229,9 @@ def _follow(  # noqa: PLR0917 - numba kernels are called by position
 
 
 def quantile_columns(features: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Say which of ``GROUPS`` each job is in, from its row of ``FEATURES``.
+    """Return which of ``GROUPS`` each job is in, of shape (n, len(GROUPS)).
 
-    Of shape (n, len(GROUPS)).
+    It follows from the job's row of ``FEATURES``.
     """
     member = np.empty((len(features), len(GROUPS)), dtype=np.bool_)
     _memberships(features, member)
@@ -246,14 +246,14 @@ def _memberships(features: Any, member: Any) -> None:
 
 @cached_jit
 def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
-    """Learn from jobs that ended, in the order of their ends.
+    """Update the calibration with jobs that ended, in the order of their ends.
 
     Parameters
     ----------
     ends : int64 array
-        Jobs, as rows of what :func:`empty_intervals` was given; those never predicted are passed over.
+        Jobs, as rows of the groups given to :func:`empty_intervals`. Jobs that were never predicted are skipped.
     log_run : float64 array of shape (n,)
-        log1p of every job's run time, s; NaN: unknown.
+        log1p of every job's run time, s; NaN where it is unknown.
     """
     for job in ends:
         _learn(intervals, job, log_run[job])
@@ -261,9 +261,9 @@ def learn_ends(intervals: Any, ends: Any, log_run: Any) -> None:
 
 @cached_jit
 def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, quantiles: Any) -> None:
-    """Calibrate ``jobs``, submitted at ``now_s``, in place.
+    """Calibrate predictions of ``jobs`` submitted at ``now_s``, in place.
 
-    Every end before ``now_s`` must be learned.
+    Every end before ``now_s`` must have been learned.
 
     Parameters
     ----------
@@ -279,9 +279,9 @@ def calibrate_submitted(intervals: Any, jobs: Any, now_s: int, features: Any, qu
 
 @cached_jit
 def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) -> None:
-    """Calibrate new predictions of ``jobs`` that still wait, in place.
+    """Calibrate new predictions of waiting ``jobs``, in place.
 
-    Their ends go on teaching of the first ones.
+    Their ends will still update the calibration through their first predictions.
     """
     member = np.zeros(len(GROUPS), dtype=np.bool_)
     for place in range(len(jobs)):
@@ -291,7 +291,7 @@ def calibrate_again(intervals: Any, jobs: Any, features: Any, quantiles: Any) ->
 
 @inline_jit
 def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> None:
-    """Remember at its submission what will be needed when the job ends."""
+    """Store what is needed when the job ends, at its submission."""
     alike = intervals.alike[job]
     if now_s - intervals.last_s[alike] > ALIKE_BURST_GAP_S:
         intervals.last_burst[alike] = job
@@ -306,7 +306,7 @@ def _note(intervals: Any, job: int, now_s: int, row: Any, quantiles: Any) -> Non
 
 @inline_jit
 def _membership(row: Any, member: Any) -> None:
-    """Say which of ``GROUPS`` a job is in.
+    """Set which of ``GROUPS`` a job is in.
 
     An unknown user is not a new one.
     """
@@ -335,9 +335,9 @@ def _offset(intervals: Any, job: int, member: Any, side: int) -> float:
 
 @inline_jit
 def _highest(intervals: Any, log_limit: float) -> float:
-    """Return the log1p of the longest run time that a job's time limit allows.
+    """Return log1p of the longest run time that a job's time limit allows.
 
-    Infinite where limits do not hold.
+    Infinite where limits are not obeyed, or the job's is unknown.
     """
     if intervals.learned.outlived[0] > OUTLIVED_AT_MOST or np.isnan(log_limit):
         return np.inf

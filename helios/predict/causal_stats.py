@@ -1,12 +1,12 @@
-"""Features of jobs, from what was known when each was submitted.
+"""Causal features of jobs, from what was known at each submission.
 
-They come from one walk through submissions and ends, in the order of time.
+They are computed in one pass over submissions and ends, in the order of time.
 
-The walk keeps, for every group of jobs that are alike (same user, same user and size, ...), a few
-decayed sums; a job's features are read from them at its submission, before anything later is learned.
-The same kernel serves a whole recorded trace at once and a replayed timeline arrival by arrival, so the
-two cannot differ. Shrinkage: each group's mean is drawn towards that of the wider group above it by a
-fixed number of pseudo-observations (empirical Bayes; James and Stein 1961, Buhlmann and Straub 1970).
+For every group of alike jobs (same user, same user and size, ...) the pass keeps a few decayed sums. A job's features
+are read from them at its submission, before anything later is learned. The same kernel serves a whole recorded trace at
+once and a replay job by job, so that the two cannot differ. Shrinkage: each group's mean is drawn towards that of the
+wider group above it by a fixed number of pseudo-observations (empirical Bayes; James and Stein 1961, Buhlmann and
+Straub 1970).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from helios.jit import cached_jit, inline_jit
 class FeatureColumns(NamedTuple):
     """Columns of a row of features.
 
-    What the job asked for comes before what history says.
+    The job's request comes first, then its history.
     """
 
     gpus: int
@@ -88,7 +88,7 @@ class FeatureColumns(NamedTuple):
 
 FEATURES = FeatureColumns._fields
 COLUMN = FeatureColumns(*range(len(FEATURES)))
-"""The position of each of ``FEATURES``; kernels read it as constants."""
+"""Position of each of ``FEATURES``. Kernels read them as constants."""
 REQUEST_FEATURES, HISTORY_FEATURES = FEATURES[: COLUMN.anchor], FEATURES[COLUMN.anchor :]
 
 LEVELS = (
@@ -104,19 +104,18 @@ LEVELS = (
     "user_stem",
     "user_name",
 )
-"""Groups of jobs that are alike, from the widest to the narrowest; shrinkage goes through them in this order."""
+"""Groups of alike jobs, from the widest to the narrowest. Shrinkage goes through them in this order."""
 GLOBAL, PARTITION, REQUEST, ACCOUNT, USER, USER_LIMIT = range(6)
 USER_ANY_LIMIT, USER_SIZE, USER_FAMILY, USER_STEM, USER_NAME = range(6, len(LEVELS))
 
-# Decay of an older run time's weight at each further end in its group, and how many pseudo-observations
-# of the wider group stand against it. Set beforehand and tried on six real
-# logs; never varied, so whether others would be better is not known.
+# Decay of an older run time's weight at each further end in its group, and the number of pseudo-observations of the
+# wider group. Both were set beforehand and used on six real logs, but never varied.
 DECAY = np.array([0.9995, 0.995, 0.995, 0.98, 0.95, 0.93, 0.90, 0.90, 0.92, 0.90, 0.85])
 PSEUDO_JOBS = np.array([1.0, 8.0, 8.0, 8.0, 4.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.5])
-# Levels at which the wider group's mean is replaced; the others are features of their own.
+# Levels whose mean replaces the wider group's. The means of other levels are only features.
 IN_CHAIN = np.array([level not in {PARTITION, USER_ANY_LIMIT} for level in range(len(LEVELS))])
 
-# Before anything has ended: half an hour, give or take a factor of about seven.
+# Prior before anything has ended: half an hour, with a standard deviation of a factor of about seven.
 PRIOR_LOG_RUN, PRIOR_VARIANCE = np.log1p(1800.0), 4.0
 
 NEIGHBOURS = 48
@@ -125,29 +124,29 @@ RECENT = 10
 BURST_GAP_S = 600
 NEVER_S = np.iinfo(np.int64).max
 
-# Columns of History.sums
+# Columns of CausalStats.sums
 _W, _S, _Q, _LAST_1, _LAST_2, _LAST_3, _SHARE_W, _SHARE_S, _FAILED_W, _FAILED_S = range(10)
 _RATIO_W, _RATIO_S, _LAST_RATIO, _LAST_FAILED, _N_SUMS = range(10, 15)
-# Columns of History.counts
+# Columns of CausalStats.counts
 _ENDED, _SUBMITTED, _UNENDED, _UNENDED_SUM_S, _LAST_SUBMIT_S, _BURST, _LAST_END_S, _N_COUNTS = range(8)
-# Columns of History.rings
+# Columns of CausalStats.rings
 _RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
 
 
 class Events(NamedTuple):
-    """What each job asked for, and what becomes known of it when it ends.
+    """Requests of jobs, and what becomes known of them at their ends.
 
-    One entry per job.
+    There is one entry per job.
 
     Attributes
     ----------
     submitted_s : int64, s since the epoch, ascending
-    log_run : float64, log1p of the run time in s; NaN: unknown
-    limit_share : float64, run time over time limit; NaN: unknown
-    failed : float64, 1 failed, 0 not, NaN unknown
+    log_run : float64, log1p of the run time in s, NaN if unknown
+    limit_share : float64, run time over time limit, NaN if unknown
+    failed : float64, 1 if failed, 0 if not, NaN if unknown
     request : float32 of shape (n, len(REQUEST_FEATURES))
     nearness : float64 of shape (n, 4): log size, log limit, partition and name stem as numbers
-    groups : int32 of shape (n, len(LEVELS)), the job's group of each level; -1: none
+    groups : int32 of shape (n, len(LEVELS)), the job's group at each level, -1 for none
     """
 
     submitted_s: NDArray[np.int64]
@@ -160,7 +159,7 @@ class Events(NamedTuple):
 
 
 class CausalStats(NamedTuple):
-    """What has been learned so far, by group.
+    """Statistics of past jobs by group.
 
     See the column constants of this module.
     """
@@ -173,7 +172,7 @@ class CausalStats(NamedTuple):
 
 
 def empty_stats(events: Events) -> CausalStats:
-    """Return the history before the first job, with room for all groups of ``events``."""
+    """Return the statistics before the first job, with room for all groups."""
     n_groups = int(events.groups.max(initial=-1)) + 1
     sums = np.zeros((n_groups, _N_SUMS))
     sums[:, _LAST_1 : _LAST_3 + 1] = np.nan
@@ -195,16 +194,18 @@ def empty_stats(events: Events) -> CausalStats:
 def replay_events(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, submissions: Any, ends: Any, ends_s: Any, next_end: int, features: Any
 ) -> int:
-    """Walk on through ``submissions``, learning each end that lies strictly before the next submission.
+    """Process submissions in order, and fill in their features.
+
+    Each end that lies strictly before a submission is learned before it.
 
     Parameters
     ----------
     submissions : int64 array
-        Jobs (rows of ``events``) now submitted, in order.
+        Submitted jobs (rows of ``events``), in order.
     ends, ends_s : int64 arrays of equal length
         Jobs that end and when, ordered by time, then job.
     next_end : int
-        Entries of ``ends`` before this one are already learned.
+        First entry of ``ends`` that is not yet learned.
     features : float32 array of shape (n, len(FEATURES))
         The rows of ``submissions`` are filled in.
 
@@ -226,12 +227,11 @@ def replay_events(  # noqa: PLR0917 - numba kernels are called by position
 def refresh_features(  # noqa: PLR0917 - numba kernels are called by position
     history: Any, events: Any, jobs: Any, now_s: int, ends: Any, ends_s: Any, next_end: int, features: Any
 ) -> int:
-    """Describe ``jobs``, which have arrived and still wait, as of ``now_s``.
+    """Update the features of waiting ``jobs`` as of ``now_s``.
 
-    Parameters as in :func:`replay_events`.
-
-    What ended jobs teach is brought up to date. What a job's row of ``features`` says of the act of submission, and of
-    what else the user had in the queue then, stays: a model learned from these as they were at submission.
+    Parameters are those of :func:`replay_events`. Features from ended jobs are brought up to date. Features of the
+    submission itself, and of the user's other jobs in the queue at that time, stay, because the model was trained on
+    their values at submission.
     """
     while next_end < len(ends) and ends_s[next_end] < now_s:
         _learn(history, events, ends[next_end], ends_s[next_end])
@@ -261,7 +261,7 @@ def _arrive(history: Any, events: Any, job: int) -> None:
 @inline_jit
 def _learn(history: Any, events: Any, job: int, ended_s: int) -> None:
     run = events.log_run[job]
-    # Of an unlimited or an unknown limit a run is no share.
+    # With an unlimited or unknown limit this is not finite, and is not used.
     ratio = run - float(events.request[job, COLUMN.log_limit])
     for level in range(events.groups.shape[1]):
         group = events.groups[job, level]
@@ -312,9 +312,9 @@ def _remember(history: Any, ring: int, run: float, nearness: Any) -> None:
 
 @inline_jit
 def _neighbours(history: Any, ring: int, nearness: Any, row: Any) -> tuple[float, float, float]:
-    """Return mean, variance and total weight of the user's last ended jobs, near ones counting more.
+    """Return mean, variance and weight of the user's similar ended jobs.
 
-    Of the last few, and of the nearest, ``row`` is told by itself.
+    More similar and more recent jobs count more. Features of the last few jobs and of the nearest are set in ``row``.
     """
     weight, total, squares = 0.0, 0.0, 0.0
     length = history.ring_length[ring]
@@ -348,7 +348,7 @@ def _describe_recent(entries: Any, length: int, row: Any) -> None:
 
 @inline_jit
 def _shrunk(sums: Any, pseudo: float, mean: float, variance: float) -> tuple[float, float]:
-    """Return mean and variance of a group whose wider group has ``mean`` and ``variance``."""
+    """Return a group's mean and variance, shrunk towards the wider group's."""
     weight = sums[_W] + pseudo
     shrunk = (sums[_S] + pseudo * mean) / weight
     spread = sums[_Q] - 2.0 * shrunk * sums[_S] + sums[_W] * shrunk * shrunk

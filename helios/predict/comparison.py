@@ -1,8 +1,8 @@
-"""Comparison of predictors on the same jobs, with the part of chance.
+"""Comparison of predictors on the same jobs, with intervals for chance.
 
-Jobs of one user come in campaigns, so that a thousand jobs are not a thousand observations. What may have been chance
-is told by drawing whole users anew (paired bootstrap over clusters: Efron and Tibshirani, "An Introduction to the
-Bootstrap", 1993, ch. 8); where few users are known, or one has most of the jobs, by drawing bursts of alike jobs.
+Jobs of one user come in campaigns, so that a thousand jobs are not a thousand observations. So whole users are
+resampled (paired bootstrap over clusters: Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, ch. 8). Where
+few users are known, or one has most of the jobs, bursts of alike jobs are resampled.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ LIKELY = 0.9
 FEWEST_USERS = 10
 LARGEST_USER = 0.5
 NEGLIGIBLE = 0.01
-"""A difference of rank correlation, or of log error (1 % of the run time), that nobody would notice; with very many
-jobs it would lie beyond chance."""
+"""Difference of rank correlation, or of log error (1 % of the run time), that is too small to matter. With very many
+jobs even such a difference is significant."""
 TOO_MUCH = 0.1
-"""A difference that is held against a model even where so few jobs were judged that it may be chance."""
+"""Difference that counts against a model even where it may be chance, because few jobs were evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
-    """A figure of the challenger less that of another, and between what it lies with ``LIKELY`` probability.
+    """Difference of a score between two predictors, with its interval.
 
-    Where there is but one user or burst to draw, nothing tells how much of it is chance: then all of it may be.
+    It is the challenger's score less the other's, and lies between ``low`` and ``high`` with probability ``LIKELY``.
+    With a single user or burst to resample, the whole difference may be chance.
     """
 
     value: float
@@ -45,20 +46,20 @@ class PairedDifference:
 
     @property
     def is_chance(self) -> bool:
-        """Whether it may be chance, or is too small to matter."""
+        """Whether the difference may be chance, or is too small to matter."""
         return self.low <= 0 <= self.high or abs(self.value) < NEGLIGIBLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versus:
-    """The challenger beside another predictor.
+    """Comparison of the challenger with another predictor.
 
     Attributes
     ----------
-    error : Difference
-        Of the median absolute log error; below 0 the challenger is better.
-    rank : Difference, optional
-        Of the rank correlation; above 0 the challenger is better. None: one of them has none.
+    error : PairedDifference
+        Of the median absolute log error. Below 0 the challenger is better.
+    rank : PairedDifference, optional
+        Of the rank correlation. Above 0 the challenger is better. None where one of them has none.
     """
 
     error: PairedDifference
@@ -66,43 +67,46 @@ class Versus:
 
     @property
     def worse_in(self) -> tuple[str, ...]:
-        """What the challenger is worse in, beyond chance or by ``TOO_MUCH``."""
+        """Scores in which the challenger is worse, beyond chance or by ``TOO_MUCH``."""
         losses = self._losses().items()
         return tuple(name for name, (loss, chance) in losses if loss > 0 and (not chance or loss > TOO_MUCH))
 
     @property
     def better_in(self) -> tuple[str, ...]:
-        """What the challenger is better in, beyond chance."""
+        """Scores in which the challenger is better, beyond chance."""
         return tuple(name for name, (loss, chance) in self._losses().items() if loss < 0 and not chance)
 
     @property
     def is_chance(self) -> bool:
-        """Whether it is neither better nor worse in anything."""
+        """Whether the challenger is neither better nor worse in any score."""
         return not self.better_in and not self.worse_in
 
     @property
     def ahead(self) -> bool:
-        """Whether the challenger is worse in neither, and by its figures better in one."""
+        """Whether the challenger is worse in no score and better in one.
+
+        For the better one chance does not count.
+        """
         return any(loss < 0 for loss, _ in self._losses().values()) and not self.worse_in
 
     def _losses(self) -> dict[str, tuple[float, bool]]:
-        """Return by how much the challenger is worse in each figure, and whether that may be chance."""
+        """Return the challenger's loss in each score, and whether it may be chance."""
         losses = {"log error": (self.error.value, self.error.is_chance)}
         return losses | ({"rank correlation": (-self.rank.value, self.rank.is_chance)} if self.rank else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Figures of several predictors on the same jobs, and the challenger beside each other one.
+    """Scores of several predictors, and the challenger's comparison with each.
 
     Attributes
     ----------
     challenger : str
-        A key of ``scores``; ``against`` has all other keys.
+        A key of ``scores``. ``against`` has all other keys.
     jobs, clusters : int
-        Number of jobs judged, and of the groups drawn anew.
+        Number of evaluated jobs, and of the groups that are resampled.
     drawn : str
-        What those are: users or bursts.
+        Kind of these groups, ``users`` or ``bursts``.
     """
 
     challenger: str
@@ -122,9 +126,9 @@ class Comparison:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Comparison:
-        """Return what :meth:`to_json` wrote.
+        """Return the comparison that :meth:`to_json` wrote.
 
-        ValueError: it did not.
+        Raises ValueError for other values.
         """
         return TypeAdapter(cls).validate_python(stored)
 
@@ -137,7 +141,7 @@ def compare_predictors(
     table: JobTable,
     rows: NDArray[np.int64],
 ) -> Comparison:
-    """Judge several predictors on the jobs ``rows`` of ``table``.
+    """Evaluate several predictors on the jobs ``rows`` of ``table``.
 
     Parameters
     ----------
@@ -145,11 +149,11 @@ def compare_predictors(
         Predicted medians, or p10, p50 and p90, s.
     truth_s : array of shape (n_rows,)
     challenger : str
-        Which of them stands against each of the others.
+        The predictor that is compared with each of the others.
     """
     cluster, drawn = user_clusters(table, rows)
     n_clusters = int(cluster.max(initial=-1)) + 1
-    # How often each cluster counts: the sample itself first, then the resamples, which are always the same.
+    # Number of times each cluster counts: the sample itself first, then the resamples, with a fixed seed.
     resamples = np.random.default_rng(0).multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=RESAMPLES)
     counts = np.vstack([np.ones(n_clusters), resamples])
     medians = {name: values if values.ndim == 1 else values[:, 1] for name, values in predictions.items()}
@@ -178,7 +182,10 @@ def compare_predictors(
 
 
 def user_clusters(table: JobTable, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
-    """Return the group of each job that is drawn as one, numbered from 0, and what the groups are."""
+    """Return each job's cluster for resampling, and the kind of cluster.
+
+    Clusters are numbered from 0. The kind is ``users`` or ``bursts``.
+    """
     users = table.user[rows]
     known = users[users >= 0]
     sizes = np.bincount(known) if len(known) else np.zeros(1)
@@ -206,9 +213,9 @@ def _rank_correlations(
     cluster: NDArray[np.int64],
     counts: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return Spearman's correlation in each draw, with the ranks of the whole.
+    """Return Spearman's correlation in each draw, with the ranks of the sample.
 
-    NaN: constant.
+    NaN where a value is constant.
     """
     a, b = (pd.Series(values).rank().to_numpy() for values in (predicted, truth_s))
     a, b = a - a.mean(), b - b.mean()
@@ -222,9 +229,12 @@ def _rank_correlations(
 
 
 def _difference(drawn: NDArray[np.float64], *, alone: bool) -> PairedDifference:
-    """Return the difference in the sample, which comes first, and its interval over the resamples."""
+    """Return the difference in the sample, with its interval.
+
+    The sample comes first in ``drawn``, then the resamples.
+    """
     value = float(drawn[0])
-    if alone:  # of a single cluster nothing tells how much is chance
+    if alone:  # a single cluster does not show how much is chance
         return PairedDifference(value=value, low=-abs(value), high=abs(value))
     low, high = np.nanquantile(drawn[1:], [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
     return PairedDifference(value=value, low=float(low), high=float(high))

@@ -43,7 +43,7 @@ LOOK_S = 1.0
 GRACE_S = 5.0
 """Time to find a lost worker, s. Others may report a broken connection before the scheduler notices the loss."""
 SOCKET_MINUTES = 5
-"""LightGBM's ``time_out``: how long a worker waits for another that is silent. Its default is two hours."""
+"""LightGBM's ``time_out``, minutes, how long a worker waits for a silent one. Its default is two hours."""
 # Lines of LightGBM's text about the machines. They differ in every training and do not belong to the model.
 _WHERE_GROWN = re.compile(r"^\[(?:machines|local_listen_port|time_out|num_threads): .*\]\n", re.MULTILINE)
 _RESTART = "Restart the workers that are left, since they may still be waiting for it, and train again, or train here."
@@ -51,14 +51,14 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskTrainer:
-    """A :class:`helios.predict.duration.Trainer` on the workers of a Dask cluster.
+    """:class:`helios.predict.duration.Trainer` on the workers of a Dask cluster.
 
     The same seed gives trees close to those trained locally, but not the same ones; see docs/experiments.md.
 
     Attributes
     ----------
     address : str
-        Of the scheduler, as ``tcp://HOST:8786``.
+        Address of the scheduler, such as ``tcp://HOST:8786``.
     connect_s, longest_s : float
         Longest wait for the scheduler's answer, and for one ensemble of trees, s.
     """
@@ -134,13 +134,13 @@ def _quiet() -> None:
     """Silence what lightgbm.dask logs about every port."""
     lightgbm_says = getLogger("lightgbm.dask")
     lightgbm_says.setLevel(ERROR)
-    lightgbm.register_logger(lightgbm_says)  # by default it prints on standard output, where answers go
+    lightgbm.register_logger(lightgbm_says)  # by default it prints on standard output, which is for results
 
 
 def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
-    """Return as many workers as there are rows for.
+    """Return the workers to use, as many as there are rows for.
 
-    Raises unless all of them run the same releases as this machine.
+    Raises an error unless all of them run the same releases as this machine.
     """
     there = _count(client, address)
     if not there:

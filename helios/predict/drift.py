@@ -1,9 +1,9 @@
-"""Whether the work has changed since a model learned, and whether its errors have grown.
+"""Drift of a model's inputs and errors since its training.
 
-Inputs are compared by the population stability index, the sum over bins of (p - q) ln(p / q), between the bins of
-training and of a later stretch; below .1 is commonly taken as steady and above .25 as another population (Siddiqi,
-"Credit Risk Scorecards", 2006). Weeks of a cluster differ from its long mean anyhow, so that beside each index stands
-how large it was in the weeks of training itself.
+Inputs are compared by the population stability index, the sum over bins of (p - q) ln(p / q), between training and a
+later period. A value below .1 is commonly taken as stable and above .25 as another population (Siddiqi, "Credit Risk
+Scorecards", 2006). Single weeks of a cluster always differ from its long-term mean, so each index is given together
+with its usual value in the weeks of training.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from helios.predict.scores import PredictorScore, predictor_score
 BINS = 10
 MOVED, CHANGED = 0.1, 0.25
 FEWEST_JOBS = 200
-"""Jobs of a stretch below which the index is mostly chance: about the number of bins over the number of jobs."""
+"""Jobs of a period below which the index is mostly chance, about the number of bins over the number of jobs."""
 WEEKS_OF_TRAINING = 12
 USUAL = 0.9
 """Quantile over the weeks of training that is called usual."""
 WEEK_S = 7 * 86_400
 # A bin that is empty on one side would make the index infinite.
 _FLOOR = 1e-3
-# Edges need no more jobs than this; the shares are counted on all.
+# Edges are computed from at most so many jobs; the shares are counted on all.
 _JOBS_FOR_EDGES = 50_000
 NOT_COMPARED = frozenset({"global_mean", "partition_mean", "user_ended", "user_size_ended", "user_submitted"})
-"""Counts that only grow, and means that are one for all jobs of a day: they leave the bins of training by their
-nature (on KTH an index of 5), whatever the work is like."""
+"""Counts that only grow, and means that are the same for all jobs of a day. They always leave the bins of training (on
+KTH an index of 5), whatever the workload is like."""
 
 
 class Steadiness(StrEnum):
-    """What an index says, in a word."""
+    """Class of a population stability index."""
 
     STEADY = "steady"
     MOVED = "moved"
@@ -49,18 +49,18 @@ class Steadiness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How the values of a feature were spread in training.
+    """Distribution of a feature's values in training.
 
     Attributes
     ----------
     edges : tuple of float
-        Ascending; a bin holds what lies above the edge before and not above its own.
+        Ascending. A bin has the values above the previous edge and not above its own.
     shares : tuple of float
-        Of the known values, one more than there are edges.
+        Shares of the known values, one more than there are edges.
     missing : float
         Share of jobs whose value is not known.
     usual : float, optional
-        Index that the weeks of training had against all of it, at most in nine of ten; None: too short.
+        Index that nine of ten weeks of training did not exceed against all of it. None where training was too short.
     """
 
     edges: tuple[float, ...]
@@ -71,15 +71,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a model's training looked like.
+    """Summary of a model's training inputs.
 
     Attributes
     ----------
     jobs : int
         Number of jobs counted.
     new_users, new_names : float, optional
-        Share of jobs whose user had no ended job, and whose name nobody had submitted before; None: no user, or no
-        name, is known.
+        Share of jobs whose user had no ended job, and of jobs whose name nobody had submitted before. None where no
+        user, or no name, is known.
     spreads : mapping of Spread
         By feature.
     """
@@ -95,16 +95,16 @@ class Inputs:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Inputs:
-        """Return what :meth:`to_json` wrote.
+        """Return the summary that :meth:`to_json` wrote.
 
-        ValueError: it did not.
+        Raises ValueError for other values.
         """
         return TypeAdapter(cls).validate_python(stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureShift:
-    """How far one feature is from training.
+    """Shift of one feature against training.
 
     Attributes
     ----------
@@ -120,27 +120,27 @@ class FeatureShift:
 
     @property
     def steadiness(self) -> Steadiness:
-        """The index in a word."""
+        """Class of the index."""
         if self.index < MOVED:
             return Steadiness.STEADY
         return Steadiness.MOVED if self.index < CHANGED else Steadiness.CHANGED
 
     @property
     def is_unusual(self) -> bool:
-        """Whether it changed, and by more than weeks of training did."""
+        """Whether the feature changed, and by more than usual in training."""
         return self.steadiness is Steadiness.CHANGED and (self.usual is None or self.index > self.usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeekOfErrors:
-    """A week's jobs as the model and shrinkage predicted them.
+    """Scores of the model and of shrinkage on one week's jobs.
 
     Attributes
     ----------
     begin : datetime
-        Jobs submitted from then on, for a week.
+        Start of the week in which the jobs were submitted.
     jobs : int
-        Those whose run time is known.
+        Number of jobs with a known run time.
     """
 
     begin: datetime
@@ -150,7 +150,7 @@ class WeekOfErrors:
 
 
 def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArray[np.int64]) -> Inputs:
-    """Describe the jobs ``rows`` that a model learned from.
+    """Return a summary of the jobs ``rows`` that a model learned from.
 
     Parameters
     ----------
@@ -174,11 +174,9 @@ def training_inputs(features: NDArray[np.float32], table: JobTable, rows: NDArra
 def shifted_features(
     inputs: Inputs, features: NDArray[np.float32], rows: NDArray[np.int64]
 ) -> tuple[FeatureShift, ...]:
-    """Compare the jobs ``rows`` with training, the feature that moved farthest first.
+    """Compare the jobs ``rows`` with training, largest shift first.
 
-    Fewer than ``FEWEST_JOBS``: ().
-
-    Features that training did not know are left out.
+    Empty for fewer than ``FEWEST_JOBS`` jobs. Features that training did not have are left out.
     """
     if len(rows) < FEWEST_JOBS:
         return ()
@@ -193,16 +191,16 @@ def shifted_features(
 def stability_index(spread: Spread, values: NDArray[np.float32]) -> float:
     """Return the population stability index of ``values`` against ``spread``.
 
-    What is missing is one bin more.
+    Missing values are one more bin.
     """
     p, q = _all_shares(spread.shares, spread.missing), _all_shares(*_shares(np.array(spread.edges), values))
     return float(((q - p) * np.log(q / p)).sum())
 
 
 def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs whose user had no ended job, among those of known users.
+    """Return the share of jobs whose user had no ended job.
 
-    None: none is known.
+    It is taken among jobs of known users. None where no user is known.
     """
     ended = features[rows, COLUMN.user_ended]
     known = ended[~np.isnan(ended)]
@@ -210,9 +208,9 @@ def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float |
 
 
 def new_names(table: JobTable, rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs of a name that nobody had submitted before.
+    """Return the share of jobs with a name that nobody had submitted before.
 
-    None: no name is known.
+    It is taken among jobs with a name. None where no name is known.
     """
     first = np.zeros(table.n, dtype=bool)
     first[np.unique(table.name, return_index=True)[1]] = True
@@ -228,7 +226,7 @@ def weeks_of_errors(
     submitted_s: NDArray[np.int64],
     end_s: int,
 ) -> tuple[WeekOfErrors, ...]:
-    """Judge weeks that end at ``end_s`` and before, oldest first.
+    """Return the scores of weeks that end at ``end_s`` and before, oldest first.
 
     A week without jobs is left out.
 
@@ -256,7 +254,7 @@ def _spread(values: NDArray[np.float32], weeks: Sequence[NDArray[np.float32]] = 
     if len(known):
         some = known[:: max(1, len(known) // _JOBS_FOR_EDGES)]
         tenths = np.quantile(some, np.arange(1, BINS) / BINS, method="inverted_cdf")
-        # An edge below the smallest value too: else what is smaller than all of training would lie in a bin of it.
+        # The first edge is below the smallest value. Otherwise values below all of training would share a bin with it.
         edges = np.unique([np.nextafter(known.min(), -np.inf), *tenths])
         edges = edges[np.isfinite(edges)]
     shares, missing = _shares(edges, values)

@@ -1,13 +1,14 @@
-"""Predictors of run time.
+"""Predictors of run time by shrinkage and by boosted trees.
 
-Shrinkage serves from the first job, and boosted trees learn what it misses.
+Shrinkage serves from the first job. Trees correct it.
 
-Four ensembles of trees (LightGBM, quantile loss on log run time): p10, p50 and p90 of the *difference* from the
-shrinkage anchor, which travels better to sites with few users or one dominating array than the level does; and the
-median of the level itself. The predicted median is the mean of both opinions, which err on different jobs.
+There are four ensembles of trees (LightGBM, quantile loss on log run time). Three predict p10, p50 and p90 of the
+*difference* from the shrinkage anchor, which transfers better to sites with few users or one dominating array than the
+level does. The fourth predicts the median of the level itself. The predicted median is the mean of both, which err on
+different jobs.
 
-How far the trees are believed is not a matter of faith: the same recipe is stopped earlier (the backtest), what came
-after says how much of their correction orders jobs best, and calibrates the intervals.
+The weight of the trees is chosen on held-back jobs: the same recipe is trained on an earlier part of the history (the
+backtest), and the jobs after it show which share of the correction orders jobs best. They also calibrate the intervals.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_star
 from helios.predict.scores import spearman
 from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 
-# Growing the trees: one ensemble for each quantile, here or on other machines.
+# Training of the trees, one ensemble for each quantile, here or on other machines.
 #
-# The seam is narrow on purpose: what is to be learned goes in as arrays, LightGBM's own text comes out, so that a
-# model is the same kind of thing wherever it was grown.
+# The interface is narrow on purpose. Arrays go in and LightGBM's own text comes out, so that a model has the same form
+# wherever it was trained.
 
 ROUNDS = 250
 PARAMETERS = {
@@ -53,8 +54,8 @@ PARAMETERS = {
     # Half as many bins as before, and every feature in every tree (before: 70 %): the loss on KTH and SDSC-BLUE is the
     # same or lower, and Dask's workers exchange half as much. What else was tried is in docs/experiments.md.
     "max_bin": 63,
-    # The three quantiles learn side by side, one thread each: same trees on every machine, and no
-    # OpenMP barrier to wait at when the machine is busy with something else.
+    # The three quantiles are trained in parallel, one thread each. This gives the same trees on every machine, and no
+    # waiting at an OpenMP barrier when the machine is busy with something else.
     "num_threads": 1,
     "deterministic": True,
     "force_row_wise": True,
@@ -64,18 +65,18 @@ PARAMETERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingSet:
-    """What trees are to learn.
+    """Input of the training of trees.
 
     Attributes
     ----------
     features : float32 array of shape (n_jobs, n_features)
-        NaN: unknown.
+        NaN where a value is unknown.
     residual : float64 array of shape (n_jobs,)
-        log1p of the run time in s, less the shrinkage anchor.
+        Target of the training, such as log1p of the run time in s less the shrinkage anchor.
     weight : float64 array of shape (n_jobs,), optional
-        None: all alike, which takes a third of the time.
+        None for equal weights, which takes a third of the time.
     names : tuple of str
-        Of the columns of ``features``.
+        Names of the columns of ``features``.
     """
 
     features: NDArray[np.float32]
@@ -85,7 +86,7 @@ class TrainingSet:
 
 
 class Trainer(Protocol):
-    """Grows trees."""
+    """Interface for the training of trees."""
 
     def __call__(
         self, training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
@@ -97,9 +98,9 @@ class Trainer(Protocol):
 def train_locally(
     training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
 ) -> tuple[str, ...]:
-    """Be a :class:`Trainer` on this machine, one thread for each quantile.
+    """Train trees on this machine, with one thread for each quantile.
 
-    The same seed gives the same trees.
+    It is a :class:`Trainer`. The same seed gives the same trees.
     """
     binned = lightgbm.Dataset(
         training_set.features,
@@ -127,46 +128,48 @@ def train_locally(
 
 QUANTILES = (0.1, 0.5, 0.9)
 LEVEL = 3
-"""Which ensemble says the level itself; the first three are of ``QUANTILES``."""
+"""Position of the ensemble for the level itself. The first three are those of ``QUANTILES``."""
 FEWEST_JOBS = 200
-# A bound on training time and memory: the last ones, after bursts are thinned. SDSC-BLUE (107,000) stays below
-# it, so what it costs in quality is not known. The backtest makes do with half.
+# A bound on training time and memory. The last jobs are used, after bursts are thinned. SDSC-BLUE (107,000) stays below
+# it, so what it costs in quality is not known. The backtest uses half of it.
 MOST_JOBS = 200_000
-# With fewer jobs than this every one of them is needed, also of long bursts; KTH (20,000) is the smallest log on which
-# leaving most of them out was tried.
+# With fewer jobs than this bursts are not thinned. KTH (20,000) is the smallest log on which thinning was tried.
 SPARED_JOBS = 10_000
-# Of the history, by the last jobs that ended, how much is held back to judge the recipe; at least the last week, so
-# that the nightly comparison has it, unless that were more than half.
+# Share of the jobs, the last ones that ended, that are held back to evaluate the recipe. It is at least the last week,
+# so that the nightly comparison has it, unless that were more than half.
 HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
-# Shares of the trees' correction that are tried. The largest wins unless another orders the held-back jobs clearly
-# better.
+# Shares of the trees' correction that are tried. The largest one is used unless another orders the held-back jobs
+# clearly better.
 TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 CLEARLY = 0.005
-# A century: a "prediction" beyond it is an overflow or a lie.
+# A century. A prediction beyond it is an overflow or comes from a damaged model.
 LONGEST_S = 100 * 366 * 86_400.0
 Z90 = 1.2815515655446004  # the normal distribution's .9 quantile
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPredictor:
-    """Hierarchical shrinkage alone.
+    """Predictor by hierarchical shrinkage alone.
 
-    No training, works from the first job.
-
-    Quantiles come from the spread of the same groups, taken as normal in log time, and are cut at the
-    job's time limit.
+    It needs no training and works from the first job. Quantiles come from the spread of the same groups, taken as
+    normal in log time, and are cut at the job's time limit.
     """
 
     model_id: str = "shrinkage"
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return p10, p50, p90 of the run time in s, of shape (n, 3), from causal ``features``."""
+        """Return p10, p50 and p90 of the run time, s, of shape (n, 3).
+
+        ``features`` must be causal.
+        """
         return np.asarray(_shrinkage_quantiles(features))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backtest:
-    """The same recipe stopped earlier, so that what came after can judge it.
+    """The same recipe trained on an earlier part of the history.
+
+    Later jobs are used to evaluate it.
 
     Attributes
     ----------
@@ -175,7 +178,7 @@ class Backtest:
     jobs : int
         Number of jobs it learned from.
     texts : tuple of str
-        As of a :class:`DurationModel`.
+        As in :class:`DurationModel`.
     """
 
     until: datetime
@@ -185,26 +188,26 @@ class Backtest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationModel:
-    """A trained predictor of run times.
+    """Trained predictor of run times.
 
     Attributes
     ----------
     model_id : str
-        Named after its cluster, its last day, and a digest of its trees: equal ids predict alike.
+        Made of its cluster, its last day and a digest of its trees, so that models with equal ids predict the same.
     trained_until : datetime
         No job that ended at or after this was used.
     jobs : int
         Number of jobs it learned from.
     features : tuple of str
-        Names of the columns of the matrix it takes.
+        Names of the columns of its feature matrix.
     texts : tuple of str
-        LightGBM's text of the trees: p10, p50 and p90 of the difference from the anchor, p50 of the level.
+        LightGBM's text of the trees, for p10, p50 and p90 of the difference from the anchor and p50 of the level.
     trust : float
-        Share of the trees' correction that is believed, 0 (shrinkage alone) to 1; chosen on held-back jobs.
+        Share of the trees' correction that is used, 0 (shrinkage alone) to 1, chosen on held-back jobs.
     calibration : Calibration, optional
-        What the held-back jobs taught of the intervals; None: none were held back.
+        Calibration of the intervals on the held-back jobs. None where none were held back.
     backtest : Backtest, optional
-        By which the model is judged; None: the history was too short to hold any of it back.
+        Backtest that evaluates the model. None where the history was too short to hold any of it back.
     """
 
     cluster: str
@@ -225,9 +228,7 @@ class DurationModel:
         object.__setattr__(self, "forest", parse_trees(self.texts, features=self.features))
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return p10, p50, p90 of the run time in s, as learned.
-
-        Not calibrated.
+        """Return p10, p50 and p90 of the run time, s, not calibrated.
 
         Parameters
         ----------
@@ -237,15 +238,12 @@ class DurationModel:
         Returns
         -------
         float64 array of shape (n, 3)
-            Ascending in each row; NaN: no prediction, where the trees give none that a run time can be.
+            Ascending in each row. NaN where the trees give an impossible run time.
         """
         return np.asarray(_mixed(predict_trees(self.forest, features), features, self.trust))
 
     def as_judged(self) -> DurationModel | None:
-        """Return the model that its backtest is.
-
-        The same recipe, stopped earlier; None: there is none.
-        """
+        """Return the backtest as a model, or None without a backtest."""
         if self.backtest is None:
             return None
         return replace(
@@ -253,7 +251,7 @@ class DurationModel:
             trained_until=self.backtest.until,
             jobs=self.backtest.jobs,
             texts=self.backtest.texts,
-            trust=TRUSTS[0],  # this and the calibration were chosen by what came after, on which it will be judged
+            trust=TRUSTS[0],  # this and the calibration were chosen on the later jobs, on which it will be evaluated
             calibration=None,
             backtest=None,
         )
@@ -269,14 +267,16 @@ def train(
     timezone: str = "UTC",
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Learn run times from the jobs of ``cluster`` that ended before ``until`` (all, if None).
+    """Train a model of ``cluster`` on the jobs that ended before ``until``.
+
+    All ended jobs are used if it is None.
 
     Parameters
     ----------
     jobs : DataFrame
         Columns of ``JOBS``, in submission order.
-    learner : Learner
-        Where the trees are grown; here, or on other machines.
+    trainer : Trainer
+        Trains the trees, here or on other machines.
 
     Raises
     ------
@@ -300,7 +300,7 @@ def train_on(
     progress: Progress = no_progress,
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Do as :func:`train` does, with what was known of each job at hand."""
+    """Train a model as :func:`train`, from features that were computed before."""
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
     ended = _ended_before(table, until_s)
     refuse_too_few(len(ended), until)
@@ -315,7 +315,7 @@ def train_on(
     judged = fit_rows(earlier, until=datetime.fromtimestamp(back_s, UTC), progress=first, most=MOST_JOBS // 2)
     held_back = ended[table.submitted_s[ended] >= back_s]
     trust = _best_trust(judged, known.at_submission[held_back], table.run_time_s[held_back])
-    # What jobs held back from it taught of its intervals, as they ended.
+    # The held-back jobs calibrate its intervals, in the order of their ends.
     judged = replace(judged, trust=trust)
     waited = np.flatnonzero((table.submitted_s >= back_s) & (table.submitted_s < until_s))
     quantiles = np.full((table.n, 3), np.nan)
@@ -340,7 +340,10 @@ def train_on(
 def refit(
     model: DurationModel, table: JobTable, known: FeaturesAtStart, *, until: datetime, seed: int
 ) -> DurationModel:
-    """Return the model grown anew on what had ended before ``until``, believed and calibrated as it was."""
+    """Return the model with trees trained anew on jobs ended before ``until``.
+
+    Its trust and calibration are kept.
+    """
     ended = _ended_before(table, int(np.ceil(until.timestamp())))
     groups = group_columns(table)
     grown = _fit_rows(table, known, ended, groups=groups, cluster=model.cluster, until=until, seed=seed)
@@ -350,7 +353,7 @@ def refit(
 def _fit_rows(
     table: JobTable, known: FeaturesAtStart, ended: NDArray[np.int64], *, until: datetime, **options: Any
 ) -> DurationModel:
-    """Learn from the jobs ``ended`` of a table, as :func:`fit` does."""
+    """Train on the jobs ``ended`` of a table, as :func:`fit` does."""
     return fit(
         ended,
         features=known.at_submission,
@@ -363,13 +366,13 @@ def _fit_rows(
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
-    """Return the jobs of known run time that ended before, by their end."""
+    """Return the jobs of known run time that ended before, ordered by end."""
     rows = np.flatnonzero((table.ended_s < until_s) & np.isfinite(table.run_time_s))
     return rows[np.argsort(table.ended_s[rows], kind="stable")]
 
 
 def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
-    """Return the moment, s, from which jobs are held back from the backtest's training."""
+    """Return the time, s, from which jobs are held back from the backtest."""
     ends_s = table.ended_s[ended]
     share_s = int(ends_s[int(len(ended) * (1.0 - HELD_BACK))])
     earliest_s = int(ends_s[int(len(ended) * (1.0 - AT_MOST_HELD_BACK))])
@@ -377,14 +380,17 @@ def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
 
 
 def _best_trust(model: DurationModel, features: NDArray[np.float32], run_time_s: NDArray[np.float64]) -> float:
-    """Return the trust with which ``model`` best orders jobs that it has not seen."""
+    """Return the trust with which ``model`` orders jobs best.
+
+    The jobs must not have been used in its training.
+    """
     opinions = predict_trees(model.forest, features)
     scores = [spearman(_mixed(opinions, features, trust)[:, 1], run_time_s) or 0.0 for trust in TRUSTS]
     return next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= max(scores) - CLEARLY)
 
 
 def _stretch(progress: Progress, first: float, last: float, setup: str, done: float) -> None:
-    """Report ``done`` as a part of the way from ``first`` to ``last``."""
+    """Report progress ``done`` as a part of the range from ``first`` to ``last``."""
     progress(setup, first + (last - first) * done)
 
 
@@ -414,16 +420,16 @@ def fit(
     progress: Progress = no_progress,
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Learn from the rows ``ended`` (ordered by end) of the other arrays.
+    """Train on the rows ``ended`` (ordered by end) of the other arrays.
 
-    Of bursts some, and the last ``MOST_JOBS``.
+    Bursts are thinned, and only the last ``most`` jobs are used.
 
     Parameters
     ----------
     most : int
-        Jobs learned from, at most; see ``MOST_JOBS``.
-    again : Known, optional
-        Jobs that waited teach a second time, as they were known at their start.
+        Largest number of jobs to learn from; see ``MOST_JOBS``.
+    again : FeaturesAtStart, optional
+        Features at the start of jobs that waited, which are used in addition.
     """
     rows = ended if len(ended) < SPARED_JOBS else without_repeats(ended, groups=groups, submitted_s=submitted_s)
     rows = rows[-most:]

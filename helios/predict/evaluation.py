@@ -1,6 +1,7 @@
-"""How good predictions are, on jobs submitted after the training ended, beside naive controls.
+"""Evaluation of predictions on jobs submitted after the training.
 
-Features, then quantiles as learned, then calibrated as they would have been at each submission, then figures.
+A model is compared with simple baselines (controls). Its quantiles are calibrated as they would have been at each
+submission.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ from helios.predict.scores import EvaluationSet, Scores, evaluation_set, scores_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A model's figures and its controls' on the same jobs.
+    """Scores of a model and of its controls on the same jobs.
 
     Attributes
     ----------
     train_until : datetime
-        Trained on jobs that ended before; judged on jobs submitted at or after this.
+        Training used jobs that ended before this time, and evaluation those submitted at or after it.
     train_jobs, jobs : int
-        Number of jobs learned from, and judged on.
-    figures : Figures
-        Of calibrated predictions, made at submission.
-    uncalibrated : Figures
-        Of the same with p10 and p90 as they were learned.
-    figures_at_start : Figures, optional
-        Of predictions of the same jobs made again at their start; None: not made.
+        Number of jobs in training and in evaluation.
+    figures : Scores
+        Scores of calibrated predictions, made at submission.
+    uncalibrated : Scores
+        Scores of the same predictions without calibration of p10 and p90.
+    controls : mapping of str to Scores
+        Scores of the baselines, by name.
+    figures_at_start : Scores, optional
+        Scores of predictions of the same jobs made again at their start. None where no job waited.
     notes : tuple of str
-        What a person should know before believing the figures.
+        Limits of the scores, for a person.
     """
 
     cluster: str
@@ -56,7 +59,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain values, the model's at the top level."""
+        """Return the scores as plain values, the model's at the top level."""
         return {
             "cluster": self.cluster,
             "train_until": self.train_until.isoformat(),
@@ -83,27 +86,28 @@ def evaluate(
     progress: Progress = no_progress,
     timezone: str = "UTC",
 ) -> Evaluation:
-    """Train on what ended before a moment, and judge on the jobs submitted from then on.
+    """Train on jobs that ended before a time, and evaluate on later submissions.
 
-    During the test features and intervals go on learning from what has ended.
+    During the test, features and intervals go on learning from ended jobs.
 
     Parameters
     ----------
     jobs : DataFrame
         Columns of ``JOBS``, in submission order.
     train_until : datetime, optional
-        The moment, aware.
+        The time, aware.
     test_fraction : float, optional
-        In its place: the share of jobs, last in submission order, to judge on.
+        Instead of it, the share of jobs, last in submission order, to evaluate on.
     gpu_only : bool
-        Judge on GPU jobs alone; training takes all.
+        Whether to evaluate on GPU jobs alone. Training always uses all jobs.
     refit_every : timedelta, optional
-        Grow the trees anew so often during the test, as a nightly job would; None: the model stays as it is.
+        Time between new trainings during the test, as a nightly task would do. None to keep the model.
 
     Raises
     ------
-    Misuse
-        Not exactly one of ``train_until`` and ``test_fraction`` is given, or the fraction is not within (0, 1).
+    UsageError
+        Not exactly one of ``train_until`` and ``test_fraction`` is given, the fraction is not within (0, 1), or
+        ``refit_every`` is not positive.
     NotEnoughHistory
         Too few jobs ended before the moment, or none with a known run time was submitted after it.
     """
@@ -148,7 +152,7 @@ def evaluate(
 
 
 def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> tuple[int, int]:
-    """Return the first job to judge on and the moment of the split, s."""
+    """Return the first job to evaluate on, and the time of the split, s."""
     if (moment is None) == (fraction is None):
         raise UsageError("Say either a moment to train until or a fraction of the jobs to test on.")
     if table.n == 0:
@@ -162,7 +166,7 @@ def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> 
     return first_test, int(table.submitted_s[first_test])
 
 
-_Course = list[tuple[int, DurationModel]]  # who predicts, and from when, s; ascending
+_Course = list[tuple[int, DurationModel]]  # models and the times from which they predict, s, ascending
 
 
 def _course(
@@ -187,9 +191,9 @@ def _course(
 def _as_learned(
     course: _Course, features: NDArray[np.float32], at_s: NDArray[np.int64], first: int
 ) -> NDArray[np.float64]:
-    """Return quantiles of all jobs, shape (n, 3), in s, each by who predicts ``at_s``.
+    """Return uncalibrated quantiles of all jobs, of shape (n, 3), s.
 
-    NaN before the job ``first``.
+    Each job is predicted by the model in use ``at_s``. NaN before the job ``first``.
     """
     quantiles = np.full((len(features), 3), np.nan)
     who = np.searchsorted([since_s for since_s, _ in course], at_s, side="right") - 1
@@ -208,14 +212,15 @@ def calibrated_quantiles(
     *,
     predicted_at_s: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
-    """Calibrate ``learned``, quantiles of shape (table.n, 3), each as of when it was predicted.
+    """Calibrate quantiles of shape (table.n, 3), each as of its prediction.
 
-    Rows of NaN stay so, and the ends of such jobs teach nothing: what ended before is in the model's own calibration.
+    Rows of NaN stay NaN, and the ends of such jobs do not update the calibration. Jobs that ended before are in the
+    model's own calibration.
 
     Parameters
     ----------
     predicted_at_s : int64 array of shape (table.n,), optional
-        When each job was predicted, s since the epoch; None: at its submission.
+        Time of each job's prediction, s since the epoch. None for its submission.
     """
     at_s = table.submitted_s if predicted_at_s is None else predicted_at_s
     order = np.argsort(at_s, kind="stable")
@@ -235,16 +240,16 @@ def calibrated_quantiles(
 def figures_at_start(
     course: _Course, table: JobTable, known: FeaturesAtStart, *, tested: NDArray[np.int64], judged: EvaluationSet
 ) -> Scores | None:
-    """Judge predictions of ``tested`` made again when each job starts, siblings and all.
+    """Evaluate predictions of ``tested`` that are made again at each start.
 
-    None where no job is known to have waited.
+    They are updated by running jobs of the same burst. None where no job is known to have waited.
 
     Parameters
     ----------
     course : list of (int, predictor)
-        Who predicts, and from when, s since the epoch.
-    judged : Judged
-        The jobs ``tested``, grouped as they were at submission, so that both sets of figures are of the same jobs.
+        Models and the times from which they predict, s since the epoch.
+    judged : EvaluationSet
+        The jobs ``tested``, grouped as at submission, so that both sets of scores are of the same jobs.
     """
     if not len(np.intersect1d(known.waited, tested)):
         return None
@@ -280,7 +285,7 @@ def _controls(
 
 
 def _better_controls(figures: Scores, controls: Mapping[str, Scores]) -> list[str]:
-    """Say which controls, if any, order jobs better than the model does."""
+    """Return a note if controls order jobs better than the model does."""
     mine = figures.spearman or 0.0
     better = [f"{name} ({its.spearman:.2f})" for name, its in controls.items() if its.spearman and its.spearman > mine]
     if not better:

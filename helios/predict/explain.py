@@ -1,8 +1,8 @@
-"""Reasons for a prediction.
+"""Explanation of a prediction.
 
-The shrinkage's steps, what the trees changed, and the past jobs most like it.
+It has the steps of the shrinkage, the corrections by the trees, and the past jobs most similar to the job.
 
-Both parts work on the logarithm of run time, so each of their steps is a factor, and the factors multiply to the
+Both parts work on the logarithm of run time, so each step is a factor, and the product of the factors is the
 prediction. The trees' part is LightGBM's own (TreeSHAP; Lundberg et al. 2020, doi 10.1038/s42256-019-0138-9).
 """
 
@@ -37,15 +37,15 @@ from helios.predict.job_table import JobTable, event_order, group_columns
 from helios.predict.model_text import trees_alone
 from helios.predict.trees import predict_trees
 
-# Which past jobs a prediction rests on: the narrowest circle around the job in which one has ended.
+# The basis of a prediction: the narrowest group of past jobs in which one has ended.
 #
-# The order is fixed: jobs of the user like this one, the user's other jobs, those of the account, those of anyone
-# that asked for the same, all. It is told from a row of features alone, so that a live prediction, a replayed one and
-# an explanation cannot disagree. It says what was there to rest on; how much each circle weighs is the business of
-# the shrinkage (:mod:`helios.predict.causal_stats`) and of the model.
+# The order is fixed: jobs of the user like this one, the user's other jobs, those of the account, those of anyone with
+# the same request, all. It is derived from a row of features alone, so that a live prediction, a replayed one and an
+# explanation cannot disagree. It shows which jobs were available. The weight of each group follows from the shrinkage
+# (:mod:`helios.predict.causal_stats`) and the model.
 
 BASES = ("user+size", "user", "group", "size", "all")
-"""Codes of :func:`fallback_level`, by position: from the narrowest circle to the widest."""
+"""Codes of :func:`fallback_level` by position, from the narrowest group to the widest."""
 
 BASIS_WORDS = {
     "user+size": "jobs of this user with this size and time limit",
@@ -54,13 +54,13 @@ BASIS_WORDS = {
     "size": "jobs of others with this size, time limit and partition; none of this user or account has ended",
     "all": "all jobs of the cluster; none of this user, account or request has ended",
 }
-"""What each of ``BASES`` means, for a person; each reads after "rests on"."""
+"""Meaning of each of ``BASES``, for a person. Each text continues a sentence after "rests on"."""
 
 _USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
 
 
 def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Say which jobs each prediction rests on.
+    """Return which of ``BASES`` each prediction rests on.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
     Returns
     -------
     int8 array of shape (n,)
-        Positions in ``BASES``. A job of an unknown user has no user's jobs to rest on, whoever submitted it.
+        Positions in ``BASES``. The prediction of an unknown user's job never rests on jobs of a user.
     """
     return np.asarray(_bases(features))
 
@@ -80,7 +80,7 @@ def _bases(features: Any) -> Any:
     bases = np.empty(len(features), dtype=np.int8)
     for row in range(len(features)):
         known = features[row]
-        # The logarithm of one more than their number; NaN, an unknown user, is not above 0.
+        # log1p of the number of ended jobs. For an unknown user it is NaN, which is not above 0.
         if known[COLUMN.user_size_ended] > 0:
             bases[row] = _USER_SIZE
         elif known[COLUMN.user_ended] > 0:
@@ -94,27 +94,28 @@ def _bases(features: Any) -> Any:
     return bases
 
 
-# Past jobs that had ended by a job's submission: those most like it, and the last ones that it rests on.
+# Past jobs that had ended by a job's submission: the most similar ones, and the last ones of the prediction's basis.
 #
-# Likeness is that of the walk through history (:mod:`helios.predict.causal_stats`), over the whole past instead of
-# the user's last few jobs: size and limit by their ratio, partition and name by being the same.
+# The distance is that of the features (:mod:`helios.predict.causal_stats`), over the whole past instead of the user's
+# last few jobs: size and limit count by their ratio, partition and name by being the same or not.
 
 LEVEL_OF = {"user+size": "user_size", "user": "user", "group": "account", "size": "request", "all": "global"}
-"""Which of ``LEVELS`` holds the jobs that each of ``BASES`` means."""
+"""The level in ``LEVELS`` of each of ``BASES``."""
 LAST = 12
-"""How many of the last ended jobs stand for those a prediction rests on."""
+"""Number of last ended jobs that are shown for the basis of a prediction."""
 
 OTHER_PARTITION, OTHER_STEM, OTHER_NAME, OTHER_USER, OTHER_ACCOUNT = 1.0, 2.0, 0.3, 1.5, 1.0
-"""Distances; 0.69 is a size or limit twice as large. Partition and stem count as in the walk, the rest we chose."""
+"""Distances, where 0.69 is a size or limit twice as large. Partition and stem count as in the features, the other
+values were chosen."""
 AGE = 0.1
-"""Distance of each factor e in the number of jobs of its kind (same request and user) that ended since."""
+"""Distance for each factor e in the number of jobs of the same kind (same request and user) that ended since."""
 UNKNOWN_LIMIT, UNLIMITED, UNKNOWN_SIZE = -5.0, 20.0, -1.0
-"""Stand for a logarithm, as in the walk: an unknown limit is like an unknown one and far from any other."""
+"""Values in place of a logarithm, as in the features. An unknown limit is close to another unknown one only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarJob:
-    """A past job that is like the one explained.
+    """Past job that is similar to the explained one.
 
     Attributes
     ----------
@@ -124,9 +125,9 @@ class SimilarJob:
         s since the epoch.
     run_time_s : float
     distance : float
-        0: the same request, and no job like it has ended since.
+        0 for the same request, if no job like it has ended since.
     differs : tuple of str
-        In what it is not the same: "size", "limit", "partition", "name", "user", "account".
+        What differs, of "size", "limit", "partition", "name", "user" and "account".
     """
 
     row: int
@@ -138,16 +139,16 @@ class SimilarJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentInGroup:
-    """The last ended jobs of the group that a prediction rests on.
+    """Last ended jobs of the group that a prediction rests on.
 
     Attributes
     ----------
     jobs : int
-        How many of the group had ended, at any time.
+        Number of jobs of the group that had ended at any time.
     last : int
-        How many of them, the last ones, the run times are of; at most ``LAST``.
+        Number of last jobs that the run times are of, at most ``LAST``.
     shortest_s, longest_s : float
-        Their run times.
+        Shortest and longest run time of these last jobs.
     """
 
     jobs: int
@@ -157,25 +158,28 @@ class RecentInGroup:
 
 
 def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
-    """Return the last ended jobs of the last job's ``basis`` (one of ``BASES``).
+    """Return the last ended jobs of the last job's ``basis``.
 
-    None: none had ended.
+    ``basis`` is one of ``BASES``. None where none had ended.
     """
     return _recent(table, group_columns(table), basis)
 
 
 def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
-    """Return the narrowest of ``BASES`` in which a job had ended by the last job's submission, and its last jobs."""
+    """Return the narrowest of ``BASES`` with an ended job, and its last jobs.
+
+    A job counts as ended if it had ended by the last job's submission.
+    """
     groups = group_columns(table)
     found = ((basis, _recent(table, groups, basis)) for basis in BASES)
     return next(((basis, there) for basis, there in found if there), (BASES[-1], None))
 
 
 def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
-    """Return the past jobs most like the last of ``table``, the most alike first.
+    """Return the past jobs most similar to the last job, the most similar first.
 
-    The user's own come first, however far; if they are fewer than ``most``, others' of the same account, size or name
-    stem follow. O(n log n) in the number of jobs.
+    The user's own come first, whatever their distance. If they are fewer than ``most``, others' jobs of the same
+    account, size or name stem follow. O(n log n) in the number of jobs.
     """
     ended = _ended_before_the_last(table)
     own = (table.user[ended] == table.user[-1]) & (table.user[-1] >= 0)
@@ -202,7 +206,10 @@ def _recent(table: JobTable, groups: NDArray[np.int32], basis: str) -> RecentInG
 
 
 def _ended_before_the_last(table: JobTable) -> NDArray[np.int64]:
-    """Return the rows that had ended by the last job's submission, with a known run time."""
+    """Return the rows that had ended by the last job's submission.
+
+    Their run time is known.
+    """
     return np.flatnonzero((table.ended_s < table.submitted_s[-1]) & np.isfinite(table.run_time_s))
 
 
@@ -224,11 +231,11 @@ def _nearest(table: JobTable, rows: NDArray[np.int64], most: int) -> list[Simila
 
 
 def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many of each one's kind ended after it.
+    """Return how many jobs of each job's kind ended after it.
 
-    An old job of a kind of its own is not crowded out.
+    So an old job of a rare kind is not displaced by many newer jobs of a common kind.
     """
-    same_stem = table.stem == table.stem[-1]  # not the stem itself: where every name is another, all would be of age 0
+    same_stem = table.stem == table.stem[-1]  # not the stem itself: if all names differed, all jobs would have age 0
     columns = (_size(table), _limit(table), table.partition, same_stem, table.user)
     kind = np.zeros(len(newest_first), dtype=np.int64)
     for column in columns:
@@ -238,7 +245,7 @@ def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np
 
 
 def _apart(table: JobTable, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-    """Return how far each of ``rows`` is from the last job, by what they differ in."""
+    """Return the distances of ``rows`` from the last job, by property."""
     size, limit = _size(table), _limit(table)
     cpu_or_gpu = (table.gpus[rows] > 0) != (table.gpus[-1] > 0)
     other_stem = table.stem[rows] != table.stem[-1]
@@ -262,30 +269,32 @@ def _limit(table: JobTable) -> NDArray[np.float64]:
 
 
 PRIOR, NEIGHBOURHOOD = "prior", "neighbours"
-"""Steps beside ``LEVELS``: before anything has ended, and the user's last jobs, near ones counting more."""
+"""Steps besides ``LEVELS``: the prior before anything has ended, and the user's last jobs, weighted by similarity."""
 EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
-"""Corrections that no feature makes: what the trees give any job, and what is done to their answer."""
+"""Corrections by no feature: the trees' constant for every job, and what is applied after the trees."""
 
-# Columns of History.sums and History.counts.
+# Columns of CausalStats.sums and CausalStats.counts.
 _WEIGHT, _SUM, _ENDED = 0, 1, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One step of the shrinkage, from the widest group of jobs to the narrowest.
+    """One step of the shrinkage.
+
+    Steps go from the widest group of jobs to the narrowest.
 
     Attributes
     ----------
     level : str
         One of ``LEVELS``, ``PRIOR`` for the first or ``NEIGHBOURHOOD`` for the last.
     jobs : int
-        Jobs of the group that had ended.
+        Number of jobs of the group that had ended.
     weight : float
-        What they count together, older ones less.
+        Sum of their weights, which are smaller for older ones.
     run_time_s : float
-        The run time expected after this step.
+        Expected run time after this step.
     factor : float
-        By how much the step changed it; 1 for the first.
+        Factor by which the step changed it; 1 for the first.
     """
 
     level: str
@@ -297,7 +306,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """A prediction and everything it is made of.
+    """A prediction and its explanation.
 
     (1 + ``steps[0].run_time_s``) times all factors, of ``steps`` and of ``corrections``, is 1 + ``quantiles_s[1]``.
 
@@ -306,20 +315,20 @@ class Explained:
     quantiles_s : tuple of float
         p10, p50 and p90 of the run time, s.
     source : str
-        Id of what predicted.
+        Id of the predictor.
     basis : str
-        One of ``BASES``: which jobs the prediction rests on.
-    steps : tuple of Step
-        The shrinkage.
+        One of ``BASES``, the jobs that the prediction rests on.
+    steps : tuple of Contribution
+        Steps of the shrinkage.
     corrections : dict of str to float
-        Factor by feature, of the trees that gave the median; ``EVERY_JOB`` and ``AFTERWARDS`` beside them. Without
-        trees only the latter.
+        Factor of each feature in the trees that gave the median, and of ``EVERY_JOB`` and ``AFTERWARDS``. Without
+        trees only the last.
     features : dict of str to float
-        What was known at submission, by name; NaN: unknown.
-    precedent : Precedent, optional
-        The last ended jobs of its basis; None: nothing had ended.
-    resembling : tuple of Resemblance
-        Past jobs most like it, the most alike first.
+        Features at submission, by name; NaN where unknown.
+    recent : RecentInGroup, optional
+        The last ended jobs of the basis. None where nothing had ended.
+    resembling : tuple of SimilarJob
+        Most similar past jobs, the most similar first.
     """
 
     quantiles_s: tuple[float, float, float]
@@ -340,11 +349,11 @@ def explain_last(
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``, in submission order. Of a job before the last only what had ended by then counts.
+        Columns of ``JOBS``, in submission order. Ends after the last job's submission are not used.
     model : DurationModel, optional
-        None: shrinkage alone.
+        None for shrinkage alone.
     alike : int
-        How many past jobs to name.
+        Number of similar past jobs to return.
 
     Raises
     ------
@@ -391,7 +400,7 @@ def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tu
             add(name, int(ended), float(sums[_WEIGHT]), float(drawn))
     near = history.ring_length[history.ring_of[groups[USER]]] if groups[USER] >= 0 else 0
     weight = float(np.nan_to_num(row[COLUMN.neighbour_weight]))
-    # Ends at the anchor as the predictor knows it, in single precision.
+    # The last step ends at the anchor in single precision, as the predictor uses it.
     add(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, float(row[COLUMN.anchor]))
     return tuple(steps)
 
@@ -399,7 +408,7 @@ def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tu
 def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_median: float) -> dict[str, float]:
     """Return the factor of each feature.
 
-    The last one makes the product exact, whatever is done after the trees.
+    The last one makes the product exact, whatever is applied after the trees.
     """
     parts = {} if model is None else _contributions(model, row)
     left = float(log_median - float(row[0, COLUMN.anchor]) - sum(parts.values()))
@@ -418,6 +427,6 @@ def _contributions(model: DurationModel, row: NDArray[np.float32]) -> dict[str, 
     for ensemble, share in shares.items():
         booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
         parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
-        if ensemble == LEVEL:  # it starts from nothing, where the others start from the anchor
+        if ensemble == LEVEL:  # it starts from 0, whereas the others start from the anchor
             parts[-1] -= share * model.trust * anchor
     return {name: float(part) for name, part in zip(names, parts, strict=True)}

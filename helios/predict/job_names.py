@@ -1,11 +1,9 @@
-"""Families of job names.
+"""Families of similar job names of one user.
 
-A name never seen before joins the kin that its user had before.
-
-People name jobs after what they do and then vary a number, a word, a date: ``train_resnet50_lr0.1_seed3`` is kin of
-``train_resnet50_lr0.01_seed4``. A name is first reduced to its words; then it joins the most similar of the names that
-lead its user's families (leader clustering, one pass: Hartigan 1975), or founds a family of its own. The similarity is
-rapidfuzz's; only the last ``MOST_LEADERS`` leaders of a user are compared, so that a user with a million names costs no
+People name jobs after what they do and then vary a number, a word or a date, such as ``train_resnet50_lr0.1_seed3`` and
+``train_resnet50_lr0.01_seed4``. A name is first reduced to its words. Then it joins the most similar of the names that
+lead its user's families (leader clustering, one pass: Hartigan 1975), or starts a new family. The similarity is
+rapidfuzz's. Only the last ``MOST_LEADERS`` leaders of a user are compared, so that a user with a million names costs no
 more per name than one with a hundred. A name's family is fixed when it is first submitted, from earlier names alone.
 """
 
@@ -20,28 +18,27 @@ from numpy.typing import NDArray
 from rapidfuzz import fuzz, process
 
 LEAST_LIKENESS = 80.0
-"""Of two names' words, 0 to 100 (twice the letters in common, in order, by all letters), to be one family."""
+"""Least similarity of two names in one family, 0 to 100 (twice the common letters, in order, by all letters)."""
 MOST_LEADERS = 64
-"""Leaders of a user that a new name is compared with, the ones last joined."""
+"""Leaders of a user with which a new name is compared, those that were joined last."""
 LONGEST_NAME = 128
-"""Letters of a name that are read: comparing takes time by their square, and a user may submit anything."""
+"""Letters of a name that are read. Time grows with their square, and a user may submit any name."""
 NO_FAMILY = -1
 
-# What identifies one run: UUIDs, and long hexadecimal numbers; with a digit in them, so that words stay.
+# Ids of a run: UUIDs, and long hexadecimal numbers with at least one digit, so that words are kept.
 _RUN_ID = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![a-z0-9])(?=[a-f]*[0-9])[0-9a-f]{7,}(?![a-z0-9])"
 )
-_MAY_HOLD_RUN_ID = re.compile(r"[0-9a-f]{7}")  # asked first: most names hold none, and it takes a tenth of the time
+_MAY_HOLD_RUN_ID = re.compile(r"[0-9a-f]{7}")  # checked first, since most names have none and it is ten times as fast
 _NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
 _EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
 def split_words(name: str) -> str:
-    """Return the words of a job's name, in lower case and order.
+    """Return the words of a job's name, in lower case and in order.
 
-    Without its path, extension, numbers and ids.
-
-    Empty, if there are none: a hash or a number says nothing of kinship.
+    Path, extension, numbers and ids are removed. Empty where nothing is left, because a hash or a number shows no
+    relation.
     """
     file = _EXTENSION.sub("", name[-LONGEST_NAME:].lower().rstrip("/").rpartition("/")[2])
     if _MAY_HOLD_RUN_ID.search(file):
@@ -50,22 +47,22 @@ def split_words(name: str) -> str:
 
 
 class JobNameFamilies:
-    """Gives names their families, as they are first submitted.
+    """Families of job names, assigned at the first submission.
 
-    Families are numbered from 0 in the order in which they are founded, and each is one user's.
+    They are numbered from 0 in order of creation. Each belongs to one user.
     """
 
     def __init__(self) -> None:
         self._family: dict[tuple[int, str], int] = {}
-        # Of each user, the leaders' words by family; the last one joined is the last.
+        # The leaders' words by user and family. The one joined last comes last.
         self._leaders: dict[int, dict[int, str]] = {}
         self._founded = 0
         self._beneath: JobNameFamilies | None = None
 
     def aside(self) -> JobNameFamilies:
-        """Return families that know all of these.
+        """Return a copy that shares all known families.
 
-        What they are asked beyond leaves these as they are.
+        New names in the copy do not change this object.
         """
         other = JobNameFamilies()
         other._beneath, other._founded = self, self._founded
@@ -74,12 +71,12 @@ class JobNameFamilies:
     def code(self, user: int, name: str | None) -> int:
         """Return the family of a job called ``name`` that ``user`` submits now.
 
-        The same name always has the same one.
+        The same name always has the same family.
 
         Parameters
         ----------
         user : int
-            Any number that is one user's; negative: unknown.
+            Number of the user; negative if unknown.
 
         Returns
         -------
@@ -89,14 +86,16 @@ class JobNameFamilies:
         return self._of_words(user, split_words(name)) if user >= 0 and name else NO_FAMILY
 
     def codes(self, user: NDArray[np.int32], name: NDArray[np.int32], names: Sequence[str]) -> NDArray[np.int32]:
-        """Return the families of many jobs, in the order of their submission, as :meth:`code` would one by one.
+        """Return the families of many jobs, in the order of their submission.
+
+        They are the same as from :meth:`code` one by one.
 
         Parameters
         ----------
         user : int32 array of shape (n,)
             As for :meth:`code`.
         name : int32 array of shape (n,)
-            Positions in ``names``; -1: no name.
+            Positions in ``names``; -1 without a name.
         """
         words, of_name = _words_of_all(names)
         word = np.append(of_name, NO_FAMILY)[name]
@@ -141,9 +140,9 @@ class JobNameFamilies:
 
 
 def _words_of_all(names: Sequence[str]) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Return the distinct words of ``names``, and of each name its place among them.
+    """Return the distinct words of ``names``, and each name's position among them.
 
-    -1: it has none.
+    -1 for a name without words.
     """
     of_name, words = pd.factorize(np.array([split_words(name) or None for name in names], dtype=object))
     return list(words), of_name

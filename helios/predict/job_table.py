@@ -1,4 +1,4 @@
-"""From jobs to what a predictor may know of each at its submission."""
+"""Conversion of jobs into arrays and causal features."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAILURES = frozenset(
     {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.TIMEOUT}
 )
 
-# What the jobs of one group have in common, by level: columns of `columns_alike`. A level more is a line more here.
+# Columns of `columns_alike` that the jobs of one group have in common, by level. A new level needs one line here.
 ALIKE: dict[str, tuple[str, ...]] = {
     "global": (),
     "partition": ("partition",),
@@ -36,10 +36,10 @@ ALIKE: dict[str, tuple[str, ...]] = {
     "user_stem": ("user", "stem"),
     "user_name": ("user", "name", "size"),
 }
-# A job of which one of these is unknown belongs to no group that asks for it; of another column, unknown is a value
-# like any other.
+# A job with an unknown value in one of these columns belongs to no group of that column. In other columns, unknown is a
+# value like any other.
 _NEVER_UNKNOWN = frozenset({"user", "account", "name", "stem", "family"})
-# Columns of a queue from which a job is predicted.
+# Columns of a queue that predictions read.
 ASKED = (
     *("submitted_at", "user", "account", "partition", "qos", "name"),
     *("gpus", "cpus", "nodes", "time_limit_s", "memory_mib"),
@@ -50,9 +50,9 @@ READ = (*ASKED, "started_at", "ended_at", "run_time_s", "state")
 
 
 class NameCodes(NamedTuple):
-    """Numbers of job names, int32 arrays of one entry per job.
+    """Codes of job names, int32 arrays of one entry per job.
 
-    -1: no name, or of ``family`` no words or no user.
+    -1 without a name, and for ``family`` also without words or user.
     """
 
     name: NDArray[np.int32]
@@ -61,22 +61,31 @@ class NameCodes(NamedTuple):
 
 
 class Coding(Protocol):
-    """Gives the values of a column numbers, -1 where it is missing.
+    """Interface that assigns codes to the values of columns.
 
-    Equal ones the same.
+    Equal values get the same code, missing ones -1.
     """
 
     def codes(self, name: str, column: Any) -> NDArray[np.int32]:
-        """Return the numbers of ``column``, the categorical array of the column of ``JOBS`` called ``name``."""
+        """Return the codes of the column of ``JOBS`` called ``name``.
+
+        ``column`` is its categorical array.
+        """
         ...
 
     def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
-        """Return the numbers of job names, an array of text, of their stems, and of ``user``'s families."""
+        """Return the codes of job names, of their stems and of their families.
+
+        ``names`` is an array of text, ``user`` has the users' codes.
+        """
         ...
 
 
 class FrameCoding:
-    """The :class:`Coding` of one frame by itself, which is all that whole histories need."""
+    """:class:`Coding` of a single frame.
+
+    It is sufficient for whole histories.
+    """
 
     def codes(self, name: str, column: Any) -> NDArray[np.int32]:  # noqa: ARG002 - the frame's own codes will do
         """See :class:`Coding`."""
@@ -86,7 +95,7 @@ class FrameCoding:
         """See :class:`Coding`."""
         codes, uniques = pd.factorize(names)
         stems = pd.Series(uniques, dtype="str").str.replace(_DIGITS, "", regex=True)
-        # The last entry answers for the code -1 of a missing name.
+        # The last entry is for the code -1 of a missing name.
         of_unique = np.append(pd.factorize(stems)[0], -1)
         codes = codes.astype(np.int32)
         families = JobNameFamilies().codes(user, codes, list(uniques))
@@ -99,22 +108,24 @@ _BY_FRAME = FrameCoding()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTable:
-    """Columns a predictor needs, as arrays of one entry per job, in submission order.
+    """Columns that predictors need, as arrays of one entry per job.
+
+    Jobs are in submission order.
 
     Attributes
     ----------
     submitted_s, started_s, ended_s : int64
-        s since the epoch; ``NEVER_S`` where a job has not started or ended, or it is not known when.
+        s since the epoch; ``NEVER_S`` where a job has not started or ended, or the time is not known.
     run_time_s : float64
-        NaN: unknown.
+        NaN where it is unknown.
     user, account, partition, qos, name, stem, family : int32
-        Codes, -1 unknown. ``stem`` is the name with its digits taken out, ``family`` the user's kindred names.
+        Codes, -1 if unknown. ``stem`` is the name without digits, ``family`` the user's similar names.
     failed : float64
-        1 where the job did not do what it should, 0 where it did or was cancelled, NaN unknown.
+        1 if the job failed, 0 if it completed or was cancelled, NaN if unknown.
     gpus : int32
     cpus, nodes, time_limit_s, memory_mib : float64
     hour, weekday : float64
-        Of submission, on the site's clock; Monday is 0.
+        Of submission, in the site's time zone; Monday is 0.
     """
 
     submitted_s: NDArray[np.int64]
@@ -144,11 +155,11 @@ class JobTable:
 
     @classmethod
     def from_frame(cls, jobs: pd.DataFrame, *, timezone: str = "UTC", coding: Coding = _BY_FRAME) -> JobTable:
-        """Take the columns from ``jobs``, which must be in submission order.
+        """Return the table of ``jobs``, which must be in submission order.
 
-        Where the end is missing, the start plus the run time is taken; where the start is missing too,
-        the submission plus the run time (Venus and Philly publish no start: a job that waited is then
-        believed to have ended earlier than it did).
+        A missing end is replaced by the start plus the run time. Where the start is missing too, it is the submission
+        plus the run time (Venus and Philly publish no start, so that a job that waited seems to end earlier than it
+        did).
 
         Raises
         ------
@@ -184,7 +195,9 @@ class JobTable:
         coding: Coding,
         rows: NDArray[np.bool_] | None = None,
     ) -> JobTable:
-        """Take the jobs at ``rows`` of ``queue`` (None: all), which have not ended, as submitted at ``submitted_s``.
+        """Return the table of jobs in ``queue`` that have not ended.
+
+        They are the jobs at ``rows``, or all for None, taken as submitted at ``submitted_s``.
 
         Raises
         ------
@@ -207,9 +220,9 @@ class JobTable:
 
     @property
     def size(self) -> NDArray[np.float64]:
-        """GPUs, or for a job without any, CPUs.
+        """Number of GPUs, or of CPUs for a job without GPUs.
 
-        NaN: unknown.
+        NaN where it is unknown.
         """
         return np.where(self.gpus > 0, self.gpus, self.cpus)
 
@@ -221,9 +234,9 @@ class JobTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureMatrix:
-    """Features of jobs.
+    """Features of jobs with their names.
 
-    ``X`` is float32 of shape (n, len(names)); NaN: not known at submission.
+    ``X`` is float32 of shape (n, len(names)), NaN where a value is not known at submission.
     """
 
     X: NDArray[np.float32]
@@ -233,8 +246,8 @@ class FeatureMatrix:
 def causal_features(table: JobTable) -> FeatureMatrix:
     """Return each job's features, from what was known at its submission.
 
-    Known are its own request, earlier submissions, and jobs that ended strictly before. Of a job that had
-    not ended, nothing but its request counts: not its wait, start, state or run time. O(n log n).
+    These are its own request, earlier submissions, and jobs that ended strictly before. Of a job that had not ended
+    only the request is used, not its wait, start, state or run time. O(n log n).
     """
     events = event_order(table)
     features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
@@ -244,7 +257,7 @@ def causal_features(table: JobTable) -> FeatureMatrix:
 
 
 def event_order(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Events:
-    """Return what the walk through history needs of each job.
+    """Return the events that the causal features are computed from.
 
     ``groups`` default to :func:`group_columns`.
     """
@@ -266,9 +279,9 @@ def group_columns(table: JobTable) -> NDArray[np.int32]:
 
     Groups of different levels never share a number.
 
-    An unknown user has no history of its own: pooling all unknown users as one would call strangers alike.
-    On Venus and Philly (no users) pooling them by partition moved the trained model's rank correlation by
-    +.006 each, and worsened its median absolute log error from 1.08 to 1.11 and from .45 to .52.
+    An unknown user has no history of its own, because pooling all unknown users would treat different people as one. On
+    Venus and Philly (no users) pooling them by partition moved the trained model's rank correlation by +.006 each, and
+    worsened its median absolute log error from 1.08 to 1.11 and from .45 to .52.
     """
     columns = {name: _codes_of(values) for name, values in columns_alike(table).items()}
     groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
@@ -282,9 +295,9 @@ def group_columns(table: JobTable) -> NDArray[np.int32]:
 
 
 def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
-    """Return the columns by which jobs are told to be alike.
+    """Return the columns by which jobs are grouped.
 
-    Equal values are one, an unknown one is a value too.
+    Unknown is a value too.
     """
     return {
         "size": np.where(table.gpus > 0, table.gpus, -1.0 - np.nan_to_num(table.cpus, nan=0.0)),
@@ -299,7 +312,10 @@ def columns_alike(table: JobTable) -> dict[str, NDArray[Any]]:
 
 
 def group_members(table: JobTable, level: str) -> NDArray[np.bool_]:
-    """Say of each job whether enough is known of it to belong to a group of ``level``."""
+    """Return which jobs belong to a group of ``level``.
+
+    A job does not if a needed column is unknown.
+    """
     member = np.ones(table.n, dtype=np.bool_)
     for column in _NEVER_UNKNOWN.intersection(ALIKE[level]):
         member &= getattr(table, column) >= 0
@@ -335,7 +351,10 @@ def _nearness(table: JobTable) -> NDArray[np.float64]:
 
 
 def _requests(frame: pd.DataFrame, coding: Coding, rows: NDArray[np.bool_] | None = None) -> dict[str, NDArray[Any]]:
-    """Return what jobs asked for, which a history and a queue call by the same names."""
+    """Return the requests of jobs, from a history or a queue.
+
+    Both use the same column names.
+    """
 
     def column(name: str) -> Any:
         return frame[name].array if rows is None else frame[name].array[rows]
@@ -369,26 +388,26 @@ def _failed(states: pd.Series[Any]) -> NDArray[np.float64]:
     return by_code[states.cat.codes.to_numpy()]
 
 
-# What is known of jobs that waited when they start: the last moment at which a prediction of theirs is of use.
+# Features of jobs that waited as of their start, the last moment at which a prediction is of use.
 #
-# While a job waits others end, and what they teach is the largest single gain over predicting at submission alone.
+# While a job waits others end. To learn from them is the largest single gain over predictions at submission alone.
 
 WAITED_S = 60
-"""Below this nothing is learned while waiting that would be worth a second look."""
+"""Shortest wait after which a second prediction is worthwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeaturesAtStart:
-    """What was known of each job of a history, and of those that waited again at their start.
+    """Features of each job at its submission, and at start if it waited.
 
     Attributes
     ----------
     at_submission : float32 array of shape (n_jobs, len(FEATURES))
-        As :func:`helios.predict.job_table.causal_features` gives it.
+        As from :func:`helios.predict.job_table.causal_features`.
     waited : int64 array of shape (n_waited,)
         Jobs that started ``WAITED_S`` or more after their submission.
     at_start : float32 array of shape (n_waited, len(FEATURES))
-        Of these.
+        Features of these jobs at their start.
     """
 
     at_submission: NDArray[np.float32]
@@ -396,16 +415,19 @@ class FeaturesAtStart:
     at_start: NDArray[np.float32]
 
     def latest(self) -> NDArray[np.float32]:
-        """Return each job's features as of its start, as of its submission where it did not wait."""
+        """Return each job's features as of its start.
+
+        They are those at submission where the job did not wait.
+        """
         latest = self.at_submission.copy()
         latest[self.waited] = self.at_start
         return latest
 
 
 def features_at_start(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
-    """Walk once through a history.
+    """Return features at submission and at start, in one pass over a history.
 
-    Causal as :func:`helios.predict.job_table.causal_features` is, each row as of its moment.
+    They are causal as in :func:`helios.predict.job_table.causal_features`, each row as of its time.
     """
     events, ends = event_order(table, groups=groups), table.ends()
     sane = (table.started_s != NEVER_S) & (table.started_s <= table.ended_s)
@@ -436,17 +458,17 @@ def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
             next_end = replay_events(history, events, jobs[place : place + 1], ends, ends_s, next_end, features)
 
 
-# Numbers for what jobs have in common, which stay as they are when more jobs come.
+# Codes and group numbers that do not change when more jobs come.
 #
 # A whole history is numbered at once by factorizing its columns (:func:`helios.predict.job_table.group_columns`). A
-# live predictor cannot: the user who comes tomorrow must not move the numbers under which it has learned of all others.
+# live predictor cannot do so, because a new user must not change the numbers of those that it has learned from.
 
 _DIGITS_PATTERN = re.compile(r"\d+")
 _KEPT_LISTS = 64
 
 
 class Codes:
-    """Numbers of values, counted up in the order in which values are first seen."""
+    """Codes of values, numbered in the order in which values first appear."""
 
     def __init__(self, known: Mapping[Hashable, int] | None = None) -> None:
         self._known = {} if known is None else known
@@ -456,16 +478,16 @@ class Codes:
         return len(self._known) + len(self._fresh)
 
     def aside(self) -> Codes:
-        """Return codes that know all of these.
+        """Return a copy that shares all known codes.
 
-        What they are asked beyond leaves these as they are.
+        New values in the copy do not change this object.
         """
         return Codes(self._fresh)
 
     def of(self, values: Iterable[Hashable]) -> list[int]:
-        """Return the number of each value.
+        """Return the code of each value.
 
-        One never seen before gets the next.
+        A new value gets the next one.
         """
         known, fresh, first = self._known, self._fresh, len(self._known)
         if not known:
@@ -474,9 +496,9 @@ class Codes:
 
 
 class Categories:
-    """A :class:`helios.predict.job_table.Coding` that grows, and the numbers of groups of jobs that are alike.
+    """Growing :class:`helios.predict.job_table.Coding` with group numbers.
 
-    Old values and old groups keep their numbers. Groups of all levels are numbered in one row, from 0.
+    Old values and old groups keep their numbers. Groups of all levels share one numbering, from 0.
     """
 
     def __init__(self) -> None:
@@ -489,11 +511,14 @@ class Categories:
 
     @property
     def n_groups(self) -> int:
-        """How many groups are numbered."""
+        """Number of groups so far."""
         return len(self._groups)
 
     def aside(self) -> Categories:
-        """Return a vocabulary that knows all of this one and forgets the rest with itself."""
+        """Return a copy that shares all known codes.
+
+        New values in the copy do not change this object.
+        """
         other = Categories()
         other._columns = {name: codes.aside() for name, codes in self._columns.items()}
         other._names, other._stems, other._groups = self._names.aside(), self._stems.aside(), self._groups.aside()
@@ -506,7 +531,7 @@ class Categories:
         texts = self._texts_of(column.categories)
         numbers = self._columns.setdefault(name, Codes())
         if len(column) > len(texts):
-            # One entry more than there are categories answers for the code -1 of a missing value.
+            # The additional last entry is for the code -1 of a missing value.
             of_category = np.array([*numbers.of(texts), -1], dtype=np.int32)
             return np.asarray(of_category[column.codes])
         codes = column.codes.tolist()
@@ -516,7 +541,7 @@ class Categories:
     def _texts_of(self, categories: pd.Index[Any]) -> list[Any]:
         """Return categories as a list.
 
-        Of the frame asked about last it is kept, for it is often asked about again.
+        Lists are cached, because the same categories are often used again.
         """
         kept = self._texts.get(id(categories))
         if kept is None or kept[0] is not categories:
@@ -538,14 +563,14 @@ class Categories:
         return NameCodes(*codes)
 
     def groups(self, table: JobTable) -> NDArray[np.int32]:
-        """Return each job's group at each of ``LEVELS``, of shape (table.n, len(LEVELS)).
+        """Return each job's group at each of ``LEVELS``, -1 for none.
 
-        -1: none.
+        The result has the shape (table.n, len(LEVELS)).
 
         Parameters
         ----------
         table : JobTable
-            Coded by this vocabulary.
+            Coded by this object.
         """
         columns = {name: values.tolist() for name, values in columns_alike(table).items()}
         groups = np.full((table.n, len(LEVELS)), -1, dtype=np.int32)
@@ -561,7 +586,7 @@ class Categories:
     def _stems_of(self, numbers: list[int], names: list[str]) -> list[int]:
         """Return the stem of each name.
 
-        That of a name seen before is not worked out again.
+        Stems of known names are not computed again.
         """
         old = self._stem_of
         fresh = {number: name for number, name in zip(numbers, names, strict=True) if number >= len(old)}

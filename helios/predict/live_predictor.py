@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 
 class LivePredictor:
-    """Predicts the jobs of a queue again and again, and learns of each job that ends, without starting over.
+    """Predictor for the jobs of a live queue, which learns from ended jobs.
 
-    It never forgets: whoever keeps it for long makes a new one of the latest history now and then. Threads may share
-    it.
+    It never forgets, so a long-lived process should replace it by a new one with the latest history from time to time.
+    Threads may share it.
 
     Parameters
     ----------
     history : DataFrame
-        Columns of ``JOBS``; learned as :meth:`learn` does.
+        Columns of ``JOBS``, learned as by :meth:`learn`.
     model : DurationModel, optional
-        None: shrinkage alone, which serves from the first job.
+        None for shrinkage alone, which serves from the first job.
     timezone : str
         Zone of the cluster's local time.
 
@@ -67,13 +67,13 @@ class LivePredictor:
         self.learn(history)
 
     def learn(self, ended: pd.DataFrame) -> int:
-        """Take note of jobs that have ended.
+        """Add jobs that have ended.
 
-        Those that it was told of before count once.
+        A job that was added before counts once.
 
-        A job teaches from the first :meth:`predict` for a moment after its end. Jobs told before that moment are
-        learned in the order of their ends, however they were told; one that is told later is learned then, as if it
-        had ended after all that were known: older jobs weigh less, so that it counts a little more than it should.
+        A job is learned by the first :meth:`predict` for a time after its end. Jobs added before that call are learned
+        in the order of their ends, in whatever order they were added. A job that is added later is learned then, as if
+        it had ended after all known ones. As older jobs weigh less, it then counts a little more than it should.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class LivePredictor:
         Returns
         -------
         int
-            How many were new.
+            Number of new jobs.
 
         Raises
         ------
@@ -102,18 +102,16 @@ class LivePredictor:
     def predict(self, pending: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
         """Predict run times of jobs as if they were submitted now, in this order.
 
-        What ended while they waited counts.
-
-        Nothing is remembered of them, or of what runs.
+        Jobs that ended while they waited are used. The call stores nothing about pending or running jobs.
 
         Parameters
         ----------
         pending : DataFrame
             Columns of ``QUEUE``. An array's record is predicted as one of its tasks.
         now : datetime
-            Not before that of an earlier call: what has been learned stays learned.
+            Not before that of an earlier call, because learned jobs cannot be removed.
         running : DataFrame, optional
-            Columns of ``QUEUE``: what users have running is a feature.
+            Columns of ``QUEUE``. Users' running jobs are a feature.
 
         Returns
         -------
@@ -165,7 +163,7 @@ class LivePredictor:
             )
 
     def _learn_until(self, moment: pd.Timestamp) -> None:
-        """Learn what ended strictly before ``moment``."""
+        """Learn from the jobs that ended strictly before ``moment``."""
         told = self._not_yet_past
         past = ((told["ended_at"] < moment) & (told["submitted_at"] < moment)).to_numpy()
         if past.any():
@@ -178,9 +176,10 @@ class LivePredictor:
 def _unended(
     jobs: pd.DataFrame, *, asked: JobTable, vocabulary: Categories
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return groups and times of submission of those ``jobs`` that count when the jobs ``asked`` are described.
+    """Return groups and submission times of unended jobs that features need.
 
-    They were submitted before them, by the same users: features tell of nobody else's unended jobs.
+    They were submitted before the jobs ``asked``, by the same users, because features do not use other users' unended
+    jobs.
     """
     submitted_s = jobs["submitted_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
     theirs = np.isin(vocabulary.codes("user", jobs["user"].array), asked.user) & (submitted_s < asked.submitted_s[0])
@@ -212,15 +211,15 @@ def _sources(*names: str) -> pd.CategoricalDtype:
     return pd.CategoricalDtype(pd.Index(names, dtype="str"))
 
 
-# What ended jobs have taught, in a form that a live predictor adds to and asks without changing it.
+# Statistics of ended jobs that a live predictor extends, and queries without changing them.
 #
-# The sums are those of :mod:`helios.predict.causal_stats`, and its kernels keep them. Here they get room for groups
-# to come, may be told of submissions in any order, and are asked through a small copy of the groups concerned: what a
-# question assumes (jobs that run, jobs that wait) is gone with the copy.
+# The sums are those of :mod:`helios.predict.causal_stats`, and its kernels update them. Here they have room for new
+# groups and accept submissions in any order. A query works on a small copy of its groups, so that what it assumes
+# (running and waiting jobs) is discarded with the copy.
 
 _ROOM = 1024
 _NO_JOBS = np.empty(0, dtype=np.int64)
-# An arrival that belongs to no group: the walk brings everything up to date before it, and it changes nothing itself.
+# A submission without a group. Ends before it are learned, and it changes nothing itself.
 _NOBODY = Events(
     submitted_s=np.array([NEVER_S]),
     log_run=np.full(1, np.nan),
@@ -233,20 +232,23 @@ _NOBODY = Events(
 
 
 class OnlineStats:
-    """A :class:`helios.predict.causal_stats.CausalStats` of jobs that have all ended, with room for more groups."""
+    """:class:`helios.predict.causal_stats.CausalStats` that grows with new groups.
+
+    It has ended jobs only.
+    """
 
     def __init__(self) -> None:
-        # One group and one user of whom nothing is known: every group that is yet to come looks like it.
+        # One empty group and user, the initial value of every new group.
         self._blank = empty_stats(_NOBODY._replace(groups=np.zeros_like(_NOBODY.groups)))
         self._history = _padded(self._blank, groups=_ROOM, users=_ROOM)
         self._n_groups = self._n_users = 0
         self._submissions: dict[int, NDArray[np.int64]] = {}
 
     def learn(self, events: Events, ended_s: NDArray[np.int64]) -> None:
-        """Take in jobs that have ended.
+        """Add jobs that have ended.
 
-        Older submissions may come after younger ones. Ends count in the order in which they are told: those of one
-        call by their time, then by row.
+        Older submissions may come after younger ones. Ends count in the order of the calls, and those of one call by
+        their time, then by row.
 
         Parameters
         ----------
@@ -269,15 +271,16 @@ class OnlineStats:
     ) -> NDArray[np.float32]:
         """Return the features of jobs submitted now, one after the other.
 
-        Nothing is learned from them.
+        The statistics are not changed.
 
         Parameters
         ----------
         asked : Events
-            Groups beyond those that were learned of are new ones.
+            Unknown group numbers are new groups.
         unended : int32 array of shape (n, len(LEVELS))
             Groups of jobs that have been submitted and have not ended.
         unended_submitted_s : int64 array of shape (n,)
+            Submission of these jobs, s since the epoch.
 
         Returns
         -------
@@ -296,7 +299,7 @@ class OnlineStats:
     def _make_room(self, groups: NDArray[np.int32]) -> None:
         users = np.unique(groups[groups[:, USER] >= 0, USER])
         n_groups, n_users = max(self._n_groups, int(groups.max(initial=-1)) + 1), self._n_users + len(users)
-        # One more than are needed: the row behind the last is what nothing is known of.
+        # One more than needed, because the row after the last one stands for unknown groups.
         more_groups = _more(len(self._history.sums), n_groups + 1)
         more_users = _more(len(self._history.rings), n_users + 1)
         if more_groups or more_users:
@@ -307,7 +310,7 @@ class OnlineStats:
         self._n_groups, self._n_users = n_groups, self._n_users + len(fresh)
 
     def _copy_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> CausalStats:
-        """Return the history of groups ``numbers`` under their positions there.
+        """Return a copy of the groups ``numbers``, renumbered by position.
 
         ``users`` are such positions.
         """
@@ -334,7 +337,7 @@ class OnlineStats:
     ) -> None:
         """Set how many jobs each user has submitted in a row.
 
-        Of other groups that is never read.
+        The count of other groups is never read.
         """
         unended = dict(_by_group(users, submitted_s))
         lately = (history.ring_of >= 0) & (history.counts[:, _LAST_SUBMIT_S] >= now_s - BURST_GAP_S)
@@ -346,7 +349,7 @@ class OnlineStats:
 
 
 def _padded(blank: CausalStats, *, groups: int, users: int) -> CausalStats:
-    """Return a history of so many groups and users of whom nothing is known."""
+    """Return empty statistics of so many groups and users."""
     return CausalStats(
         sums=np.repeat(blank.sums, groups, axis=0),
         counts=np.repeat(blank.counts, groups, axis=0),
@@ -361,9 +364,9 @@ def _joined(first: Any, second: Any) -> list[Any]:
 
 
 def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge.
+    """Return by how much to enlarge an array.
 
-    By half at least, so that room is rarely made.
+    It is enlarged by at least half, so that this is rare.
     """
     return 0 if needed <= room else max(needed - room, room // 2)
 
@@ -371,7 +374,7 @@ def _more(room: int, needed: int) -> int:
 def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return groups as positions in ``numbers``, which ascend.
 
-    -1: none, or not among them.
+    -1 for no group, and for a group that is not in ``numbers``.
     """
     if not len(numbers):
         return np.full_like(groups, -1)
@@ -400,31 +403,30 @@ def _submit(counts: Any, groups: Any, submitted_s: Any) -> None:
             count[_LAST_SUBMIT_S] = max(count[_LAST_SUBMIT_S], submitted_s[job])
 
 
-# How much longer a job runs that has run for some time: its prediction, given that it has not ended.
+# Remaining run time of a running job: its prediction, given that it has not ended.
 #
-# Through the three predicted quantiles goes a distribution of the run time T whose log-odds of having ended rise in
-# straight lines of log T: one line below the median, one from there to p90 (a log-logistic in two pieces, so that
-# every quantile of T given T > t has a closed form), and beyond p90 a third whose slope is the same for every job.
-# There it is a Pareto law: what remains is in proportion to what has passed, and a job past all that was expected of
-# it is neither about to end at any moment nor endless.
+# The run time T has a distribution through the three predicted quantiles, whose log-odds of having ended are piecewise
+# linear in log T: one line below the median, one from there to p90 (a log-logistic in two pieces, so that every
+# quantile of T given T > t has a closed form), and beyond p90 a third whose slope is the same for every job. There it
+# is a Pareto law: the remaining time is proportional to the elapsed time, so that a job far beyond its prediction is
+# expected neither to end at once nor to run for ever.
 
 TAIL_SLOPE = 0.8
-"""Growth of log T by log-odds beyond p90: of jobs that got far beyond, half last another 2**0.8 - 1 = 0.74 of the time
-they ran.
+"""Growth of log T by log-odds beyond p90. Half of the jobs far beyond run for another 2**0.8 - 1 = 0.74 of their time.
 
-Best of .6, .8 and 1 on Venus and Philly, where no limits end jobs; on KTH-SP2 and SDSC-BLUE it makes no difference
-(benchmarks/remaining.py judges on the same logs). The slope that the quantiles have below p90, which is what a plain
-log-logistic goes on with, covers 67 % of Philly's running jobs where this covers 76 %.
+Best of .6, .8 and 1 on Venus and Philly, where no limits end jobs. On KTH-SP2 and SDSC-BLUE it makes no difference
+(benchmarks/remaining.py evaluates the same logs). A plain log-logistic, which keeps the slope below p90, covers 67 % of
+Philly's running jobs, and this one 76 %.
 """
 LEAST_SLOPE = 0.01
-"""Of the other two lines: quantiles may coincide (at a time limit, above all), a distribution may not."""
+"""Least slope of the other two lines. Quantiles may coincide (mostly at a time limit), but a line needs a slope."""
 LIMIT_GRACE_S = 60.0
-"""A job at its limit ends within so long after it: 41 % of SDSC-BLUE's running jobs outlast their limit, by 27 to 58 s.
+"""Longest time that a job outlasts its limit, s. 41 % of SDSC-BLUE's running jobs outlast it, by 27 to 58 s.
 
 Slurm looks for jobs past their limit every 30 s and gives them another 30 s (``KillWait``) to end.
 """
 CHANCES = (0.1, 0.5, 0.9)
-"""Which quantiles, in the order of their columns."""
+"""Probabilities of the quantiles, in the order of their columns."""
 
 _SHORTEST_S = 1.0
 _LOG_ODDS_P90 = np.log(9.0)
@@ -433,27 +435,29 @@ Floats = NDArray[np.float64]
 
 
 def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Floats | None = None) -> Floats:
-    """Return p10, p50 and p90 of the remaining run time of jobs that have run for ``elapsed_s`` and not ended.
+    """Return p10, p50 and p90 of the remaining run time of running jobs.
+
+    The jobs have run for ``elapsed_s`` and not ended.
 
     Parameters
     ----------
     quantiles_s : float64 array of shape (n, 3)
-        p10, p50, p90 of the whole run time as predicted at submission, s, ascending; below 1 s they count as 1 s. NaN:
-        there is no prediction, and none is made of it.
+        p10, p50, p90 of the whole run time as predicted at submission, s, ascending; below 1 s they count as 1 s. With
+        NaN, no prediction, the result is NaN too.
     elapsed_s : float64 array of shape (n,)
         Time run so far, s; a negative one (clocks differ) counts as 0.
     limit_s : float64 array of shape (n,), optional
-        Time limits, s; NaN or infinite: none. Nothing remains beyond ``LIMIT_GRACE_S`` after it.
+        Time limits, s; NaN or infinite for none. No time remains beyond ``LIMIT_GRACE_S`` after it.
 
     Returns
     -------
     float64 array of shape (n, 3)
-        s, ascending in each row and not negative. At 0 s elapsed they are ``quantiles_s``, but that p10 and p90 are at
-        least 2 % away from p50; ``elapsed_s`` plus them never falls as time goes by.
+        s, ascending in each row and not negative. At 0 s elapsed they are ``quantiles_s``, except that p10 and p90 are
+        at least 2 % away from p50. Their sum with ``elapsed_s`` never falls as time passes.
     """
     elapsed_s = np.maximum(np.asarray(elapsed_s, dtype=np.float64), 0.0)
     odds = _Odds(quantiles_s)
-    # The log of a job that has just begun is -inf, and rightly so; a job without a prediction has none here either.
+    # The log of 0 s elapsed is -inf, as it should be. NaN, no prediction, stays NaN.
     with np.errstate(divide="ignore", invalid="ignore"):
         log_survival = -np.logaddexp(0.0, odds.at(np.log(elapsed_s)))
     total_s = np.stack([odds.run_time(log_survival + np.log1p(-chance)) for chance in CHANCES], axis=-1)
@@ -465,9 +469,9 @@ def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Float
 
 
 class _Odds:
-    """Log-odds of having ended by a time, of each of n jobs.
+    """Log-odds of having ended by a time, for each of n jobs.
 
-    Three straight lines in log time, and their inverse.
+    They are three straight lines in log time, and have an inverse.
     """
 
     def __init__(self, quantiles_s: Floats) -> None:
@@ -482,7 +486,7 @@ class _Odds:
         return np.asarray(np.where(beyond > 0, _LOG_ODDS_P90 + beyond / TAIL_SLOPE, odds))
 
     def run_time(self, log_survival: Floats) -> Floats:
-        """Return the times, s, that jobs outlast with the given log of the chance."""
+        """Return the run times, s, that jobs exceed with the given log probability."""
         odds = np.log(-np.expm1(log_survival)) - log_survival
         within = odds * np.where(odds < 0, self._below, self._above)
         beyond = self._above * _LOG_ODDS_P90 + TAIL_SLOPE * (odds - _LOG_ODDS_P90)

@@ -1,9 +1,9 @@
-"""A trained model as text, and back.
+"""Storage of a trained model as text.
 
 The text is JSON with LightGBM's own text inside, nothing that executes.
 
-The text holds the trees and a manifest of what they were made of; its digest is in it and checked when it is read.
-Neither has a clock in it: the same jobs, seed and versions give the same text.
+It holds the trees and a manifest of what they were trained on. Its digest is in it and checked when it is read. There
+is no current time in it, so that the same jobs, seed and versions give the same text.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from helios.predict.model_text import read_trees
 
 FORMAT = "helios-duration-2"
 OLDER_FORMATS = ("helios-duration-1",)
-"""They lack digest and manifest, and were trained on fewer features: refused, by name."""
+"""Formats that are refused by name, because they lack digest and manifest and have fewer features."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Of a model's text; Helios' own have about 3 MiB."""
+"""Longest text of a model. Helios' own have about 3 MiB."""
 ENSEMBLES = len(QUANTILES) + 1
-"""The quantiles of the difference and the median of the level."""
+"""Number of ensembles, for the quantiles of the difference and the median of the level."""
 TRAINED_ON = ("job_id", "restart", *READ)
-"""Columns of ``JOBS`` that training reads, and those by which jobs are told apart: no others need be read for it."""
+"""Columns of ``JOBS`` that training reads, and those that identify a job. Training needs no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a model was made of.
+    """Training data and settings of a model.
 
     Attributes
     ----------
     first_submission, last_submission : datetime
-        Of the jobs it learned from.
+        First and last submission of the jobs in training.
     digest : str
-        SHA-256 of those jobs; the same whatever the order they were loaded in.
+        SHA-256 of those jobs, independent of the order in which they were loaded.
     seed : int
     parameters : mapping
-        Of the learner.
+        Parameters of the training.
     inputs : Inputs
-        How the features were spread; see :mod:`helios.predict.drift`.
+        Distributions of the features; see :mod:`helios.predict.drift`.
     """
 
     first_submission: datetime
@@ -68,14 +68,14 @@ class Provenance:
 def describe_provenance(
     model: DurationModel, jobs: pd.DataFrame, *, table: JobTable, features: NDArray[np.float32], seed: int
 ) -> Provenance:
-    """Say what ``model`` was made of.
+    """Return the provenance of ``model``.
 
     Parameters
     ----------
     jobs : DataFrame
         The jobs that it was trained on and those since, with the columns ``TRAINED_ON``, in submission order.
     table, features
-        The same jobs, as training saw them.
+        The same jobs as a table, and their features.
     """
     from helios.predict.duration import PARAMETERS, ROUNDS  # noqa: PLC0415 - LightGBM, which reading a model does not need
 
@@ -92,16 +92,19 @@ def describe_provenance(
 
 
 def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
-    """Return the jobs, in submission order, that a model trained until then learned from."""
+    """Return the jobs that a model trained until then learned from.
+
+    They are in submission order.
+    """
     return np.flatnonzero((table.ended_s < int(np.ceil(until.timestamp()))) & np.isfinite(table.run_time_s))
 
 
 def model_digest(jobs: pd.DataFrame) -> str:
-    """Return a SHA-256 of what training reads of ``jobs``.
+    """Return the SHA-256 of the columns of ``jobs`` that training reads.
 
-    Equal for the same jobs in any order.
+    It is equal for the same jobs in any order.
     """
-    # Text of categories, not their numbers: these depend on what else was loaded.
+    # The text of categories is hashed, not their codes, which depend on what else was loaded.
     of_rows = pd.util.hash_pandas_object(jobs[list(TRAINED_ON)], index=False, categorize=True).to_numpy()
     return hashlib.sha256(np.sort(of_rows).astype("<u8").tobytes()).hexdigest()
 
@@ -113,16 +116,16 @@ def to_record(
     scores: Mapping[str, Any] | None = None,
     provenance: Provenance | None = None,
 ) -> ModelRecord:
-    """Return ``model`` as a record that the warehouse can keep.
+    """Return ``model`` as a record for the warehouse.
 
     Parameters
     ----------
     trained_at : datetime
-        Now, aware; this room has no clock. It is not part of the model's text.
+        The current time, aware. It is not part of the model's text.
     scores : mapping, optional
-        Figures of its evaluation, plain values.
+        Scores of its evaluation as plain values.
     provenance : Provenance, optional
-        None: nobody asked, the manifest then says nothing of it.
+        None to leave it out of the manifest.
     """
     manifest = _manifest(model, scores=scores or {}, provenance=provenance)
     artifact = {
@@ -148,13 +151,12 @@ def to_record(
 def from_record(record: ModelRecord) -> DurationModel:
     """Return the model that ``record`` holds.
 
-    Nothing of it is believed unchecked: a digest does not bind somebody who can write the database.
+    Everything is checked, because a digest does not protect against somebody who can write to the database.
 
     Raises
     ------
     ModelUnreadable
-        The text is damaged or does not hold together, or the model was trained on features that this version does not
-        compute.
+        The text is damaged or inconsistent, or the model was trained on features that this version does not compute.
     """
     try:
         artifact = _checked(record.artifact)
@@ -179,14 +181,14 @@ def from_record(record: ModelRecord) -> DurationModel:
 
 
 def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
-    """Return how the features were spread in training, out of a manifest.
+    """Return the distributions of the features in training, from a manifest.
 
-    None: it does not say.
+    None where the manifest has none.
 
     Raises
     ------
     ModelUnreadable
-        What it says is damaged.
+        They are damaged.
     """
     told = manifest.get("inputs")
     try:
@@ -199,7 +201,10 @@ def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
 
 
 def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return arrays of floats or integers as plain values that :func:`arrays_in` gives back exactly."""
+    """Return arrays as plain values, from which :func:`arrays_in` restores them.
+
+    Arrays of floats or integers are restored exactly.
+    """
     return {
         name: {"dtype": array.dtype.str, "shape": list(array.shape), "values": [_plain(one) for one in array.ravel()]}
         for name, array in arrays.items()
@@ -207,12 +212,12 @@ def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def arrays_in(stored: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return what :func:`stored_arrays` was given.
+    """Return the arrays that :func:`stored_arrays` was given.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        It is not that.
+        The values are not from :func:`stored_arrays`.
     """
     return {
         name: np.array(
@@ -281,7 +286,7 @@ def _texts(texts: list[str]) -> tuple[str, ...]:
 def _backtest(told: Mapping[str, Any] | None, texts: list[str] | None) -> Backtest | None:
     if told is None or texts is None:
         return None
-    for text in _texts(texts):  # they are not planted before it is judged by them
+    for text in _texts(texts):  # they are not parsed before the backtest is evaluated
         read_trees(text, features=FEATURES)
     return Backtest(until=_moment(told["until"]), jobs=_whole(told["jobs"]), texts=_texts(texts))
 
@@ -318,7 +323,7 @@ def _whole(number: Any) -> int:
 def _share(number: Any) -> float:
     if not isinstance(number, (int, float)) or isinstance(number, bool) or not 0.0 <= number <= 1.0:
         raise ValueError(f"a trust of {number!r:.40} is not from 0 to 1")
-    share: float = number  # as it is: the name of the model is made of how it is written
+    share: float = number  # not converted, because the model's id depends on its notation
     return share
 
 

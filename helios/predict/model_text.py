@@ -1,10 +1,10 @@
-"""A strict reader of LightGBM's model text.
+"""Strict parser of LightGBM's model text.
 
-Whatever does not hold together is refused with what is wrong.
+An inconsistent text is refused with the reason.
 
-A model lies as text in the warehouse, and whoever can write there can write any text. Neither LightGBM's own parser nor
-compiled kernels check what they are told: a child that is not there ends the process, a cycle never ends. A digest is
-no help against somebody who can write a digest too. The format is LightGBM's ``gbdt_model_text.cpp`` and ``tree.cpp``.
+A model is stored as text in the warehouse, and whoever can write there can write any text. Neither LightGBM's own
+parser nor compiled kernels check their input: a missing child ends the process, a cycle never ends. A digest does not
+help against somebody who can write a digest too. The format is LightGBM's ``gbdt_model_text.cpp`` and ``tree.cpp``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Bounds on what is read, far above what Helios grows (250 trees of 31 leaves, 0.7 MiB): what a kernel or LightGBM's
-# TreeSHAP does with a model that keeps them takes seconds at most.
+# Bounds far above the size of Helios' own models (250 trees of 31 leaves, 0.7 MiB). Within them a kernel or LightGBM's
+# TreeSHAP takes seconds at most.
 MOST_BYTES = 16 * 1024 * 1024
 MOST_TREES = 2_000
 MOST_LEAVES = 128
 LARGEST = 1e9
-"""Of a leaf: of 2,000 trees the sum is finite, whatever is done with it."""
+"""Largest value of a leaf. The sum over 2,000 trees stays finite."""
 
 # LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (0: nothing,
-# 2: NaN). Zeros as missing (1) and categories are not grown here, and the forest does not know them.
+# 2: NaN). Zeros as missing (1) and categories do not occur in Helios' models and are not supported.
 _DECISIONS = (0, 2, 8, 10)
 _OBJECTIVE = re.compile(r"quantile|regression|regression_l1")
 _INT = r"-?[0-9]{1,10}"
@@ -34,7 +34,7 @@ _FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 _BOUND = rf"(?:{_FLOAT}|-?inf)"
 _INTS, _FLOATS, _THRESHOLDS = (re.compile(rf"(?:{one}(?: {one})*)?") for one in (_INT, _FLOAT, _BOUND))
 _RANGE = re.compile(rf"none|\[{_BOUND}:{_BOUND}\]")
-"""What LightGBM says of a feature: that it is not used, or from where to where it goes."""
+"""LightGBM's text about a feature, ``none`` if it is not used, else its range."""
 _END = "end of trees\n"
 
 _HEADER = (
@@ -66,9 +66,9 @@ _OF_TREE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """One tree, checked.
+    """One checked tree.
 
-    From its first node every other node and every leaf is reached, once.
+    Every other node and every leaf is reached from its first node exactly once.
 
     Attributes
     ----------
@@ -92,12 +92,12 @@ def read_trees(text: str, *, features: Sequence[str] | None = None) -> list[Tree
     Parameters
     ----------
     features : sequence of str, optional
-        Names that its features must have, in this order; None: any.
+        Names that its features must have, in this order; None for any.
 
     Raises
     ------
     ValueError
-        The text is not LightGBM's, does not hold together, or is of a kind that is not grown here.
+        The text is not LightGBM's, is inconsistent, or has a kind of model that Helios does not train.
     """
     if len(text) > MOST_BYTES:
         raise ValueError(f"a text of {len(text):,} bytes is larger than any model ({MOST_BYTES:,})")
@@ -114,12 +114,18 @@ def read_trees(text: str, *, features: Sequence[str] | None = None) -> list[Tree
 
 
 def trees_alone(text: str) -> str:
-    """Return the part of a model's text that :func:`read_trees` has checked, which is a model too."""
+    """Return the part of a model's text that :func:`read_trees` checks.
+
+    It is a valid model too.
+    """
     return text.partition(_END)[0] + _END
 
 
 def _header(text: str, features: Sequence[str] | None) -> tuple[str, int, list[int]]:
-    """Return the text before the trees, the number of features and the sizes of the trees."""
+    """Return the text before the trees, with what it contains.
+
+    The other values are the number of features and the sizes of the trees.
+    """
     header, found, _ = text.partition("\n\n")
     if not found or not header.startswith("tree\n"):
         raise ValueError("not a complete LightGBM model")
@@ -157,7 +163,7 @@ def _tree(text: str, number: int, n_features: int) -> Tree:
         raise ValueError(f"{where} has a shrinkage that is no number")
     n_leaves = _number(told["num_leaves"], f"num_leaves of {where}", most=MOST_LEAVES)
     splits = {name: _array(told[name], kind, name, where, n_leaves - 1) for name, kind in _OF_SPLITS.items()}
-    # LightGBM writes no weight of a tree's only leaf.
+    # LightGBM writes no weight for the only leaf of a tree.
     lone = {"leaf_weight"} if n_leaves == 1 else set()
     leaves = {
         name: _array(told[name], kind, name, where, n_leaves)
@@ -165,7 +171,7 @@ def _tree(text: str, number: int, n_features: int) -> Tree:
         if name not in lone or told[name]
     }
     for name, values in (splits | leaves).items():
-        # A feature may be infinite (a time limit), and so may what it is held against.
+        # A feature may be infinite (a time limit), and so may its threshold.
         if not np.isfinite(values).all() and name != "threshold":
             raise ValueError(f"{where} has a {name} that is not finite")
     _refuse_other_shape(splits, leaves, n_features, where)
@@ -182,7 +188,7 @@ def _tree(text: str, number: int, n_features: int) -> Tree:
 def _refuse_other_shape(
     splits: dict[str, NDArray[Any]], leaves: dict[str, NDArray[Any]], n_features: int, where: str
 ) -> None:
-    """Raise ValueError unless the arrays make one tree of features, thresholds and leaves that can be."""
+    """Raise ValueError unless the arrays make one valid tree."""
     n_splits = len(splits["left_child"])
     feature, nodes = splits["split_feature"], np.arange(n_splits)
     if ((feature < 0) | (feature >= n_features)).any():
@@ -192,7 +198,7 @@ def _refuse_other_shape(
     children = np.concatenate([splits["left_child"], splits["right_child"]])
     if n_splits and not np.array_equal(np.sort(children), np.r_[np.arange(-n_splits - 1, 0), nodes[1:]]):
         raise ValueError(f"{where} does not have each of its nodes and leaves as a child once")
-    # A node is made after the one above it: with that there is no cycle.
+    # A node always comes after its parent, which excludes cycles.
     if ((children >= 0) & (children <= np.r_[nodes, nodes])).any():
         raise ValueError(f"{where} has a child before the node above it")
     # TreeSHAP divides by them.
@@ -203,7 +209,10 @@ def _refuse_other_shape(
 
 
 def _fields(lines: list[str], names: Sequence[str], where: str) -> dict[str, str]:
-    """Return the values of ``NAME=VALUE`` lines that are exactly ``names``, in this order."""
+    """Return the values of ``NAME=VALUE`` lines.
+
+    The names must be exactly ``names``, in this order.
+    """
     pairs = [line.partition("=") for line in lines]
     found = [name for name, _, _ in pairs]
     if found != list(names):

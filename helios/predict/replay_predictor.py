@@ -1,6 +1,6 @@
-"""Predictions inside a replayed timeline.
+"""Predictions inside a replay.
 
-Only what has ended *there* teaches.
+Only jobs that have ended in the replay are learned from.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ FIRST_FIT_JOBS = 1_000
 
 
 class Forecaster(Protocol):
-    """Says run times from the features of jobs.
-
-    Knows nothing else.
-    """
+    """Interface for predicting run times from features alone."""
 
     @property
     def model_id(self) -> str:
-        """By what name its predictions go."""
+        """Name of the predictor in its predictions."""
         ...
 
     def predict(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -40,9 +37,9 @@ class Forecaster(Protocol):
 
 
 class UserLast:
-    """The control.
+    """Baseline that repeats the user's last ended job.
 
-    A job runs as long as the last job of its user that has ended, or as jobs here do on average.
+    For a user without one it predicts the mean of all jobs.
     """
 
     model_id = "user_last"
@@ -55,28 +52,29 @@ class UserLast:
 
 
 class ReplayTrainedPredictor:
-    """A :class:`helios.ports.ReplayPredictor` that learns as the replay goes on.
+    """:class:`helios.ports.ReplayPredictor` that learns during the replay.
 
-    It begins with ``model``, or with shrinkage where there is none. With ``refit`` it trains anew when
-    ``FIRST_FIT_JOBS`` jobs have ended (those of ``history`` included), and at every doubling after; with
-    ``refit_every_s`` also when so long has passed since the last training, as a nightly job would.
+    It begins with ``model``, or with shrinkage without a model. With ``refit`` it trains anew when ``FIRST_FIT_JOBS``
+    jobs have ended (those of ``history`` included), and at every doubling after. With ``refit_every_s`` it also does so
+    when that time has passed since the last training, as a nightly task would.
 
     Parameters
     ----------
     jobs : DataFrame
         The workload to be replayed, columns of ``JOBS``, in workload order; jobs are named by position.
-        Times and states of a job are not looked at before its end is told; its run time is then its own.
+        Times and states of a job are not used before :meth:`ended` is called for it. Its run time is then the recorded
+        one.
     history : DataFrame, optional
         Earlier jobs, in submission order. They end as recorded, also while the replay runs.
     model : DurationModel or another Forecaster, optional
-        Trained on what ended before the replay opens; only a DurationModel is ever trained anew.
+        Trained on jobs that ended before the replay begins.
     refit_every_s : int, optional
-        Longest time that a model serves, s; None: only doublings count.
+        Longest time that a model serves, s. None to train anew at doublings only.
 
     Attributes
     ----------
     source : int16 array of shape (len(jobs),)
-        Which of ``sources`` predicted each job; -1: not asked yet.
+        Which of ``sources`` predicted each job; -1 for a job without a prediction so far.
     sources : list of str
         "shrinkage", then model ids.
 
@@ -127,7 +125,10 @@ class ReplayTrainedPredictor:
         self._replay_history()
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Take note that ``jobs`` ended at ``ended_s`` (same length, ascending, s since the epoch)."""
+        """Add that ``jobs`` ended at ``ended_s``.
+
+        Both have the same length. Times ascend, s since the epoch.
+        """
         told = slice(self._n_told, self._n_told + len(jobs))
         self._told[told] = jobs
         self._told[told] += self._first
@@ -159,12 +160,12 @@ class ReplayTrainedPredictor:
         running: NDArray[np.int64],
         since_s: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Predict ``jobs`` again, which still wait at ``now_s``.
+        """Predict again ``jobs`` that still wait at ``now_s``.
 
         See ``ReplayPredictor``.
 
-        What has ended since their submission teaches, and how long their siblings have run. What later models are
-        trained on stays as it was at submission.
+        Jobs that have ended since their submission are used, and the ages of running jobs of the same burst. Features
+        for the training of later models stay as they were at submission.
         """
         rows = jobs + self._first
         ends, ends_s = self._due(now_s)
@@ -188,7 +189,7 @@ class ReplayTrainedPredictor:
         )
 
     def _is_outgrown(self, now_s: int) -> bool:
-        """Say whether enough has ended, or passed, since the last training for another."""
+        """Return whether a new training is due, by ended jobs or by time."""
         if self._n_learned >= self._next_fit:
             return True
         if self._refit_every_s is None or self._fitted_s is None:
@@ -203,7 +204,10 @@ class ReplayTrainedPredictor:
         self._note_learned(self._recorded[: self._next_recorded])
 
     def _due(self, now_s: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what ended strictly before ``now_s`` and is not yet learned, ordered by time, then job."""
+        """Return the ends strictly before ``now_s`` that are not yet learned.
+
+        They are ordered by time, then job.
+        """
         told = self._next_told
         self._next_told += int(np.searchsorted(self._told_s[told : self._n_told], now_s))
         recorded = self._next_recorded

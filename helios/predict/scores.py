@@ -1,8 +1,9 @@
-"""Figures of predictions, and how far they can be believed.
+"""Scores of predictions, with intervals for chance.
 
-Jobs are no sample: one array of a thousand is one experiment. So beside the plain rank correlation stand the one over
-bursts (each collapsed to its medians) and an interval that resamples users, not jobs (cluster bootstrap; Davison and
-Hinkley 1997, section 3.8). On Graham and Cedar one user is half the test: there the interval is wide, and rightly so.
+Jobs are not independent, since one array of a thousand is one experiment. So besides the plain rank correlation there
+is the one over bursts (each reduced to its medians), and an interval that resamples users instead of jobs (cluster
+bootstrap; Davison and Hinkley 1997, section 3.8). On Graham and Cedar one user has half of the test, which makes the
+interval wide.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from helios.predict.job_table import JobTable, group_columns
 
 QUANTILES = (0.1, 0.5, 0.9)
 DAY_S = 86_400
-# Of the bootstrap. 200 leave the ends of a 90 % interval uncertain by a tenth of its width, which is enough to see
-# whether two predictors differ; all figures of 73,000 jobs take under a second.
+# Resamples of the bootstrap. 200 leave the ends of a 90 % interval uncertain by a tenth of its width, which is enough
+# to see whether two predictors differ. All scores of 73,000 jobs take under a second.
 RESAMPLES = 200
 _TAILS = (5.0, 95.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EvaluationSet:
-    """The jobs that predictions are judged on, and how they hang together.
+    """Jobs on which predictions are evaluated, and their groups.
 
-    One entry per job.
+    There is one entry per job.
 
     Attributes
     ----------
     run_time_s : float64
-        The truth, finite.
+        The true run time, finite.
     unit : int64
-        What is resampled as one: a user, or where he is unknown, a day of submissions; numbered from 0.
+        Unit of resampling, a user, or a day of submissions for unknown users; numbered from 0.
     burst : int64
-        Jobs of one user, size and limit, each within six hours of the one before; numbered from 0.
+        Burst of the job, jobs of one user, size and limit, each within six hours of the one before; numbered from 0.
     groups : mapping of str to bool array
-        Jobs whose upper bound is judged by itself. ``new_user``: fewer than ten jobs of his had ended; ``burst``:
-        within ten minutes of his job before, or six hours of one alike; ``large``: more than 8 GPUs, or on a log
-        without GPUs, CPUs; ``top_user``: of the user with most of these jobs.
+        Groups with a coverage of their own. ``new_user``: fewer than ten jobs of the user had ended. ``burst``: within
+        ten minutes of the user's previous job, or six hours of an alike one. ``large``: more than 8 GPUs, or CPUs on a
+        log without GPUs. ``top_user``: jobs of the user with most of these jobs.
     """
 
     run_time_s: NDArray[np.float64]
@@ -56,9 +57,9 @@ class EvaluationSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCoverage:
-    """How often the upper bound held in a group.
+    """Coverage of the upper bound in a group.
 
-    ``share`` of ``jobs``; None: there are none.
+    ``share`` is None where the group has no jobs.
     """
 
     jobs: int
@@ -67,18 +68,18 @@ class GroupCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictorScore:
-    """The few figures by which predictors are compared.
+    """Main scores by which predictors are compared.
 
     Attributes
     ----------
     spearman : float, optional
-        Rank correlation of predicted median and true run time; None: one of them is constant.
+        Rank correlation of predicted median and true run time. None where one of them is constant.
     median_abs_log_error : float
         Median of abs(log1p(predicted) - log1p(true)), natural logarithm; 0.69 is a factor of 2.
     bias_log : float
-        Mean of log1p(predicted) - log1p(true); above 0: predicted too long.
+        Mean of log1p(predicted) - log1p(true). Above 0 predictions are too long.
     coverage_p10_p90 : float, optional
-        Share of jobs whose run time lies within [p10, p90], nominally .8; None: it predicts no quantiles.
+        Share of jobs whose run time lies within [p10, p90], nominally .8. None without predicted quantiles.
     """
 
     spearman: float | None
@@ -89,25 +90,25 @@ class PredictorScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores(PredictorScore):
-    """How well one predictor did, in every figure.
+    """All scores of one predictor.
 
     Attributes
     ----------
     spearman_90 : tuple of two floats, or None
-        Within it lie 90 % of the rank correlations when users (days, where none is known) are resampled; None: fewer
-        than two of them, or no correlation.
+        Interval of 90 % of the rank correlations when users (days for unknown users) are resampled. None with fewer
+        than two of them, or without a correlation.
     spearman_by_burst : float or None
-        The same of bursts, each collapsed to its medians.
+        Rank correlation of bursts, each reduced to its medians.
     mae_s : float
         Mean absolute error, s.
     within_10pct, within_50pct, within_100pct : float
         Share of jobs whose absolute error is at most that share of the true run time (of 1 s, if shorter).
     coverage_p90 : float or None
-        Share of jobs whose run time is at most p90, nominally .9; None: predicts no quantiles.
+        Share of jobs whose run time is at most p90, nominally .9. None without predicted quantiles.
     coverage_p90_by_group : mapping
-        The same within each group; empty where no quantiles are predicted.
+        The same within each group. Empty without predicted quantiles.
     pinball_log : float or None
-        Mean pinball loss of p10, p50 and p90 in log time: small if the interval is both right and narrow.
+        Mean pinball loss of p10, p50 and p90 in log time. It is small if the interval is both correct and narrow.
     log_width : float or None
         Mean of log1p(p90) - log1p(p10).
     """
@@ -125,12 +126,14 @@ class Scores(PredictorScore):
 
 
 def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> EvaluationSet:
-    """Return the jobs ``rows`` of ``table``, which must have a known run time, to judge predictions on.
+    """Return the jobs ``rows`` of ``table`` as an evaluation set.
+
+    Their run times must be known.
 
     Parameters
     ----------
     features : float32 array of shape (table.n, len(FEATURES))
-        As they were at submission.
+        Features at submission.
     """
     return EvaluationSet(
         run_time_s=table.run_time_s[rows],
@@ -159,7 +162,10 @@ def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int
 
 
 def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
-    """Judge ``predicted``, medians of shape (n,) or p10, p50 and p90 of shape (n, 3), in s."""
+    """Return all scores of predictions, s.
+
+    ``predicted`` has medians of shape (n,), or p10, p50 and p90 of shape (n, 3).
+    """
     median = predicted if predicted.ndim == 1 else predicted[:, 1]
     truth = judged.run_time_s
     error = np.abs(median - truth)
@@ -190,7 +196,10 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
 
 
 def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
-    """Return the figures of medians of shape (n,), or quantiles of shape (n, 3), in s."""
+    """Return the main scores of predictions, s.
+
+    ``predicted`` has medians of shape (n,), or p10, p50 and p90 of shape (n, 3).
+    """
     median = predicted if predicted.ndim == 1 else predicted[:, 1]
     log_error = np.log1p(median) - np.log1p(truth_s)
     inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
@@ -210,7 +219,7 @@ def _medians_of_bursts(
 
 
 def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float | None:
-    """Return Spearman's rank correlation, ties at their mean rank.
+    """Return Spearman's rank correlation, with mean ranks for ties.
 
     None where either is constant.
     """
@@ -219,9 +228,9 @@ def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
 
 
 def _spearman_90(median: NDArray[np.float64], judged: EvaluationSet) -> tuple[float, float] | None:
-    """Return the middle 90 % of rank correlations of resampled units.
+    """Return the central 90 % interval of rank correlations of resampled units.
 
-    The draws are always the same.
+    The draws have a fixed seed.
     """
     n_units = int(judged.unit.max(initial=-1)) + 1
     if n_units < 2:
@@ -239,15 +248,16 @@ def _spearman_90(median: NDArray[np.float64], judged: EvaluationSet) -> tuple[fl
 
 
 def _in_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the place of each value among the distinct ones."""
+    """Return the rank of each value among the distinct ones."""
     return np.asarray(np.unique(values, return_inverse=True)[1])
 
 
 @cached_jit
 def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
-    """Correlate the mean ranks of values numbered by their order.
+    """Return the correlation of the mean ranks, weighted.
 
-    Not by BLAS, whose threads wait for each other.
+    ``a`` and ``b`` have each value's number among the distinct ones. It does not use BLAS, whose threads wait for each
+    other.
     """
     x, y = _mean_ranks(a, weight), _mean_ranks(b, weight)
     xx, xy, yy = 0.0, 0.0, 0.0
@@ -261,7 +271,10 @@ def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
 
 @inline_jit
 def _mean_ranks(place: Any, weight: Any) -> Any:
-    """Return the mean rank at each place, less the mean of all, where each job is there ``weight`` times."""
+    """Return the mean rank of each distinct value, less the mean of all.
+
+    Each job counts ``weight`` times.
+    """
     times = np.bincount(place, weights=weight)
     total = times.sum()
     return np.cumsum(times) - times / 2 - total / 2

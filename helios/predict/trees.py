@@ -1,14 +1,14 @@
 """LightGBM's trees as arrays, evaluated by compiled kernels.
 
 LightGBM's own call for one row costs more than the trees themselves (its Python layer, its thread pool), and a replay
-asks for one job at a time. The kernels check nothing: what they are given comes from :mod:`helios.predict.model_text`,
-which does. A test holds them equal to ``Booster.predict``, bit for bit.
+predicts one job at a time. The kernels check nothing; :mod:`helios.predict.model_text` checks their input. A test
+compares them with ``Booster.predict``, bit for bit.
 
-A few rows fall through the trees one by one. Many take QuickScorer's way (Lucchese et al. 2015, doi
-10.1145/2766462.2767733): every split of a tree is tried for many rows at a time, which no processor has to guess and
-several rows share an instruction for; a row that goes right strikes out the leaves on the left, and the leftmost leaf
-that remains is its own. Both add up the leaves in the same order, so that they agree to the last bit. No threads: the
-processors belong to whoever asks, and the threads of numba may not be used by two callers at once.
+Few rows descend the trees one by one. Many rows are evaluated by QuickScorer (Lucchese et al. 2015, doi
+10.1145/2766462.2767733): every split of a tree is evaluated for many rows at a time, which avoids branch mispredictions
+and allows SIMD instructions. A row that goes right excludes the leaves on the left, and the leftmost remaining leaf is
+its own. Both methods add up the leaves in the same order, so that they agree to the last bit. There are no threads: the
+processors belong to the caller, and the threads of numba may not be used by two callers at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from helios.predict.model_text import read_trees
 # LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
 _MISSING_LEFT, _MISSING_SHIFT, _MISSING_IS_NAN = 2, 2, 2
 _ALL_BITS = (1 << 64) - 1
-# Rows at a time: of 40 features, 20 KiB, which stay in a core's first cache.
+# Rows at a time. With 40 features they take 20 KiB, which stay in a core's first cache.
 _BLOCK = 128
-# Below so many rows trying every split costs more than falling.
+# Largest number of rows for which descending the trees is faster than evaluating every split.
 _FEW = 16
 
 
 class TreeEnsemble(NamedTuple):
     """Several ensembles of trees in one set of arrays.
 
-    Nodes and leaves of a tree lie together.
+    Nodes and leaves of a tree are contiguous.
 
     Attributes
     ----------
@@ -47,10 +47,10 @@ class TreeEnsemble(NamedTuple):
     missing_left : bool array of shape (n_nodes,)
         Whether a row goes left whose feature is NaN.
     keeps : uint32 or uint64 array of shape (n_nodes,)
-        A bit for each leaf of the tree, the leftmost lowest: 0 for those that a row which goes right cannot reach.
-        Empty where a tree has more than 64 leaves.
+        A bit for each leaf of the tree, the leftmost one lowest, which is 0 if a row that goes right cannot reach the
+        leaf. Empty where a tree has more than 64 leaves.
     leaf : float64 array of shape (n_leaves,)
-        Of each tree from left to right.
+        Values of each tree's leaves from left to right.
     root : int32 array of shape (n_trees,)
         Node number, or complement of a leaf's for a tree without a split.
     first_node, first_leaf : int32 arrays of shape (n_trees + 1,)
@@ -71,17 +71,17 @@ class TreeEnsemble(NamedTuple):
 
 
 def parse_trees(texts: tuple[str, ...], *, features: Sequence[str] | None = None) -> TreeEnsemble:
-    """Return the forest of LightGBM model ``texts``, one ensemble for each.
+    """Parse LightGBM model ``texts`` into one forest, an ensemble for each.
 
     Parameters
     ----------
     features : sequence of str, optional
-        Names that their features must have; None: any.
+        Names that their features must have; None for any.
 
     Raises
     ------
     ValueError
-        A text is not LightGBM's, does not hold together, or has categorical splits.
+        A text is not LightGBM's, is inconsistent, or has categorical splits.
     """
     ensembles = [read_trees(text, features=features) for text in texts]
     trees = [tree for ensemble in ensembles for tree in ensemble]
@@ -116,9 +116,9 @@ def _joined(arrays: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 
 def _single(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the largest single not above each number.
+    """Return the largest single-precision number not above each number.
 
-    The same singles are at most it.
+    Comparisons of single-precision features with it have the same result.
     """
     with np.errstate(over="ignore"):  # beyond every single is infinity
         rounded = threshold.astype(np.float32)
@@ -127,9 +127,9 @@ def _single(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 class _Shape(NamedTuple):
-    """A tree whose leaves are numbered from left to right.
+    """A tree with leaves numbered from left to right.
 
-    ``leaves`` are the numbers that they had.
+    ``leaves`` has their previous numbers.
     """
 
     left: list[int]
@@ -142,7 +142,7 @@ def _shape(left: list[int], right: list[int]) -> _Shape:
     leaves: list[int] = []
     number_of: dict[int, int] = {}
     keeps = [0] * len(left)
-    # A node is met twice: before its left half is numbered, and after, when what lies there is known.
+    # Each node is visited twice, before and after the leaves on its left are numbered.
     ahead = [(0 if left else ~0, -1)]
     while ahead:
         node, began = ahead.pop()
@@ -177,9 +177,9 @@ def predict_trees(forest: Any, features: Any) -> Any:
 
     Parameters
     ----------
-    forest : Forest
+    forest : TreeEnsemble
     features : float32 array of shape (n, n_features)
-        NaN: unknown.
+        NaN where a value is unknown.
 
     Returns
     -------
@@ -229,7 +229,7 @@ def _strike_out(forest: Any, features: Any, sums: Any) -> None:
 @inline_jit
 def _try_split(forest: Any, node: int, values: Any, left_over: Any, every_leaf: Any) -> None:
     threshold, keeps = forest.threshold[node], forest.keeps[node]
-    # Comparisons with NaN are false: each of the two sends it where it belongs.
+    # Comparisons with NaN are false, so that each of the two branches handles it correctly.
     if forest.missing_left[node]:
         for row in range(len(values)):
             left_over[row] &= keeps if values[row] > threshold else every_leaf
@@ -239,7 +239,10 @@ def _try_split(forest: Any, node: int, values: Any, left_over: Any, every_leaf: 
 
 
 def _count_zeros(typing_context: Any, word: Any) -> Any:  # noqa: ARG001 - the signature is numba's
-    """Return the position of the lowest bit that is set in ``word``, which numba has no function for."""
+    """Return the position of the lowest set bit of ``word``.
+
+    numba has no function for it.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001 - likewise
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))

@@ -1,7 +1,7 @@
-"""Packing: fill the nodes first that stay awake anyway, so that others become empty and can sleep.
+"""Node fill order that makes nodes empty, so that they can sleep.
 
-How much that is worth, on one real trace of 133 nodes: 117 were busy on average with jobs spread, 87 with the fullest
-node filled first, where no placement could do with less than 84. No forecast frees as many.
+Nodes that stay awake anyway are filled first. On a real trace of 133 nodes 117 were busy on average with jobs spread,
+and 87 with the fullest node filled first, where no placement could do with less than 84. No forecast frees as many.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from helios.ports import Domain
 from helios.units import count_in_words, rounded_duration
 
 OVERRUN = 0.3
-"""A job past its expected end is given this much of its elapsed time more."""
+"""Remaining time of a job past its expected end, as a share of its elapsed time."""
 NEARLY_EMPTY = 0.25
+"""Used share of a node up to which it counts as nearly empty."""
 STEP = 4.0
-"""From one tier of busy nodes to the one before it the time left grows by this factor."""
+"""Factor of the remaining time from one tier of busy nodes to the one before it."""
 UNPREDICTED = "; no run time is predicted: each job is taken to run on for as long as it has run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFillOrderOptions:
-    """What a site may choose.
+    """Options of the node fill order.
 
     Attributes
     ----------
     every_s : int
-        Time between two looks, s.
+        Time between two decisions, s.
     tiers : int
-        Most tiers; at least 3, so that busy, idle and sleeping nodes can be told apart.
+        Largest number of tiers, at least 3, to separate busy, idle and sleeping nodes.
     soon_s : float
-        A busy node whose jobs are expected to end within this is among the last of the busy ones, s.
+        A busy node whose jobs are expected to end within this time is among the last of the busy ones, s.
     idle_s : float
-        A node idle for longer is filled as late as a sleeping one, s.
+        A node that is idle for longer is filled as late as a sleeping one, s.
     """
 
     every_s: int = 120
@@ -63,10 +64,10 @@ class NodeFillOrderOptions:
 class NodeFillOrder:
     """Have the cluster fill busy nodes before idle ones, and sleeping ones last.
 
-    First come the nodes whose jobs run longest (they will be awake anyway), then those that are soon free or nearly
-    empty, so that these drain; then idle nodes that are awake, and last those asleep or long idle, which sleep next.
-    Tiers are coarse and follow from the snapshot alone: a node changes its tier when a job starts or ends on it, when
-    its last job nears its end, or when its power changes. A node that is down or must be left alone is not named.
+    Nodes whose jobs run longest come first, since they will be awake anyway. Then come those that are soon free or
+    nearly empty, so that they drain, then idle nodes that are awake. Sleeping and long idle nodes, which sleep next,
+    are last. Tiers are coarse and follow from the snapshot alone: a node changes its tier when a job starts or ends on
+    it, when its last job nears its end, or when its power changes. A node that is down or excluded is left out.
     """
 
     domain = Domain.NODES
@@ -78,9 +79,9 @@ class NodeFillOrder:
         self.every = timedelta(seconds=options.every_s)
 
     def decide(self, snapshot: Snapshot) -> list[FillFirst]:
-        """Return one order of filling for the whole cluster.
+        """Return one fill order for the whole cluster.
 
-        Nothing where no node may be named.
+        It is empty where no node may be changed.
         """
         left_s = _left_s(snapshot)
         tiers: list[list[str]] = [[] for _ in range(self.options.tiers)]
@@ -121,9 +122,9 @@ class NodeFillOrder:
         return f"{count_in_words(busy, 'busy node')} first, then {idle} idle, last {last} asleep or long idle"
 
     def _why_in(self, place: int) -> str:
-        """Return why a node is in the tier at ``place``.
+        """Return the reason of the nodes in the tier at ``place``.
 
-        Short, since it stands beside each node.
+        It is short, since it is shown for each node.
         """
         last_busy = self.options.tiers - 3
         if place > last_busy:
@@ -140,12 +141,12 @@ class NodeFillOrder:
 
 
 def _named(nodes: pd.DataFrame) -> Iterator[Any]:
-    """Yield the nodes that are up and may be touched."""
+    """Yield the nodes that are up and not excluded."""
     yield from nodes[nodes["power"].notna() & nodes["excluded_reason"].isna()].itertuples(index=False)
 
 
 def _left_s(snapshot: Snapshot) -> dict[str, float]:
-    """Return how long the last job of each busy node is expected to run on, s."""
+    """Return the expected remaining time of each busy node's last job, s."""
     left_s: dict[str, float] = {}
     for nodes, job_left_s in _running(snapshot):
         for node in nodes:
@@ -158,7 +159,7 @@ def _running(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], float]]:
     elapsed_s = (pd.Timestamp(snapshot.taken_at) - jobs["started_at"]).dt.total_seconds().to_numpy(dtype=np.float64)
     expected_s = jobs["p50_s"].to_numpy()
     limit_s = jobs["time_limit_s"].to_numpy()
-    # Without a prediction: as long again as it has run, which is about right where run times have heavy tails.
+    # Without a prediction the remaining time is the elapsed time, which is about right for heavy-tailed run times.
     expected_s = np.where(np.isnan(expected_s), 2 * elapsed_s, expected_s)
     left_s = np.where(expected_s > elapsed_s, expected_s - elapsed_s, OVERRUN * elapsed_s)
     left_s = np.fmax(np.fmin(left_s, np.fmax(limit_s - elapsed_s, 0.0)), 0.0)

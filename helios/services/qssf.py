@@ -1,8 +1,8 @@
-"""Quasi-Shortest-Service-First: the queue order of the paper that this project starts from, with a bound on the wait.
+"""Quasi-Shortest-Service-First (QSSF) with a bound on the wait.
 
-Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
-GPU Datacenters", SC'21, section 4.2, doi 10.1145/3458817.3476223. The promotion of jobs that have waited long is
-Helios' own: the paper's order starves large jobs.
+Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
+Datacenters", SC'21, section 4.2, doi 10.1145/3458817.3476223. The promotion of jobs that have waited long is Helios'
+own, because the paper's order starves large jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helios.ports import ChangeRequests, Columns
 from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, weigh_large_jobs
 from helios.units import count_in_words, gpu_time, rounded_duration
 
-# What a jobwise service says to a live cluster, made of what it wishes for each job.
+# Conversion of a jobwise service's urgencies into orders for a live cluster.
 
 Rows = NDArray[np.int64]
 
@@ -36,18 +36,19 @@ def reorders(
     why: Callable[[Rows], list[str]],
     reason: Callable[[Rows], str],
 ) -> list[Reorder]:
-    """Return an order for each partition in which ``changes`` names a job, by the names of the partitions.
+    """Return an order for each partition with jobs in ``changes``.
 
-    Jobs of equal urgency stand by submission, then id. A job without a partition is nobody's.
+    Orders are sorted by the names of the partitions. Jobs of equal urgency are ordered by submission, then id. A job
+    without a partition is left out.
 
     Parameters
     ----------
-    changes : Wishes
-        For all pending jobs of ``snapshot``, in its order.
+    changes : ChangeRequests
+        Urgencies of all pending jobs of ``snapshot``, in its order.
     why : callable
         Returns the reason of each place, given the rows of their jobs in the snapshot.
     reason : callable
-        Returns the reason of an order, given the same. Both are asked when somebody reads them.
+        Returns the reason of an order, given the same. Both are called only when the reasons are read.
 
     Raises
     ------
@@ -97,27 +98,27 @@ def _places(
 
 
 SHORTEST_GPU_S = 10.0
-"""Service at or below which a job is as urgent as one can be without promotion: ten seconds on one GPU."""
+"""Service up to which a job has the highest urgency without promotion, ten seconds on one GPU."""
 LONGEST_GPU_S = 1e7
-"""Service at or above which it is as little urgent: 116 GPU-days. The neutral middle is 2.8 GPU-hours."""
+"""Service from which a job has the lowest urgency, 116 GPU-days. The neutral middle is 2.8 GPU-hours."""
 MOST_URGENT = 0.9
-"""Of a job that is not promoted; the rest of the scale keeps promoted ones ahead however coarse the cluster counts."""
+"""Highest urgency without promotion. The rest of the scale keeps promoted jobs first on a cluster with coarse steps."""
 PROMOTED = 1.0
 PROPORTION = 2.0**-40
-"""Urgency lost with each GPU-second where urgencies are on no grid; at 2^40 s, 35,000 GPU-years, none is left."""
+"""Urgency lost with each GPU-second where there is no grid. It is -1 at 2^40 s, 35,000 GPU-years."""
 NEUTRAL_GPU_S = 1e4
 UNKNOWN_S = 43_200.0
-"""After what waiting a job goes first while no backlog is known, s."""
+"""Waiting time after which a job goes first while no backlog is known, s."""
 LONGEST_US = 9e15
-"""Longest patience that is told from for ever, 285 years: what microseconds since 1970 have room for."""
+"""Longest finite wait bound, 285 years, for which microseconds since 1970 have room."""
 _HOUR_US = 3_600_000_000
 _FOR_EVER = np.datetime64("NaT").view(np.int64)
 STICKS = 0.75
-"""A level is kept until the urgency is this many grid steps away from it: half a step would be no hysteresis."""
+"""Distance in grid steps up to which a level is kept. Half a step would be no hysteresis."""
 
 
 class OrderRule(StrEnum):
-    """Which jobs of a queue go first, where nobody has waited too long."""
+    """Queue order of the jobs that have not waited too long."""
 
     BALANCED = "balanced"
     SERVICE = "service"
@@ -125,36 +126,36 @@ class OrderRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QssfOptions:
-    """What a site may choose.
+    """Options of QSSF.
 
     Attributes
     ----------
     every_s : int
-        Time between two looks at the queue, s.
+        Time between two decisions, s.
     order : str
         ``balanced``: the service of jobs above 8 GPUs counts 1/20
-        (:func:`helios.services.queue_orders.balanced`), and that of all fades while they wait; ``service``: the
-        paper's rule, which starves large jobs. On a cluster of a few nodes, where jobs above 8 GPUs are many, the
-        paper's rule has the shorter mean: rehearse both.
+        (:func:`helios.services.queue_orders.balanced`), and the service of all jobs fades while they wait.
+        ``service``: the paper's rule, which starves large jobs. On a cluster of a few nodes with many jobs above
+        8 GPUs the paper's rule has the shorter mean wait; try both in a replay.
     gpu_exponent : float
-        Power of the GPU count in the service. 1: the paper's GPUs x run time. On two real traces smaller ones
-        (-0.5) shortened the waits of large jobs and the mean; 1 is what starves large jobs.
+        Power of the GPU count in the service. 1 is the paper's GPUs x run time, and starves large jobs. On two real
+        traces smaller ones (-0.5) shortened the waits of large jobs and the mean.
     share : float
-        Of the longest backlog of the last weeks, after which a job goes first.
+        Share of the longest backlog of the last weeks after which a job goes first.
     least_s : float
-        No job goes first for its share of a backlog before it has waited so long, s.
+        Least waiting time before a job goes first because of the backlog, s.
     fades : bool
-        With ``balanced``: whether the service of a job counts less while it waits.
+        Whether the service of a job counts less while it waits, with ``balanced``.
     promote_after_s : float
-        Waiting after which a job goes first, s, whatever the backlog; 0: ``share`` of the backlog says; inf: never
-        (the longest wait is then unbounded). See Notes: The price. In a service replay on eleven days of Philly at half
-        its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
+        Waiting time after which a job goes first, s, independent of the backlog. 0 to use ``share`` of the backlog, inf
+        for never (the longest wait is then unbounded). See Notes: The price. In a replay of eleven days of Philly at
+        half its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
         against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
     promote_factor : float
-        A job is not promoted before it has waited this many times its predicted run time. 0: all alike.
+        A job is not promoted before it has waited this many times its predicted run time. 0 for no such condition.
     levels : int
-        Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. 0: no
-        grid and no logarithm, the urgency falls in proportion to the service, so that no two services are alike.
+        Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. With 0 there
+        is no grid and no logarithm: the urgency falls in proportion to the service, so that no two services are equal.
         That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
     """
 
@@ -182,48 +183,48 @@ class QssfOptions:
 class Qssf:
     """Start the jobs with the least predicted service first, and whoever has waited long before all of them.
 
-    The urgency of a job is read off a fixed logarithmic scale of its own predicted service (median run time x
-    GPUs^``gpu_exponent``; a CPU job counts as one GPU): 10 GPU-seconds give 0.9, 10^7 give -0.9. No other job enters,
-    so an arrival moves nobody. Urgencies lie on a coarse grid, and a job keeps the level it has until a new prediction
-    is clearly past the border: predicting again rewrites little. A job without a prediction is neutral. Jobs that are
-    hands-off, or could not start yet (a dependency, a begin time), are not named.
+    The urgency of a job follows from its own predicted service (median run time x GPUs^``gpu_exponent``; a CPU job
+    counts as one GPU) on a fixed logarithmic scale: 10 GPU-seconds give 0.9, 10^7 give -0.9. It does not depend on
+    other jobs, so a new job changes no other one. Urgencies lie on a coarse grid, and a job keeps its level until a new
+    prediction is clearly beyond the border, so that a new prediction changes little. A job without a prediction is
+    neutral. Jobs that are excluded, or could not start yet (a dependency, a begin time), are left out.
 
-    ``balanced`` divides the service of large jobs, and has each job's service fade with the square of the share of its
-    patience that is left: a job that waits comes nearer to the front long before it goes first.
+    ``balanced`` divides the service of large jobs. It also multiplies each job's service by the square of the remaining
+    share of its wait bound, so that a waiting job moves forward long before it goes first.
 
     Notes
     -----
-    **The bound.** A job that has been eligible for longer than its patience ``P`` is *promoted* to urgency 1. ``P`` is
-    ``promote_after_s``, or where that is 0 ``max(least_s, share x longest backlog)``: how long the last in a first-come
-    queue would have waited at the worst moment of the last weeks, which Helios reckons each hour
-    (:mod:`helios.metrics.backlog`); 12 h while it knows of none. In any case it is no less than ``promote_factor x
-    predicted run time``. Call it a job's turn when it has waited for longer than the largest ``P`` there is while it
-    waits.
+    **The bound.** A job that has been eligible for longer than its wait bound ``P`` is *promoted* to urgency 1. ``P``
+    is ``promote_after_s``, or where that is 0 ``max(least_s, share x longest backlog)``. The longest backlog is the
+    wait of the last job in a first-come queue at the worst moment of the last weeks, which Helios computes each hour
+    (:mod:`helios.metrics.backlog`). While no backlog is known ``P`` is 12 h. It is never less than ``promote_factor x
+    predicted run time``. A job is *due* when it has waited for longer than the largest ``P`` during its wait.
 
-    ``P`` hangs on the cluster and the job's own waiting, not on a score that a wrong prediction could keep low;
-    predictions can lift the longest backlog no higher than if all that waits ran as long as what has ended. Among
+    ``P`` depends on the cluster and the job's own waiting, not on a score that a wrong prediction could keep low.
+    Predictions can raise the longest backlog no higher than if all waiting jobs ran as long as the ended ones. Among
     promoted jobs urgencies are equal, so the site's own order decides; where that is age or submission, it is first
-    come, first served. With ``promote_factor`` 0 whoever has waited longer is promoted wherever a younger job is. So
-    from its turn on a job is overtaken by nobody but those that were eligible before it, and where the queue is strict
-    and these are the only differences in priority,
+    come, first served. With ``promote_factor`` 0 a job that has waited longer is promoted whenever a younger one is. So
+    once it is due, a job is overtaken only by jobs that were eligible before it. Where the queue is strict and these
+    are the only differences in priority,
 
-    ``wait <= P + every_s + time to run what held GPUs at its turn and what was eligible before it``,
+    ``wait <= P + every_s + time to run what held GPUs when it was due and what was eligible before it``.
 
-    and no stream of short later jobs, however long, and no prediction, however wrong, enters that sum. Simple FIFO has
-    the same sum without the first two terms, counted from submission.
+    This sum is independent of the number of short later jobs and of wrong predictions. Simple FIFO has the same sum
+    without the first two terms, counted from submission.
 
     What this does **not** guarantee on Slurm: SiteFactor is one term of the priority, so promotion lifts a job past
     others only as far as ``slurm.site_factor_most`` outweighs the differences that QOS, fair share, partition and age
     make; preemption, reservations, PriorityTier and limits (QOS, association) come before priority altogether;
-    partitions that share nodes queue apart. Helios' cap on one user's share counts who is put ahead of others, which
-    a promotion does only where somebody older may not be moved (a canary, an admin's hand). A job that waits on a limit
-    of its own user grows old too; the limit still holds it. Backfill may start a later job ahead, and does not delay
-    the jobs it has planned as long as time limits hold and ``bf_max_job_test`` and ``bf_window`` reach them.
+    partitions that share nodes queue apart. Helios' cap on one user's share counts jobs that are put ahead of others,
+    which a promotion does only where an older job may not be moved (a canary, a job that an admin changed). A job that
+    waits on a limit of its own user is promoted too, but the limit still holds it. Backfill may start a later job
+    ahead, and does not delay the jobs it has planned as long as time limits hold and ``bf_max_job_test`` and
+    ``bf_window`` reach them.
 
-    **The price.** Where waits beyond ``P`` are the rule, most of the queue is promoted and the order is the site's own
-    again: that is what a bound means under overload. A ``P`` that follows the backlog is made for that. Who sets
-    ``promote_after_s`` by hand chooses it above the waits that the load makes usual (rehearse a few values on your own
-    history), not as short as one would like it to be.
+    **The price.** Where most waits are longer than ``P``, most of the queue is promoted and the order is the site's own
+    again. This is inherent to a bound under overload, and the reason for a ``P`` that follows the backlog. A value for
+    ``promote_after_s`` should be above the usual waits under load (try a few values on your own history), not as short
+    as desired.
     """
 
     Options = QssfOptions
@@ -234,7 +235,7 @@ class Qssf:
         self._fades = options.fades and options.order == OrderRule.BALANCED
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
-        """Return one order for each partition that has jobs which may be named."""
+        """Return one order for each partition with jobs that may be changed."""
         changes = self.changes(snapshot.pending_values, snapshot.taken_at)
         return reorders(
             snapshot,
@@ -262,7 +263,7 @@ class Qssf:
             until_us = eligible_us + patience_us
         urgency[promoted] = PROMOTED
         until_us[promoted] = _FOR_EVER
-        early = waited_us < 0  # also where nobody knows when: NaT is the least number there is, and wraps round
+        early = waited_us < 0  # also for an unknown time: NaT is the smallest integer, and the difference overflows
         if early.any():
             urgency[early], until_us[early] = np.nan, eligible_us[early] - 1
         excluded_reason = jobs("excluded_reason")
@@ -270,7 +271,7 @@ class Qssf:
         return ChangeRequests(urgency=urgency, until=until_us.view("datetime64[us]"))
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
-        """Say why each of the jobs in these rows stands where it does."""
+        """Return the reason for the place of each of the jobs in these rows."""
         jobs, favours = snapshot.pending_values, self.options.order == OrderRule.BALANCED
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
         patience_us = np.broadcast_to(self._patience_us(jobs, jobs("p50_s")), len(urgency))[rows]
@@ -284,7 +285,7 @@ class Qssf:
         ]
 
     def _patience_us(self, jobs: Columns, p50_s: NDArray[np.float64]) -> NDArray[np.int64] | int:
-        """Return after what waiting each job goes first, µs."""
+        """Return the wait bound of each job, after which it goes first, µs."""
         patience_s = self.options.promote_after_s or self._by_the_backlog_s(jobs, len(p50_s))
         if not self.options.promote_factor:
             return int(min(patience_s * 1e6, LONGEST_US))
@@ -313,8 +314,11 @@ class Qssf:
         waited_us: NDArray[np.int64],
         patience_us: NDArray[np.int64] | int,
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return urgencies by what is left of the service, and up to what waiting they stay as they are, µs."""
-        if not self.options.levels:  # no two are alike, and to ask about each at any moment is dear
+        """Return urgencies of the faded service, and how long they stay, µs.
+
+        The latter is the waiting time up to which an urgency does not change.
+        """
+        if not self.options.levels:  # all urgencies differ, and continuous updates would be expensive
             by_the_hour_us = waited_us - waited_us % _HOUR_US
             left = age_discount(by_the_hour_us, patience_us)
             return _in_proportion(service * left), np.minimum(patience_us, by_the_hour_us + _HOUR_US - 1)
@@ -329,9 +333,9 @@ def _micros(at: datetime) -> int:
 
 
 def _in_proportion(service: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Urgency in exact proportion to service, by a power of two.
+    """Return urgencies in exact proportion to service, by a power of two.
 
-    No two numbers become one. NaN is in the middle.
+    Different services never get the same urgency. NaN is in the middle.
     """
     known = np.where(np.isnan(service), NEUTRAL_GPU_S, service)
     urgency: NDArray[np.float64] = 0.0 - np.minimum(known, 1 / PROPORTION) * PROPORTION
@@ -339,7 +343,7 @@ def _in_proportion(service: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Urgency of service on the fixed scale.
+    """Return urgencies of service on the fixed scale.
 
     NaN stays NaN.
     """
@@ -353,12 +357,10 @@ def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
 def _waited_at_next_level(
     urgency: NDArray[np.float64], exact: NDArray[np.float64], service: NDArray[np.float64], *, levels: int
 ) -> NDArray[np.float64]:
-    """Return which share of its patience a job has waited when its level may change for its fading.
+    """Return the share of its wait bound at which a job's level may change.
 
-    1: it will not.
-
-    That is where it comes nearer to the next one, and after that, if it keeps the level that it has, where it no longer
-    does.
+    1 where it does not change by fading. The level changes where the urgency comes nearer to the next grid point, or,
+    for a job that keeps its level by hysteresis, where it no longer does.
     """
     step = MOST_URGENT / levels
     level = np.rint(urgency / step)
@@ -371,7 +373,7 @@ def _waited_at_next_level(
 
 
 def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
-    """Nearest grid point, but the one the job has ``now`` while that is near enough.
+    """Return the nearest grid point, or the job's current one if near enough.
 
     0 for NaN.
     """

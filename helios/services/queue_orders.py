@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGE_GPUS = 8
-"""Jobs above it are large: they need more than one node of the usual size, all of it free at once."""
+"""Number of GPUs above which a job is large, since it needs more than one whole node of the usual size."""
 LARGE_FAVOUR = 20.0
-"""What the service of a large job is divided by, chosen on perturbed runs of Philly at 40 % and of Venus on 100 nodes
-(docs/ordering.md has what others come to)."""
+"""Divisor of the service of a large job, chosen on perturbed runs of Philly at 40 % and of Venus on 100 nodes
+(docs/ordering.md has the results of other values)."""
 
 
 def shortest_service_first(
@@ -21,14 +21,14 @@ def shortest_service_first(
     gpus: NDArray[np.int32],
     run_time_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Order by service, GPUs x run time.
+    """Order by service, GPUs x run time, smallest first.
 
-    Smallest first: the paper's rule.
+    This is the paper's rule.
 
     Parameters
     ----------
     submitted_s, gpus, run_time_s : arrays of shape (n_jobs,)
-        Submission (s since the epoch), GPUs asked for, and the run time believed in (s).
+        Submission (s since the epoch), requested GPUs, and assumed run time (s).
 
     Returns
     -------
@@ -53,5 +53,5 @@ def balanced(
 
 
 def weigh_large_jobs(gpus: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return what ``balanced`` multiplies the service of jobs of so many GPUs by."""
+    """Return the factors of ``balanced`` for jobs of so many GPUs."""
     return np.where(gpus > LARGE_GPUS, 1 / LARGE_FAVOUR, 1.0)

@@ -1,7 +1,7 @@
-"""Which services are installed, and one of them built from a site's options.
+"""Registry of installed services, which also builds them from options.
 
 A package offers a service by an entry point of group ``helios.services``; the entry's name is the service's name in
-configuration, audit and reports. What a package does wrong is said, with its name, and stops nobody else.
+configuration, audit and reports. An error in a package is reported with its name, and does not affect other services.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GROUP = "helios.services"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOption:
-    """One option of a service.
+    """One declared option of a service.
 
     Attributes
     ----------
     name, type, default : str
-        As they are declared; the default as Python writes it.
+        As declared. The default is in Python's notation.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ServiceOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledService:
-    """What an entry point offers.
+    """Description of a service that an entry point offers.
 
     Attributes
     ----------
@@ -52,17 +52,17 @@ class InstalledService:
     target : str
         ``module:Class``.
     package : str
-        Name and version of the package it came with; empty: unknown.
+        Name and version of its package; empty if unknown.
     summary : str
         First line of the class's docstring.
-    options : tuple of Option
+    options : tuple of ServiceOption
         In the declared order.
     domain : Domain
-        What it acts on.
-    needs_proof : str
-        What the site's own history must show before it may act; empty: nothing.
+        The domain that it acts on.
+    requires_gain : str
+        The gain that the site's own history must show before the service may act; empty for none.
     broken : str
-        Why it cannot be used, for a person; empty: it can.
+        Why it cannot be used, for a person; empty where it can.
     """
 
     name: str
@@ -76,9 +76,9 @@ class InstalledService:
 
 
 def installed() -> dict[str, InstalledService]:
-    """Return every service that any installed package offers, by name.
+    """Return all installed services by name.
 
-    Broken ones say why they are.
+    Broken ones have the reason.
     """
     return {name: _described(name, entries) for name, entries in sorted(_entries().items())}
 
@@ -86,21 +86,21 @@ def installed() -> dict[str, InstalledService]:
 def build(name: str, options: Mapping[str, Any]) -> Service:
     """Return the service of that name, made with the given options.
 
-    What is not given has its default.
+    Missing options have their defaults.
 
     Parameters
     ----------
     options : mapping
-        As a configuration file holds them: text, numbers, booleans, lists, tables. Nothing is guessed: ``"30"`` is
+        Text, numbers, booleans, lists and tables, as in a configuration file. Values are not converted: ``"30"`` is
         not a number.
 
     Raises
     ------
     ServiceUnknown
-        No installed package offers it; the offered ones are named.
+        No installed package offers it. The message names the offered ones.
     ServiceInvalid
-        It cannot be loaded, is not a service, or an option is unknown or has a value that does not do; what is
-        allowed is named.
+        It cannot be loaded, is not a service, or an option is unknown or has an invalid value. The message names what
+        is allowed.
     """
     service_class = find(name)
     return make_service(service_class, checked_options(service_class, options, name=name), name=name)
@@ -124,12 +124,12 @@ def find(name: str) -> type[Any]:
 
 
 def checked_options(service_class: type[Any], options: Mapping[str, Any], *, name: str) -> Any:
-    """Return ``options`` as the service's own ``Options``.
+    """Return ``options`` as the service's own ``Options``, checked.
 
     Raises
     ------
     ServiceInvalid
-        A key is unknown, or a value does not do; what is allowed is named.
+        A key is unknown, or a value is invalid. The message names what is allowed.
     """
     declared = service_class.Options
     allowed = f"Options of {name}: {'; '.join(map(str, list_options(service_class))) or 'none'}."
@@ -152,11 +152,11 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
     Raises
     ------
     ServiceInvalid
-        Its constructor raised, or what it made has no time ``every``.
+        Its constructor raised, or the service has no positive time ``every``.
     """
     try:
         service = service_class(options)
-    except (Exception, SystemExit) as reason:  # because a service is anybody's code
+    except (Exception, SystemExit) as reason:  # because a service is third-party code
         raise ServiceInvalid(f"Service {name} cannot be made: {type(reason).__name__}: {reason}.") from reason
     every = getattr(service, "every", None)
     if not isinstance(every, timedelta) or every <= timedelta(0):
@@ -169,17 +169,17 @@ def make_service(service_class: type[Any], options: Any, *, name: str) -> Servic
 
 
 def domain_of(service: object) -> Domain:
-    """Return what a service, or a class of services, acts on.
+    """Return the domain of a service, or of a class of services.
 
-    Jobs, unless it says otherwise.
+    The default is jobs.
     """
     return Domain(getattr(service, "domain", Domain.JOBS))
 
 
 def find_flaws(service_class: Any) -> list[str]:
-    """Return what keeps a class from being a service, each with what to do.
+    """Return what prevents a class from being a service, each with what to do.
 
-    Empty: nothing.
+    It is empty for a valid service.
     """
     if not inspect.isclass(service_class):
         return [f"{service_class!r} is not a class; let the entry point name the service's class"]

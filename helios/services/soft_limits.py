@@ -1,10 +1,10 @@
-"""Soft limits for backfill.
+"""Soft limits for backfill from predicted run times.
 
-Backfill plans with an upper bound of the run time instead of a limit set ten times too long.
+Backfill then plans with an upper bound of the run time instead of a limit that is often ten times too long.
 
-Why with care: backfill that plans with predicted *medians* lengthens waits many times over, with an upper quantile it
-does about nothing on average, and even perfect estimates earned a fifth at most (Helios' own study on four logs). So
-this service is off unless configured, uses an upper bound, only ever widens it, and asks for a proof.
+It needs care: backfill that plans with predicted *medians* makes waits many times longer, with an upper quantile it has
+about no effect on average, and even perfect estimates gained a fifth at most (Helios' own study on four logs). So this
+service is off unless configured, uses an upper bound, only ever widens it, and requires a proven gain.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from helios.model import Snapshot
 from helios.units import rounded_duration
 
 STEP_S = 600.0
-"""Bounds are whole steps of this, s, so that predicting again rewrites little."""
+"""Bounds are multiples of this, s, so that a new prediction changes little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftLimitsOptions:
-    """What a site may choose.
+    """Options of the soft limits.
 
     Attributes
     ----------
     every_s : int
-        Time between two looks at the queue, s.
+        Time between two decisions, s.
     margin : float
         The bound is this many times the run time that 90 % of such jobs stay below.
     least_s : float
@@ -40,7 +40,7 @@ class SoftLimitsOptions:
     worth_s : float
         A bound is set only where it is shorter than the time limit by at least this, s.
     fallbacks : tuple of str
-        Sources of predictions that are not believed; one counts as such if it begins with any of these.
+        Prefixes of sources of predictions that are not used.
     """
 
     every_s: int = 60
@@ -63,18 +63,17 @@ class SoftLimitsOptions:
 class SoftLimits:
     """Give pending jobs a soft limit from the upper end of their predicted run time; the hard limit stands.
 
-    A job is given one where its prediction comes from a model (not from a fallback for lack of history), its time
-    limit is known and finite, it has no ``--time-min`` of its own, and planning with the bound instead of the limit
-    saves at least ``worth_s``. A bound once set is widened when a new prediction is longer, and never narrowed: a job
-    that overruns its soft limit disturbs the plan, one that ends before does not.
+    A job gets one where its prediction comes from a model (not from a fallback for lack of history), its time limit is
+    known and finite, it has no ``--time-min`` of its own, and planning with the bound instead of the limit saves at
+    least ``worth_s``. A bound is widened when a new prediction is longer, and never narrowed: a job that exceeds its
+    soft limit disturbs the plan, one that ends earlier does not.
 
     Attributes
     ----------
-    needs_proof : str
-        Tells the composition root that this service is to be switched on (canary or active) only where the site's own
-        what-if, on its own history, shows a gain from soft limits in the mean wait and none of the losses in the
-        longest; elsewhere it is refused with that what-if as the reason. In shadow it may run anywhere. The service
-        itself knows nothing of that gate.
+    requires_gain : str
+        The service may act (canary or active) only where a what-if on the site's own history shows that soft limits
+        shorten the mean wait and do not lengthen the longest one. Otherwise it is refused, with that what-if as the
+        reason. In shadow it may always run. The condition is checked outside this service.
     """
 
     requires_gain = "soft_limits"
@@ -86,7 +85,7 @@ class SoftLimits:
         self.every = timedelta(seconds=options.every_s)
 
     def decide(self, snapshot: Snapshot) -> list[SoftLimit]:
-        """Return a soft limit for each job that is given one, in the order of the queue."""
+        """Return soft limits for jobs that get one, in the order of the queue."""
         jobs = snapshot.pending
         bound_s = self._bound_s(jobs)
         saved_s = np.nan_to_num(jobs["time_limit_s"].to_numpy() - bound_s, posinf=0.0, nan=0.0)

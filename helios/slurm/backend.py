@@ -1,7 +1,7 @@
 """The interface to Slurm that commands and pyslurm share.
 
-What was read is judged behind it, in ``translate.py``, ``jobs.py`` and ``nodes.py``, once. Raw records carry Slurm's
-own meaning in plain JSON values, so that the worker can send them as lines of JSON:
+Decisions about what was read are made once, above this interface, in ``translate.py``, ``jobs.py`` and ``nodes.py``.
+Raw records carry Slurm's own meaning in plain JSON values, so that the worker can send them as lines of JSON:
 
 - a time is whole seconds since the epoch, or None for Slurm's ``N/A``, ``Unknown`` and 0;
 - a length is seconds as a number, :data:`UNLIMITED`, or None for not set;
@@ -22,71 +22,74 @@ UNLIMITED = "UNLIMITED"
 """A length without bound, in :class:`RawJob`."""
 
 Length = float | str | None
-"""Seconds; :data:`UNLIMITED`; None: not set."""
+"""Seconds, or :data:`UNLIMITED`. None where it is not set."""
 
 
 NODES_PER_CALL = 200
-"""Most nodes written in one call: the controller holds its node lock for as long (a guess on the safe side)."""
+"""Most nodes written in one call. The controller holds its node lock for the whole call; the number is a guess."""
 
 
 class RawJob(TypedDict):
-    """One record of the queue, which may be a component of a job or a whole pending array."""
+    """One record of Slurm's queue.
+
+    It is a job, a component of a heterogeneous job, or all pending tasks of an array.
+    """
 
     job_id: str
-    """The number by which ``scontrol update`` knows it; of a pending array record, the master's."""
+    """The number by which ``scontrol update`` knows it. A pending array record has the master's."""
     restart: int
     """Slurm's ``Restarts``."""
     array_job_id: str | None
-    """The master's number; None: not of an array."""
+    """The master's number, or None if the job is not part of an array."""
     array_tasks: str | None
-    """The record's tasks as Slurm writes them, in full: ``7``, or of a pending record ``0-9,12%2``; None as above."""
+    """The record's tasks in Slurm's notation, ``7`` or for a pending record ``0-9,12%2``. None as above."""
     tasks: int
-    """How many jobs the record stands for: those of ``array_tasks``, else 1."""
+    """Number of jobs in the record: that of ``array_tasks``, otherwise 1."""
     het_job_id: str | None
-    """The leader's number; None: not of a heterogeneous job."""
+    """The leader's number, or None if the job is not heterogeneous."""
     het_job_offset: int | None
     """Component number within it."""
     name: str | None
     """As submitted, whatever characters it has."""
     user: str | None
-    """User name; the number as text where the name is not known."""
+    """User name, or the user id as text where the name is not known."""
     group: str | None
-    """Group name; the number as text where the name is not known."""
+    """Group name, or the group id as text where the name is not known."""
     account: str | None
     qos: str | None
     partition: str | None
-    """The partition; several that are all acceptable joined by commas."""
+    """The partition. Several acceptable ones are joined by commas."""
     state: str
-    """Slurm's base state, without flags: PENDING, RUNNING, SUSPENDED, COMPLETING, ..."""
+    """Slurm's base state without flags, such as PENDING, RUNNING, SUSPENDED or COMPLETING."""
     reason: str | None
-    """Why it is not running, one of Slurm's words: Resources, Priority, JobHeldUser, Dependency, ...; None: none."""
+    """Why it is not running, in Slurm's words, such as Resources, Priority, JobHeldUser or Dependency."""
     submitted: int
     eligible: int | None
     started: int | None
-    """Start of this run; None while it is pending (Slurm's expected start then stands in ``planned_start``)."""
+    """Start of this run. None while it is pending; Slurm's expected start is then in ``planned_start``."""
     planned_start: int | None
-    """Start that backfill foresees for a pending job; None: none, or it is not pending."""
+    """Start that backfill plans for a pending job. None where there is none, or the job is not pending."""
     time_limit_s: Length
     time_min_s: Length
-    """``--time-min`` or what was written since; None or 0: none."""
+    """``--time-min``, or what was written since. None or 0 where there is none."""
     nodes: int | None
-    """Nodes held, else the least asked for."""
+    """Allocated nodes, otherwise the least number requested."""
     cpus: int | None
-    """CPUs of ONE task of the record, held or asked for."""
+    """CPUs of ONE task of the record, allocated or requested."""
     gpus: int
-    """GPUs of ONE task of the record, held or asked for, over all its nodes; 0: none."""
+    """GPUs of ONE task of the record over all its nodes, allocated or requested."""
     gpu_type: str | None
-    """GRES type as ``a100``; None: any, or none."""
+    """GRES type such as ``a100``. None for any type, and without GPUs."""
     memory_mib: float | None
     """Memory of ONE task of the record over all its nodes."""
     node_list: str | None
-    """Nodes it runs on, in Slurm's ranges; None while it is pending."""
+    """Nodes it runs on, in Slurm's notation. None while it is pending."""
     priority: int | None
-    """Slurm's priority now; 0: held."""
+    """Slurm's current priority. 0 if the job is held."""
     reservation: str | None
-    """The reservation it asks for."""
+    """The reservation that it requests."""
     cron: bool
-    """Whether scrontab made it."""
+    """Whether scrontab submitted it."""
     nice: int
     """The user's own nice value, without Slurm's offset."""
 
@@ -98,9 +101,9 @@ class RawNode(TypedDict):
     partitions: str
     """Joined by commas."""
     state: str
-    """Base state: IDLE, ALLOCATED, MIXED, DOWN, UNKNOWN, FUTURE, ERROR."""
+    """Base state, one of IDLE, ALLOCATED, MIXED, DOWN, UNKNOWN, FUTURE and ERROR."""
     flags: str | None
-    """State flags joined by ``+``: DRAIN, POWERED_DOWN, PLANNED, ...; None: none."""
+    """State flags such as DRAIN, POWERED_DOWN or PLANNED, joined by ``+``. None without flags."""
     cpus: int
     cpus_held: int
     gpus: int
@@ -111,7 +114,7 @@ class RawNode(TypedDict):
     features: str | None
     """The active features, joined by commas."""
     idle_since: int | None
-    """Slurm's ``LastBusyTime``; None: never busy, or busy now, or not known."""
+    """Slurm's ``LastBusyTime``. None if the node was never busy, is busy now, or it is not known."""
     reason: str | None
     """The reason an admin or Slurm gave for its state."""
 
@@ -125,9 +128,9 @@ class JobUpdate:
     job_id : str
         As in :class:`RawJob`.
     tasks : str
-        Of an array's master, the tasks of its record as Slurm writes them: only they are changed. Slurm would give a
-        change of the master's id to every task that ever left the record too, an admin's among them (22.05.8).
-        Empty: it is the master of none.
+        For an array's master, the tasks of its record in Slurm's notation. Only these are changed. A change of the
+        bare master's id also reaches every task that ever left the record, for instance one that an admin changed
+        (22.05.8). Empty for a job that is not an array's master.
     site_factor : int, optional
         The SiteFactor to set; 0 is neutral; None leaves it.
     time_min : int, optional
@@ -174,7 +177,9 @@ class NodeUpdate:
 def write_in_batches(
     changes: Sequence[NodeUpdate], write: Callable[[Sequence[NodeUpdate]], Sequence[str]]
 ) -> list[str]:
-    """Write nodes that are changed alike in one call, and return the answer to each change.
+    """Write the same change to many nodes in one call.
+
+    Returns one answer for each of ``changes``, in order.
 
     Parameters
     ----------
@@ -194,7 +199,7 @@ def write_in_batches(
 
 
 class Backend(Protocol):
-    """A way into one Slurm.
+    """Interface for reading and changing one Slurm cluster.
 
     Every method raises :class:`~helios.errors.ClusterUnavailable` when the controller cannot be reached or does not
     answer in time, and :class:`~helios.errors.AnswerNotUnderstood` when its answer makes no sense.
@@ -212,26 +217,29 @@ class Backend(Protocol):
         ...
 
     def configuration(self) -> dict[str, str]:
-        """Return what ``scontrol show config`` shows: its keys, and its values as text."""
+        """Return the settings that ``scontrol show config`` prints, as text."""
         ...
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write each change, and return one answer for each, in order.
 
-        An answer is empty where Slurm accepted the change, else Slurm's message. What fails for one job does not stop
-        the others. Whether an accepted change took effect is for the caller to read back, and so is a change whose
-        answer was lost: it is answered with a text that says so.
+        An answer is empty where Slurm accepted the change, otherwise it is Slurm's message. A failure for one job does
+        not stop the others. Whether an accepted change took effect is for the caller to read back. So is a change whose
+        answer was lost: its answer is a text that says so.
         """
         ...
 
     def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
-        """Write each change of a node, and return one answer for each, in order, as :meth:`change` does.
+        """Write each change of a node, and return one answer for each.
 
-        Nodes that are written the same go in one call, and have its answer in common; what stands on each is for the
-        caller to read back.
+        Order and answers are those of :meth:`change`. Nodes with the same change are written in one call and share its
+        answer. The caller reads back the value on each node.
         """
         ...
 
     def close(self) -> None:
-        """Let go of processes and connections; harmless when repeated."""
+        """End processes and connections.
+
+        Calling it again has no effect.
+        """
         ...

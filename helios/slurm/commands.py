@@ -1,8 +1,8 @@
-"""The way in through Slurm's own commands: explicit formats that read the same from 22.05 on.
+"""Backend that uses Slurm's own commands.
 
-``squeue --json`` changed its shape with every release; ``squeue --Format`` did not, and takes any separator behind a
-field of width 0 (seen on 22.05.8). A job's name may hold any byte, so it is the last field, and each record ends
-with a word that nobody can know beforehand.
+It asks for explicit formats, which read the same from 22.05 on. ``squeue --json`` changed its shape with every release;
+``squeue --Format`` did not, and takes any separator behind a field of width 0 (seen on 22.05.8). A job's name may hold
+any byte, so it is the last field, and each record ends with a random word that nobody can know beforehand.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FIELDS = (
     "MinTime", "NumNodes", "NumCPUs", "NumTasks", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
     "tres-per-task", "NodeList", "PriorityLong", "Reservation", "Nice", "Name",
 )  # fmt: skip
-"""Fields of ``squeue --Format``; the name, which may hold anything, last."""
+"""Fields of ``squeue --Format``. The name comes last, because it may hold any character."""
 _BETWEEN = "\x1f"
 _JOB, _TASKS, _STATE = (_FIELDS.index(name) for name in ("JobID", "ArrayTaskID", "State"))
 
 _LANES = 4
-"""``scontrol`` processes that write at once. One waits about 3 ms for each change whoever is idle (22.05.8)."""
+"""Number of ``scontrol`` processes that write at once. One waits about 3 ms for each change, even idle (22.05.8)."""
 _MARK = "helios-"
 _CRON = re.compile(r"^JobId=(\d+) (?:.*?[ ]CronJob=(Yes))?", re.MULTILINE)
 _NODE_FIELD = re.compile(r"(?:^| )(\w+)=(.*?)(?= \w+=|$)", re.DOTALL)
@@ -42,16 +42,16 @@ UNANSWERED = "scontrol ended before it came to this change: not known whether it
 
 
 class CommandsBackend(Backend):
-    """A :class:`~helios.slurm.backend.Backend` over ``squeue`` and ``scontrol``.
+    """:class:`~helios.slurm.backend.Backend` over ``squeue`` and ``scontrol``.
 
     Parameters
     ----------
     commands_folder : str
-        Where they lie; empty: found on ``PATH``.
+        Folder of the commands; empty to find them on ``PATH``.
     timeout_s : float
         Longest wait for one answer, s.
     environment : mapping, optional
-        The process environment; None: that of this process.
+        The process environment; None for that of this process.
     """
 
     name = "commands"
@@ -65,22 +65,25 @@ class CommandsBackend(Backend):
         self._tells_tasks = True
 
     def queue(self) -> list[RawJob]:
-        """Return what ``squeue`` lists; on a cluster with scrontab, ask ``scontrol`` which jobs are its."""
+        """Return the records that ``squeue`` lists.
+
+        On a cluster with scrontab, ``scontrol`` is asked which of them are scrontab's.
+        """
         end = f"\x1e{secrets.token_hex(8)}"
         fields = [f"{name}:{_BETWEEN}" for name in _FIELDS[:-1]] + [f"{_FIELDS[-1]}:{end}"]
         words = ("--all", "--noheader", f"--Format={','.join(fields)}")
         printed = self._squeue(*words)
         records = _records(printed, end)
         if not self._tells_tasks and any(_is_pending_array(record) for record in records):
-            # One line for each task, each with the number of the record that it is part of.
+            # One line for each task, with the number of the record that the task is part of.
             at_once = {record[_JOB]: "%".join(["", *record[_TASKS].split("%")[1:]]) for record in records}
             records = _joined(_records(self.shell.run("squeue", "--array", *words), end), at_once)
         cron = self._cron_jobs()
         return [_job(record, cron) for record in records]
 
     def _squeue(self, *words: str) -> bytes:
-        # Without it one line stands for all pending tasks of an array, an admin's hand on one of them unseen (22.05.8).
-        # squeue of 25.11 and 26.05.5 no longer knows the option.
+        # Without this option one line stands for all pending tasks of an array, even if an admin changed one of them
+        # (22.05.8). squeue of 25.11 and 26.05.5 no longer has the option.
         if self._tells_tasks:
             try:
                 return self.shell.run("squeue", "--array-unique", *words)
@@ -91,7 +94,7 @@ class CommandsBackend(Backend):
         return self.shell.run("squeue", *words)
 
     def nodes(self) -> list[RawNode]:
-        """Return what ``scontrol show node`` lists."""
+        """Return the nodes that ``scontrol show node`` lists."""
         printed = self.shell.run("scontrol", "--all", "--oneliner", "show", "node")
         text = printed.decode("utf-8", "surrogateescape")
         return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
@@ -107,7 +110,10 @@ class CommandsBackend(Backend):
         return settings
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
-        """Write the changes through a few ``scontrol`` processes, each of which reads many commands."""
+        """Write the changes through a few ``scontrol`` processes.
+
+        Each process reads many commands.
+        """
         if not changes:
             return []
         answers = [""] * len(changes)
@@ -120,14 +126,20 @@ class CommandsBackend(Backend):
         return answers
 
     def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
-        """Write the changes through one ``scontrol`` process, nodes that are written the same in one command."""
+        """Write the changes through one ``scontrol`` process.
+
+        Nodes with the same change share one command.
+        """
         return write_in_batches(changes, lambda batches: self._said([_node_command(batch) for batch in batches]))
 
     def close(self) -> None:
-        """Do nothing: no process outlives its call."""
+        """Do nothing, because no process outlives its call."""
 
     def _said(self, commands: Sequence[str]) -> list[str]:
-        """Return the answers to commands, told apart by words between them that scontrol calls invalid."""
+        """Return the answers to commands.
+
+        They are separated by words between the commands that scontrol reports as invalid.
+        """
         if not commands:
             return []
         script = "".join(f"{command}\n{_MARK}{number}\n" for number, command in enumerate(commands))
@@ -152,7 +164,8 @@ class CommandsBackend(Backend):
 def cron_jobs(shown: str) -> frozenset[str]:
     """Return the jobs that ``scontrol --oneliner show job`` marks as scrontab's.
 
-    A job's name may hold line breaks and look like a record: only a job of which every record says so is one.
+    A job's name may hold line breaks and look like a record. So a job counts only if every record of its number has the
+    mark.
     """
     records, marked = Counter[str](), Counter[str]()
     for job_id, yes in _CRON.findall(shown):
@@ -179,12 +192,12 @@ def _is_pending_array(record: list[str]) -> bool:
 
 
 def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:
-    """Return one record for each job number, its tasks joined.
+    """Return one record for each job number, with all its tasks.
 
     Parameters
     ----------
     at_once : mapping
-        How many tasks of an array may run at once, as ``%2``, where it is known.
+        Bound on the tasks of an array that run at once, such as ``%2``, where it is known.
     """
     of_job: dict[str, list[list[str]]] = {}
     for record in records:
@@ -255,7 +268,10 @@ def _job(record: list[str], cron: frozenset[str]) -> RawJob:
 
 
 def _job_gpus(field: Mapping[str, str]) -> parse.Gpus:
-    """Return a job's GPUs: counted by TRES where the site accounts for them, else from what was asked for."""
+    """Return a job's GPUs, from TRES or from its request.
+
+    The request counts where the site does not account for GPUs as TRES.
+    """
     nodes, tasks = parse.whole(field["NumNodes"]) or 1, parse.whole(field["NumTasks"]) or 1
     asked = ((field["tres-per-job"], 1), (field["tres-per-node"], nodes), (field["tres-per-task"], tasks))
     return _gpus_of(field["tres-alloc"], tuple(pair for pair in asked if "gpu" in pair[0]))
@@ -293,7 +309,10 @@ def _node(record: str) -> RawNode:
 
 
 def _node_fields(record: str) -> Iterator[tuple[str, str]]:
-    """Yield a node's fields, the texts that an admin may have written last, so that they can shadow none."""
+    """Yield a node's fields, with free text last.
+
+    An admin may have written the free text, so it must not replace another field.
+    """
     free = "".join(_FREE_TEXT.findall(record))
     for key, value in reversed(_NODE_FIELD.findall(_FREE_TEXT.sub("", record).strip())):
         yield key, value.strip()
@@ -301,26 +320,26 @@ def _node_fields(record: str) -> Iterator[tuple[str, str]]:
         yield "Reason", reason[1].strip()
 
 
-# Read the site factor of every job that has one to read: only ``sprio`` shows it.
+# Site factors are read from ``sprio``, the only command that shows them.
 #
 # ``sprio`` lists pending jobs that are eligible: not held, no begin time ahead, no dependency left. A job whose
 # priority was set directly (``Priority=``) is listed with that priority and all factors 0, whatever they are (seen on
-# 22.05.8): that is how a direct priority is recognised, and what its site factor is nobody can read.
+# 22.05.8). A direct priority is recognised by that, and the site factor of such a job cannot be read.
 
 _SPRIO_FIELDS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
-"""Job, priority, site factor; then age, association, fair share, job size, partition, QOS, nice, TRES."""
+"""Job, priority and site factor, then age, association, fair share, job size, partition, QOS, nice and TRES."""
 _ROUNDING = 10
-"""A priority up to here may be the sum of factors that are each printed as 0; a larger one cannot."""
+"""Largest priority that may be the sum of factors that are each printed as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFactor:
-    """What ``sprio`` says of one job.
+    """Site factor of one job, as ``sprio`` prints it.
 
     Attributes
     ----------
     value : int
-        The site factor; of a job with a direct priority 0, which means nothing.
+        The site factor. With a direct priority it is 0 and has no meaning.
     direct : bool
         Whether its priority was set directly.
     """
@@ -331,12 +350,14 @@ class SiteFactor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sprio:
-    """Ask ``sprio`` through a shell."""
+    """Reader of ``sprio`` through a shell."""
 
     shell: Shell
 
     def __call__(self) -> dict[str, SiteFactor]:
-        """Return what it says, by job id (of a pending array, the master's); jobs that are not eligible are missing.
+        """Return the site factors by job id.
+
+        A pending array has its master's id. Jobs that are not eligible are missing.
 
         Raises
         ------

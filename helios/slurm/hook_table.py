@@ -98,7 +98,7 @@ class HookRow:
 
     @property
     def key(self) -> Key:
-        """The kind of jobs that it is for."""
+        """The kind of jobs that the row is for."""
         return (self.user, self.partition, self.gpus, self.limit_min)
 
 

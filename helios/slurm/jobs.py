@@ -1,8 +1,8 @@
 """Jobs of a real Slurm as a :class:`helios.ports.Cluster`.
 
-What to do is judged from what is read at that moment, never from what was written before; whatever is written is read
-back. A change that Slurm accepted and that does not show is a mismatch, not a success: before 26.05.3 a backfill pass
-may put an old value back.
+Every decision is made from what is read at that moment, never from what was written before, and every write is read
+back. A change that Slurm accepted and that is not visible afterwards is a mismatch, not a success: before 26.05.3 a
+backfill pass may put an old value back.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JobsUndo, Written
 from helios.slurm.undo_file import UndoNotWritten
 
-# What was read of a queue at one moment, by setting: the ground that every change is judged on.
+# One reading of the queue, from which every change is decided.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReading:
-    """Pending jobs and what stands on them.
+    """Pending jobs and the values of their settings at one moment.
 
     Attributes
     ----------
     jobs : mapping
         The pending jobs by id.
     factors : mapping
-        What ``sprio`` says, by id.
+        Site factors from ``sprio``, by id.
     release : tuple of int
         Slurm's release.
     undo : JobsUndo
         What Helios wrote.
     soft_limits : bool
-        Whether a TimeMin is a soft limit here; else it lets Slurm shorten the job.
+        Whether a TimeMin is a soft limit here. Otherwise it lets Slurm shorten the job.
     """
 
     jobs: Mapping[str, RawJob]
@@ -62,14 +62,20 @@ class QueueReading:
     soft_limits: bool = False
 
     def value(self, setting: JobSetting, job_id: str) -> int | None:
-        """Return a pending job's SiteFactor, or its TimeMin in minutes (0: none); None: it cannot be read now."""
+        """Return a pending job's current SiteFactor or TimeMin.
+
+        A TimeMin is in minutes, 0 for none. None where the value cannot be read now.
+        """
         if setting is JobSetting.SOFT_LIMIT:
             return translate.minutes(self.jobs[job_id]["time_min_s"])
         factor = self.factors.get(job_id)
         return None if factor is None or factor.direct else factor.value
 
     def is_ours(self, setting: JobSetting, job_id: str) -> bool:
-        """Return whether what stands on a pending job is proved to be Helios': its mark, and a record of it."""
+        """Return whether the value on a pending job is proved to be Helios'.
+
+        It is if it has Helios' mark and a record of it exists.
+        """
         value, job = self.value(setting, job_id), self.jobs[job_id]
         if value is None:
             return False
@@ -78,23 +84,32 @@ class QueueReading:
         return translate.is_our_time_min(job, self.undo, release=self.release)
 
     def hidden(self, job_id: str) -> int:
-        """Return the SiteFactor that Helios wrote to a pending job where Slurm hides what stands; 0: none."""
+        """Return the SiteFactor that Helios wrote where Slurm hides the current one.
+
+        0 where there is none, or Slurm shows it.
+        """
         shown = self.value(JobSetting.ORDER, job_id) is not None
         return 0 if shown else self.undo.last(JobSetting.ORDER, self.jobs[job_id])
 
     def suspect(self, setting: JobSetting, job_id: str) -> str:
-        """Return why a value that bears the mark is left as it is; empty: it bears none, or is proved."""
+        """Return why a value with Helios' mark is left unchanged.
+
+        Empty where the value has no mark, or is proved to be Helios'.
+        """
         value = self.value(setting, job_id)
         if not value or self.is_ours(setting, job_id):
             return ""
         if setting is JobSetting.ORDER:
             bears_mark = ownership.has_helios_mark(value)
-        else:  # without the flag Helios writes no TimeMin: there it is a user's
+        else:  # without the flag Helios writes no TimeMin, so it is a user's
             bears_mark = self.soft_limits and ownership.has_helios_time_min(value)
         return translate.unproved(self.undo) if bears_mark else ""
 
     def is_to_revert(self, setting: JobSetting, job_id: str) -> bool:
-        """Return whether a revert of everything has something to do, or to say, about a setting of a pending job."""
+        """Return whether reverting everything concerns a setting of a pending job.
+
+        It does also where the value is only reported and left unchanged.
+        """
         if self.is_ours(setting, job_id) or self.suspect(setting, job_id):
             return True
         return setting is JobSetting.ORDER and self.hidden(job_id) != 0
@@ -112,14 +127,17 @@ def has_soft_limits(configuration: Mapping[str, str]) -> bool:
     return release >= translate.SOFT_LIMITS_SINCE and SOFT_LIMIT_FLAG in flags
 
 
-# What actions ask of Slurm's jobs, on the ground of what was read of them.
+# Decisions about the changes that actions request, made from one reading of the queue.
 
 UNSEEN = "it is no longer eligible: it was written, and cannot be read back"
 BLIND = "0 was written on demand where Slurm hides the value"
 
 
 def judge_update(change: SettingChange[int], look: QueueReading) -> Outcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that is not written.
+
+    It is a change that must not, cannot or need not be written. None where the change is to be written.
+    """
     setting, job_id = change.setting, change.job_id
     if job_id not in look.jobs:
         return change.outcome(Result.GONE, remark=GONE)
@@ -137,7 +155,10 @@ def judge_update(change: SettingChange[int], look: QueueReading) -> Outcome | No
 
 
 def size(change: SettingChange[int], look: QueueReading, *, most: int) -> float:
-    """Return how much a change that is to be written changes: what is reverted first, then 2 to 0."""
+    """Return how large a change is, for the order of writes.
+
+    Reverts come first, with 2.5 or 3. Other changes lie between 0 and 2.
+    """
     before = look.value(change.setting, change.job_id) or 0
     if change.takes_back:
         return 3.0 if before else 2.5
@@ -158,26 +179,26 @@ def now() -> datetime:
 
 
 class SlurmCluster:
-    """A :class:`helios.ports.Cluster` over a way into Slurm.
+    """:class:`helios.ports.Cluster` over a backend for Slurm.
 
     Parameters
     ----------
     backend : Backend
-        The way in.
+        Slurm's commands or pyslurm.
     name : str
         The cluster's name.
     site_factor_most : int
-        Bound of the SiteFactor that is written, either way.
+        Largest absolute SiteFactor that is written.
     writes_per_cycle : int
-        Most jobs changed by one :meth:`apply`; the largest changes come first, the rest is ``POSTPONED``.
+        Most jobs changed by one :meth:`apply`. The largest changes come first, the others are ``POSTPONED``.
     clock : callable
         Returns the time, aware.
     sprio : callable
-        Returns the site factor of every job that has one to read.
+        Returns the site factor of every job whose site factor can be read.
     undo : JobsUndo, optional
-        The record of what Helios writes; None: one in memory.
+        The record of what Helios writes; None for one in memory.
     notes : sequence of str
-        What a person should be told about the way in.
+        Why this backend was chosen, for a person.
     """
 
     def __init__(
@@ -204,12 +225,12 @@ class SlurmCluster:
         self._release: tuple[int, int] | None = None
 
     def snapshot(self) -> Snapshot:
-        """Look; prediction columns are missing.
+        """Return the cluster's current state, without prediction columns.
 
         Raises
         ------
         ClusterUnavailable
-            It cannot be reached, or did not answer in time.
+            The cluster cannot be reached, or did not answer in time.
         """
         taken_at = self._clock()
         self._undo.refresh()
@@ -223,18 +244,18 @@ class SlurmCluster:
         )
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Act, read back, and say what became of each job that an action names.
+        """Apply actions, read back, and return the outcome for each job.
 
-        What is written stands in the undo file before. A ``Revert`` that names no jobs reverts what is proved to be
-        Helios' own; it refuses, job by job, what bears the mark and is in no record, and what Slurm hides. A task of an
-        array that changed though nobody asked for it is told as a mismatch.
+        Values are in the undo file before they are written. A ``Revert`` that names no jobs reverts the values that are
+        proved to be Helios' own. It refuses, job by job, values that have the mark but no record, and values that Slurm
+        hides. An array task that changed although no action requested it has the outcome ``MISMATCH``.
 
         Raises
         ------
         ClusterUnavailable
-            It cannot be reached; nothing was written.
+            The cluster cannot be reached. Nothing was written.
         UndoNotWritten
-            What is meant cannot be written down; nothing was written.
+            The intended values cannot be recorded. Nothing was written.
         """
         if not actions:
             return []
@@ -256,12 +277,14 @@ class SlurmCluster:
         return [*(outcomes[at] for at in range(len(changes))), *others]
 
     def know(self, applied_changes: pd.DataFrame, *, keep: bool) -> None:
-        """Take the database's book (``APPLIED_CHANGES``) as a record too, of another Helios that led as well.
+        """Accept the database's applied changes as a second record.
+
+        ``applied_changes`` has the columns of ``APPLIED_CHANGES``. It may be from another Helios that led before.
 
         Parameters
         ----------
         keep : bool
-            Whether to write into the undo file what only the book has, for the script that has no database.
+            Whether to add to the undo file what only the database has, for the script that has no database.
         """
         real = applied_changes[(applied_changes["mode"] != Mode.SHADOW) & ~applied_changes["overridden"].astype(bool)]
         submitted_s = real["submitted_at"].astype("int64") // 1_000_000
@@ -281,11 +304,11 @@ class SlurmCluster:
         self._undo.refresh()
         self._undo.know(entries)
         if keep:
-            with suppress(UndoNotWritten):  # the book knows them still
+            with suppress(UndoNotWritten):  # the database still has them
                 self._undo.add(entry for entry in entries if entry.value and not self._undo.names(entry))
 
     def close(self) -> None:
-        """Let go of the way in."""
+        """Close the backend."""
         self.backend.close()
 
     def _look(self) -> QueueReading:
@@ -305,7 +328,10 @@ class SlurmCluster:
         return look
 
     def _left_out(self, changes: Mapping[int, SettingChange[int]], look: QueueReading) -> dict[int, Outcome]:
-        """Return what is not written now, overruled by a later change or beyond the budget of jobs."""
+        """Return the outcomes of changes that are not written in this call.
+
+        They are overruled by a later change, or exceed the budget of jobs.
+        """
         last = {(change.setting, change.job_id): at for at, change in changes.items()}
         sizes: dict[str, float] = {}
         for (_, job_id), at in last.items():
@@ -323,7 +349,10 @@ class SlurmCluster:
     def _write(
         self, changes: Mapping[int, SettingChange[int]], look: QueueReading
     ) -> tuple[dict[int, Outcome], list[Outcome]]:
-        """Write and read back; return what became of each change, and of jobs that changed without one."""
+        """Write changes, read them back, and return their outcomes.
+
+        The second value has the outcomes of jobs that changed although no change was requested for them.
+        """
         answers = self._answers(list(changes.values()), look)
         try:
             after = replace(look, jobs=_pending(self.backend.queue()), factors=self._sprio())
@@ -334,7 +363,7 @@ class SlurmCluster:
                 for at, change in changes.items()
             }, []
         outcomes = {at: outcome_after(change, look, after, answers[change.job_id]) for at, change in changes.items()}
-        # What was reverted and is seen to be gone, or was written away where nobody sees it.
+        # Values that were reverted and are gone, or that were overwritten with 0 where Slurm hides the value.
         gone = [
             after.written(change.setting, change.job_id, 0)
             for change in changes.values()
@@ -345,7 +374,10 @@ class SlurmCluster:
         return outcomes, list(_changed_unasked(changes.values(), look, after))
 
     def _answers(self, changes: Sequence[SettingChange[int]], look: QueueReading) -> dict[str, str]:
-        """Write one change for each job, arrays first: a write to an array also reaches its tasks that have left it."""
+        """Write one change for each job, and return Slurm's answers by job id.
+
+        Arrays come first, because a write to an array also reaches its tasks that have left it.
+        """
         updates = _to_updates(changes, look)
         arrays = [update for update in updates if look.jobs[update.job_id]["tasks"] > 1]
         others = [update for update in updates if look.jobs[update.job_id]["tasks"] <= 1]
@@ -356,7 +388,7 @@ class SlurmCluster:
             except HeliosError as reason:
                 if not answers:
                     raise
-                # Something was written before: that must be read back and told.
+                # Something was written before, which must be read back and reported.
                 said = [reason.message] * len(group)
             answers |= {update.job_id: answer for update, answer in zip(group, said, strict=True)}
         return answers
@@ -372,7 +404,10 @@ def _pending(jobs: Sequence[RawJob]) -> dict[str, RawJob]:
 
 
 def outcome_after(change: SettingChange[int], before: QueueReading, after: QueueReading, answer: str) -> Outcome:
-    """Return what became of a change that was written, from what was read before and after and what Slurm answered."""
+    """Return the outcome of a written change.
+
+    It follows from the values read before and after, and from Slurm's answer.
+    """
     was = before.value(change.setting, change.job_id)
     if change.job_id not in after.jobs:
         return change.outcome(Result.GONE, before=was, remark=GONE)
@@ -390,12 +425,15 @@ def outcome_after(change: SettingChange[int], before: QueueReading, after: Queue
         wrote = change.terms.words(change.setting, before.hidden(change.job_id))
         said = change.outcome(Result.DONE, remark=f"{BLIND}; Helios had written {wrote}")
         return replace(said, before=f"priority {own}", after=f"priority {now}")
-    # It was written: said otherwise, nobody would remember that it is to be reverted.
+    # It was written. With any other outcome it would not be recorded as a change to revert.
     return change.outcome(Result.DONE, before=was, remark=UNSEEN)
 
 
 def _found(look: QueueReading) -> Iterator[Written]:
-    """Return what stands and only another record proves, and what Helios wrote and something else replaced."""
+    """Yield corrections to the undo file.
+
+    They are Helios' current values that only another record proves, and values of Helios that something else replaced.
+    """
     for job_id, job in look.jobs.items():
         for setting in JobSetting:
             value, last = look.value(setting, job_id), look.undo.last(setting, job)
@@ -415,7 +453,10 @@ def _found(look: QueueReading) -> Iterator[Written]:
 def _changed_unasked(
     changes: Iterable[SettingChange[int]], before: QueueReading, after: QueueReading
 ) -> Iterator[Outcome]:
-    """Return tasks that left an array which was written, and that read otherwise since: nobody had asked for it."""
+    """Yield the outcomes of array tasks that changed although nobody requested it.
+
+    They are tasks that had left an array before the array was written.
+    """
     asked = {(change.setting, change.job_id): change for change in changes}
     for job_id, job in before.jobs.items():
         for setting in JobSetting:
@@ -436,7 +477,7 @@ def _to_updates(changes: Sequence[SettingChange[int]], look: QueueReading) -> li
     for job_id, wanted in by_job.items():
         job = look.jobs[job_id]
         is_master = job["array_job_id"] == job_id
-        # Of an array's master its tasks, without the bound on how many run at once.
+        # The tasks of an array's master, without the bound on how many run at once.
         tasks = (job["array_tasks"] or "").partition("%")[0] if is_master else ""
         site_factor, time_min = wanted.get(JobSetting.ORDER), wanted.get(JobSetting.SOFT_LIMIT)
         updates.append(JobUpdate(job_id=job_id, tasks=tasks, site_factor=site_factor, time_min=time_min))

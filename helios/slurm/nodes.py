@@ -1,9 +1,9 @@
 """Nodes of a real Slurm as a :class:`helios.ports.NodeCluster`.
 
-What may be done is judged from what is read right before, and what was written is read back. Between the last look and
-the write a job may still be started on a node: Slurm then lets it run to its end before the node sleeps, and the
-outcome says so. Weights and the keep-awake list live in the controller alone: a restart or ``scontrol reconfigure``
-brings back those of slurm.conf, and the next look shows them.
+Every decision is made from what is read right before, and every write is read back. A job may still be started on a
+node between the last reading and the write. Slurm then lets it run to its end before the node sleeps, and the outcome
+says so. Weights and the keep-awake list exist in the controller only: a restart or ``scontrol reconfigure`` brings back
+those of slurm.conf, and the next reading shows them.
 """
 
 from __future__ import annotations
@@ -43,24 +43,23 @@ from helios.slurm.power import (
     same_list,
 )
 
-# Which weight a node is given, so that Slurm fills nodes in a wanted order without leaving the site's own.
+# Node weights for a requested fill order that also keeps the site's own order.
 #
-# Slurm fills the lowest ``Weight`` first. Nodes to which the site gave the same weight are told apart by what is
-# added to it, and what is added never reaches the site's next higher weight: of two nodes that the site itself set
-# apart, the one that it fills first is still filled first. Where the site's weights lie too close for all tiers,
-# tiers are merged.
+# Slurm fills the lowest ``Weight`` first. Nodes with the same weight in slurm.conf are ordered by adding a small number
+# to it, which never reaches the site's next higher weight. So two nodes with different weights in slurm.conf keep their
+# order. Where the site's weights lie too close for all tiers, tiers are merged.
 
 HEAVIEST = 4_294_967_280
 """The largest weight that scontrol takes (22.05.8)."""
 
 
 def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Return the weight of each node that ``tiers`` name, first to fill first.
+    """Return the weight of each node in ``tiers``, first to fill first.
 
     Parameters
     ----------
     own : mapping
-        The site's own weight of every node of the cluster, those too that no tier names.
+        The site's own weight of every node of the cluster, including nodes in no tier.
     tiers : sequence of sequence of str
         Nodes of ``own``.
     """
@@ -76,9 +75,11 @@ def weights_by_tier(own: Mapping[str, int], tiers: Sequence[Sequence[str]]) -> d
 
 
 def _added(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[str, int]:
-    """Return what is added to one own weight: the tier's number; where there is no room for that, a step for each tier.
+    """Return the increments for the nodes of one own weight.
 
-    The number of the tier does not depend on who else is in which tier: fewer writes when they change places.
+    The increment is the tier's number, where there is room for it. Otherwise the tiers present are numbered without
+    gaps and spread over the room. The tier's number does not depend on the other nodes, so that fewer writes are needed
+    when nodes change tiers.
     """
     if max(rank[node] for node in members) <= room:
         return {node: rank[node] for node in members}
@@ -87,10 +88,10 @@ def _added(members: Sequence[str], rank: Mapping[str, int], room: int) -> dict[s
     return {node: places[rank[node]] * steps // len(places) for node in members}
 
 
-# What actions ask of Slurm's nodes: one thing wanted on one setting of one node each, and whether it may be written.
+# Requested changes of nodes, each of one setting of one node, and whether they may be written.
 
 DOWN, UP = "POWER_DOWN", "POWER_UP"
-"""The two states that are ever written: never ``POWER_DOWN_ASAP``, which drains, or ``_FORCE``, which kills jobs."""
+"""The only two states that are written. ``POWER_DOWN_ASAP`` would drain nodes, and ``POWER_DOWN_FORCE`` kills jobs."""
 NO_NODE = "there is no such node"
 FALLING = "it is falling asleep: Slurm ignores a power_up until it is asleep"
 TAKEN = "a job was started on it in between: it runs to its end, and then Slurm puts the node to sleep"
@@ -102,14 +103,14 @@ _ON_THE_WAY_UP = (NodePower.WAKING, NodePower.AWAKE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReading:
-    """What was read of the nodes at one moment: the ground that every change is judged on.
+    """State of the nodes at one moment, from which changes are decided.
 
     Attributes
     ----------
     nodes : mapping
         The nodes by name.
-    powering : Powering
-        How the cluster powers them.
+    powering : PowerConfig
+        The cluster's power-saving configuration.
     warm : set of str
         Nodes that the cluster's own keep-awake list keeps awake now.
     """
@@ -120,12 +121,15 @@ class NodeReading:
 
     @classmethod
     def of(cls, nodes: Sequence[RawNode], powering: PowerConfig) -> NodeReading:
-        """Return what was read."""
+        """Return a reading with the nodes that the cluster itself keeps awake."""
         kept = kept_awake(nodes, powering.surroundings.exclusions)
         return cls(nodes={node["name"]: node for node in nodes}, powering=powering, warm=kept)
 
     def said(self, setting: NodeSetting, node: str) -> str:
-        """Return what stands on a setting of a node, in Slurm's words; empty: it cannot be read."""
+        """Return the current value of a node's setting, in Slurm's words.
+
+        Empty where the node does not exist.
+        """
         if setting is NodeSetting.KEEP_AWAKE:
             return f"SuspendExcNodes {self.powering.settings.keep_awake or '(null)'}"
         if node not in self.nodes:
@@ -137,14 +141,14 @@ class NodeReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNodeUpdate:
-    """What is wanted on one setting of one node.
+    """Requested value of one setting of one node.
 
     Attributes
     ----------
     wanted : str
-        :data:`DOWN` or :data:`UP`; a weight; of the keep-awake list the whole list.
+        :data:`DOWN` or :data:`UP`, a weight, or the whole keep-awake list.
     note : str
-        What to say of it besides what becomes of it.
+        Text that is added to the outcome's remark.
     """
 
     action: str
@@ -156,7 +160,10 @@ class PlannedNodeUpdate:
 
     @property
     def update(self) -> NodeUpdate:
-        """The change of a node that is written; of the keep-awake list there is none."""
+        """The values to write to the node.
+
+        It does not apply to the keep-awake list, which is not a value of one node.
+        """
         if self.setting is NodeSetting.WEIGHT:
             return NodeUpdate(node=self.node, weight=_weight(self.wanted))
         return NodeUpdate(node=self.node, state=self.wanted)
@@ -168,7 +175,7 @@ class PlannedNodeUpdate:
 
     @property
     def rank(self) -> int:
-        """Where it stands among changes that share a budget, the lowest first."""
+        """Position among changes that share a budget, lowest first."""
         if self.action == RevertNodes.__name__:
             return 0
         return {UP: 1, DOWN: 3}.get(self.wanted, 2 if self.setting is NodeSetting.KEEP_AWAKE else 4)
@@ -188,7 +195,7 @@ class PlannedNodeUpdate:
 
 
 def to_node_updates(action: NodeAction, look: NodeReading) -> Iterator[PlannedNodeUpdate]:
-    """Yield what an action asks for.
+    """Yield the changes that an action requests.
 
     Raises
     ------
@@ -205,7 +212,7 @@ def to_node_updates(action: NodeAction, look: NodeReading) -> Iterator[PlannedNo
     elif isinstance(action, KeepAwake):
         own = look.powering.settings.keep_awake if action.own is None else action.own
         wanted = join_exceptions(own, [node for node in action.nodes if node in look.nodes])
-        # Slurm takes a list with a node that does not exist (26.05.5), and then may keep nothing awake.
+        # Slurm accepts a list with a node that does not exist (26.05.5), and then may keep nothing awake.
         missing = ", ".join(node for node in action.nodes if node not in look.nodes)
         note = f"left out, as there are no such nodes: {missing}" if missing else ""
         yield planned(NodeSetting.KEEP_AWAKE, "", wanted, note)
@@ -228,7 +235,10 @@ _NAMES = ", ".join(kind.__name__ for kind in (PowerDown, PowerUp, KeepAwake, Fil
 
 
 def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutcome | None:
-    """Return the outcome of a change that must not, cannot or need not be written; None: it is to be written."""
+    """Return the outcome of a change that is not written.
+
+    It is a change that must not, cannot or need not be written. None where the change is to be written.
+    """
     if change.setting is not NodeSetting.KEEP_AWAKE and change.node not in look.nodes:
         return change.outcome(Result.GONE, remark=NO_NODE)
     before = look.said(change.setting, change.node)
@@ -242,7 +252,10 @@ def judge_node_update(change: PlannedNodeUpdate, look: NodeReading) -> NodeOutco
 
 
 def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
-    """Return whether what is wanted is so, or on its way; of a node that exists."""
+    """Return whether a node has the requested value, or is changing to it.
+
+    The node must exist.
+    """
     if change.setting is NodeSetting.KEEP_AWAKE:
         return same_list(look.powering.settings.keep_awake, change.wanted)
     node = look.nodes[change.node]
@@ -252,12 +265,15 @@ def is_in_state(change: PlannedNodeUpdate, look: NodeReading) -> bool:
 
 
 def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: NodeReading, answer: str) -> NodeOutcome:
-    """Return what became of a change that was written, from what was read before and after and what Slurm answered."""
+    """Return the outcome of a written change.
+
+    It follows from the values read before and after, and from Slurm's answer.
+    """
     was, seen = before.said(change.setting, change.node), after.said(change.setting, change.node)
     if not seen:
         return change.outcome(Result.GONE, before=was, remark=NO_NODE)
     if is_in_state(change, after):
-        # A job that came before the sleep did is in no danger: Slurm waits for its end.
+        # A job that was started before the sleep took effect is safe, because Slurm waits for its end.
         remark = TAKEN if change.wanted == DOWN and not is_idle(after.nodes[change.node]) else ""
         return change.outcome(Result.DONE, before=was, after=seen, remark=remark)
     if answer:
@@ -268,7 +284,7 @@ def node_outcome_after(change: PlannedNodeUpdate, before: NodeReading, after: No
 
 
 def _why_not(change: PlannedNodeUpdate, look: NodeReading) -> str:
-    """Return why a change must not be written now; empty: it may be."""
+    """Return why a change must not be written now, or an empty text."""
     if change.setting is NodeSetting.WEIGHT:
         return "" if _weight(change.wanted) is not None else f"{change.wanted!r} is no weight"
     if change.setting is NodeSetting.KEEP_AWAKE:
@@ -307,25 +323,25 @@ def _weight(text: str) -> int | None:
 
 
 class SlurmNodes:
-    """A :class:`helios.ports.NodeCluster` over a way into Slurm.
+    """:class:`helios.ports.NodeCluster` over a backend for Slurm.
 
     Parameters
     ----------
     backend : Backend
-        The way in.
+        Slurm's commands or pyslurm.
     operations : PowerConfigReader
-        How the cluster powers its nodes.
+        Reads the power-saving configuration, and writes the keep-awake list.
     name : str
         The cluster's name.
     site_factor_most : int
-        Bound of the SiteFactor that Helios writes to jobs.
+        Largest absolute SiteFactor that Helios writes to jobs.
     writes_per_cycle : int
-        Most nodes changed by one :meth:`steer`; what is reverted comes first, then wakes, sleeps and weights, and the
-        rest is ``POSTPONED``.
+        Most changes written by one :meth:`steer`. Reverts come first, then wakes, the keep-awake list, sleeps and
+        weights. The others are ``POSTPONED``.
     clock : callable
         Returns the time, aware.
     notes : sequence of str
-        What a person should be told about the way in.
+        Why this backend was chosen, for a person.
     """
 
     def __init__(
@@ -348,12 +364,14 @@ class SlurmNodes:
         self._clock = clock
 
     def snapshot(self) -> Snapshot:
-        """Look, with ``power`` filled in; predictions and demand are missing, and so is what Helios set on jobs.
+        """Return the cluster's current state, including ``power``.
+
+        Predictions, demand, and what Helios set on jobs are missing.
 
         Raises
         ------
         ClusterUnavailable
-            It cannot be reached, or did not answer in time.
+            The cluster cannot be reached, or did not answer in time.
         """
         taken_at = self._clock()
         powering, jobs = self.operations(), self.backend.queue()
@@ -367,12 +385,12 @@ class SlurmNodes:
         )
 
     def steer(self, actions: Sequence[NodeAction]) -> list[NodeOutcome]:
-        """Act, read back, and say what became of each node that an action names.
+        """Apply actions, read back, and return the outcome for each node.
 
         Raises
         ------
         ClusterUnavailable
-            It cannot be reached; nothing was written.
+            The cluster cannot be reached. Nothing was written.
         """
         if not actions:
             return []
@@ -393,11 +411,14 @@ class SlurmNodes:
         return [outcomes[at] for at in range(len(changes))]
 
     def close(self) -> None:
-        """Let go of the way in."""
+        """Close the backend."""
         self.backend.close()
 
     def _write(self, changes: Mapping[int, PlannedNodeUpdate], look: NodeReading) -> dict[int, NodeOutcome]:
-        """Write, read back, and return what became of each change; sleeps last, each judged once more right before."""
+        """Write changes, read them back, and return their outcomes.
+
+        Sleeps are written last, and each is checked once more right before.
+        """
         sleeps = {at: change for at, change in changes.items() if change.sleeps}
         others = {at: change for at, change in changes.items() if not change.sleeps}
         answers = self._answers(others, first=True)
@@ -422,7 +443,11 @@ class SlurmNodes:
     def _too_late(
         self, sleeps: Mapping[int, PlannedNodeUpdate], look: NodeReading, *, first: bool
     ) -> dict[int, NodeOutcome]:
-        """Return the sleeps that must not be written any more: by the freshest look there can be."""
+        """Return the outcomes of sleeps that must no longer be written.
+
+        They are checked with a new reading of the nodes. With ``first``, nothing was written before, and a cluster that
+        does not answer is an error.
+        """
         try:
             fresh = NodeReading.of(nodes=self.backend.nodes(), powering=look.powering)
         except HeliosError as reason:
@@ -433,7 +458,10 @@ class SlurmNodes:
         return {at: said for at, change in sleeps.items() if (said := judge_node_update(change, fresh)) is not None}
 
     def _answers(self, changes: Mapping[int, PlannedNodeUpdate], *, first: bool) -> dict[int, str]:
-        """Write, and return Slurm's answer to each; where nothing was written before, a silent cluster is an error."""
+        """Write changes, and return Slurm's answer to each.
+
+        With ``first``, nothing was written before, and a cluster that does not answer is an error.
+        """
         answers: dict[int, str] = {}
         nodes: dict[int, PlannedNodeUpdate] = {}
         for at, change in changes.items():
@@ -443,14 +471,14 @@ class SlurmNodes:
             try:
                 answers[at] = self.operations.keep_awake(change.wanted)
             except HeliosError as reason:
-                answers[at] = reason.message  # the list may have been written: that must be read back and told
+                answers[at] = reason.message  # the list may have been written, so it must be read back and reported
         if nodes:
             try:
                 said = self.backend.change_nodes([change.update for change in nodes.values()])
             except HeliosError as reason:
                 if first and not answers:
                     raise
-                # Something was written before: that must be read back and told.
+                # Something was written before, which must be read back and reported.
                 said = [reason.message] * len(nodes)
             answers |= dict(zip(nodes, said, strict=True))
         return answers

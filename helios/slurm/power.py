@@ -179,7 +179,7 @@ def state_flags(node: RawNode) -> frozenset[str]:
 def in_hand(node: RawNode) -> str:
     """Return why Helios may not even wake a node, for a person.
 
-    Empty where it may.
+    Empty where it may. The reasons are states and flags that a person or another system controls.
     """
     why = f" ({_SIGNATURE.sub('', node['reason'])})" if node["reason"] else ""
     if node["state"] == "DOWN":

@@ -1,6 +1,7 @@
-"""What a cluster's own settings mean for Helios: facts for ``helios doctor``, each with what to do about it.
+"""Checks of a cluster's configuration for ``helios doctor``.
 
-Nothing here changes anything. Each check stands alone: one that cannot be made says so and does not hide the others.
+Each finding says what to do about it. Nothing here changes anything. Each check stands alone: one that fails says so
+and does not hide the others.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ OLDEST_RELEASE = (22, 5)
 NEWEST_RELEASE = (26, 5)
 """The newest Slurm that Helios was run with."""
 HOOK = "priority hook"
-"""The check whether slurmctld asks Helios' hook about new jobs; how bad it is where not, the modes say."""
+"""Name of the check whether slurmctld calls Helios' hook for new jobs. How serious its lack is depends on the mode."""
 _WEIGHTS = ("Age", "Assoc", "FairShare", "JobSize", "Partition", "QOS")
 _LEVELS = ("Operator", "Administrator")
 
 
 class FindingLevel(StrEnum):
-    """How well a fact goes with Helios."""
+    """How serious a finding is."""
 
     OK = "ok"
     WARN = "warn"
@@ -45,18 +46,18 @@ class FindingLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fact about the cluster.
+    """Result of one check of the cluster.
 
     Attributes
     ----------
     check : str
-        What was looked at.
+        Name of the check.
     verdict : FindingLevel
-        ``fail``: Helios cannot order jobs here, or must not; ``warn``: something does less than it could.
-    fact : str
+        ``fail`` where Helios cannot or must not act here, ``warn`` where something works less well than it could.
+    message : str
         What was found.
     hint : str
-        What to do; empty: nothing.
+        What to do; empty where nothing is to be done.
     """
 
     check: str
@@ -67,20 +68,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightContext:
-    """What the checks look at.
+    """Input of the checks.
 
     Attributes
     ----------
     configuration : mapping
         As :meth:`helios.slurm.backend.Backend.configuration` gives it.
     shell : Shell
-        To ask what the configuration does not say.
+        Runs Slurm's commands, for what the configuration does not contain.
     user : str
         The user that runs Helios.
     site_factor_most : int
-        Bound of the SiteFactor that Helios writes.
+        Largest absolute SiteFactor that Helios writes.
     clock_skew_s : float
-        Largest difference of the clocks that is tolerated, s.
+        Largest tolerated difference of the clocks, s.
     clock : callable
         Returns the time, aware.
     """
@@ -94,7 +95,7 @@ class PreflightContext:
 
 
 Check = Callable[[PreflightContext], Iterator[Finding]]
-"""Looks at one thing."""
+"""A check, which yields its findings."""
 
 
 def examine(
@@ -107,16 +108,18 @@ def examine(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     more: Sequence[Check] = (),
 ) -> list[Finding]:
-    """Return what is to be known about the cluster; where the controller is silent, only that.
+    """Run all checks of a cluster and return their findings.
+
+    Where the controller does not answer, this is the only finding.
 
     Parameters
     ----------
     shell, user, site_factor_most, clock_skew_s, clock
         As in :class:`PreflightContext`.
     configuration : callable
-        Asks the controller, as :meth:`helios.slurm.backend.Backend.configuration`.
+        Returns the controller's configuration, like :meth:`helios.slurm.backend.Backend.configuration`.
     more : sequence of Check
-        Further checks, as :func:`helios.slurm.preflight.power_checks` has them.
+        Further checks, such as those of :func:`helios.slurm.preflight.power_checks`.
     """
     try:
         settings = configuration()
@@ -143,7 +146,10 @@ def _tried(check: Check, ground: PreflightContext) -> list[Finding]:
 
 
 def _finding(check: str, message: str, *, hint: str = "", level: FindingLevel = FindingLevel.WARN) -> Finding:
-    """Return a finding that is as bad as ``level`` where there is something to do about it."""
+    """Return a finding, which is of ``level`` if it has a hint.
+
+    Without a hint it is ``ok``.
+    """
     return Finding(check=check, verdict=level if hint else FindingLevel.OK, message=message, hint=hint)
 
 
@@ -204,7 +210,7 @@ def _power(ground: PreflightContext) -> Iterator[Finding]:
 
 
 def _accounting(ground: PreflightContext) -> Iterator[Finding]:
-    # sacctmgr shows its configuration with slurmdbd away too; a list it has to ask for.
+    # sacctmgr prints its configuration even without slurmdbd, but has to ask slurmdbd for a list.
     ground.shell.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster")
     kept = Accounting(shell=ground.shell).keeps_jobs()
     reach = "for ever" if kept is None else f"for {kept.days} days"
@@ -256,7 +262,10 @@ def _priority_hook(ground: PreflightContext) -> Iterator[Finding]:
 
 
 def hook_table_check(table: Path) -> Check:
-    """Return the check that slurmctld can read the hook's ``table``, for ``examine(more=...)``."""
+    """Return the check that slurmctld can read the hook's ``table``.
+
+    It is for ``examine(more=...)``.
+    """
 
     def check(ground: PreflightContext) -> Iterator[Finding]:
         user = slurm_user(ground)
@@ -298,12 +307,14 @@ def _rules_slurm(ground: PreflightContext) -> bool:
 
 
 def controllers_time(shell: Shell) -> datetime:
-    """Return the time by the controller's clock, whole seconds.
+    """Return the time of the controller's clock, in whole seconds.
 
     Raises
     ------
-    ClusterUnavailable, AnswerNotUnderstood
-        ``sdiag`` fails, or does not say it.
+    ClusterUnavailable, ClusterRefused, AnswerNotUnderstood
+        ``sdiag`` fails.
+    HeliosError
+        Its output does not contain the time.
     """
     # sdiag prints the time of the answer by the clock of the controller (22.05.8).
     said = shell.run("sdiag").decode("utf-8", "replace")
@@ -313,19 +324,21 @@ def controllers_time(shell: Shell) -> datetime:
     return datetime.fromtimestamp(int(found[1]), UTC)
 
 
-# What a cluster's own settings mean for putting nodes to sleep: further facts for ``helios doctor``.
+# Further checks for ``helios doctor`` where a service acts on nodes.
 #
-# Asked where a service acts on nodes. Only one of them writes at all, and that to a node that does not exist.
+# Only one of them writes anything, and that to a node that does not exist.
 
 PROBE = "helios-probe"
-"""A node that does not exist: Slurm judges who asks before it looks for the node (22.05.8, 26.05.5)."""
+"""A node that does not exist. Slurm checks the user's rights before it looks up the node (22.05.8, 26.05.5)."""
 _DAY_S = 86_400.0
 _LEAST_BATCH_START_S = 60.0
-"""Slurm's power saving guide asks for more than the default of 10 s where nodes boot; a minute is a guess."""
+"""Slurm's power saving guide recommends more than the default of 10 s where nodes boot. A minute is a guess."""
 
 
 def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
-    """Return the checks of a cluster whose nodes Helios is to put to sleep, for ``examine(more=...)``.
+    """Return the checks for a cluster whose nodes Helios may power down.
+
+    They are for ``examine(more=...)``.
 
     Parameters
     ----------

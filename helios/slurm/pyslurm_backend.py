@@ -1,11 +1,11 @@
-"""The way into Slurm through pyslurm, in a worker process.
+"""Backend that uses pyslurm in a worker process.
 
-A process of its own, since pyslurm's library ends, hangs and crashes processes.
+It is a separate process because pyslurm's library can end, hang or crash a process.
 
 The worker is ``pyslurm_worker.py``, run by whatever Python has pyslurm. Its source goes in through standard input, so
-that it need not be visible where that Python runs (a chroot, a container). A request is one line of JSON, bounded in
-time; a worker that misses its time is killed, one that ended is started again, later and later. A change is one
-request: a worker killed at any moment leaves one change of which nobody knows, and its answer says so.
+that it need not be visible where that Python runs (a chroot, a container). A request is one line of JSON with a time
+limit. A worker that exceeds it is killed, and one that ended is started again with growing pauses. A change is one
+request: a worker killed at any moment leaves at most one change whose result is unknown, and its answer says so.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from helios.slurm.pyslurm_worker import PROTOCOL
 HINT = 'Set [slurm] python to a Python that has pyslurm, or [slurm] backend = "commands" to do without it.'
 
 _LONGEST_ANSWER = 1 << 30
-"""Bytes of one answer; 50,000 jobs are 40 MB. More is not an answer."""
+"""Most bytes of one answer. 50,000 jobs are 40 MB."""
 _LONGEST_TAIL = 500
-"""Bytes of the worker's standard error that an error repeats."""
+"""Bytes of the worker's standard error that an error message repeats."""
 _GOODBYE_S = 2.0
 """How long a worker may take to end by itself."""
 
 
 class WorkerLost(ClusterUnavailable):
-    """The worker ended, or was killed because it did not answer in time.
+    """The worker ended, or was killed after its time limit.
 
     Parameters
     ----------
     died : bool
-        It ended by itself or by somebody else's hand; False: it was too slow, and so will be the next.
+        True if it ended by itself or somebody killed it. False if it was too slow, as the next one will be.
     """
 
     def __init__(self, message: str, *, died: bool) -> None:
@@ -55,7 +55,7 @@ class WorkerLost(ClusterUnavailable):
 
 
 class Worker:
-    """A started worker and the pipes to it."""
+    """A running worker process and the pipes to it."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str] | None, source: bytes) -> None:
         self.python = ""
@@ -86,11 +86,14 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id; of the prefix, where there is one that stays."""
+        """The process id of the worker, or of the program before it.
+
+        A program in ``[slurm] python`` before the interpreter, such as a container runtime, may stay as the parent.
+        """
         return self._process.pid
 
     def greet(self, *, within_s: float) -> None:
-        """Hand in the source, and hear who answers."""
+        """Send the worker's source, and check its greeting."""
         self._send(self._source)
         greeting = self.hear(within_s=within_s)
         if greeting.get("protocol") != PROTOCOL:
@@ -115,12 +118,12 @@ class Worker:
         self._send(json.dumps(request).encode("ascii") + b"\n")
 
     def hear(self, *, within_s: float) -> dict[str, Any]:
-        """Return the next line.
+        """Return the worker's next line, parsed.
 
         Raises
         ------
         WorkerLost
-            None came within ``within_s``, or the worker ended.
+            No line came within ``within_s``, or the worker ended.
         AnswerNotUnderstood
             It is not a JSON object.
         """
@@ -141,7 +144,7 @@ class Worker:
         return answer
 
     def ended(self) -> str:
-        """Say how the worker ended; empty: it runs."""
+        """Return how the worker ended, or an empty text while it runs."""
         status = self._process.poll()
         if status is None:
             return ""
@@ -149,7 +152,7 @@ class Worker:
         return f"The pyslurm worker {how}{self._said()}."
 
     def end(self) -> None:
-        """Let the worker end by itself, or else kill it."""
+        """Let the worker end by itself, and kill it if it does not."""
         with contextlib.suppress(OSError):
             self._input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +160,7 @@ class Worker:
         self.kill()
 
     def kill(self) -> None:
-        """End the worker and what it started, and let go of its pipes."""
+        """Kill the worker's process group and close its pipes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -173,7 +176,10 @@ class Worker:
             raise self._lost() from None
 
     def _more(self, until: float, within_s: float) -> bytes:
-        """Return more of standard output; keep the end of standard error."""
+        """Read more of the worker's standard output.
+
+        The end of its standard error is kept for error messages.
+        """
         while True:
             ready = self._selector.select(max(until - time.monotonic(), 0))
             if not ready:
@@ -189,7 +195,7 @@ class Worker:
                 self._complaint = (self._complaint + text)[-_LONGEST_TAIL:]
 
     def _lost(self) -> WorkerLost:
-        """Say how a worker ended whose pipes are closed."""
+        """Return the error about a worker whose pipes are closed."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._errors.fileno(), False)
             self._complaint = (self._complaint + (self._errors.read() or b""))[-_LONGEST_TAIL:]
@@ -209,21 +215,21 @@ NOT_SENT = "not sent"
 _WRITES = ("change", "change_nodes")
 _LONGEST_PAUSE_S = 60.0
 _DEATHS_PER_CALL = 3
-"""After so many deaths in one call of ``change`` the fault is not one job's: the rest is not sent."""
+"""Deaths in one call after which the remaining requests are not sent, since the fault is not that of one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """Who talks to whom.
+    """Versions of the worker and of the controller.
 
     Attributes
     ----------
     python, pyslurm : str
-        Of the worker.
+        Versions in the worker.
     library : str or None
-        Release of Slurm's library in the worker, ``25.11``; None: it does not say.
+        Release of Slurm's library in the worker, such as ``25.11``. None where the library does not tell it.
     controller : str or None
-        Version of the controller, ``25.11.2``; None: it did not answer.
+        Version of the controller, such as ``25.11.2``. None where it did not answer.
     """
 
     python: str
@@ -243,23 +249,23 @@ class Versions:
 
 
 class PyslurmBackend(Backend):
-    """A :class:`~helios.slurm.backend.Backend` over pyslurm. The worker starts with the first call.
+    """:class:`~helios.slurm.backend.Backend` over pyslurm.
 
-    Calls from several threads wait for each other.
+    The worker starts with the first call. Calls from several threads wait for each other.
 
     Parameters
     ----------
     python : str
-        The Python that has pyslurm, with what must stand before it, as ``chroot /srv/slurm /usr/bin/python3``; empty:
-        the one that runs Helios.
+        The Python that has pyslurm, with any command before it, such as ``chroot /srv/slurm /usr/bin/python3``. Empty
+        for the one that runs Helios.
     timeout_s : float
         Longest wait for one answer, and for all answers of one :meth:`change`, s.
     environment : mapping, optional
-        The worker's environment; None: that of this process.
+        The worker's environment; None for that of this process.
     clock : callable
-        Seconds that only grow, for the pauses between restarts.
+        Returns monotonic time, s, for the pauses between restarts.
     worker : str
-        Source of the worker; empty: the one that Helios brings.
+        Source of the worker; empty for Helios' own.
     """
 
     name = "pyslurm"
@@ -287,11 +293,11 @@ class PyslurmBackend(Backend):
 
     @property
     def worker_pid(self) -> int | None:
-        """The running worker's process id; None: there is none now."""
+        """Process id of the running worker, or None."""
         return self._worker.pid if self._worker else None
 
     def versions(self) -> Versions:
-        """Return the versions that must agree, the controller's as it is now.
+        """Return the versions that must agree, and the controller's current one.
 
         Raises
         ------
@@ -308,7 +314,7 @@ class PyslurmBackend(Backend):
             raise AnswerNotUnderstood(f"The pyslurm worker's versions make no sense: {answer!r:.200}") from reason
 
     def queue(self) -> list[RawJob]:
-        """Return the records of jobs that wait or hold resources."""
+        """Return the records of pending, running, suspended and completing jobs."""
         return cast(list[RawJob], _records(self._read("queue"), RawJob))
 
     def nodes(self) -> list[RawNode]:
@@ -316,17 +322,23 @@ class PyslurmBackend(Backend):
         return cast(list[RawNode], _records(self._read("nodes"), RawNode))
 
     def configuration(self) -> dict[str, str]:
-        """Return those settings of ``scontrol show config`` that pyslurm knows and Helios may ask for."""
+        """Return the settings that the worker knows, as ``scontrol show config``."""
         return cast(dict[str, str], self._read("configuration"))
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
-        """Write the changes one after the other; a worker that dies of one of them does not stop the rest."""
+        """Write the changes one after the other.
+
+        If the worker dies of one of them, the others are still written.
+        """
         return self._each(
             "change", [{"job_id": it.job_id, "site_factor": it.site_factor, "time_min": it.time_min} for it in changes]
         )
 
     def change_nodes(self, changes: Sequence[NodeUpdate]) -> list[str]:
-        """Write the changes, nodes that are written the same in one request; a death does not stop the rest."""
+        """Write the changes of nodes, equal ones in one request.
+
+        If the worker dies of one request, the others are still written.
+        """
         return write_in_batches(
             changes,
             lambda batches: self._each(
@@ -335,7 +347,7 @@ class PyslurmBackend(Backend):
         )
 
     def _each(self, call: str, requests: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the answers to requests that change something, one after the other."""
+        """Return the answers to requests that change something, in order."""
         until = time.monotonic() + self.timeout_s
         answers: list[str] = []
         deaths = 0
@@ -355,7 +367,10 @@ class PyslurmBackend(Backend):
         return answers + [f"{NOT_SENT}: the pyslurm worker was lost"] * (len(requests) - len(answers))
 
     def close(self) -> None:
-        """End the worker; harmless when repeated. The next call starts another."""
+        """End the worker.
+
+        Calling it again has no effect. The next request starts another worker.
+        """
         with self._lock:
             if self._worker:
                 self._worker.end()
@@ -394,7 +409,10 @@ class PyslurmBackend(Backend):
         raise _explained(error)
 
     def _read(self, call: str) -> Any:
-        """Ask for what may be asked twice: a worker that died once is no failure."""
+        """Send a request that only reads, and repeat it once.
+
+        It is repeated if the worker died, but not if it was too slow.
+        """
         with self._lock:
             try:
                 answer = self._ask(call, {}, within_s=self.timeout_s)
@@ -426,7 +444,7 @@ class PyslurmBackend(Backend):
         return answer
 
     def _running(self) -> Worker:
-        """Return the worker, started if there is none or it has ended meanwhile."""
+        """Return the worker, and start it if it does not run."""
         if self._worker and (ended := self._worker.ended()):
             self._failed(WorkerLost(ended, died=True))
         if self._worker:
@@ -445,7 +463,10 @@ class PyslurmBackend(Backend):
         return self._worker
 
     def _failed(self, reason: HeliosError) -> None:
-        """End the worker for good; the next starts at once after a first failure, then after 1, 2, 4, ... s."""
+        """Kill the worker, and set the pause before the next start.
+
+        There is no pause after a first failure, then 1, 2, 4, ... s up to a minute.
+        """
         if self._worker:
             self._worker.kill()
             self._worker = None
@@ -456,7 +477,7 @@ class PyslurmBackend(Backend):
 
 
 def _records(answer: Any, kind: type[Any]) -> list[dict[str, Any]]:
-    """Return ``answer`` if it is a list of records with just the keys of ``kind``."""
+    """Return ``answer`` if it is a list of records of ``kind``."""
     keys = kind.__annotations__.keys()
     if not isinstance(answer, list) or any(not isinstance(row, dict) or row.keys() != keys for row in answer):
         raise AnswerNotUnderstood(f"The pyslurm worker's records are not those of {kind.__name__}: {answer!r:.200}")

@@ -1,12 +1,12 @@
-"""pyslurm in a process of its own: reads requests, asks Slurm's library, writes answers, a line of JSON each.
+"""Worker process that answers requests through pyslurm.
 
-``import pyslurm`` ends the process where there is no Slurm configuration, and its library can leak, hang and crash; so
-it lives here and nowhere else. This one file is all that the Python which has pyslurm needs - any from 3.9 on, the
-system's own as a rule: standard library and pyslurm only, nothing of Helios. ``binding.py`` starts it and talks to it;
-what the records mean is said in ``backend.py``.
+Requests and answers are lines of JSON. ``import pyslurm`` ends the process where there is no Slurm configuration, and
+its library can leak, hang and crash, so it is used here and nowhere else. The Python that has pyslurm, from 3.9 on and
+usually the system's own, needs this one file: standard library and pyslurm only, nothing of Helios.
+``pyslurm_backend.py`` starts it and talks to it. ``backend.py`` documents the records.
 
-What pyslurm (read in 25.11.2) makes necessary: zero cannot be written as a number, only as the text ``"0"``; an
-unlimited time limit and none both read as None; task 0 of an array reads as no task; text that is not UTF-8 raises.
+Quirks of pyslurm (read in 25.11.2): zero cannot be written as a number, only as the text ``"0"``; an unlimited time
+limit and none both read as None; task 0 of an array reads as no task; text that is not UTF-8 raises.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PROTOCOL = 1
 CALLS = ("versions", "queue", "nodes", "configuration", "change", "change_nodes")
 
 _STANDBY = 2027
-"""ESLURM_IN_STANDBY_MODE: a backup controller that does not rule yet."""
+"""ESLURM_IN_STANDBY_MODE, from a backup controller that has not taken over."""
 _UNREACHABLE = frozenset([*range(1000, 1100), *range(1800, 1900), *range(5000, 5100), 110, 111, _STANDBY])
-"""Slurm's error numbers for a controller that cannot be talked to (slurm_errno.h); 110 and 111 are the system's own."""
+"""Slurm's error numbers for a controller that cannot be reached (slurm_errno.h). 110 and 111 are the system's own."""
 _NOT_SENT = (111, 1001, 1800)
-"""Those of them that say that no connection was made."""
+"""Those of them that mean that no connection was made."""
 _NOT_ALLOWED = (2002, 2010)
 """ESLURM_ACCESS_DENIED, ESLURM_USER_ID_MISSING."""
 _LIBRARY = {38: "22.05", 39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
@@ -42,7 +42,7 @@ _OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 })  # fmt: skip
-"""States of jobs that hold nothing any more and wait for nothing."""
+"""States of jobs that have ended."""
 BASE_STATE = {
     **dict.fromkeys(["CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STOPPED"], "RUNNING"),
     "STAGE_OUT": "COMPLETING",
@@ -55,7 +55,10 @@ _GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<kind>.+))?")
 
 @cache
 def account_name(look_up: Callable[[int], Any], number: int | None) -> str | None:
-    """Return the name of a user or a group, the number as text where the system has none."""
+    """Return the name of a user or a group.
+
+    It is the number as text where the system has no name.
+    """
     try:
         return None if number is None else str(look_up(number)[0])
     except KeyError:
@@ -63,7 +66,7 @@ def account_name(look_up: Callable[[int], Any], number: int | None) -> str | Non
 
 
 class PyslurmApi:
-    """What may be asked of one Slurm, by the names of the protocol's calls.
+    """The calls of the protocol, answered through pyslurm.
 
     Parameters
     ----------
@@ -75,7 +78,10 @@ class PyslurmApi:
         self.pyslurm = pyslurm
 
     def versions(self) -> dict[str, Any]:
-        """Return the versions that must agree; the controller's is None where it does not answer."""
+        """Return the versions that must agree.
+
+        The controller's is None where it does not answer.
+        """
         try:
             controller = self.pyslurm.slurmctld.Config.load().version
         except self.pyslurm.RPCError:
@@ -83,7 +89,7 @@ class PyslurmApi:
         return {"pyslurm": self.pyslurm.__version__, "library": _library(), "controller": controller}
 
     def queue(self) -> list[dict[str, Any]]:
-        """Return the records of jobs that wait or hold resources."""
+        """Return the records of jobs that have not ended."""
         account_name.cache_clear()  # names may have changed since the last call
         jobs = self.pyslurm.Jobs.load(preload_passwd_info=False).values()
         return [raw_job(job) for job in jobs if job.state not in _OVER]
@@ -93,22 +99,28 @@ class PyslurmApi:
         return [raw_node(node) for node in self.pyslurm.Nodes.load().values()]
 
     def configuration(self) -> dict[str, str]:
-        """Return the settings that Helios may ask for, written as ``scontrol show config`` writes them."""
+        """Return Helios' settings of interest as ``scontrol show config`` writes them."""
         loaded = self.pyslurm.slurmctld.Config.load()
         return {key: write(read(loaded, attribute)) for key, (attribute, write) in SETTINGS.items()}
 
     def change(self, job_id: str, site_factor: int | None, time_min: int | None) -> str:
-        """Change one job; return nothing where Slurm accepted it, else its message."""
+        """Change one job, and return Slurm's message.
+
+        It is empty where Slurm accepted the change.
+        """
         wanted: dict[str, Any] = {}
         if site_factor is not None:
-            wanted["site_factor"] = str(site_factor)  # the number 0 would be dropped, without a word
+            wanted["site_factor"] = str(site_factor)  # the number 0 would be dropped silently
         if time_min is not None:
             wanted["time_limit_min"] = time_min  # the text "0" would raise
         job = self.pyslurm.Job(int(job_id))
         return self._answer(lambda: job.modify(self.pyslurm.JobSubmitDescription(**wanted)))
 
     def change_nodes(self, nodes: str, state: str, weight: int | None) -> str:
-        """Change the power or the weight of ``nodes``, as ``n[1-4,7]``; return as :meth:`change` does."""
+        """Change the power or the weight of nodes.
+
+        ``nodes`` is a list such as ``n[1-4,7]``. Returns Slurm's message as :meth:`change` does.
+        """
         wanted: dict[str, Any] = {"state": state} if state else {"weight": str(weight)}
         return self._answer(lambda: self.pyslurm.Node(nodes).modify(self.pyslurm.Node(**wanted)))
 
@@ -187,7 +199,10 @@ def raw_node(node: Any) -> dict[str, Any]:
 
 
 def read(record: Any, attribute: str) -> Any:
-    """Return an attribute of pyslurm's; text that is not UTF-8 with surrogate escapes."""
+    """Return an attribute of a pyslurm object.
+
+    Text that is not UTF-8 has surrogate escapes.
+    """
     try:
         return getattr(record, attribute)
     except UnicodeDecodeError as reason:
@@ -195,7 +210,10 @@ def read(record: Any, attribute: str) -> Any:
 
 
 def count_gpus(counts: Any) -> dict[str, Any]:
-    """Return number and kind of the GPUs among GRES or TRES; what is said with and without a kind counts once."""
+    """Return number and type of the GPUs in GRES or TRES.
+
+    GPUs that are listed both with and without a type count once.
+    """
     plain, kinds = 0, {}
     for name, count in (counts or {}).items():
         found = _GPU.fullmatch(name)
@@ -207,7 +225,10 @@ def count_gpus(counts: Any) -> dict[str, Any]:
 
 
 def count_tasks(tasks: str) -> int:
-    """Return how many tasks ``0,3,6,20-29%2`` names, steps as in ``0-9:3`` included."""
+    """Return the number of array tasks in ``0,3,6,20-29%2``.
+
+    Steps as in ``0-9:3`` are supported.
+    """
     count = 0
     for part in tasks.partition("%")[0].split(","):
         span, _, step = part.partition(":")
@@ -218,7 +239,10 @@ def count_tasks(tasks: str) -> int:
 
 
 def _job_gpus(job: Any, tres: Any) -> dict[str, Any]:
-    """Return a job's GPUs: as TRES count them, else, where the site does not account for GPUs, as asked for."""
+    """Return a job's GPUs, from TRES or from its request.
+
+    The request counts where the site does not account for GPUs as TRES.
+    """
     per_task = job.tres_per_task
     counted = count_gpus(tres.gres if tres else None)
     by_node = count_gpus(job.gres_per_node)
@@ -248,7 +272,7 @@ def _reason(job: Any) -> str | None:
 
 
 def _number(value: Any) -> int | None:
-    """Return a count; None where pyslurm says UNLIMITED or nothing."""
+    """Return a count, or None for UNLIMITED and no value."""
     return value if isinstance(value, int) else None
 
 
@@ -292,7 +316,7 @@ _WRITERS: dict[Callable[[Any], str], str] = {
     _as_seconds: "MessageTimeout MinJobAge ResumeTimeout SlurmctldTimeout SlurmdTimeout SuspendTime SuspendTimeout",
     _as_flags: "PriorityFlags",
 }
-"""Keys of ``scontrol show config`` that Helios may ask for, by how scontrol writes them; times in s since the epoch."""
+"""Keys of ``scontrol show config`` that Helios may ask for, by their output format. Times are in s since the epoch."""
 _NAMED_OTHERWISE = {
     "BOOT_TIME": "slurmctld_boot_time",
     "SLURM_CONF": "slurm_conf_path",
@@ -307,7 +331,7 @@ SETTINGS = {
     for write, keys in _WRITERS.items()
     for key in keys.split()
 }
-"""Keys of ``scontrol show config``, each with pyslurm's attribute and how scontrol writes it."""
+"""Keys of ``scontrol show config``, each with pyslurm's attribute and scontrol's output format."""
 
 
 def main() -> None:
@@ -354,7 +378,10 @@ def _library() -> str | None:
 
 
 def _take_standard_output() -> IO[bytes]:
-    """Return the way to standard output, and lead there-bound prints of C libraries to standard error instead."""
+    """Return a stream to standard output, and redirect descriptor 1.
+
+    Whatever C libraries print then goes to standard error.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers

@@ -1,4 +1,7 @@
-"""A site's rules of priority and scheduling, from the settings of ``slurm.conf``, and what of them is not simulated."""
+"""Priority and scheduling rules from the settings of ``slurm.conf``.
+
+Notes list the settings that are not simulated.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _UNITS = {
         "bf_max_job_start", "sched_max_job_start", "bf_max_job_array_resv", "bf_node_space_size",
     ]},
 }  # fmt: skip
-"""Whole numbers of ``SchedulerParameters``, and the rule that each is."""
+"""Whole numbers of ``SchedulerParameters``, each with its field of :class:`SchedulingRules`."""
 _SWITCHES = {
     "defer": "defer",
     "bf_continue": "bf_continue",
@@ -37,7 +40,7 @@ _NO_BEARING = frozenset({
     "preempt_youngest_first", "bf_topopt_enable", "ignore_numa", "requeue_setup_env_fail", "requeue_setup_env_requeue",
     "batch_step_launch_retry",
 })  # fmt: skip
-"""Words of ``SchedulerParameters`` that do not decide who starts when, or do so only on a controller under stress."""
+"""Words of ``SchedulerParameters`` that do not affect when jobs start, or only on an overloaded controller."""
 _IDLE_SETTINGS = (
     "accountingsto", "acctgather", "allow", "auth", "auto", "backup", "batchstart", "bcast", "boot", "cache",
     "certgen", "certmgr", "cgroup", "clifilter", "cloudreg", "clustername", "communication", "constrain", "control",
@@ -54,7 +57,7 @@ _IDLE_SETTINGS = (
     "task", "tcp", "tls", "tmpfs", "topologyparam", "track", "tree", "unkillable", "url", "usepam", "version",
     "vsize", "wait", "x11",
 )  # fmt: skip
-"""How settings begin that do not decide who starts when, or are read elsewhere here."""
+"""Prefixes of settings that do not affect when jobs start, or are read elsewhere here."""
 _MATTERS = {
     "preempttype": "jobs are never preempted in the replay",
     "preemptmode": "jobs are never preempted in the replay",
@@ -82,13 +85,16 @@ _HARMLESS_ENDS = ("/none", "/default", "/flat")
 
 @dataclass(slots=True, kw_only=True)
 class SchedulingSettings:
-    """The settings of a whole cluster, with the line of each; the last of several counts, as with Slurm."""
+    """Settings of a whole cluster, each with its line.
+
+    If a setting occurs several times, the last one counts, as in Slurm. ``notes`` has what is not simulated.
+    """
 
     lines: dict[str, ConfLine] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def take(self, line: ConfLine) -> None:
-        """Take note of one setting."""
+        """Add the setting of one line."""
         earlier = self.lines.get(line.title)
         if earlier is not None and earlier.words != line.words and line.title in _READ | _MATTERS.keys():
             self.notes.append(
@@ -101,21 +107,27 @@ class SchedulingSettings:
         return self.lines[key].text(key, otherwise) if key in self.lines else otherwise
 
     def plain(self, *keys: str) -> dict[str, str]:
-        """Return those of ``keys`` that are set."""
+        """Return those of ``keys`` that are set, with their values."""
         return {key: self.text(key) for key in keys if self.text(key)}
 
     def whole(self, key: str, otherwise: int) -> int:
-        """Return a setting that is a whole number; raises :class:`ConfigurationInvalid`."""
+        """Return a setting as a whole number, or ``otherwise``.
+
+        Raises :class:`ConfigurationInvalid` where it is not one.
+        """
         return self.lines[key].whole(key, otherwise) if key in self.lines else otherwise
 
     def minutes_s(self, key: str, otherwise: int) -> int:
-        """Return a length that Slurm keeps in whole minutes, rounded up, in s; raises as above."""
+        """Return a length of time, rounded up to whole minutes, s.
+
+        Slurm keeps these settings in minutes. Raises :class:`ConfigurationInvalid` where it is not a length.
+        """
         length = self.lines[key].length_s(key, otherwise) if key in self.lines else otherwise
         return 0 if length is None else -(-length // MINUTE_S) * MINUTE_S
 
 
 def priority_rules(settings: SchedulingSettings) -> PriorityRules:
-    """Return how priorities are made.
+    """Return the rules by which job priorities are computed.
 
     Raises
     ------
@@ -150,7 +162,10 @@ def priority_rules(settings: SchedulingSettings) -> PriorityRules:
 
 
 def scheduling_rules(settings: SchedulingSettings) -> SchedulingRules:
-    """Return how the main scheduler and backfill go through the queue; raises as :func:`priority_rules`."""
+    """Return the rules of the main scheduler and of backfill.
+
+    Raises :class:`ConfigurationInvalid` as :func:`priority_rules` does.
+    """
     values: dict[str, int | float | bool] = {}
     strange: list[str] = []
     for word in re.split(r"[,\s]+", settings.text("schedulerparameters")):
@@ -179,7 +194,10 @@ def scheduling_rules(settings: SchedulingSettings) -> SchedulingRules:
 
 
 def selection(settings: SchedulingSettings) -> tuple[str, bool, bool]:
-    """Return how nodes are chosen: ``select``, ``least_loaded`` and ``holds_memory`` of :class:`SlurmSite`."""
+    """Return the rules for the choice of nodes.
+
+    They are ``select``, ``least_loaded`` and ``holds_memory`` of :class:`SlurmSite`.
+    """
     kind = settings.text("selecttype", "select/cons_tres").lower().removeprefix("select/")
     parameters = {word.strip().upper() for word in settings.text("selecttypeparameters").split(",")}
     if kind not in {"cons_tres", "cons_res", "linear"}:
@@ -192,7 +210,7 @@ def selection(settings: SchedulingSettings) -> tuple[str, bool, bool]:
 
 
 def say_the_rest(settings: SchedulingSettings) -> None:
-    """Add a note of each setting that the replay does not follow, or that nobody here knows."""
+    """Add notes about settings that are unknown or not simulated."""
     unknown = []
     for key, line in settings.lines.items():
         value = line.text(key)

@@ -1,6 +1,6 @@
-"""Frames from Slurm's raw records.
+"""Conversion of Slurm's raw records into data frames.
 
-What is Helios' own in them is told from the rest here. Pure functions.
+Values that Helios wrote are distinguished from other people's here. All functions are pure.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from helios.slurm.commands import SiteFactor
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
 
 SOFT_LIMITS_SINCE = (23, 11)
-"""First release of ``SchedulerParameters=time_min_as_soft_limit``: before it, every TimeMin is the user's own."""
+"""First release of ``SchedulerParameters=time_min_as_soft_limit``. Before it, every TimeMin is the user's own."""
 
 _ALONE = power.Surroundings()
 _NOTHING = JobsUndo()
-"""Whoever has no record knows of nothing that Helios wrote: then all is somebody else's."""
+"""Empty record. Without a record no value counts as Helios' own."""
 _HOLDING = {"RUNNING": JobState.RUNNING, "SUSPENDED": JobState.SUSPENDED, "COMPLETING": JobState.RUNNING}
 _PLAIN = (
     "restart", "array_job_id", "tasks", "het_job_id", "het_job_offset", "user", "group", "account", "qos", "partition",
@@ -39,17 +39,23 @@ _TIMES = {
 
 
 def minutes(length: Length) -> int:
-    """Return a TimeMin as read in minutes; 0: none."""
+    """Return a TimeMin in minutes, 0 for none."""
     return round(length / 60) if isinstance(length, (int, float)) else 0
 
 
 def is_our_site_factor(value: int, job: RawJob, undo: JobsUndo) -> bool:
-    """Return whether a SiteFactor bears Helios' mark and is one that Helios wrote to this job."""
+    """Return whether a job's SiteFactor is Helios' own.
+
+    It has Helios' mark, and a record proves that Helios wrote it to this job.
+    """
     return ownership.has_helios_mark(value) and undo.proves(JobSetting.ORDER, job, value)
 
 
 def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) -> bool:
-    """Return whether a job's TimeMin bears Helios' mark, on a Slurm of this release, and is one that Helios wrote."""
+    """Return whether a job's TimeMin is Helios' own.
+
+    It has Helios' mark, a record proves it, and this release of Slurm has soft limits.
+    """
     value = minutes(job["time_min_s"])
     return (
         release >= SOFT_LIMITS_SINCE
@@ -59,17 +65,19 @@ def is_our_time_min(job: RawJob, undo: JobsUndo, *, release: tuple[int, int]) ->
 
 
 def unproved(undo: JobsUndo) -> str:
-    """Return the remark about a value that bears Helios' mark and that no record proves."""
+    """Return the remark about a value with Helios' mark but no record."""
     return f"it bears Helios' mark, and no record says that Helios wrote it ({undo.problem or JOBS_FILE})"
 
 
 def excluded_reason(job: RawJob, factor: SiteFactor | None, undo: JobsUndo = _NOTHING) -> str:
-    """Return why Helios must leave a job alone, for a person; empty: it may act.
+    """Return why Helios must leave a job alone, for a person.
+
+    Empty where it may act.
 
     Parameters
     ----------
     factor : SiteFactor, optional
-        What ``sprio`` says of it; None: nothing, it is not eligible.
+        The job's entry in ``sprio``; None where it has none, because it is not eligible.
     undo : JobsUndo
         What Helios wrote.
     """
@@ -101,7 +109,10 @@ def pending(
     release: tuple[int, int],
     undo: JobsUndo = _NOTHING,
 ) -> pd.DataFrame:
-    """Return the pending jobs as ``QUEUE``, in Slurm's order: priority, submit time, id."""
+    """Return the pending jobs as ``QUEUE``, in Slurm's order.
+
+    They are sorted by descending priority, then submit time, then id.
+    """
     waiting = [job for job in jobs if job["state"] == "PENDING"]
     waiting.sort(key=lambda job: (-(job["priority"] or 0), job["submitted"], int(job["job_id"])))
     ours = [is_our_time_min(job, undo, release=release) for job in waiting]
@@ -126,9 +137,10 @@ def pending(
 
 
 def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
-    """Return the jobs that hold resources as ``QUEUE``, oldest start first; ``reason`` says which are completing.
+    """Return the jobs that hold resources as ``QUEUE``, oldest start first.
 
-    A soft limit is no longer told from the user's own here: on a running job it has no effect.
+    ``reason`` shows which are completing. Helios' soft limits are left out, because they have no effect on a running
+    job.
     """
     holding = [job for job in jobs if job["state"] in _HOLDING]
     holding.sort(key=lambda job: (job["started"] or 0, int(job["job_id"])))
@@ -150,7 +162,7 @@ def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -
     Parameters
     ----------
     around : Surroundings
-        What the cluster keeps awake itself, and racks; without it no node is kept awake, and no rack known.
+        Nodes that the cluster itself keeps awake, and racks. By default no node is kept awake and no rack is known.
     """
     ordered = sorted(nodes, key=lambda node: (len(node["name"]), node["name"]))
     plain = [name for name in RawNode.__annotations__ if name != "idle_since"]
@@ -165,7 +177,10 @@ def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -
 
 
 def readable(text: str) -> str:
-    r"""Return ``text`` with undecodable bytes written as ``\xff``: frames and databases hold only proper text."""
+    r"""Return ``text`` with undecodable bytes written as ``\xff``.
+
+    Frames and databases hold only valid text.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

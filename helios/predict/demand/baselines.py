@@ -1,4 +1,7 @@
-"""The rules that need no model, against which a forecast is judged, and what is told until there is history enough."""
+"""Baseline forecasts that need no model.
+
+Forecasts are compared with them, and they are used until the history is long enough.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ Values = NDArray[np.float64]
 
 
 def outcomes(busy: Values) -> tuple[Values, Values, Values]:
-    """Return what came.
+    """Return the actual demand at and up to each horizon.
 
-    Busy at each horizon, the mean until then and the most until then; NaN where not yet known.
+    They are the busy nodes at the horizon, their mean until then and their maximum until then. NaN where not yet known.
 
     Returns
     -------
@@ -28,14 +31,14 @@ def outcomes(busy: Values) -> tuple[Values, Values, Values]:
 
 
 def persistence(busy: Values) -> Values:
-    """Expect what is now, at every horizon."""
+    """Forecast the current value at every horizon."""
     return np.repeat(busy[:, None], len(AHEAD), axis=1)
 
 
 def same_hour_last_week(busy: Values) -> tuple[Values, Values]:
-    """Expect what was at that hour a week before, and as the most what was the most then.
+    """Forecast the values of the same hours a week before.
 
-    Else what is now.
+    Returns the value at each horizon and the maximum until then. During the first week these are the current value.
     """
     point, most = persistence(busy), persistence(busy)
     was, _, was_most = outcomes(busy)
@@ -44,19 +47,21 @@ def same_hour_last_week(busy: Values) -> tuple[Values, Values]:
 
 
 def max_of_last_3_h(busy: Values) -> Values:
-    """Expect the most of the last three hours, at every horizon."""
+    """Forecast the maximum of the last three hours at every horizon."""
     padded = np.concatenate([np.full(17, -np.inf), busy])
     return persistence(np.lib.stride_tricks.sliding_window_view(padded, 18).max(axis=1))
 
 
 def rises(busy: Values, *, until: int) -> Values:
-    """Return the empirical quantiles of how far demand rose above its now within each horizon.
+    """Return empirical quantiles of the rise of demand within each horizon.
+
+    The rise is that of the maximum above the value at the start.
 
     Parameters
     ----------
     busy : float64 array of shape (n_steps,)
     until : int
-        Only steps before this one are looked at; of horizons that end later nothing is known.
+        Only steps before this one are used. Horizons that end later are not known.
 
     Returns
     -------
@@ -67,12 +72,14 @@ def rises(busy: Values, *, until: int) -> Values:
 
 
 def typical_rises(rise: Values) -> Values:
-    """Return the quantiles of rises of shape (n_steps, n_ahead), without those that were not over by the last step.
+    """Return quantiles of rises of shape (n_steps, n_ahead).
+
+    Rises that had not ended by the last step are left out.
 
     Returns
     -------
     float64 array of shape (n_ahead, n_levels)
-        Where less than a day of them is known: none for the median, without bound for the upper levels.
+        Where less than a day of them is known, 0 for the median and infinite for the upper levels.
     """
     told = np.tile(np.where(np.array(LEVELS) > 0.5, np.inf, 0.0), (len(AHEAD), 1))
     for number, steps in enumerate(AHEAD):

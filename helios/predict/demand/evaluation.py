@@ -1,8 +1,8 @@
-"""How good a forecast of node demand was, beside the rules that need no model.
+"""Evaluation of demand forecasts against baselines without a model.
 
-Measures: SMAPE, MAE, and the pinball loss of a quantile (Koenker and Bassett 1978), the mean over the steps of a
-window; coverage is the share of steps in which the quantile was enough. Of two methods one is called better only where
-the difference of their errors, day by day, is more than chance would make of it.
+Scores are SMAPE, MAE, and the pinball loss of a quantile (Koenker and Bassett 1978), each the mean over the steps of a
+window. Coverage is the share of steps in which the quantile was enough. One of two methods is called better only where
+the difference of their errors, day by day, is more than chance.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from helios.predict.demand.types import AHEAD, AHEAD_S, LEVELS, Forecasts
 Values = NDArray[np.float64]
 
 JUDGED_H = (1, 3, 6, 24)
-"""Horizons that are judged, h."""
+"""Evaluated horizons, h."""
 UPPER = 0.9
-"""Level at which a method's bound on the most nodes needed is judged."""
+"""Level at which a method's bound on the most nodes needed is evaluated."""
 HELIOS, PERSISTENCE, EMPIRICAL = "helios", "persistence", "now_plus_empirical_quantile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointScore:
-    """How far one method was off at one horizon.
+    """Errors of one method at one horizon.
 
     Attributes
     ----------
     method : str
     horizon_h : int
     smape : float
-        Of the busy nodes exactly that much later, %.
+        Error of the busy nodes exactly that much later, %.
     mae : float
-        Of the same, nodes.
+        Error of the same, nodes.
     pinball : float
-        At ``UPPER``, of the most nodes needed within the horizon, nodes. A rule that knows no quantiles says what it
-        says: now, the most of the last 3 h, the most of the same hours last week.
+        Loss at ``UPPER`` of the most nodes needed within the horizon, nodes. A baseline without quantiles is evaluated
+        by its one value: the current one, or the maximum of the last 3 h or of the same hours last week.
     mae_mean : float or None
-        Of the mean over the horizon, nodes; None where the method says none.
+        Error of the mean over the horizon, nodes; None where the method has none.
     better, sure_by : float or None
-        Mean absolute error of persistence less this method's, nodes, and its standard error over days; None: too few
-        days, or persistence itself.
+        Mean absolute error of persistence less this method's, nodes, and its standard error over days. None for
+        persistence itself, and the latter with too few days.
     """
 
     method: str
@@ -60,9 +60,9 @@ class PointScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MostScore:
-    """How good one quantile of the most nodes needed within a horizon was.
+    """Score of one quantile of the most nodes needed within a horizon.
 
-    Pinball loss, nodes, and coverage.
+    It has the pinball loss, in nodes, and the coverage.
     """
 
     method: str
@@ -74,7 +74,7 @@ class MostScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastVerdict:
-    """All scores of one window, and the steps that were judged."""
+    """All scores of one window, and the number of evaluated steps."""
 
     points: tuple[PointScore, ...]
     most: tuple[MostScore, ...]
@@ -91,16 +91,16 @@ def judge(
     from_step: int,
     refit_every_s: int = 86_400,
 ) -> ForecastVerdict:
-    """Judge forecasts of the steps from ``from_step`` to the end of the series.
+    """Evaluate forecasts of the steps from ``from_step`` on.
 
     Parameters
     ----------
     busy, total : float64 arrays of shape (n_steps,)
-        What came; outcomes beyond the end are not known and not judged.
+        The actual series. Outcomes beyond its end are not known and not evaluated.
     gaps : bool array of shape (n_steps,)
-        Steps in which nothing was told: forecasts from them and outcomes that touch them are not judged.
+        Steps without data. Forecasts from them, and outcomes that include them, are not evaluated.
     refit_every_s : int
-        How often the empirical quantile that is judged beside is taken anew; the same as the forecaster's.
+        Time between two updates of the empirical quantiles, the same as the forecaster's.
     """
     window = slice(from_step, len(busy))
     came, came_mean, came_most = (values[window] for values in outcomes(busy))
@@ -133,9 +133,9 @@ def judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """What came in a window and what each method had said of it.
+    """Actual values of a window, and each method's forecasts of them.
 
-    Arrays of shape (n_steps, n_ahead, ...).
+    Arrays have the shape (n_steps, n_ahead, ...).
     """
 
     ended_s: NDArray[np.int64]
@@ -175,20 +175,23 @@ class _Case:
 def smape(truth: Values, said: Values) -> float:
     """Return the symmetric mean absolute percentage error, %.
 
-    Nothing said of nothing is no error.
+    A forecast of 0 for a true 0 is no error.
     """
     size = np.abs(truth) + np.abs(said)
     return float(100 * np.mean(np.where(size > 0, 2 * np.abs(said - truth) / np.where(size > 0, size, 1.0), 0.0)))
 
 
 def pinball(truth: Values, said: Values, level: float) -> float:
-    """Return the mean pinball loss of a quantile of that level, in the unit of the values."""
+    """Return the mean pinball loss of a quantile.
+
+    It has the unit of the values.
+    """
     short = truth - said
     return float(np.mean(np.maximum(level * short, (level - 1) * short)))
 
 
 def _said(busy: Values, forecasts: Forecasts, window: slice) -> dict[str, tuple[Values, Values]]:
-    """Return what each method expected at each horizon, and its bound on the most until then."""
+    """Return each method's forecast and its bound on the maximum, by horizon."""
     week, week_most = same_hour_last_week(busy)
     highest, now = max_of_last_3_h(busy), persistence(busy)
     return {
@@ -200,7 +203,10 @@ def _said(busy: Values, forecasts: Forecasts, window: slice) -> dict[str, tuple[
 
 
 def _empirical(busy: Values, total: Values, from_step: int, refit: int) -> Values:
-    """Return now plus the empirical quantiles of all rises so far, taken anew as often as a forecaster learns."""
+    """Return the current value plus the empirical quantiles of rises so far.
+
+    They are updated every ``refit`` steps, as often as the forecaster.
+    """
     told = np.zeros((len(busy) - from_step, len(AHEAD), len(LEVELS)))
     for step in range(from_step, len(busy), refit):
         now = busy[step : step + refit]
@@ -211,7 +217,7 @@ def _empirical(busy: Values, total: Values, from_step: int, refit: int) -> Value
 
 
 def _sound(gaps: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say for each step and horizon whether neither the step nor anything until the horizon is a gap."""
+    """Return whether each step is without gaps up to each horizon."""
     so_far = np.concatenate([[0], np.cumsum(gaps)])
     sound = np.zeros((len(gaps), len(AHEAD)), dtype=np.bool_)
     for number, steps in enumerate(AHEAD):

@@ -1,8 +1,8 @@
-"""What the series of busy nodes itself tells at the end of a step, all of it relative to now.
+"""Features for demand forecasts, from the series of busy nodes and from jobs.
 
-Trees cannot say more than they have seen, so every level is given as its distance from now, and what is learned is the
-change from now. Each row is computed from the series alone, by looking back from its own step: the row of a live cycle
-and that of a walk through a year cannot differ.
+Trees cannot predict values that they have not seen, so every level is given as its difference from the current value,
+and the target is the change from it. Each row is computed by looking back from its own step, so that the row of a live
+cycle and that of a backtest over a year cannot differ.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, DemandJob
 
 LAGS = (1, 2, 3, 6, 12, 18, 36, 72, DAY, 7 * DAY)
 WINDOWS = (6, 18, 36, 72, DAY, 7 * DAY)
-"""Steps whose mean, most and least are told."""
+"""Lengths of the windows, in steps, whose mean, maximum and minimum are features."""
 EWMA_S = (900, 3_600, 3 * 3_600)
-"""Time constants of the decayed means, s; the first is what forecasts are drawn towards."""
+"""Time constants of the decayed means, s."""
 REACH = 7 * DAY
-"""Steps that a row looks back; with fewer, what reaches further is unknown (NaN)."""
+"""Steps that a row looks back. With fewer steps some features are unknown (NaN)."""
 
 SERIES_FEATURES = (
     "free",
@@ -38,7 +38,7 @@ SERIES_FEATURES = (
 CALENDAR_FEATURES = ("hour", "weekday", "holiday", "holiday_tomorrow")
 _LAGS, _WINDOWS, _AHEAD = np.array(LAGS), np.array(WINDOWS), np.array(AHEAD)
 _KEPT = np.exp(-STEP_S / np.array(EWMA_S))
-_EWMA_STEPS = 12 * EWMA_S[-1] // STEP_S  # what is older weighs less than 1e-5
+_EWMA_STEPS = 12 * EWMA_S[-1] // STEP_S  # older values weigh less than 1e-5
 
 
 def matrix(
@@ -50,7 +50,7 @@ def matrix(
     calendar: Calendar,
     state: DemandJobState | None,
 ) -> NDArray[np.float32]:
-    """Return what was known at the end of the steps ``rows``, of shape (len(rows), n_features)."""
+    """Return the features of the steps ``rows``, of shape (len(rows), n_features)."""
     series = np.full((len(rows), len(SERIES_FEATURES)), np.nan, dtype=np.float32)
     _describe(busy, total, rows, _LAGS, _WINDOWS, _AHEAD, _KEPT, _EWMA_STEPS, series)
     parts = [series, calendar.describe(start_s + (rows + 1) * STEP_S)]
@@ -97,7 +97,7 @@ def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
 
 @inline_jit
 def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
-    """Tell mean, most and least of the last steps, for each of the ascending ``windows``."""
+    """Set mean, maximum and minimum of the ascending ``windows``."""
     now, total, most, least, back = busy[row], 0.0, -np.inf, np.inf, 0
     for window in windows:
         while back < window and back <= row:
@@ -126,9 +126,9 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
 
 @inline_jit
 def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
-    """Tell what followed at this hour of the last seven days.
+    """Set what followed at this time of day on the last seven days.
 
-    The change, and the rise to the most in between.
+    It is the mean change, and the mean rise to the maximum in between.
     """
     n_ahead = len(ahead)
     for number in range(n_ahead):
@@ -146,13 +146,13 @@ def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
             out[column + n_ahead + number] = rise / seen
 
 
-# What jobs tell of the demand to come: who will end, who waits, who has just arrived, who comes every day.
+# Features of jobs: expected ends, waiting jobs, recent arrivals and ends, and daily campaigns.
 #
-# One walk through submissions, starts and ends in the order of time. The chance that a running job ends within the
-# next hours is read from the hazard of run times (ends per second at risk, by age; Nelson 1969, Aalen 1978), learned
-# from what has ended and from how long the others already run, apart for jobs of like size and like predicted run
-# time. So a prediction says which jobs are alike, not when a job must be over, and a job past its prediction is no
-# exception.
+# They are computed in one pass over submissions, starts and ends in the order of time. The chance that a running job
+# ends within the next hours follows from the hazard of run times (ends per second at risk, by age; Nelson 1969, Aalen
+# 1978). The hazard is learned from ended jobs and from the ages of running ones, separately by size and by predicted
+# run time. So a prediction shows which jobs are alike, not when a job must end, and a job beyond its prediction is not
+# a special case.
 
 NEVER_S = np.iinfo(np.int64).max
 NAMES = (
@@ -171,17 +171,17 @@ NAMES = (
 _RECENT_S = np.array([3_600, 3 * 3_600, 86_400])
 _AHEAD_SECONDS = np.array(AHEAD_S, dtype=np.float64)
 
-# Ages at which the hazard may change: a quarter longer each time, from a minute to a month.
+# Ages at which the hazard may change, each a quarter longer than the one before, from a minute to a month.
 _AGES = np.concatenate([[0.0], 60.0 * 1.25 ** np.arange(50)])
 _SIZES, _LENGTHS = 3, 15
-# Classes are drawn to all jobs' hazard by so many ends; all jobs' to a rule of thumb (half of what has run for a time
-# ends within that time) by as many. Chosen beforehand, not varied.
+# Pseudo-ends by which a class's hazard is shrunk towards that of all jobs, and that of all jobs towards a rule of thumb
+# (half of the jobs that have run for a time end within that time again). Chosen beforehand, not varied.
 _PSEUDO_ENDS = 3.0
 _REFRESH_S = 6 * 3_600
 _HALF_LIFE_S = 30 * 86_400.0
 _DAY_S = 86_400
 _WEEK = 7
-# A campaign recurs if its like was submitted within half an hour of this time on two of the last seven days.
+# A campaign recurs if it was submitted within half an hour of this time on two of the last seven days.
 _RECURS_WITHIN_S, _RECURS_DAYS = 1_800, 2
 
 
@@ -204,21 +204,21 @@ def job_state(
     group: NDArray[np.int64] | None = None,
     ends_of_steps_s: NDArray[np.int64],
 ) -> DemandJobState:
-    """Tell what the jobs of one pool showed at the end of each step.
+    """Return features of the jobs of one pool at the end of each step.
 
     Parameters
     ----------
     submitted_s, started_s, ended_s : int64 arrays of shape (n_jobs,)
-        s since the epoch, any order of jobs; ``NEVER_S`` where it has not happened or is unknown. A job whose start is
-        unknown only counts as an arrival, one whose end is unknown runs on.
+        s since the epoch, jobs in any order; ``NEVER_S`` where it has not happened or is unknown. A job with unknown
+        start counts as an arrival only, one with unknown end as running.
     nodes : float64 array of shape (n_jobs,)
         Nodes that the job holds, a part of a node as a fraction.
     predicted_s : float64 array of shape (n_jobs,)
-        Run time as it was predicted at submission, s; NaN: it was not.
+        Run time predicted at submission, s; NaN without a prediction.
     group : int64 array of shape (n_jobs,), optional
-        Jobs that are one campaign (same user, size and name) have the same number; -1: unknown.
+        Number of the job's campaign (same user, size and name); -1 where it is unknown.
     ends_of_steps_s : int64 array of shape (n_steps,)
-        Ends of the steps, ascending. Of each job only what had happened before is looked at.
+        Ends of the steps, ascending. Only what had happened before is used.
 
     Raises
     ------
@@ -251,9 +251,9 @@ def job_state(
 
 
 def _kinds(nodes: NDArray[np.float64], predicted_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return which hazard is a job's.
+    """Return the class of each job's hazard.
 
-    Below a node, a node, more; by powers of two of the predicted run time.
+    Classes are by size (below a node, a node, more) and by powers of two of the predicted run time.
     """
     size = np.where(nodes < 1, 0, np.where(nodes <= 1, 1, 2))
     known = np.isfinite(predicted_s)
@@ -262,7 +262,10 @@ def _kinds(nodes: NDArray[np.float64], predicted_s: NDArray[np.float64]) -> NDAr
 
 
 def _recurring(submitted_s: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say which jobs had their like at this time of day on enough of the last seven days."""
+    """Return which jobs belong to a recurring campaign.
+
+    Jobs of the same campaign were then submitted at this time of day on enough of the last seven days.
+    """
     order = np.lexsort((submitted_s, group))
     times, groups = submitted_s[order], group[order]
     reach = int(times.max(initial=0)) + 2 * _WEEK * _DAY_S
@@ -288,7 +291,10 @@ def _recent(jobs: _Jobs, ends: NDArray[np.int64], at_s: NDArray[np.int64], value
 
 
 def _campaigns(jobs: _Jobs, at_s: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-    """Tell the nodes that recurring campaigns asked for at this time of day, on average of the last seven days."""
+    """Set the nodes that recurring campaigns are expected to request.
+
+    It is the mean at this time of day over the last seven days.
+    """
     column = NAMES.index("recurring_1_h")
     nodes = np.where(jobs.recurs, jobs.nodes, 0.0)
     for number, ahead_s in enumerate(AHEAD_S):
@@ -300,31 +306,31 @@ def _campaigns(jobs: _Jobs, at_s: NDArray[np.int64], values: NDArray[np.float32]
 def _between(
     times: NDArray[np.int64], nodes: NDArray[np.float64], first: NDArray[np.int64], after: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the nodes of what happened in [first, after), for each pair.
+    """Return the nodes of events in [first, after), for each pair.
 
-    ``times`` ascend.
+    ``times`` must ascend.
     """
     so_far = np.concatenate([[0.0], np.cumsum(nodes)])
     return np.asarray(so_far[np.searchsorted(times, after)] - so_far[np.searchsorted(times, first)])
 
 
 class _Moment(NamedTuple):
-    """Where the walk stands.
+    """State of the pass over the jobs of a pool.
 
-    Who runs, who waits, what was learned.
+    It has running and waiting jobs, and the hazard so far.
 
     Attributes
     ----------
     running : int64 array of shape (n_jobs,)
-        The first ``counts[_RUNNING]`` entries run, in any order.
+        The first ``counts[_RUNNING]`` entries are running jobs, in any order.
     place_of : int64 array of shape (n_jobs,)
-        Where each job stands in ``running``; -1: it does not run.
+        Position of each job in ``running``; -1 for a job that does not run.
     counts : int64 array
-        Jobs running, arrived, begun, over, queued, and the first that may still wait.
+        Number of jobs running, arrived, begun, over and queued, and the first job that may still wait.
     queued : float64 array of shape (1,)
-        Nodes that waiting jobs ask for.
+        Nodes that waiting jobs request.
     died, risked : float64 arrays of shape (n_kinds, n_ages)
-        Ends, and seconds lived through, of those that ended.
+        Ends, and seconds at risk, of the jobs that ended.
     """
 
     running: NDArray[np.int64]
@@ -450,7 +456,7 @@ def _tell(  # noqa: PLR0917 - numba kernels are called by position
 
 @inline_jit
 def _age(age: float, ages: Any) -> int:
-    """Return the stretch of ages that ``age`` lies in."""
+    """Return the index of the interval of ages that contains ``age``."""
     if age < ages[1]:
         return 0
     return min(int(np.log(age / 60.0) / np.log(1.25) + 1e-9) + 1, len(ages) - 1)
@@ -468,7 +474,10 @@ def _expose(risked: Any, age: float, ages: Any) -> None:
 def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
     jobs: Any, running: Any, now: int, died: Any, risked: Any, ages: Any
 ) -> Any:
-    """Forget a little, and return the hazards with what the running jobs have lived through so far."""
+    """Decay the past, and return the cumulated hazards.
+
+    They include the time at risk of the running jobs so far.
+    """
     share = 0.5 ** (_REFRESH_S / _HALF_LIFE_S)
     died *= share
     risked *= share
@@ -480,7 +489,10 @@ def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
 
 @inline_jit
 def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
-    """Return the hazard summed up to the start of each stretch of ages, and in the last column beyond all of them."""
+    """Return the cumulated hazard at the start of each interval of ages.
+
+    The last column is at the end of the last interval.
+    """
     n_kinds, n_ages = died.shape
     summed = np.zeros((n_kinds, n_ages + 1))
     for stretch in range(n_ages):

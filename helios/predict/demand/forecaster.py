@@ -1,6 +1,6 @@
-"""The forecaster of one pool, and the walk that judges it on the past.
+"""Demand forecaster of one pool, and its backtest.
 
-It learns once a day and is asked at every step.
+It is fitted once a day and used at every step.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from helios.predict.demand.features import REACH, matrix
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Calendar, DemandJobState, Forecasts
 from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 
-# Trees that learn the change of demand from now, and how far to believe them.
+# Trees that learn the change of demand from the current value, and how much weight they get.
 #
-# Small, much randomised trees (extremely randomised splits: Geurts, Ernst, Wehenkel 2006; LightGBM) of every third
-# step; the longer the horizon, the fewer independent hours there are in a history, so the larger the smallest leaf.
-# Even so they are only part of the answer: an expected value is drawn towards persistence, and a quantile of the most
-# at least half way to the empirical one of all rises so far, then moved by what it missed in the last weeks (rolling
-# conformal prediction: Gibbs and Candes 2021), both as far as there is evidence. What was tried: docs/power.md.
+# The trees are small and strongly randomised (extremely randomised splits: Geurts, Ernst, Wehenkel 2006; LightGBM), and
+# learn from every third step. The longer the horizon, the fewer independent hours a history has, so the larger is the
+# smallest leaf. Even so they are only part of the forecast: an expected value is drawn towards persistence, and a
+# quantile of the maximum at least half way to the empirical one of all rises so far. The quantile is then moved by its
+# misses in the last weeks (rolling conformal prediction: Gibbs and Candes 2021), as far as there is evidence. What was
+# tried is in docs/power.md.
 
 ROUNDS = 60
 EVERY = 3
-"""Of so many steps one is learned from: neighbours say the same. Every step costs thrice as much and is no better."""
+"""Every so many steps one is learned from, as adjacent ones are alike. All steps cost thrice as much and are no
+better."""
 _LEAF_PER_HORIZON = 4
 _FEWEST_IN_LEAF = 40
 _SIDE_BY_SIDE = 2
 _HELD_BACK = 28 * DAY
 _EXCEEDANCES = 20.0
-"""Independent exceedances in the weeks held back at which their verdict is believed by half."""
+"""Independent exceedances in the weeks held back at which their correction has half its weight."""
 _MOST_OF_TREES, _ENOUGH_EXCEEDANCES = 0.5, 5.0
 _INDEPENDENT = 60.0
-"""Independent horizons held back at which what erred least is believed by half."""
+"""Independent horizons held back at which the best share of the trees has half its weight."""
 _SHARES = np.linspace(0.0, 1.0, 11)
 _PARAMETERS: dict[str, Any] = {
     "num_leaves": 15,
@@ -73,20 +75,21 @@ def learn(
     until: int,
     every: int = EVERY,
 ) -> tuple[str, ...]:
-    """Learn from the steps ``first`` to ``until`` - 1 what comes at each horizon.
+    """Train trees for each horizon on the steps ``first`` to ``until`` - 1.
 
     Parameters
     ----------
     known : float32 array of shape (n_steps, n_features)
-        What was known at the end of each step.
+        Features at the end of each step.
     now : float64 array of shape (n_steps,)
+        Busy nodes at the end of each step.
     point, mean, most : float64 arrays of shape (n_steps, n_ahead)
-        What came. Of outcomes that lie at ``until`` or later nothing is used.
+        The actual outcomes. Those that lie at ``until`` or later are not used.
 
     Returns
     -------
     tuple of str
-        LightGBM's text of the trees: for each horizon point, mean, then each level of the most.
+        LightGBM's text of the trees, for each horizon point, mean, then each level of the maximum.
     """
 
     def of_horizon(number: int) -> list[str]:
@@ -106,17 +109,17 @@ def learn(
 
 
 def belief(change: Values, told: Values, *, history: int) -> Values:
-    """Return how far expected changes are believed, a share for each horizon.
+    """Return the weight of the predicted changes at each horizon, 0 to 1.
 
-    The share that would have erred least over the steps held back, drawn towards one that rises with the length of the
-    history: the longer the horizon, the fewer independent hours those steps hold.
+    It is the share that would have had the least error over the steps held back, drawn towards one that grows with the
+    length of the history. The longer the horizon, the fewer independent hours those steps hold.
 
     Parameters
     ----------
     change, told : float64 arrays of shape (n_steps, n_ahead)
-        What came, and what had been expected.
+        The actual changes and the predicted ones.
     history : int
-        Steps that were learned from.
+        Number of steps that were learned from.
     """
     days = history / DAY
     shares = np.full(len(AHEAD), 0.45 + 0.5 * days**2 / (days**2 + 100**2))
@@ -130,11 +133,10 @@ def belief(change: Values, told: Values, *, history: int) -> Values:
 
 
 def shares(history: int) -> Values:
-    """Return how much of each quantile is the trees' after ``history`` steps.
+    """Return the weight of the trees in each quantile.
 
-    The rest is the empirical one's.
-
-    Half where the history holds many independent exceedances, next to nothing for one day in a hundred.
+    The rest is that of the empirical quantile. The weight is near ``_MOST_OF_TREES`` where the history holds many
+    independent exceedances, and near 0 for rare ones, such as one day in a hundred.
 
     Returns
     -------
@@ -145,18 +147,22 @@ def shares(history: int) -> Values:
 
 
 def held_back(history: int) -> int:
-    """Return the steps at the end of a history on which quantiles are tried before they are used."""
+    """Return the number of last steps on which quantiles are checked.
+
+    They are held back from the training of the checked trees.
+    """
     return min(_HELD_BACK, history // 3)
 
 
 def missed_shares(rise: Values, told: Values) -> Values:
-    """Return by how much to move quantiles that were told for steps whose outcome is known by now.
+    """Return the corrections of quantiles, from forecasts with known outcome.
 
     Parameters
     ----------
     rise : float64 array of shape (n_steps, n_ahead)
-        What came.
+        The actual rises.
     told : float64 array of shape (n_steps, n_ahead, n_levels)
+        The forecast quantiles.
 
     Returns
     -------
@@ -177,24 +183,24 @@ Values = NDArray[np.float64]
 
 FEWEST_STEPS = 7 * DAY
 HISTORY_STEPS = 180 * DAY
-"""Steps that are learned from where the caller does not say; as [demand] history_days."""
+"""Default number of steps that are learned from, the same as [demand] history_days."""
 _N_AHEAD, _N_LEVELS = len(AHEAD), len(LEVELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandForecaster:
-    """What was learned from the history of one pool.
+    """Fitted demand forecaster of one pool.
 
-    Make one with :meth:`fit`.
+    Create one with :meth:`fit`.
 
     Attributes
     ----------
     calendar : Calendar
-        The site's.
+        The site's calendar.
     source : str
-        What forecasts, for a person.
+        The method, for a person.
     with_jobs : bool
-        Whether it has to be told the state of jobs.
+        Whether :meth:`forecast` needs the state of jobs.
     """
 
     calendar: Calendar
@@ -217,18 +223,18 @@ class DemandForecaster:
         state: DemandJobState | None = None,
         history_steps: int = HISTORY_STEPS,
     ) -> DemandForecaster:
-        """Learn from the history of one pool, up to the last step of ``busy``.
+        """Fit a forecaster to the history of one pool.
 
         Parameters
         ----------
         busy, total : float64 arrays of shape (n_steps,)
-            Most busy nodes within each step, and nodes in service; oldest first, no gaps.
+            Most busy nodes within each step, and nodes in service, oldest first, without gaps.
         start_s : int
             Start of the first step, s since the epoch.
-        state : JobState, optional
-            Of the same steps; then :meth:`forecast` must be told it too.
+        state : DemandJobState, optional
+            State of jobs at the same steps. If given, :meth:`forecast` needs it too.
         history_steps : int
-            Learn from the last so many steps.
+            Number of last steps to learn from.
 
         Raises
         ------
@@ -255,9 +261,9 @@ class DemandForecaster:
         Parameters
         ----------
         busy, total : float64 arrays of shape (n_steps,)
-            As in :meth:`fit`; at least a week before the first step that is asked for, where there is one.
-        state : JobState, optional
-            Of the same steps.
+            As in :meth:`fit`, with at least a week before the first forecast, where there is one.
+        state : DemandJobState, optional
+            State of jobs at the same steps.
         """
         _check(busy, total, state)
         if self.with_jobs != (state is not None):
@@ -306,21 +312,23 @@ def walk_forward(
     history_steps: int = HISTORY_STEPS,
     progress: Progress = no_progress,
 ) -> Forecasts:
-    """Forecast from the end of each step of a window as it would have been done then, learning anew every day.
+    """Backtest forecasts over a window, and refit regularly.
+
+    Each forecast is made as it would have been done at the end of its step.
 
     Parameters
     ----------
     busy, total : float64 arrays of shape (n_steps,)
         As in :meth:`DemandForecaster.fit`. What lies before the window is history.
     from_step, until_step : int
-        The window; ``until_step`` itself is not in it.
+        The window, without ``until_step`` itself.
     refit_every_s : int
         Time between two fits. Each learns only from the steps before it.
 
     Returns
     -------
     Forecasts
-        Of the steps ``from_step`` to ``until_step`` - 1; row t depends on nothing after the end of its step.
+        Forecasts of the steps ``from_step`` to ``until_step`` - 1. A row depends on nothing after the end of its step.
 
     Raises
     ------
@@ -350,7 +358,7 @@ def walk_forward(
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """A series, what was known at each step, and what came."""
+    """A series with its features and outcomes."""
 
     busy: Values
     total: Values
@@ -361,9 +369,9 @@ class _Past:
 
 
 def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, history_steps: int) -> DemandForecaster:
-    """Learn from the steps before ``until``.
+    """Fit a forecaster to the steps before ``until``.
 
-    Every outcome that was not known by then is left out by the learners.
+    Outcomes that were not known by then are not used.
     """
     first = max(until - history_steps, 0)
     history, days = until - first, (until - first) / DAY
@@ -394,9 +402,9 @@ def _rises(past: _Past, first: int, until: int) -> Values:
 
 
 def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
-    """Try what would have been learned before the last weeks on these.
+    """Return weights and corrections from a trial on the last weeks.
 
-    How far to believe it, by how much it missed.
+    Trees are trained on the steps before these weeks.
     """
     then = until - held_back(until - first)
     trees = parse_trees(_learned(past, first, then, every=2 * EVERY))
@@ -413,9 +421,9 @@ def _blended(trees: Values, rises: Values, share: Values) -> Values:
 
 
 def _ascending(most: Values) -> Values:
-    """Return quantiles that ascend in level, and in horizon.
+    """Return quantiles that ascend in level and in horizon.
 
-    What is needed within 3 h is needed within 6 h.
+    Nodes needed within 3 h are also needed within 6 h.
     """
     return np.maximum.accumulate(np.sort(most, axis=2), axis=1)
 

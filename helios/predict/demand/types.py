@@ -1,4 +1,4 @@
-"""Horizons, calendar, job state and answer of a demand forecast."""
+"""Data types of demand forecasts."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ _LONGEST_HOLIDAYS_DAYS = 366
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calendar:
-    """The clock on the site's wall, and the days on which its people rest.
+    """A site's time zone and holidays.
 
     Attributes
     ----------
     zone : ZoneInfo
         Zone of the site's local time.
     holidays : frozenset of date
-        Local dates; weekends are known without.
+        Local dates. Weekends need not be listed.
     """
 
     zone: ZoneInfo
     holidays: frozenset[date] = frozenset()
 
     def describe(self, ended_s: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return hour of the day, weekday (Monday 0), and whether today, and a day later, is a holiday.
+        """Return the calendar features of each step.
+
+        They are hour of the day, weekday (Monday is 0), and whether the day and the next one are holidays.
 
         Parameters
         ----------
@@ -97,16 +99,16 @@ def _not_holidays(part: str) -> ConfigurationInvalid:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandJobState:
-    """What running, queued and past jobs told at the end of each step.
+    """Features of running, queued and past jobs at the end of each step.
 
     See :func:`helios.predict.demand.features.job_state`.
 
     Attributes
     ----------
     names : tuple of str
-        What the columns of ``values`` say.
+        Names of the columns of ``values``.
     values : float32 array of shape (n_steps, n_features)
-        One row for each step; nothing in a row was learned after the end of its step.
+        One row for each step. A row uses nothing that happened after the end of its step.
     """
 
     names: tuple[str, ...]
@@ -123,7 +125,9 @@ class DemandJobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Forecasts:
-    """How many nodes of one pool will be busy, as it was expected at the end of each of some steps.
+    """Forecasts of the busy nodes of one pool.
+
+    There is one for the end of each of some steps.
 
     Attributes
     ----------
@@ -134,11 +138,11 @@ class Forecasts:
     point : float64 array of shape (n_steps, n_ahead)
         Busy nodes in the step that ends ``ahead_s`` later.
     mean : float64 array of shape (n_steps, n_ahead)
-        Busy nodes on average over the steps of the next ``ahead_s``.
+        Mean of the busy nodes over the steps of the next ``ahead_s``.
     most : float64 array of shape (n_steps, n_ahead, n_levels)
-        Quantiles of the most busy nodes in any of these steps; ascending in level and in horizon.
+        Quantiles of the maximum of the busy nodes over these steps, ascending in level and in horizon.
     source : str
-        What forecast; where that changed on the way, the last.
+        The method, for a person. The last one if it changed between steps.
     """
 
     ahead_s: tuple[int, ...]
@@ -152,13 +156,13 @@ class Forecasts:
 def assemble(
     pools: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64], Forecasts]], *, ended_s: int
 ) -> Demand:
-    """Lay the series and forecasts of several pools side by side.
+    """Combine the series and forecasts of several pools.
 
     Parameters
     ----------
     pools : mapping
-        Of each pool: busy and total of shape (n_steps,), the last step being the one that ended at ``ended_s``, and the
-        forecasts of the last of these steps, as many as were made. Series of unequal length are cut to the shortest.
+        For each pool busy and total of shape (n_steps,), whose last step ended at ``ended_s``, and the forecasts of the
+        last of these steps, as many as were made. Series of unequal length are cut to the shortest.
 
     Raises
     ------

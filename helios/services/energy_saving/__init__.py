@@ -1,6 +1,6 @@
-"""Cluster Energy Saving.
+"""Cluster Energy Saving (CES).
 
-It puts to sleep the nodes that nobody needs, and wakes them ahead of need.
+The service powers down nodes that are not needed, and wakes them ahead of need.
 """
 
 from helios.services.energy_saving.options import CesOptions

@@ -1,4 +1,7 @@
-"""The choice of nodes to put to sleep or to wake, once their number is known."""
+"""Choice of the nodes to put to sleep or to wake.
+
+The number of nodes is decided before.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,28 @@ _LATEST = pd.Timestamp.max.tz_localize("UTC")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What the choice looks at in a node; see ``NODE_STATES``.
+    """Properties of a node that the choice depends on.
+
+    See ``NODE_STATES``.
 
     Attributes
     ----------
     power : str
-        A NodePower; empty: it is down.
+        A NodePower; empty for a node that is down.
     idle, asleep : bool
-        It is so, and nothing says to leave it alone.
+        Whether it is idle or asleep, and not excluded.
     busy : bool
-        It holds a job.
+        Whether it holds a job.
     kept_awake : bool
-        The cluster's keep-awake list names it.
+        Whether the cluster's keep-awake list has it.
     cpus, gpus : float
-        In all.
+        Total numbers.
     kinds : frozenset of str
         Its features and its type of GPU.
     idle_since : Timestamp
-        The latest there is, if unknown.
-    turn : int
-        Place in a round that moves on by one each day, so that of equal nodes not always the same one is taken.
+        The latest possible time if unknown.
+    cycle : int
+        Position in a rotation that advances by one each day, so that the choice among equal nodes varies.
     """
 
     name: str
@@ -57,12 +62,12 @@ class Node:
 
     @property
     def powered(self) -> bool:
-        """Whether it can run jobs, or will without being told to."""
+        """Whether it is awake, or waking already."""
         return self.power in {NodePower.AWAKE, NodePower.WAKING}
 
 
 def pool_nodes(frame: pd.DataFrame, at: datetime) -> list[Node]:
-    """Read a ``NODE_STATES`` frame, in its order."""
+    """Return the nodes of a ``NODE_STATES`` frame, in its order."""
     day, count = int(at.timestamp()) // 86_400, max(len(frame), 1)
     rows = zip(frame.itertuples(index=False), pools(frame), strict=True)
     return [_node(row, str(pool), (place - day) % count) for place, (row, pool) in enumerate(rows)]
@@ -71,8 +76,9 @@ def pool_nodes(frame: pd.DataFrame, at: datetime) -> list[Node]:
 def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> list[Node]:
     """Return up to ``count`` idle nodes of one pool, first to sleep first.
 
-    A rack that is nearly asleep is emptied before the next is begun; in a rack those go first that the cluster fills
-    last, then the longest idle. Of each feature and type of GPU one node stays awake in the cluster.
+    A rack that is nearly asleep is emptied before the next one. Within a rack the order is that of the highest weight,
+    which the cluster fills last, then of the longest idle time. One awake node of each feature and type of GPU is kept
+    in the cluster.
 
     Parameters
     ----------
@@ -101,8 +107,8 @@ def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) ->
 def to_wake(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> list[Node]:
     """Return up to ``count`` sleeping nodes of one pool, first to wake first.
 
-    Those of racks that are awake anyway go first, then those that the cluster fills first, then the longest without a
-    job, so that cycles are shared out.
+    Nodes of racks with most awake nodes come first, then the lowest weight, which the cluster fills first, then the
+    longest time without a job, so that power cycles are distributed.
     """
     light = Counter(node.rack for node in everywhere if node.rack and node.powered)
     asleep = sorted(

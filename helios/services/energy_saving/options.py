@@ -22,7 +22,7 @@ class CesOptions:
         ``helios``; ``published``, the rule of the paper without what it could not know; or ``max_3h``, the maximum of
         the last three hours plus five nodes, without a forecast. The last two are baselines.
     mechanism : str
-        ``sleep``: nodes are powered down. ``keep_awake``: the cluster's idle timer does it, except for the nodes named.
+        ``sleep`` to power nodes down, or ``keep_awake`` to let the cluster's idle timer do it, except for listed nodes.
     risk : float
         Largest chance that a job, whenever it comes, finds fewer nodes awake than are needed and waits for a boot.
     wake_ups_per_day : float, optional

@@ -1,10 +1,10 @@
-"""Cluster Energy Saving.
+"""Cluster Energy Saving (CES).
 
-It decides how many nodes stay awake, pool by pool, and which.
+It decides for each pool how many nodes stay awake, and which.
 
 Source of the idea: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale
 GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223. The rule, its daily tuning and the choice of nodes
-are Helios' own; the published rule is here as a control.
+are Helios' own. The published rule is included as a baseline.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from helios.services.energy_saving.sizing import PublishedRule, SizingParameters
 from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, Memo, plan_sizing, training_days
 from helios.units import count_in_words, rounded_duration
 
-# How many nodes a pool is to have awake, from its demand: under Helios' rule, or under a control.
+# Number of nodes that a pool needs awake, from its demand, by Helios' rule or a baseline.
 
 LARGE = 300
-"""Nodes from which on the published rule is run with the values of its largest cluster (Philly), else Earth's."""
+"""Number of nodes from which the published rule has the values of its largest cluster (Philly), otherwise Earth's."""
 RUN_IN_DAYS = 3
-"""Days over which a rule is run again to know where it stands; its hold-off and dead band reach back hours."""
+"""Days over which a rule is replayed to find its current state. Its hold-off and dead band reach back hours."""
 
 
 def level_now(
     demand: Demand, place: int, options: CesOptions, *, memo: Memo | None = None
 ) -> tuple[float, SizingParameters | None]:
-    """Return how many nodes of a pool are to be awake after the last step, and Helios' setting, if it has one."""
-    # From a midnight on: a start that slid along with each step would change what came of it.
+    """Return how many nodes of a pool are to be awake now.
+
+    The second value is the setting of Helios' rule, if it has one.
+    """
+    # From a midnight on, because a start that moved with each step would change the result.
     days = training_days(demand.ended_s, demand.busy.shape[1])
     first = int(np.searchsorted(days, demand.ended_s // 86_400 - RUN_IN_DAYS))
     levels, setting = target_levels(demand, place, options, from_step=first, memo=memo)
@@ -50,14 +53,16 @@ def level_now(
 def target_levels(
     demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
 ) -> tuple[NDArray[np.float64], SizingParameters | None]:
-    """Return the nodes to be awake from the end of each step on, and the last of Helios' settings.
+    """Return the nodes to be awake from the end of each step on.
+
+    The second value is the last setting of Helios' rule, if it has one.
 
     Parameters
     ----------
     place : int
-        Of the pool, in ``demand.pools``.
+        Position of the pool in ``demand.pools``.
     from_step : int
-        First step of the answer; then all nodes are awake.
+        First step of the result, before which all nodes are awake.
     """
     if options.rule == "helios":
         plan = plan_sizing(known_demand(demand, place, options), tuning_goal(options), from_step=from_step, memo=memo)
@@ -76,14 +81,17 @@ def published_target_levels(demand: Demand, place: int, options: CesOptions, *, 
 
 
 def published_options(options: CesOptions, nodes: float) -> CesOptions:
-    """Return the published rule with the values that its authors used on a cluster of about so many nodes."""
+    """Return the published rule's options for a cluster of this size.
+
+    Their values are those of its authors.
+    """
     if nodes >= LARGE:
         return replace(options, rule="published", sigma=20.0, h_s=1_200, f_s=18_000, xi_h=0.1, xi_p=0.0, hold_s=6_000)
     return replace(options, rule="published", sigma=5.0, h_s=3_600, f_s=10_800, xi_h=1.0, xi_p=1.0, hold_s=7_200)
 
 
 def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
-    """Return what was known of one pool."""
+    """Return the demand of one pool."""
     return KnownDemand(
         busy=demand.busy[place],
         total=demand.total[place],
@@ -96,9 +104,9 @@ def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand
 
 
 def _yardstick(demand: Demand, place: int, options: CesOptions) -> NDArray[np.float64]:
-    """Return 1 where the published rule wakes nodes.
+    """Return 1 at steps where the published rule wakes nodes, else 0.
 
-    It begins with the first midnight of which there are forecasts.
+    It is evaluated from the first midnight with forecasts on.
     """
     woke = np.zeros(demand.busy.shape[1])
     forecast = np.flatnonzero(~np.isnan(demand.mean[place, :, 0]))
@@ -112,7 +120,7 @@ def _yardstick(demand: Demand, place: int, options: CesOptions) -> NDArray[np.fl
 
 
 def tuning_goal(options: CesOptions) -> Goal:
-    """Return what Helios' settings are picked for."""
+    """Return the goal for the choice of Helios' settings."""
     return Goal(
         risk=options.risk,
         wake_ups_per_day=options.wake_ups_per_day,
@@ -135,8 +143,11 @@ def published_values(options: CesOptions) -> PublishedRule:
 
 
 def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float64]:
-    """Return the busy nodes expected on average over the next ``within_s``, between the horizons by interpolation."""
-    # Of an average over time the sum runs on in a straight line, as far as one knows.
+    """Return the expected mean of busy nodes over the next ``within_s``.
+
+    It is interpolated between the horizons.
+    """
+    # The integral over time is interpolated linearly.
     ahead_s, sums = (0, *demand.ahead_s), np.zeros((demand.mean.shape[1], len(demand.ahead_s) + 1))
     sums[:, 1:] = demand.mean[place] * np.array(demand.ahead_s)
     for number, (before_s, after_s) in enumerate(pairwise(ahead_s)):
@@ -148,9 +159,9 @@ def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float
 
 
 def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.9) -> float | None:
-    """Return the last quantile of the most nodes needed within some hours.
+    """Return the latest quantile of the most nodes needed within some hours.
 
-    None: nobody forecast it.
+    None where it was not forecast.
     """
     if hours * 3_600 not in demand.ahead_s or level not in demand.levels or not demand.busy.shape[1]:
         return None
@@ -158,19 +169,18 @@ def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.
     return None if np.isnan(most) else float(most)
 
 
-# What the queue asks for now: nodes that jobs wait for, pool by pool.
+# Nodes that pending jobs wait for, by pool.
 
 WAITS_FOR_NODES = frozenset({"Resources", "Priority", "None", ""})
-"""Slurm's reasons under which a job would start if there were nodes; under a limit of its user or QOS it would not."""
+"""Slurm's reasons of jobs that would start if there were nodes. A job at a limit of its user or QOS would not."""
 _COLUMNS = ("partition", "gpu_type", "reason", "gpus", "cpus", "nodes", "tasks")
 
 
 def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, float]:
     """Return the nodes that eligible pending jobs wait for, by pool.
 
-    Pools that nobody asks for are missing.
-
-    A job that several pools could serve counts for the one with the most room. Jobs smaller than a node share nodes.
+    Pools without such jobs are missing. A job that fits several pools counts for the one with the most free nodes. Jobs
+    smaller than a node share nodes.
     """
     pools = _pools(nodes)
     eligible = snapshot.pending_values("eligible_at") <= np.datetime64(snapshot.taken_at.replace(tzinfo=None), "us")
@@ -201,7 +211,7 @@ class _Pool:
     def nodes_for(self, *, gpus: float, cpus: float, asked: float) -> float:
         """Return the nodes that one job needs.
 
-        Whole ones if it asks for several, else the share that it fills.
+        It is a whole number if the job requests several nodes, otherwise its share of a node.
         """
         share = gpus / self.gpus if gpus and self.gpus else _known(cpus) / self.cpus if self.cpus else 0.0
         whole = _known(asked)
@@ -238,7 +248,7 @@ def _known(value: float) -> float:
 
 
 OLD_S = 3_600
-"""Age at which demand says nothing of now, s; then nothing is put to sleep."""
+"""Age from which a forecast of demand is too old to put nodes to sleep, s."""
 MOST_REMEMBERED = 1_024
 LIKELY_HOURS = 6
 
@@ -246,13 +256,13 @@ LIKELY_HOURS = 6
 class Ces:
     """Put surplus nodes to sleep and wake them ahead of need, within a risk and a number of wake-ups that a site sets.
 
-    For each pool (nodes that can stand in for each other) the rule says how many nodes are to be awake: at least the
-    most that was needed lately and an upper quantile of what will be, with a reserve. Its thresholds are picked again
-    each midnight (UTC) by replaying the last weeks: the most sleep for its wake-ups that kept to the risk. Nodes that
-    queued jobs wait for are needed at once. Without a forecast of demand nothing is put to sleep.
+    For each pool (nodes that can replace each other) the rule decides how many nodes are to be awake: at least the most
+    that was needed recently and an upper quantile of future demand, with a reserve. Its thresholds are chosen again
+    each midnight (UTC) by replaying the last weeks, for the most sleep at a given number of wake-ups within the risk.
+    Nodes that queued jobs wait for are needed at once. Without a forecast of demand nothing is put to sleep.
 
-    What it names is a proposal: control's guards check each node again, and the cluster still wakes a sleeping node for
-    a job by itself.
+    Its answer is a request: control's guards check each node again, and the cluster still wakes a sleeping node for a
+    job by itself.
     """
 
     domain = Domain.NODES
@@ -261,11 +271,14 @@ class Ces:
     def __init__(self, options: CesOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        # Only saves work: its keys are digests of all that the values follow from.
+        # A cache only. Its keys are digests of all inputs of the values.
         self._memo: Memo = {}
 
     def decide(self, snapshot: Snapshot) -> list[NodeAction]:
-        """Return the nodes to put to sleep and to wake now, or the whole set to be kept awake."""
+        """Return the nodes to put to sleep and to wake now.
+
+        With the mechanism ``keep_awake`` it is the whole keep-awake list, and the nodes to wake.
+        """
         nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
         if not nodes:
             return []
@@ -319,7 +332,10 @@ class Ces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judged:
-    """One pool: how many nodes it is to have awake, and which move for that."""
+    """Decision about one pool.
+
+    It has the number of nodes to be awake, and the nodes that change for it.
+    """
 
     name: str
     members: tuple[Node, ...]
@@ -338,7 +354,7 @@ class _Judged:
         return f"woken ahead of need: {self._situation}"
 
     def may_sleep(self, mechanism: str) -> list[Node]:
-        # With the list as the mechanism Helios' own entries stand in it, and are its to take out.
+        # With the mechanism keep_awake the list has Helios' own entries, which it may remove.
         return [node for node in self.members if mechanism == "keep_awake" or not node.kept_awake]
 
     def why_asleep(self, node: Node, snapshot: Snapshot) -> str:

@@ -1,8 +1,8 @@
-"""The rule of CES for the size of a pool, as arithmetic on arrays.
+"""Sizing rules of CES, as computations on arrays.
 
-The form is the one that did best in Helios' own study on two clusters: never below the most that was needed lately, nor
-below an upper quantile of what will be; asleep only past a dead band and a hold-off, so that the level does not saw;
-awake again to more than is needed now, so that one shortage does not bring the next.
+The form of Helios' rule did best in its own study on two clusters. The level is never below the recent maximum, nor
+below an upper quantile of future demand. Nodes are put to sleep only beyond a dead band and after a hold-off, so that
+the level does not oscillate. More are woken than needed at the moment, so that one shortage does not cause the next.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from helios.jit import cached_jit, inline_jit
 
 
 class SizingParameters(NamedTuple):
-    """What the rule is run with, for one pool.
+    """Parameters of the rule for one pool.
 
     Attributes
     ----------
     floor : int
-        Which of the floors (rows of an array) the level never falls below.
+        Row of the array of floors, below which the level never falls.
     down, up : float
-        Nodes kept above the floor when others are put to sleep, and above what is busy when some are woken.
+        Nodes kept above the floor when others are put to sleep, and above the busy ones when some are woken.
     band : float
         Fewer nodes than this are not put to sleep.
     hold_steps : int
         Nothing is put to sleep for so many steps after a wake.
     margin : float
-        Some are woken as soon as fewer than this are idle.
+        Nodes are woken as soon as fewer than this are idle.
     """
 
     floor: int
@@ -41,16 +41,18 @@ class SizingParameters(NamedTuple):
 
 
 class SizingScore(NamedTuple):
-    """What settings did over some steps: arrays of one value for each setting.
+    """Results of settings over some steps.
+
+    Each array has one value for each setting.
 
     Attributes
     ----------
     asleep : array
         Nodes asleep, summed over steps.
     wakes : array
-        Steps in which some were woken.
+        Number of steps in which nodes were woken.
     short : array
-        Steps in which fewer were awake than were needed.
+        Number of steps in which fewer nodes were awake than needed.
     """
 
     asleep: NDArray[np.float64]
@@ -62,11 +64,11 @@ class SizingScore(NamedTuple):
 def _next(  # noqa: PLR0917 - numba kernels are called by position
     busy: float, total: float, floor: float, setting: SizingParameters, powered: float, held_until: int, at: int
 ) -> tuple[float, int]:
-    """Decide at the end of step ``at``.
+    """Return the level after step ``at``, and the end of the hold-off.
 
-    Return how many are to be awake, and from which step on some may sleep.
+    The latter is the first step at which nodes may be put to sleep again.
     """
-    # What is awake is not clipped to what is in service: nodes that break and return were not put to sleep.
+    # The level is not clipped to the nodes in service, because nodes that fail and return were not put to sleep.
     if busy + setting.margin > powered and powered < total:
         return max(powered, min(total, busy + setting.up)), at + setting.hold_steps
     if at >= held_until:
@@ -92,18 +94,18 @@ def walk_levels(  # noqa: PLR0917 - numba kernels are called by position
     Parameters
     ----------
     busy, total, floor : float64 arrays of shape (n_steps,)
-        Most nodes busy in each step, nodes in service, and what the level must not fall below, as known at its end.
+        Most nodes busy in each step, nodes in service, and lower bound of the level, as known at its end.
     powered, held_until : float, int
-        Where the rule stood before; the latter as a step's number.
+        State of the rule before the first step. The latter is a step number.
     first : int
         Number of the first step.
     levels : float64 array of shape (n_steps,)
-        Written to: the nodes to be awake from the end of each step on.
+        Output: the nodes to be awake from the end of each step on.
 
     Returns
     -------
     tuple of (float, int)
-        Where it stands after.
+        State of the rule after the last step.
     """
     for t in range(len(busy)):
         powered, held_until = _next(busy[t], total[t], floor[t], setting, powered, held_until, first + t)
@@ -117,7 +119,10 @@ def score_levels(
     floors: NDArray[np.float64],
     grid: NDArray[np.float64],
 ) -> SizingScore:
-    """Run every row of ``grid`` (:class:`SizingParameters`) over the same steps, all nodes awake at first."""
+    """Run every row of ``grid`` over the same steps, and return their scores.
+
+    Rows are :class:`SizingParameters`. All nodes are awake at first.
+    """
     out = np.zeros((len(grid), 3))
     _score(busy, total, np.ascontiguousarray(floors), grid, out)
     return SizingScore(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])
@@ -149,7 +154,10 @@ def _score(
 
 @cached_jit
 def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
-    """Return the highest of each value and the ``n_steps`` - 1 before it, as far as there are."""
+    """Return the maximum over the last ``n_steps`` at each position.
+
+    At the beginning it is over as many values as there are.
+    """
     highest = values.copy()
     for t in range(len(values)):
         for back in range(1, min(n_steps, t + 1)):
@@ -157,24 +165,24 @@ def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.flo
     return highest
 
 
-# The rules that CES is held against, made causal: as published, and the most of three hours plus five nodes.
+# Baselines of CES, made causal: the published rule, and the maximum of three hours plus five nodes.
 #
 # Source of the first: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-
 # Scale GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223, with the values of its released scripts.
-# There the forecast for three hours ahead contains true values of two of them; here it is whatever was known.
+# There the forecast for three hours ahead contains true values of two of them; here it uses only what was known.
 
 
 class PublishedRule(NamedTuple):
-    """Values of the published rule.
+    """Parameters of the published rule.
 
     Attributes
     ----------
     recent_steps : int
-        Steps of the recent trend: the mean of these less what is busy now.
+        Steps of the recent trend, which is their mean less the number of busy nodes now.
     xi_h, xi_p : float
         Nodes by which use must have fallen, and be expected to fall, for some to be put to sleep.
     reserve : float
-        Nodes kept above what is busy: the paper's sigma.
+        Nodes kept above the busy ones, the paper's sigma.
     least : float
         Fewer nodes than this are not put to sleep.
     hold_steps : int
@@ -206,7 +214,7 @@ def published_levels(
     busy, total : float64 arrays of shape (n_steps,)
         Most nodes busy in each step, and nodes in service.
     soon, later : float64 arrays of shape (n_steps,)
-        Busy nodes expected on average over the horizon of the rule, and over twice that; NaN: nothing was expected.
+        Expected mean of busy nodes over the horizon of the rule, and over twice that; NaN without a forecast.
     """
     levels = np.minimum(busy + values.reserve, total)
     powered, held_until = levels[: values.recent_steps].max(), 0
@@ -225,8 +233,8 @@ def published_levels(
 def most_plus_levels(
     busy: NDArray[np.float64], total: NDArray[np.float64], *, steps: int = 18, plus: float = 5.0
 ) -> NDArray[np.float64]:
-    """Return the most that was busy in the last ``steps``, plus some nodes.
+    """Return the maximum of the last ``steps`` plus some nodes.
 
-    No model, no memory.
+    It needs no model and no state.
     """
     return np.minimum(highest_of_last(busy, steps) + plus, total)

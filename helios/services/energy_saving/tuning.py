@@ -1,8 +1,8 @@
-"""Which setting the rule is run with, picked again every day by replaying the last weeks.
+"""Daily tuning of the sizing rule by replaying the last weeks.
 
-Nothing here is learned from what comes after: the setting of a day is picked from the steps before its midnight (UTC),
-and the level follows from use and forecasts as they were known at each step. So the whole state of the rule is a
-function of the history of demand; a restart forgets nothing.
+The tuning is causal: the setting of a day is chosen from the steps before its midnight (UTC), and the level follows
+from use and forecasts as they were known at each step. So the whole state of the rule is a function of the history of
+demand, and a restart loses nothing.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ from helios.services.energy_saving.sizing import SizingParameters, highest_of_la
 DAY = 86_400 // STEP_S
 """Steps of a day."""
 LEAST_DAYS = 7
-"""Days of history below which nothing sleeps: a week has to have been seen."""
+"""Days of history below which nothing is put to sleep, so that a whole week is known."""
 MARGIN_OF_TUNING = 0.6
-"""Share of the wanted wake-ups that is asked for in the replay: the best of thousands of settings was also lucky. Asked
-for three quarters, a month of Philly brought 1.4 times as many as were asked for (docs/power.md)."""
+"""Share of the target number of wake-ups that is allowed in the replay, because the best of thousands of settings is
+also a lucky one. With three quarters, a month of Philly had 1.4 times as many as targeted (docs/power.md)."""
 YARDSTICK = (0.5, 2.0)
-"""Fewest and most wake-ups a day that are wanted where the published rule is the measure."""
+"""Fewest and most wake-ups a day in the target that is taken from the published rule."""
 DEAR = 0.6
-"""Per cent more sleep that one per cent more wake-ups than wanted must bring. A hard bound did worse: after weeks with
-outages only the largest reserves kept to it, and slept little for it."""
+"""Per cent more sleep that one per cent more wake-ups than the target must bring. A hard bound did worse: after weeks
+with outages only the largest reserves complied with it, which give little sleep."""
 WINDOWS = (1, 3, 6, 18)
-"""Steps over which the most that was needed counts: 10 min to 3 h."""
+"""Steps over which the recent maximum is taken, 10 min to 3 h."""
 FLOOR_LEVELS, LONGEST_FLOOR_S = (0.5, 0.9), 12 * 3_600
 DOWNS = (0.0, 1.0, 2.0, 4.0, 7.0, 12.0, 18.0, 25.0)
 UPS = (1.0, 3.0, 6.0, 12.0, 20.0, 30.0)
-"""More than ``down``: what is woken should last."""
+"""Nodes in addition to ``down``, so that a wake-up is sufficient for a while."""
 BANDS, HOLDS = (1.0, 4.0, 10.0), (12, 24)
 MOST_RESERVE = 0.12
-"""Share of a pool beyond which a reserve is not tried, but for the smallest ones."""
+"""Largest reserve that is tried, as a share of the pool, except for the smallest reserves."""
 
 Memo = MutableMapping[bytes, SizingParameters | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is wanted of a setting.
+    """Goal of the tuning.
 
     Attributes
     ----------
     risk : float
-        Largest share of steps in which fewer nodes are awake than needed: the chance that a job which comes at any
-        time finds it so.
+        Largest share of steps in which fewer nodes are awake than needed, which is the chance that a job at any time
+        meets a shortage.
     wake_ups_per_day : float, optional
-        Wanted on average; more must pay dearly. None: as many as the published rule makes, within ``YARDSTICK``.
+        Target on average. More must bring much more sleep. None for the number of the published rule, within
+        ``YARDSTICK``.
     worth : float
-        How many per cent more sleep one per cent more wake-ups must bring, as long as they are no more than wanted.
+        Per cent more sleep that one per cent more wake-ups must bring, up to the target.
     spare : float
-        Idle nodes below which some are woken ahead of need.
+        Number of idle nodes below which some are woken ahead of need.
     weeks : int
-        Of history that settings are replayed on.
+        Weeks of history over which settings are replayed.
     """
 
     risk: float
@@ -71,7 +72,9 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownDemand:
-    """What was known of one pool at the end of each step; see :class:`helios.model.Demand`.
+    """Demand and forecasts of one pool at the end of each step.
+
+    See :class:`helios.model.Demand`.
 
     Attributes
     ----------
@@ -120,14 +123,14 @@ def training_days(ended_s: int, n_steps: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SizingPlan:
-    """What the rule came to.
+    """Levels and settings of the rule over a period.
 
     Attributes
     ----------
     levels : float64 array of shape (n_steps,)
         Nodes to be awake from the end of each step on.
-    settings : tuple of (int, Setting or None)
-        First step of each day and what was picked for it; None: nothing sleeps.
+    settings : tuple of (int, SizingParameters or None)
+        First step of each day and the setting chosen for it. None where nothing may sleep.
     """
 
     levels: NDArray[np.float64]
@@ -135,12 +138,12 @@ class SizingPlan:
 
     @property
     def setting(self) -> SizingParameters | None:
-        """The one in force now."""
+        """The last chosen setting."""
         return self.settings[-1][1] if self.settings else None
 
 
 def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
-    """Run the rule from ``from_step`` on, with a setting picked at each midnight.
+    """Run the rule from ``from_step`` on, with a setting chosen at each midnight.
 
     Before it all nodes are awake.
     """
@@ -167,12 +170,12 @@ def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Mem
 
 
 def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
-    """Pick the setting that did best over the given steps.
+    """Return the best setting over the given steps.
 
-    None: too few, or none kept to the goal.
+    None with too few steps, or if no setting meets the goal.
 
-    Best is the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``, in ratios and so alike for a pool
-    of ten nodes and of a thousand; wake-ups beyond what is wanted cost ``DEAR`` more.
+    The best setting has the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``. Ratios make it
+    independent of the size of the pool. Wake-ups beyond the target cost ``DEAR`` more.
     """
     if len(known.busy) < LEAST_DAYS * DAY:
         return None
@@ -184,12 +187,14 @@ def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingP
 
 
 def lower_bounds(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
-    """Return what the level may not fall below, one row for each way to say it, shape (n_floors, n_steps).
+    """Return lower bounds of the level, of shape (n_floors, n_steps).
+
+    There is one row for each combination of window and quantile.
 
     Parameters
     ----------
     rows : tuple of int, optional
-        Only these; None: all.
+        Rows to return; None for all.
     """
     ways = list(product(WINDOWS, _quantiles(known)))
     chosen = range(len(ways)) if rows is None else rows
@@ -201,7 +206,7 @@ def lower_bounds(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> 
 def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> KnownDemand:
     """Return whole days before ``day``.
 
-    Were the first one cut, each further step would change what is picked.
+    With a partial first day each further step would change the chosen setting.
     """
     first_day = max(day - 7 * weeks, int(day_of[0]) + 1)
     first, after = np.searchsorted(day_of, [first_day, day])
@@ -216,7 +221,7 @@ def _picked(known: KnownDemand, goal: Goal) -> SizingParameters | None:
     good = (score.short <= goal.risk * len(known.busy)) & (score.asleep > 0)
     if not good.any():
         return None
-    # Half a wake more than were seen: none in some weeks does not mean none ever.
+    # Half a wake-up is added, because none in some weeks does not mean none ever.
     wakes, wanted = score.wakes + 0.5, _wanted_wakes(known, goal) + 0.5
     value = np.log(np.maximum(score.asleep, 1e-9)) - goal.worth * np.log(wakes)
     value -= DEAR * np.maximum(np.log(wakes / wanted), 0.0)
@@ -233,7 +238,7 @@ def _wanted_wakes(known: KnownDemand, goal: Goal) -> float:
 
 
 def grid_for(*, n_floors: int, total: float, spare: float) -> NDArray[np.float64]:
-    """Return the settings that are tried, as rows."""
+    """Return the settings to try, as rows."""
     most = max(MOST_RESERVE * total, 2.0)
     downs = [max(down, spare) for down in DOWNS if down <= most]
     ups = [up for up in UPS if up <= total]
@@ -242,16 +247,16 @@ def grid_for(*, n_floors: int, total: float, spare: float) -> NDArray[np.float64
 
 
 def _quantiles(known: KnownDemand) -> list[tuple[int, int]]:
-    """Return horizon and level of the quantiles that serve as floors, as positions."""
+    """Return positions of the horizons and levels that serve as floors."""
     horizons = [place for place, ahead_s in enumerate(known.ahead_s) if ahead_s <= LONGEST_FLOOR_S]
     levels = [place for place, level in enumerate(known.levels) if level in FLOOR_LEVELS]
     return list(product(horizons, levels))
 
 
 def _coming(known: KnownDemand, horizon: int, level: int) -> NDArray[np.float64]:
-    """Return the quantile.
+    """Return a quantile of future demand.
 
-    Where nothing was forecast, the most of as long a time before stands in.
+    Where there is no forecast, it is the maximum of an equally long time before.
     """
     coming = known.most[:, horizon, level]
     if not np.isnan(coming).any():
