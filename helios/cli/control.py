@@ -48,7 +48,7 @@ def cycle_(
     mode: As = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one control cycle on the jobs would change, or apply it.
+    """Show or apply what one control cycle on the jobs would change.
 
     Helios reads the queue, predicts run times and asks the services for changes. Without --apply nothing is written.
     With --apply it makes the changes that the services' modes allow (helios mode).
@@ -96,7 +96,7 @@ def mode_(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show or set the mode of a service, which limits what it may change.
+    """Show or set the mode, which limits what a service may change.
 
     off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would have
     done. canary: it acts on some jobs or nodes. active: it acts on all. A new mode holds from the service's next cycle
@@ -374,7 +374,7 @@ def cycle(
     mode: As = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one control cycle on the nodes would change, or apply it.
+    """Show or apply what one control cycle on the nodes would change.
 
     Helios reads the nodes, forecasts how many will be needed and asks the services for changes. Without --apply nothing
     is written. With --apply it makes the changes that the services' modes allow (helios mode).
@@ -406,7 +406,7 @@ def clear(
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Allow Helios to put a node to sleep again after it failed to wake.
+    """Allow a node to sleep again after it failed to wake.
 
     Use it once the node is repaired. Without a node it holds for all of them and ends protected mode, in which no node
     is put to sleep because too many did not wake.

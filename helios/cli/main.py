@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "simulate": (
         "replay_services:simulate_",
-        "Replay a cluster's jobs while services act on them, and compare the waits.",
+        "Replay a cluster's jobs with services acting, and compare the waits.",
     ),
     "doctor": (
         "system:doctor_",
@@ -42,9 +42,9 @@ COMMANDS = {
     ),
     "cycle": (
         "control:cycle_",
-        "Show what one control cycle on the jobs would change, or apply it.",
+        "Show or apply what one control cycle on the jobs would change.",
     ),
-    "mode": ("control:mode_", "Show or set the mode of a service, which limits what it may change."),
+    "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
     "pause": (
         "control:pause_",
         "Stop Helios at once and revert everything it set.",
@@ -68,7 +68,7 @@ COMMANDS = {
     "config": ("system:config_commands", "Show the settings in force, and where each comes from."),
     "report": (
         "report:commands",
-        "Report waits, usage, prediction errors and decisions, with options like those of sacct.",
+        "Report waits, usage, prediction errors and decisions, with options as in sacct.",
     ),
     "service": ("control:service_commands", "List the installed services and their options."),
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),

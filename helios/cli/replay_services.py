@@ -67,7 +67,7 @@ def simulate_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a cluster's jobs while services act on them, and compare the waits.
+    """Replay a cluster's jobs with services acting, and compare the waits.
 
     It runs the code of the services that act live, with the same guards. The replay begins with an empty cluster, and
     run times are predicted from the jobs that had ended by then. Two baselines stand beside it: the order that the site

@@ -28,7 +28,7 @@ from helios.report.energy import fields_by as fields_of_energy
 
 commands = typer.Typer(
     no_args_is_help=True,
-    help="Report waits, usage, prediction errors and decisions, with options like those of sacct.",
+    help="Report waits, usage, prediction errors and decisions, with options as in sacct.",
 )
 
 
