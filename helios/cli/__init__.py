@@ -1,1 +1,4 @@
-"""What a person types: one module for each noun; :mod:`helios.cli.main` finds the command."""
+"""Command-line interface, with one module for each group of commands.
+
+:mod:`helios.cli.main` lists the commands and imports the module of the one that was typed.
+"""

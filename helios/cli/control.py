@@ -1,4 +1,4 @@
-"""What a person says to a Helios that acts: take a cycle, go so far and no further, stop, go on."""
+"""Commands that make Helios act on jobs and nodes, and that stop it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ from helios.warehouse import Warehouse
 
 MOST_LINES = 40
 
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit and for whoever asks.")]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, recorded in the audit log.")]
 Apply = Annotated[
-    bool, typer.Option("--apply", help="Act, as far as each service's mode allows. Without it nothing is written.")
+    bool,
+    typer.Option(
+        "--apply", help="Make the changes, as far as each service's mode allows. Without it nothing is written."
+    ),
 ]
 As = Annotated[
-    Mode | None, typer.Option("--as", help="Plan as if every service had this mode; not together with --apply.")
+    Mode | None, typer.Option("--as", help="Plan as if every service had this mode. Cannot be combined with --apply.")
 ]
 
 
@@ -45,9 +48,12 @@ def cycle_(
     mode: As = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.
+    """Show or apply what one control cycle on the jobs would change.
 
-    With --apply the cycle is taken, in the modes that were set (helios mode). Example: helios cycle --as active
+    Helios reads the queue, predicts run times and asks the services for changes. Without --apply nothing is written.
+    With --apply it makes the changes that the services' modes allow (helios mode).
+
+    Example: helios cycle --as active
     """
     if apply and mode is not None:
         raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
@@ -75,23 +81,28 @@ def cycle_(
 
 def mode_(
     service: Annotated[
-        str | None, typer.Argument(help="The service; without one, the modes in force are shown.")
+        str | None, typer.Argument(help="Name of a service. Without one, the modes in force are shown.")
     ] = None,
     mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[
-        list[str] | None, typer.Option("--partition", "-p", help="Canary: only jobs of this partition; several by -p.")
+        list[str] | None,
+        typer.Option("--partition", "-p", help="Canary: act only on this partition. May be repeated."),
     ] = None,
     percent: Annotated[
-        int | None, typer.Option("--percent", min=1, max=100, help="Canary: only this share of the jobs.")
+        int | None,
+        typer.Option("--percent", min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes."),
     ] = None,
     cluster: Cluster = None,
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Say how far a service may go; it holds from the service's next cycle on.
+    """Show or set the mode, which limits what a service may change.
 
-    off: it is not asked. shadow: it is asked, nothing is written, the audit says what would have been. canary: it acts
-    on some jobs. active: on all. Example: helios mode qssf canary --percent 10 --reason 'first trial'
+    off: the service is not asked. shadow: it is asked, nothing is written, and the audit log says what it would have
+    done. canary: it acts on some jobs or nodes. active: it acts on all. A new mode holds from the service's next cycle
+    on.
+
+    Example: helios mode qssf canary --percent 10 --reason 'first trial'
     """
     settings = configuration().settings
     services = configured_services(settings)
@@ -145,15 +156,16 @@ def pause_(
         typer.Option(
             "--hidden",
             help="Write 0 also to jobs that Helios had set and whose SiteFactor Slurm hides now (held, or not "
-            "eligible). What an admin has written there since is lost; the audit has the priority before and after.",
+            "eligible). What an admin has set there since is lost. The audit log has the priority before and after.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop Helios at once: revert everything it set, verify that, and do nothing until helios resume.
+    """Stop Helios at once and revert everything it set.
 
-    Nodes that it put to sleep are woken. It works without the daemon, and with the database gone. A value that bears
-    Helios' mark and is in no record of it, or that Slurm hides, is left, named, and makes the exit status 1.
+    The revert is verified, and nodes that Helios put to sleep are woken. Then Helios does nothing until helios resume.
+    Neither the daemon nor the database is needed. A value that carries Helios' mark but is in none of its records, or
+    that Slurm hides, is left as it is. Such values are named, and the exit status is 1.
 
     Example: helios pause --reason 'maintenance'
     """
@@ -197,7 +209,9 @@ def pause_(
 
 
 def resume_(cluster: Cluster = None) -> None:
-    """Let Helios go on after helios pause, helios-release.sh, or a PAUSED file; modes are as they were.
+    """Let Helios act again after a pause.
+
+    It ends a pause by helios pause, by helios-release.sh or by a PAUSED file. The modes are as they were before.
 
     Example: helios resume
     """
@@ -217,7 +231,9 @@ def resume_(cluster: Cluster = None) -> None:
 
 
 def nightly_(cluster: Cluster = None) -> None:
-    """Do the nightly analysis once, for cron: read what came late, learn, report. It changes no job.
+    """Run the nightly analysis once, for example from cron.
+
+    It reads accounting records that came late, trains a model and writes the nightly report. It changes no job.
 
     Example crontab line: 30 2 * * * helios nightly
     """
@@ -229,7 +245,7 @@ def nightly_(cluster: Cluster = None) -> None:
 
 
 def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
-    """Say on which jobs, or nodes, a service acts."""
+    """Return on which jobs or nodes a service acts, in words."""
     if mode.mode in {Mode.OFF, Mode.SHADOW}:
         return "nothing"
     parts = [
@@ -249,12 +265,18 @@ def _ever_worked(url: str, cluster: str) -> bool:
 
 
 def _of_the_nodes(folder: Path) -> Path:
-    """Return the state folder of ``helios-power.service``, beside that of ``helios.service``: as helios-release.sh."""
+    """Return the state folder of ``helios-power.service``.
+
+    It lies beside that of ``helios.service``; helios-release.sh finds it in the same way.
+    """
     return Path(f"{folder}-power")
 
 
 def _pauses_the_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
-    """Pause the daemon of the nodes by its own file, which the database could not tell; False: it is not paused."""
+    """Pause the daemon that acts on nodes by its own pause file.
+
+    The daemon could not learn of the pause without the database. False: it is not paused.
+    """
     beside = _of_the_nodes(folder)
     if not beside.is_dir() or os.path.lexists(beside / PAUSE_FILE):
         return True
@@ -262,7 +284,10 @@ def _pauses_the_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetim
 
 
 def _resumes_the_nodes_daemon(folder: Path) -> None:
-    """Remove the pause file that ``helios-release.sh`` left to the daemon of the nodes, or say that it lies there."""
+    """Remove the pause file of the daemon that acts on nodes.
+
+    ``helios-release.sh`` may have left one. Where it cannot be removed, a warning says so.
+    """
     file = _of_the_nodes(folder) / PAUSE_FILE
     try:
         file.unlink(missing_ok=True)
@@ -281,7 +306,7 @@ def _show_suspended(report: CycleReport | NodeCycleReport) -> None:
 
 
 def _show_counts(report: CycleReport | NodeCycleReport, rows: int, modes: Mapping[str, str]) -> None:
-    """Show how many rows were left out, and what became of each service's answers."""
+    """Show how many rows were left out, and the results of each service."""
     if rows > MOST_LINES:
         show(f"... and {rows - MOST_LINES:,} more: --json shows all")
     for service, counts in report.counts.items():
@@ -316,7 +341,7 @@ def _find_name(look_up: Callable[[], str]) -> str | None:
 
 
 def _cluster_name(url: str, cluster: str | None) -> str:
-    """Return the cluster that is meant: the one named, else the only one of the warehouse."""
+    """Return the name given, else that of the only cluster in the warehouse."""
     from helios.app.history import choose_cluster  # noqa: PLC0415 - only where it must be looked up
 
     if cluster is not None:
@@ -325,14 +350,17 @@ def _cluster_name(url: str, cluster: str | None) -> str:
         return str(choose_cluster(warehouse, None)["name"])
 
 
-# ``helios power``: what the nodes do, one cycle on them, and a person's word that a node is mended.
+# ``helios power``: states of the nodes, one control cycle on them, and the release of repaired nodes.
 
-power_commands = typer.Typer(no_args_is_help=True, help="Nodes: which sleep, which wake, and why.")
+power_commands = typer.Typer(no_args_is_help=True, help="Show which nodes sleep, and put nodes to sleep or wake them.")
 
 
 @power_commands.command("status", epilog="Example: helios power status --json")
 def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Show how many nodes are busy, idle and asleep, what Helios did about it, and what needs a person."""
+    """Show how many nodes are busy, idle and asleep.
+
+    Also what Helios did to them, and which need an administrator.
+    """
     from helios.app.explain_node import node_status  # noqa: PLC0415 - only where it is looked up
 
     found = node_status(Operations(configuration().settings, cluster=cluster).node_cycles)
@@ -346,9 +374,10 @@ def cycle(
     mode: As = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take one cycle on the nodes: look, forecast, decide, and say what would be changed. Nothing is written.
+    """Show or apply what one control cycle on the nodes would change.
 
-    With --apply the cycle is taken, in the modes that were set (helios mode).
+    Helios reads the nodes, forecasts how many will be needed and asks the services for changes. Without --apply nothing
+    is written. With --apply it makes the changes that the services' modes allow (helios mode).
     """
     if apply and mode is not None:
         raise UsageError(
@@ -371,12 +400,17 @@ def cycle(
 @power_commands.command("clear", epilog="Example: helios power clear gpu17")
 def clear(
     node: Annotated[
-        str | None, typer.Argument(help="The node that was mended; none: all of them, and protected mode ends.")
+        str | None,
+        typer.Argument(help="Name of the repaired node. Default: all nodes, which also ends protected mode."),
     ] = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say that a node which failed to wake was looked at, so that it may sleep again; without one, all of them."""
+    """Allow a node to sleep again after it failed to wake.
+
+    Use it once the node is repaired. Without a node it holds for all of them and ends protected mode, in which no node
+    is put to sleep because too many did not wake.
+    """
     cycles = Operations(configuration().settings, cluster=cluster).node_cycles
     before = cycles.remembered()
     if node is not None and node not in {*before.quarantined, *before.keep_off}:
@@ -438,12 +472,15 @@ def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str,
 
 # ``helios service``: what is installed.
 
-service_commands = typer.Typer(no_args_is_help=True, help="Services: what is installed, and with which options.")
+service_commands = typer.Typer(no_args_is_help=True, help="List the installed services and their options.")
 
 
 @service_commands.command("list", epilog="Example: helios service list")
 def list_(as_json: AsJson = False) -> None:
-    """List every installed service with its options; a broken one says why it is."""
+    """List every installed service with its options.
+
+    For a broken one it says why it cannot be used.
+    """
     configured = configuration().settings.services
     found = installed().values()
     table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""``helios energy``: what putting idle nodes to sleep would save, before anything sleeps."""
+"""Commands ``helios energy`` and ``helios forecast``, about putting idle nodes to sleep."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from helios.services.energy_saving import CesOptions
 
 
-commands = typer.Typer(no_args_is_help=True, help="What putting idle nodes to sleep would save.")
+commands = typer.Typer(no_args_is_help=True, help="Estimate what putting idle nodes to sleep would save.")
 
 
 MoreFiles = Annotated[
-    list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --series, to be added up.")
+    list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
 ]
 Series = Annotated[
     list[Path] | None,
-    typer.Option("--series", help="File with the columns time,active,total; several are added up."),
+    typer.Option("--series", help="File with the columns time,active,total. If repeated, all are added up."),
 ]
-Total = Annotated[float | None, typer.Option("--total", min=0, help="Nodes in service, where a series does not tell.")]
+Total = Annotated[float | None, typer.Option("--total", min=0, help="Nodes in service, if the series does not say.")]
 
 
 @commands.callback()
@@ -66,25 +66,32 @@ def whatif(
     machine: Machine,
     placement: Annotated[
         Literal["random", "spread", "packed"],
-        typer.Option("--placement", help="How jobs are put on nodes today; without weights it is near random."),
+        typer.Option(
+            "--placement", help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."
+        ),
     ] = "random",
     wake_ups: Annotated[
         float | None,
-        typer.Option("--wake-ups", min=0.01, help="Wake-ups a day you are willing to have; else the service's."),
+        typer.Option(
+            "--wake-ups", min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces."
+        ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Count from then on; what lies before is history. Else the last quarter."),
+        typer.Option(
+            "--from", help="Begin of the window. Earlier data is for training only. Default: the last quarter."
+        ),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Count up to then.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="End of the window.")] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what CES would save beside what needs no forecast: on a series of busy nodes, or on a cluster's own jobs.
+    """Estimate what the service ces would save, beside other policies.
 
-    The controls: always on; Slurm's idle timer at 10 and 30 minutes; the most of the last 3 h and 5 nodes; CES as
-    published, made causal; an oracle that knows the future. On jobs, packing too: alone, and with CES. Watts, prices
-    and times to boot are those of [energy] in the configuration. Nothing touches a cluster.
+    It uses a series of busy nodes, or a cluster's own jobs. The other policies are: nodes always on, Slurm's idle timer
+    at 10 and 30 minutes, the maximum of the last 3 h plus 5 nodes, the published rule of ces without knowledge of the
+    future, and an oracle that knows the future. On jobs, also node packing (with Slurm's idle timer, and with ces).
+    Watts, prices and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace or machine.nodes):
@@ -178,12 +185,12 @@ def _on_jobs(
 
 
 def ces_options(settings: Settings) -> CesOptions:
-    """Return the options of CES as the configuration has them.
+    """Return the configured options of the service ces.
 
     Raises
     ------
     ServiceInvalid
-        One is unknown, or has a value that does not do.
+        One is unknown, or has an invalid value.
     """
     from helios.services.energy_saving import Ces  # noqa: PLC0415 - numba takes a while
     from helios.services.registry import checked_options  # noqa: PLC0415 - as above
@@ -193,7 +200,10 @@ def ces_options(settings: Settings) -> CesOptions:
 
 
 def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_s: int) -> tuple[datetime, datetime]:
-    """Return the window that was asked for; without words, the last quarter of what there is."""
+    """Return the window that was asked for.
+
+    Default: the last quarter of the data.
+    """
     first, after = datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(after_s, UTC)
     since, until = asked
     if since and since >= (until or after):
@@ -209,7 +219,7 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
 # ``helios forecast``: how many nodes will be needed, and how good such forecasts are.
 
 forecast_commands = typer.Typer(
-    no_args_is_help=True, help="Forecast how many nodes will be needed, and judge the forecasts."
+    no_args_is_help=True, help="Forecast how many nodes will be needed, and evaluate the forecasts."
 )
 
 
@@ -229,26 +239,32 @@ def evaluate(
     series: Series = None,
     source: Source,
     partition: Annotated[
-        str | None, typer.Option("--partition", help="Only jobs of this partition; else of all, together.")
+        str | None,
+        typer.Option("--partition", help="Only jobs of this partition. Default: of all partitions together."),
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", help="Nodes: N, or PARTITION=N[,PARTITION=N...]; else as many as were ever busy."),
+        typer.Option(
+            "--nodes",
+            help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once.",
+        ),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    resource: Annotated[Literal["nodes", "gpus"], typer.Option("--resource", help="What is forecast.")] = "nodes",
+    resource: Annotated[Literal["nodes", "gpus"], typer.Option("--resource", help="Resource to forecast.")] = "nodes",
     total: Total = None,
     since: Annotated[
-        str | None, typer.Option("--from", help="Judge from then on; what lies before is history. Else the last third.")
+        str | None,
+        typer.Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last third."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Judge up to then.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="End of the window.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge forecasts of the nodes needed in 1, 3, 6 and 24 hours, beside rules that need no model.
+    """Evaluate forecasts of the nodes needed, beside baselines without a model.
 
-    At every 10-minute step of the window a forecast is made from what was known then, learned anew every day. The
-    rules: as now (persistence), the same hour last week, the most of the last 3 h; for the most nodes needed within the
-    next hours, now plus the empirical quantile of all rises so far.
+    Forecasts look 1, 3, 6 and 24 hours ahead. One is made at every 10-minute step of the window, from what was known
+    then. The model is trained again every day. The baselines are the present value (persistence), the same hour last
+    week, and the maximum of the last 3 h. For the maximum within the next hours, the baseline is the present value plus
+    the empirical quantile of all rises so far.
     """
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace):

@@ -1,4 +1,4 @@
-"""``helios why``: the question that every user asks."""
+"""Commands ``helios why`` and ``helios whatif explain``, which say why a job waits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from helios.simulate import Backfill
 
 
 def why_(
-    job: Annotated[str, typer.Argument(help="Job id, of an array 123 or 123_7; or the name of a node.")],
+    job: Annotated[str, typer.Argument(help="Job id, such as 123, or 123_7 of an array; or the name of a node.")],
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job waits: predicted run time, place in the queue, what Helios did, and the place without it.
+    """Say why a job waits, and what Helios did to it.
 
-    Works for jobs that run or are over too. Of a node it says what it does, what Helios did to it, and why.
+    Shows the job's predicted run time, its place in the queue, and its place without Helios. Works for jobs that run or
+    have ended, too. For a node it shows the state of the node, what Helios did to it, and why.
 
     Example: helios why 12345
     """
@@ -49,7 +50,7 @@ def why_(
     answer(node.to_json(), *node.parts(width=width()), as_json=as_json)
 
 
-# ``helios whatif explain``: one job's own story in a replay.
+# ``helios whatif explain``: the wait of one job in a replay.
 
 
 @expand
@@ -57,29 +58,35 @@ def explain_in_replay(
     *,
     context: typer.Context,
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Job id, of an array 123_7; 123-2 is the second run of a requeued job.")
+        str,
+        typer.Argument(
+            metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
+        ),
     ],
     source: Source,
     machine: Machine,
     window: Window,
     policy: Annotated[Policy, typer.Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
     backfill: Annotated[
-        Backfill, typer.Option("--backfill", help="What may pass a blocked job at the head of the queue.")
+        Backfill, typer.Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")
     ] = Backfill.EASY,
     estimates: Annotated[
-        str, typer.Option("--estimates", help="Run times backfill plans with: limit, SECONDS, predicted, true.")
+        str,
+        typer.Option("--estimates", help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true."),
     ] = "limit",
     run_times: Annotated[
-        RunTimes | None, typer.Option("--run-times", help="Run times that qssf and sjf order by: predicted or true.")
+        RunTimes | None,
+        typer.Option("--run-times", help="Run times that the policies qssf and sjf order by: predicted or true."),
     ] = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
     as_json: AsJson = False,
 ) -> None:
-    """Say why one job waited in a replay: behind whom, for what, and when it would have started in today's order.
+    """Say why one job waited in a replay.
 
-    Without --policy the replay is what a Slurm site has today (FIFO with EASY backfill by time limits); with another
-    order, the job's start under today's stands beside it. For a job that waits now, see helios why.
+    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is what a Slurm site has
+    today (FIFO with EASY backfill by time limits). With another policy, it also shows when the job would have started
+    in today's order. For a job that waits now, use helios why.
     """
     from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - only this command needs it
     from helios.cli.whatif import read_estimate  # noqa: PLC0415 - that module registers this command
@@ -105,7 +112,7 @@ def explain_in_replay(
 
 
 def add_to(commands: typer.Typer) -> None:
-    """Make this a command of ``commands``."""
+    """Add ``explain`` to ``commands``."""
     commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")(
         explain_in_replay
     )

@@ -1,4 +1,4 @@
-"""The command ``helios``: its nouns, and the commands that have none.
+"""The command ``helios`` and the list of all its commands.
 
 Helios' packages take a second to import (pandas, numba, SQLAlchemy). So only the module of the command that was typed
 is imported: whoever types ``helios pause`` does not wait for what trains models, nor does ``helios --help`` for
@@ -21,77 +21,82 @@ from helios import __version__
 from helios.cli.output import complain
 from helios.errors import HeliosError
 
-# Where each command is, and what the help says of it: a test holds these lines to what the commands say of themselves.
+# Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
 COMMANDS = {
-    "try": ("system:try_", "See Helios work on a made-up month of a GPU cluster: load, learn, replay, report."),
+    "try": ("system:try_", "Try Helios on a synthetic month of a GPU cluster."),
     "whatif": (
         "whatif:commands",
-        "Replay a cluster's own jobs under other queue policies, and say who gains and who pays.",
+        "Replay a cluster's jobs under other queue policies, and compare the waits.",
     ),
     "simulate": (
         "replay_services:simulate_",
-        "Let the real services act on a replay of a cluster's own jobs, and say what that would have done to the "
-        "waits.",
+        "Replay a cluster's jobs with services acting, and compare the waits.",
     ),
     "doctor": (
         "system:doctor_",
-        "Examine the cluster and Helios' own state, each finding with its hint. No job is touched.",
+        "Check the cluster and the state of Helios.",
     ),
     "why": (
         "job:why_",
-        "Say why a job waits: predicted run time, place in the queue, what Helios did, and the place without it.",
+        "Say why a job waits, and what Helios did to it.",
     ),
     "cycle": (
         "control:cycle_",
-        "Take one cycle: look at the queue, predict, decide, and say what would be changed. Nothing is written.",
+        "Show or apply what one control cycle on the jobs would change.",
     ),
-    "mode": ("control:mode_", "Say how far a service may go; it holds from the service's next cycle on."),
+    "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
     "pause": (
         "control:pause_",
-        "Stop Helios at once: revert everything it set, verify that, and do nothing until helios resume.",
+        "Stop Helios at once and revert everything it set.",
     ),
     "resume": (
         "control:resume_",
-        "Let Helios go on after helios pause, helios-release.sh, or a PAUSED file; modes are as they were.",
+        "Let Helios act again after a pause.",
     ),
     "nightly": (
         "control:nightly_",
-        "Do the nightly analysis once, for cron: read what came late, learn, report. It changes no job.",
+        "Run the nightly analysis once, for example from cron.",
     ),
     "daemon": (
         "system:daemon_",
-        "Read, decide and act in a rhythm, until SIGTERM: then revert what was set, verify it, and exit 0.",
+        "Run control cycles at regular intervals until SIGTERM.",
     ),
-    "trace": ("trace:commands", "Job history: load it, look at it."),
-    "model": ("model:commands", "Predict run times from history, and judge the prediction."),
-    "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and judge the forecasts."),
-    "db": ("trace:db_commands", "The warehouse's schema."),
-    "config": ("system:config_commands", "The settings in force and where each comes from."),
+    "trace": ("trace:commands", "Load and describe job history."),
+    "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
+    "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
+    "db": ("trace:db_commands", "Upgrade the database and grant access to it."),
+    "config": ("system:config_commands", "Show the settings in force, and where each comes from."),
     "report": (
         "report:commands",
-        "Who waits, who used what, how far off predictions are, what was decided; options as sacct's.",
+        "Report waits, usage, prediction errors and decisions, with options as in sacct.",
     ),
-    "service": ("control:service_commands", "Services: what is installed, and with which options."),
-    "energy": ("energy:commands", "What putting idle nodes to sleep would save."),
-    "power": ("control:power_commands", "Nodes: which sleep, which wake, and why."),
-    "hook": ("system:hook_commands", "The priority hook: job_submit.lua and its table."),
+    "service": ("control:service_commands", "List the installed services and their options."),
+    "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
+    "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
+    "hook": ("system:hook_commands", "Publish the table of the priority hook, job_submit.lua."),
 }
 
 RENAMED_COMMANDS = {"turn": "cycle", "rehearse": "simulate"}
 RENAMED_VERBS = {"power": {"turn": "run-cycle"}}
 RENAMED_OPTIONS = {"--office": "--domain"}
-"""Old names of commands, of verbs behind a noun, and of options, which go on for one release and are in no help."""
+"""Old names of commands, of their subcommands and of options.
+
+They are accepted for one release and are in no help.
+"""
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands: their names and help are known, the command itself is imported when it is run."""
+    """The group of all commands.
+
+    Their names and help are in ``COMMANDS``. A command itself is imported only when it is run.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name=name, help=told) for name, (_, told) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the command itself, and the arguments that are left for it."""
+        """Return the name, the command itself, and its arguments."""
         name, command, rest = super().resolve_command(ctx, [renamed(args[0], RENAMED_COMMANDS), *args[1:]])
         rest = [renamed(word, RENAMED_OPTIONS) for word in rest]
         if rest and name in RENAMED_VERBS:
@@ -100,7 +105,10 @@ class CommandGroup(TyperGroup):
 
 
 def renamed(word: str, names: Mapping[str, str]) -> str:
-    """Return the new name of an old command or option, and say so; any other word as it is."""
+    """Return the new name of an old command or option, and print a note.
+
+    Any other word is returned as it is.
+    """
     name, equals, value = word.partition("=")
     if name not in names:
         return word
@@ -109,7 +117,15 @@ def renamed(word: str, names: Mapping[str, str]) -> str:
 
 
 def imported(name: str) -> Any:
-    """Import the module of one of the ``COMMANDS`` and return the command, ready to be run or asked for its options."""
+    """Import the module of a command and return the command.
+
+    It is ready to be run or asked for its options.
+
+    Parameters
+    ----------
+    name : str
+        One of ``COMMANDS``.
+    """
     module, _, found = COMMANDS[name][0].partition(":")
     spoken = getattr(import_module(f"helios.cli.{module}"), found)
     if isinstance(spoken, typer.Typer):
@@ -124,7 +140,10 @@ def imported(name: str) -> Any:
 
 
 def _unwrap(command: Any) -> None:
-    """Let the terminal break the lines of a help text: Typer keeps those of the source from the second paragraph on."""
+    """Join the source lines of each paragraph of a help text.
+
+    The terminal wraps them. Typer would keep the source's line breaks from the second paragraph on.
+    """
     if command.help:
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help))
     for inner in getattr(command, "commands", {}).values():
@@ -140,8 +159,8 @@ def _print_version(asked: bool) -> None:
 application = typer.Typer(
     name="helios",
     cls=CommandGroup,
-    help="Learns from a Slurm GPU cluster's own history and acts on it, safely.",
-    epilog="See it work on a made-up month: helios try",
+    help="Learn from the job history of a Slurm GPU cluster, and act on the cluster safely.",
+    epilog="To try it on a synthetic month: helios try",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -159,7 +178,10 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; exit 0 done, 1 failed, 2 misused, 130 interrupted."""
+    """Run the command line.
+
+    Exit status: 0 done, 1 failed, 2 misused, 130 interrupted.
+    """
     try:
         application()
     except HeliosError as error:

@@ -1,4 +1,4 @@
-"""``helios model``: train a duration predictor, keep it, judge it."""
+"""Commands ``helios model``, which train, evaluate and promote run-time models."""
 
 from __future__ import annotations
 
@@ -27,21 +27,27 @@ from helios.report.models import (
 from helios.report.tables import evaluation_table
 from helios.warehouse import Warehouse
 
-# ``helios model list | compare | promote | rollback | nightly | drift``: which model is in charge, and why.
+# ``helios model list | compare | promote | rollback | nightly | drift``: which model is promoted, and why.
 
-commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and judge the prediction.")
+commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and evaluate the predictions.")
 
-ModelId = Annotated[str, typer.Argument(help="A model's id, as helios model list shows it.")]
-Why = Annotated[str, typer.Option("--why", help="Reason, kept with the decision.")]
-Days = Annotated[float | None, typer.Option("--days", min=0.5, help="Days to judge on; else model.judged_days.")]
+ModelId = Annotated[str, typer.Argument(help="Id of a model (see helios model list), or shrinkage.")]
+Why = Annotated[str, typer.Option("--why", help="Reason, recorded with the decision.")]
+Days = Annotated[
+    float | None,
+    typer.Option("--days", min=0.5, help="Number of last days to evaluate on. Default: setting model.judged_days."),
+]
 AsOf = Annotated[
-    str | None, typer.Option("--as-of", help="As if it were that day; jobs that ended later do not count.")
+    str | None, typer.Option("--as-of", help="Act as if it were this day, and ignore jobs that ended later.")
 ]
 
 
 @commands.command("list", epilog="Example: helios model list --cluster venus")
 def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """List the models kept for a cluster, newest first: what each learned from, how good it is, which is in charge."""
+    """List the models of a cluster, newest first.
+
+    Shows what each was trained on, how good it is, and which one is promoted.
+    """
     url, name = _site(cluster)
     listed, decided = model_registry.list_models(url, name), model_registry.describe_decisions(url, name)
     table = models_table(listed, decided, drift=model_registry.remembered_drift(url, name), width=width())
@@ -50,7 +56,10 @@ def list_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 @commands.command("decisions", epilog="Example: helios model decisions --json")
 def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """List every decision about the model in charge, oldest first, with its reason."""
+    """List every decision to promote, keep or roll back a model.
+
+    Oldest first, each with its reason.
+    """
     url, name = _site(cluster)
     told = model_registry.describe_decisions(url, name)
     lines = [
@@ -63,7 +72,11 @@ def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 @commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'looked at it'")
 def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
-    """Put a model in charge of its cluster; shrinkage in place of an id: none. The daemon's next cycle uses it."""
+    """Promote a model, so that predictions come from it.
+
+    The daemon uses it from its next cycle on. With shrinkage in place of an id no model is used, and predictions come
+    from averages over similar past jobs.
+    """
     url, name = _site(cluster)
     outcome = model_registry.promote(url, name, model_id, by=getpass.getuser(), why=why, now=datetime.now(UTC))
     answer(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
@@ -71,7 +84,10 @@ def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", a
 
 @commands.command("rollback", epilog="Example: helios model rollback --why 'waits have grown'")
 def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
-    """Put back in charge the model that was so before, and say which; again: the one before that."""
+    """Go back to the model that was promoted before.
+
+    Run it again to go back one more step. It says which model is promoted now.
+    """
     url, name = _site(cluster)
     outcome = model_registry.roll_back(url, name, by=getpass.getuser(), why=why, now=datetime.now(UTC))
     answer(outcome.to_json(), *outcome_text(outcome.to_json()), as_json=as_json)
@@ -79,14 +95,15 @@ def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = F
 
 @commands.command("compare", epilog="Example: helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b")
 def compare_(
-    first: Annotated[str, typer.Argument(help="A model's id.")],
-    second: Annotated[str, typer.Argument(help="Another's.")],
+    first: Annotated[str, typer.Argument(help="Id of a model.")],
+    second: Annotated[str, typer.Argument(help="Id of another model.")],
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge two models on the same jobs, which neither had learned from, beside the controls.
+    """Compare two models on jobs that neither was trained on.
 
-    Says "no difference" where chance alone explains it: campaigns make a thousand jobs one observation.
+    It also evaluates simple baselines. It says "no difference" where chance alone may explain one: many similar jobs of
+    one user count about as one observation.
     """
     url, name = _site(cluster)
     with progress_bars() as progress:
@@ -101,13 +118,14 @@ def nightly_(
     cluster: Cluster = None,
     days: Days = None,
     as_of: AsOf = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, but write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and compare, but write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train anew and promote the model only if it is better; else keep what is in charge, and say why.
+    """Train a new model and promote it only if it is better.
 
-    The nightly analysis does the same. Better: on the last days not worse beyond chance than the model in charge and
-    than shrinkage, neither in median log error nor in rank correlation.
+    Otherwise the promoted model stays, and the reason is recorded. The new model is better if, on the last days, it is
+    not worse beyond chance than the promoted model and than shrinkage (averages over similar past jobs), neither in
+    median log error nor in rank correlation. The nightly analysis (helios nightly) does the same.
     """
     url, name = _site(cluster)
     settings = configuration().settings.model
@@ -133,12 +151,15 @@ def nightly_(
 @commands.command("drift", epilog="Example: helios model drift --days 14")
 def drift_(
     cluster: Cluster = None,
-    model_id: Annotated[str | None, typer.Option("--model", help="A model's id; else the one in charge.")] = None,
+    model_id: Annotated[str | None, typer.Option("--model", help="Id of a model. Default: the promoted one.")] = None,
     days: Days = None,
     as_of: AsOf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether jobs still look as in training, and whether errors have grown, week by week beside shrinkage."""
+    """Show whether jobs and errors have changed since training.
+
+    Errors are shown week by week, beside those of shrinkage (averages over similar past jobs).
+    """
     url, name = _site(cluster)
     with progress_bars() as progress:
         history = model_registry.training_history(url, name, progress=progress)
@@ -164,24 +185,25 @@ def _site(cluster: str | None) -> tuple[str, str]:
 def train(
     cluster: Cluster = None,
     until: Annotated[
-        str | None, typer.Option("--until", help="Learn only from jobs that had ended before; else from all.")
+        str | None, typer.Option("--until", help="Train only on jobs that had ended before this time. Default: on all.")
     ] = None,
     dask: Annotated[
         str | None,
         typer.Option(
             "--dask",
-            help="Train on the workers of this Dask scheduler, as tcp://HOST:8786; else model.dask, else here.",
+            help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask.",
         ),
     ] = None,
     promote: Annotated[
-        bool, typer.Option("--promote", help="Put it in charge, whatever its backtest says and whatever is in charge.")
+        bool, typer.Option("--promote", help="Promote it, whatever its backtest says and whatever is promoted now.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a duration model on a loaded cluster and keep it in the warehouse.
+    """Train a run-time model on a loaded cluster and store it.
 
-    The first model takes charge if its backtest is ahead of the controls; a later one does not: helios model compare,
-    then promote. helios model nightly trains, judges and promotes in one go.
+    The first model of a cluster is promoted if its backtest is better than the baselines. A later one is only stored.
+    See how good it is with helios model compare, then use helios model promote. Or do all in one step with
+    helios model nightly.
     """
     settings = configuration().settings
     with progress_bars() as progress:
@@ -219,37 +241,42 @@ def evaluate(
     source: Source,
     train_until: Annotated[
         str | None,
-        typer.Option("--train-until", help="Train on what had ended by then, test on what was submitted since."),
+        typer.Option("--train-until", help="Train on jobs that had ended by this time, test on jobs submitted since."),
     ] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option("--test-fraction", help="Without a date: test on this last part, by submission order."),
+        typer.Option(
+            "--test-fraction",
+            help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction.",
+        ),
     ] = None,
-    gpu_only: Annotated[bool, typer.Option("--gpu-only", help="Judge GPU jobs alone.")] = False,
+    gpu_only: Annotated[bool, typer.Option("--gpu-only", help="Test on GPU jobs only.")] = False,
     value: Annotated[
-        bool, typer.Option("--value/--no-value", help="Also replay the judged jobs: what the order makes of the queue.")
+        bool, typer.Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
     ] = True,
     machine: Machine,
     promote_after: Annotated[
         str | None,
-        typer.Option("--promote-after", help="In the replay: bound on waiting (12h); else by the waits under FIFO."),
+        typer.Option(
+            "--promote-after", help="Wait bound in the replay, such as 12h. Default: from the waits under FIFO."
+        ),
     ] = None,
     refit_every: Annotated[
         str | None,
-        typer.Option("--refit-every", help="Grow the trees anew so often during the test, as the night does (7d)."),
+        typer.Option("--refit-every", help="Retrain this often during the test, such as 7d. Default: never."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge predicted run times on later jobs, beside the naive controls.
+    """Evaluate predicted run times on later jobs, beside simple baselines.
 
-    The controls: user_last (the user's last ended job), time_limit, size_only (median of that size), shrinkage (history
-    alone, nothing trained).
+    The baselines are user_last (run time of the user's last ended job), time_limit, size_only (median of jobs of that
+    size) and shrinkage (averages over similar past jobs, without training).
 
-    p10 and p90 are judged as a job would have got them at its submission: calibrated by what had ended by then.
+    p10 and p90 are as each job would have got them at its submission, calibrated by the jobs that had ended by then.
 
-    The judged jobs are also replayed on the machine of --nodes (else on one as large as their peak demand, where hardly
-    any job waits): by predicted service with EASY backfill, between FIFO with EASY, which a Slurm site has today, and
-    the order of true run times.
+    The tested jobs are also replayed on the nodes of --nodes. Without it there are as many as the peak demand, and
+    hardly any job waits. The order by predicted GPU seconds stands between FIFO, which a Slurm site has today, and the
+    order by true run times, all with EASY backfill.
     """
     if train_until is not None and test_fraction is not None:
         raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
@@ -282,20 +309,22 @@ def evaluate(
 @expand
 def explain_(
     *,
-    job: Annotated[str, typer.Argument(help="Job id, of an array 123 or 123_7.")],
+    job: Annotated[str, typer.Argument(help="Job id, such as 123, or 123_7 of an array.")],
     source: Source,
     model_id: Annotated[
-        str | None, typer.Option("--model", help="Explain by this model; else by the one of the job's day.")
+        str | None,
+        typer.Option("--model", help="Id of a model. Default: the newest trained before the job was submitted."),
     ] = None,
     restart: Annotated[
-        int | None, typer.Option("--restart", min=0, help="Which run of a requeued job, from 0; else the last.")
+        int | None,
+        typer.Option("--restart", min=0, help="Which run of a requeued job, counted from 0. Default: the last."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a job's run time is predicted as it is: step by step, and by the past jobs most like it.
+    """Explain a job's predicted run time step by step.
 
-    Works for jobs of the history, as it was known when they were submitted, and for jobs that wait or run now. Of a
-    trace file without --model, a model is trained on what had ended before the job.
+    Shows the past jobs most like it, too. Works for past jobs, from what was known at their submission, and for jobs
+    that wait or run now. For a trace file without --model, a model is trained on the jobs that had ended before.
     """
     from helios.app.explain_prediction import explain, kept_model, model_in_use, queue_at_submission  # noqa: PLC0415 - only this command needs it
     from helios.report.prediction import explanation_screen  # noqa: PLC0415 - as above

@@ -1,4 +1,4 @@
-"""Options that several commands share: how they are spelled, read and explained."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -39,46 +39,58 @@ class Oversized(StrEnum):
 
 
 Cluster = Annotated[
-    str | None, typer.Option("--cluster", help="Loaded cluster to use; needed only where several are loaded.")
+    str | None, typer.Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
     TraceFormat | None,
-    typer.Option("--format", help="Format of the file; recognised from its content if not given."),
+    typer.Option("--format", help="Format of the file. Default: detected from its content."),
 ]
 Timezone = Annotated[
     str | None,
-    typer.Option("--timezone", help="Time zone of times that carry none, as Asia/Shanghai; else ingest.timezone."),
+    typer.Option(
+        "--timezone",
+        help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone.",
+    ),
 ]
-Trace = Annotated[Path | None, typer.Option("--trace", help="Read this trace file instead of the warehouse.")]
-Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page here.")]
+Trace = Annotated[Path | None, typer.Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
+Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page to this file.")]
 
-# What a replay is made of, for every command that makes one.
+# Options of every command that makes a replay.
 Nodes = Annotated[
     str | None,
     typer.Option(
-        "--nodes", help="Nodes of each partition, as gpu=16,cpu=4; or N to pool all jobs. Else from the peak demand."
+        "--nodes",
+        help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
+        "Default: from the peak demand.",
     ),
 ]
 GpusPerNode = Annotated[
-    int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of a node; else whatif.gpus_per_node.")
+    int | None,
+    typer.Option("--gpus-per-node", min=1, help="GPUs of a node. Default: setting whatif.gpus_per_node."),
 ]
-Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from then on.")]
-Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted before then.")]
+Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from this time on.")]
+Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted before this time.")]
 WarmUp = Annotated[
     str | None,
-    typer.Option("--warm-up", help="Also replay this long before --from (7d), without counting it."),
+    typer.Option(
+        "--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."
+    ),
 ]
 OfResource = Annotated[
     Resource | None,
-    typer.Option("--resource", help="Replay GPUs or CPUs; GPUs where any job asks for one."),
+    typer.Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
 ]
 IfOversized = Annotated[
-    Oversized, typer.Option("--oversized", help="Jobs larger than their partition: fail, or skip them.")
+    Oversized,
+    typer.Option(
+        "--oversized",
+        help="If jobs are larger than their partition, stop with an error (fail) or leave them out (skip).",
+    ),
 ]
 PredictAgain = Annotated[
     str | None,
-    typer.Option("--predict-again", help="Predict what still waits again after so long, as 10min; or never."),
+    typer.Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never."),
 ]
 
 
@@ -141,9 +153,10 @@ Command = Callable[..., None]
 
 
 def expand(command: Command) -> Command:
-    """Replace each parameter that is a group of options by those options, as Typer wants them.
+    """Replace each parameter that is a group of options by those options.
 
-    A group is a dataclass such as :class:`Source`; the command is called with it filled in.
+    A group is a dataclass such as :class:`Source`. Typer sees its fields as options of their own, and the command is
+    called with the group filled in.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[Parameter] = []
@@ -172,7 +185,10 @@ def expand(command: Command) -> Command:
 
 
 def configuration() -> Configuration:
-    """Return the settings in force where the command was typed; who else could have written them is said once."""
+    """Return the settings in force in the current folder.
+
+    A warning about who else may have written them is printed once.
+    """
     found = load_configuration(environment=os.environ, folder=Path.cwd())
     _say_once(found.notes)
     return found
@@ -185,12 +201,12 @@ def _say_once(notes: tuple[str, ...]) -> None:
 
 
 def refuse_misplaced(context: typer.Context, *, write: str) -> None:
-    """Refuse options of the command above a subcommand, which would be passed over in silence.
+    """Refuse options before a subcommand, which would have no effect there.
 
     Parameters
     ----------
     write : str
-        How the subcommand is written, for the hint.
+        How to write the subcommand, for the hint.
 
     Raises
     ------
@@ -211,14 +227,19 @@ def refuse_misplaced(context: typer.Context, *, write: str) -> None:
 
 
 def named_timezone(option: str | None, settings: Configuration) -> str | None:
-    """Return the zone for times that carry none, where a person named one: the option, else the configuration."""
+    """Return the time zone that the option or else the configuration names.
+
+    It is for times without one. None: neither names one.
+    """
     if option is None and "ingest.timezone" in settings.origins:
         return settings.settings.ingest.timezone
     return option
 
 
 def moment(text: str | None, *, timezone: str) -> datetime | None:
-    """Read a date or time; one without a zone is in ``timezone``.
+    """Parse a date or time.
+
+    One without a zone is in ``timezone``.
 
     Raises
     ------
@@ -236,7 +257,9 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
 
 
 def duration(text: str | None) -> timedelta:
-    """Read a length of time as ``7d``, ``12h`` or ``90min``; None is zero.
+    """Parse a length of time such as ``7d``, ``12h`` or ``90min``.
+
+    None is zero.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""The screen: answers go to standard output, everything said on the way to standard error."""
+"""Output of the commands.
+
+Results go to standard output, everything else to standard error.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +29,33 @@ PLAIN_WIDTH = 160
 
 
 def _console(*, stderr: bool) -> Console:
-    """Return a console; piped output is wide, so that a table is never cut to fit an imagined terminal."""
+    """Return a console for standard output or standard error.
+
+    Piped output is wide, so that a table is never cut to fit an imagined terminal.
+    """
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def width() -> int:
-    """Return how many columns an answer may take."""
+    """Return how many columns a result may take."""
     return _console(stderr=False).width
 
 
 def show(*parts: RenderableType) -> None:
-    """Print the answer, for a person."""
+    """Print a result for a person."""
     console = _console(stderr=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
 
 
 def show_json(answer: Mapping[str, Any] | list[Any]) -> None:
-    """Print the answer, for a program."""
+    """Print a result as JSON."""
     sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False, default=str) + "\n")
 
 
 def answer(value: Any, *parts: RenderableType, as_json: bool) -> None:
-    """Print the answer, for a program or for a person."""
+    """Print a result, as JSON or for a person."""
     if as_json:
         show_json(value)
     else:
@@ -57,14 +63,14 @@ def answer(value: Any, *parts: RenderableType, as_json: bool) -> None:
 
 
 def say(*lines: str) -> None:
-    """Say something on the way, on standard error."""
+    """Print lines on standard error."""
     console = _console(stderr=True)
     for line in lines:
         console.print(escape(line), soft_wrap=True)
 
 
 def say_notes(notes: Iterable[str]) -> None:
-    """Say aloud what was assumed."""
+    """Print assumptions as notes on standard error."""
     say(*(f"note: {note}" for note in notes))
 
 
@@ -78,7 +84,10 @@ def complain(error: HeliosError) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[ProgressPort]:
-    """Draw one bar for each stage on a terminal; a line for each stage elsewhere."""
+    """Show a progress bar for each stage.
+
+    Without a terminal, a line for each stage.
+    """
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -105,7 +114,10 @@ class _Bars:
 
 
 class _Lines:
-    """Progress in a log file: each stage once when it begins, so that a stuck run shows where."""
+    """Progress as one line for each stage.
+
+    The line is printed when the stage begins, so that the log of a stuck run shows where.
+    """
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -127,7 +139,7 @@ def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> Renderab
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a report and say where it lies.
+    """Write a report and print its path.
 
     Raises
     ------

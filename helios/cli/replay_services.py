@@ -1,4 +1,4 @@
-"""``helios simulate``: let services act on a replay of your own history before they act on a cluster."""
+"""Command ``helios simulate``, which lets services act on a replay of a history."""
 
 from __future__ import annotations
 
@@ -40,15 +40,23 @@ def simulate_(
     *,
     service: Annotated[
         list[str] | None,
-        typer.Option("--service", help="Service to let act; several act together. Else those of the configuration."),
+        typer.Option(
+            "--service", help="Service that acts. If repeated, they act together. Default: the configured services."
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SERVICE.OPTION=VALUE, as in [services.SERVICE] of helios.toml; may be repeated."),
+        typer.Option(
+            "--set",
+            help="Set an option of a service: SERVICE.OPTION=VALUE, with the names of section services.SERVICE in "
+            "helios.toml. May be repeated.",
+        ),
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option("--every", help="Least time between two questions to a service (5min); else each its own."),
+        typer.Option(
+            "--every", help="Shortest time between two calls of a service, such as 5min. Default: each service's own."
+        ),
     ] = None,
     source: Source,
     machine: Machine,
@@ -59,11 +67,11 @@ def simulate_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the real services act on a replay of a cluster's own jobs, and say what that would have done to the waits.
+    """Replay a cluster's jobs with services acting, and compare the waits.
 
-    The replay begins from an empty cluster, run times are predicted from what had ended by then, and a service may set
-    what it may set live. Beside it stand the same jobs as the site runs them today, and fewest GPUs first, which needs
-    no model. Nothing touches a cluster.
+    It runs the code of the services that act live, with the same guards. The replay begins with an empty cluster, and
+    run times are predicted from the jobs that had ended by then. Two baselines stand beside it: the order that the site
+    has today, and fewest GPUs first, which needs no model. Nothing touches a cluster.
 
     Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
     """
@@ -104,21 +112,23 @@ def simulate_(
 
 
 def services_asked_for(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
-    """Return the services of these names, else those of the configuration, with its options and the given ones.
+    """Return the named services, else the configured ones.
+
+    Their options are those of the configuration and the given ones, which win.
 
     Parameters
     ----------
     names : list of str, optional
-        Each may name several by commas.
+        Each may hold several, separated by commas.
     options : list of str
-        As SERVICE.OPTION=VALUE, the value as TOML.
+        SERVICE.OPTION=VALUE, the value as TOML.
 
     Raises
     ------
     UsageError
-        An option is not understood, or names a service that is not asked for.
+        An option is not understood, or names a service that does not act.
     ServiceUnknown, ServiceInvalid
-        A service cannot be had as it is asked for.
+        A service is not installed, or cannot be built with its options.
     """
     chosen = [name.strip() for text in names or settings.services for name in text.split(",")]
     said = _said(options)
@@ -139,7 +149,7 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
 
 
 def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
-    """Read SERVICE.OPTION=VALUE, the value as TOML."""
+    """Parse SERVICE.OPTION=VALUE, the value as TOML."""
     said: dict[str, dict[str, Any]] = {}
     for text in options:
         key, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""``helios report``: what an admin asks of history and audit, in sacct's habits."""
+"""Commands ``helios report``, whose options are like those of sacct."""
 
 from __future__ import annotations
 
@@ -28,35 +28,39 @@ from helios.report.energy import fields_by as fields_of_energy
 
 commands = typer.Typer(
     no_args_is_help=True,
-    help="Who waits, who used what, how far off predictions are, what was decided; options as sacct's.",
+    help="Report waits, usage, prediction errors and decisions, with options as in sacct.",
 )
 
 
 Start = Annotated[
-    str | None, typer.Option("-S", "--starttime", help=f"Begin of the window ({WORDS}); else a week before the end.")
+    str | None,
+    typer.Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
 ]
-End = Annotated[str | None, typer.Option("-E", "--endtime", help="End of the window; else now.")]
-Services = Annotated[list[str] | None, typer.Option("--service", help="Only these services, by commas.")]
-Day = Annotated[str, typer.Option("--day", help="The day: yesterday, today, 2026-11-20.")]
+End = Annotated[str | None, typer.Option("-E", "--endtime", help="End of the window. Default: now.")]
+Services = Annotated[list[str] | None, typer.Option("--service", help="Only these services, separated by commas.")]
+Day = Annotated[str, typer.Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """Options that say whose jobs of which window are reported."""
+    """Options that select the jobs of a report."""
 
     cluster: Cluster = None
     start: Start = None
     end: End = None
-    user: Annotated[list[str] | None, typer.Option("-u", "--user", "--uid", help="Only these users, by commas.")] = None
+    user: Annotated[
+        list[str] | None, typer.Option("-u", "--user", "--uid", help="Only these users, separated by commas.")
+    ] = None
     account: Annotated[
-        list[str] | None, typer.Option("-A", "--account", "--accounts", help="Only these accounts, by commas.")
+        list[str] | None,
+        typer.Option("-A", "--account", "--accounts", help="Only these accounts, separated by commas."),
     ] = None
     partition: Annotated[
-        list[str] | None, typer.Option("-r", "--partition", help="Only these partitions, by commas.")
+        list[str] | None, typer.Option("-r", "--partition", help="Only these partitions, separated by commas.")
     ] = None
 
     def query(self) -> ReportQuery:
-        """Return what is asked of the warehouse."""
+        """Return the query of the report."""
         return _query(
             self.cluster,
             self.start,
@@ -69,21 +73,29 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Options that say how the answer is written."""
+    """Options for the layout of a report."""
 
     fields: Annotated[
-        str | None, typer.Option("-o", "--format", help="Fields by commas, as Field%width; to the left: Field%-width.")
+        str | None,
+        typer.Option(
+            "-o", "--format", help="Fields, separated by commas, as Field%width, or Field%-width to align left."
+        ),
     ] = None
-    noheader: Annotated[bool, typer.Option("-n", "--noheader", help="No header.")] = False
-    parsable: Annotated[bool, typer.Option("-p", "--parsable", help="Fields with | between and after them, uncut.")] = (
+    noheader: Annotated[bool, typer.Option("-n", "--noheader", help="Print no header.")] = False
+    parsable: Annotated[
+        bool, typer.Option("-p", "--parsable", help="Print whole fields with | between them and at the end.")
+    ] = False
+    parsable2: Annotated[bool, typer.Option("-P", "--parsable2", help="Print whole fields with | between them.")] = (
         False
     )
-    parsable2: Annotated[bool, typer.Option("-P", "--parsable2", help="Fields with | between them, uncut.")] = False
-    helpformat: Annotated[bool, typer.Option("-e", "--helpformat", help="List the fields and what they mean.")] = False
+    helpformat: Annotated[bool, typer.Option("-e", "--helpformat", help="List the fields with their meanings.")] = False
     json: AsJson = False
 
     def check(self, fields: Iterable[Field]) -> None:
-        """List the fields there are and end, if asked for, as in sacct without a database."""
+        """List the fields and exit, if asked to.
+
+        As with sacct, that needs no database.
+        """
         if self.helpformat:
             _print(listing(fields))
             raise typer.Exit
@@ -92,34 +104,46 @@ class Form:
 
 
 def _command(name: str, example: str) -> Callable[[Command], Command]:
-    """Make a function with groups of options a command."""
+    """Return a decorator that makes a function with groups of options a command."""
     return lambda command: commands.command(name, epilog=f"Example: helios report {example}")(expand(command))
 
 
 @_command("queue", "queue -S now-1days -r gpu")
 def queue(jobs: Jobs, form: Form) -> None:
-    """Show who waits now, or at -E, by partition and user; with -S the queue over time."""
+    """Show who waits, by partition and user.
+
+    Now, or at the time of -E. With -S, it shows the queue over time.
+    """
     form.check(NOW if jobs.start is None else OVER_TIME)
     _show(reports.queue_report(jobs.query()), form)
 
 
 @_command("users", "users -S 2026-11-01 -o User,Jobs,GPUHours,P95Wait -P")
 def users(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each user, of jobs submitted in the window."""
+    """Show jobs, hours, waits and failures of each user.
+
+    Counts the jobs submitted in the window.
+    """
     form.check(fields_by("user"))
     _show(reports.usage_report(jobs.query(), group="user"), form)
 
 
 @_command("accounts", "accounts -S now-4weeks")
 def accounts(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each account, of jobs submitted in the window."""
+    """Show jobs, hours, waits and failures of each account.
+
+    Counts the jobs submitted in the window.
+    """
     form.check(fields_by("account"))
     _show(reports.usage_report(jobs.query(), group="account"), form)
 
 
 @_command("partitions", "partitions -S today --json")
 def partitions(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each partition, of jobs submitted in the window."""
+    """Show jobs, hours, waits and failures of each partition.
+
+    Counts the jobs submitted in the window.
+    """
     form.check(fields_by("partition"))
     _show(reports.usage_report(jobs.query(), group="partition"), form)
 
@@ -130,11 +154,14 @@ def predictions(
     jobs: Jobs,
     by: Annotated[
         Literal["all", "source", "size", "day", "partition", "user"] | None,
-        typer.Option("--by", help="Group by this alone; else all, source, size and day."),
+        typer.Option("--by", help="Group by this only. Default: all, source, size and day."),
     ] = None,
     form: Form,
 ) -> None:
-    """Show how far off predicted run times were, beside a rule without a model: the user's last ended run."""
+    """Show how far off predicted run times were.
+
+    A rule without a model stands beside them: the run time of the user's last job that had ended.
+    """
     form.check(predictions_report.FIELDS)
     _show(reports.prediction_report(jobs.query(), by=by), form)
 
@@ -144,15 +171,23 @@ def decisions(
     *,
     jobs: Jobs,
     service: Services = None,
-    job_ids: Annotated[list[str] | None, typer.Option("-j", "--jobs", help="Only these jobs, by commas.")] = None,
-    result: Annotated[
-        list[str] | None, typer.Option("--result", help="Only these: done, would, refused, mismatch, failed, ...")
+    job_ids: Annotated[
+        list[str] | None, typer.Option("-j", "--jobs", help="Only these jobs, separated by commas.")
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option("--mode", help="Only these: shadow, canary, active.")] = None,
-    action: Annotated[list[str] | None, typer.Option("--action", help="Only these: Reorder, SoftLimit, ...")] = None,
+    result: Annotated[
+        list[str] | None,
+        typer.Option("--result", help="Only these results: done, would, refused, mismatch, failed, ..."),
+    ] = None,
+    mode: Annotated[list[str] | None, typer.Option("--mode", help="Only these modes: shadow, canary, active.")] = None,
+    action: Annotated[
+        list[str] | None, typer.Option("--action", help="Only these actions: Reorder, SoftLimit, ...")
+    ] = None,
     form: Form,
 ) -> None:
-    """Show the audit: what was decided when, for which job, why, and what came of it."""
+    """Show the audit log of decisions.
+
+    Each entry says what was decided, when, for which job or node, why, and with what result.
+    """
     form.check(decisions_report.LINES)
     found = reports.decision_report(
         jobs.query(),
@@ -169,7 +204,10 @@ def decisions(
 def services(
     *, cluster: Cluster = None, start: Start = None, end: End = None, service: Services = None, form: Form
 ) -> None:
-    """Show per service and day what it proposed, what came of it, and when and why Helios suspended."""
+    """Show what each service proposed, by day, and with what results.
+
+    Also in how many cycles Helios was suspended (it wrote nothing), and why.
+    """
     form.check(decisions_report.BY_SERVICE)
     _show(reports.service_report(_query(cluster, start, end), services=_split(service)), form)
 
@@ -180,19 +218,31 @@ def energy(
     cluster: Cluster = None,
     start: Annotated[
         str | None,
-        typer.Option("-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}); else a week before the end."),
+        typer.Option(
+            "-S",
+            "--starttime",
+            "--from",
+            help=f"Begin of the window ({WORDS}). Default: a week before the end.",
+        ),
     ] = None,
-    end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window; else now.")] = None,
+    end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,
     by: Annotated[
         Literal["day", "partition", "node"],
-        typer.Option("--by", help="A row for each: nodes of the same partitions and GPUs are one partition."),
+        typer.Option(
+            "--by",
+            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition.",
+        ),
     ] = "day",
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also draw it here: .png, or .html for a page with all of it.")
+        Path | None,
+        typer.Option("--plot", help="Also write a plot to this .png file, or the whole report to this .html file."),
     ] = None,
     form: Form,
 ) -> None:
-    """Show what nodes did and drew, what sleep saved against Slurm's idle timer, and what idle nodes cost."""
+    """Show the energy use of nodes, and what sleep saved.
+
+    Savings are against leaving all nodes on, and against Slurm's idle timer. It also shows what idle nodes cost.
+    """
     form.check(fields_of_energy(by))
     found = reports.energy_report(_query(cluster, start, end), energy=configuration().settings.energy, by=by)
     if plot is not None:
@@ -210,13 +260,19 @@ def shadow(
     cluster: Cluster = None,
     day: Day = "yesterday",
     nodes: Annotated[
-        str | None, typer.Option("--nodes", help="PARTITION=N[,PARTITION=N...]; else as the warehouse knows them.")
+        str | None,
+        typer.Option(
+            "--nodes", help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them."
+        ),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    most: Annotated[int, typer.Option("--most", min=0, help="Moved jobs to name.")] = 10,
+    most: Annotated[int, typer.Option("--most", min=0, help="Number of moved jobs to list.")] = 10,
     json: AsJson = False,
 ) -> None:
-    """Show what a day's shadow decisions would have changed, by replaying that day without and with them."""
+    """Estimate what a day's shadow decisions would have changed.
+
+    The day is replayed without and with them.
+    """
     machine = Machine(nodes=nodes, gpus_per_node=gpus_per_node).of(configuration().settings)
     name, found = reports.shadow_report(_query(cluster, None, None), day=day, **machine)
     if json:
@@ -233,11 +289,16 @@ def shadow(
 def nightly(
     cluster: Cluster = None,
     day: Day = "yesterday",
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where to; else report.folder.")] = None,
-    recipient: Annotated[str, typer.Option("--to", help="To whom the mail is addressed.")] = "root",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder to write to. Default: setting report.folder.")
+    ] = None,
+    recipient: Annotated[str, typer.Option("--to", help="Recipient of the mail.")] = "root",
     json: AsJson = False,
 ) -> None:
-    """Write the report of a day: an HTML page, a plain text, and a mail with both, ready for sendmail -t."""
+    """Write the report of a day as HTML page, text and mail.
+
+    The mail holds the text, with the page attached, and is ready for sendmail -t.
+    """
     from helios.app.nightly import nightly_pages  # noqa: PLC0415 - drawing takes a second to import
 
     settings = configuration().settings
@@ -288,7 +349,7 @@ def _split(given: list[str] | None) -> list[str]:
 
 
 def _show(answer: ReportTable, form: Form) -> None:
-    """Print the answer on standard output, and what to know about it on standard error."""
+    """Print a report on standard output, and its notes on standard error."""
     fields = chosen_fields(answer, form.fields)
     if form.json:
         show_json(as_json(answer))

@@ -1,4 +1,4 @@
-"""``helios doctor``: what must be so for Helios to act well, and what to do where it is not."""
+"""Commands ``helios doctor``, ``config``, ``daemon``, ``hook`` and ``try``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ COLOURS = {FindingLevel.OK: "green", FindingLevel.WARN: "yellow", FindingLevel.F
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Examine the cluster and Helios' own state, each finding with its hint. No job is touched.
+    """Check the cluster and the state of Helios.
 
-    Exit status 1 if something fails. Example: helios doctor
+    Each finding says what to do about it. No job is touched. The exit status is 1 if a check fails.
+
+    Example: helios doctor
     """
     found = diagnose(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     table = Table("", "Check", "Finding", box=None, pad_edge=False)
@@ -46,12 +48,15 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 # ``helios config``: the settings in force.
 
-config_commands = typer.Typer(no_args_is_help=True, help="The settings in force and where each comes from.")
+config_commands = typer.Typer(no_args_is_help=True, help="Show the settings in force, and where each comes from.")
 
 
 @config_commands.command("show", epilog="Example: HELIOS_DATABASE_URL=sqlite:///site.db helios config show")
 def show_settings(as_json: AsJson = False) -> None:
-    """Print every setting, its value, and where that came from: default, file or environment."""
+    """Print every setting, its value and its origin.
+
+    The origin is the default, a file or the environment.
+    """
     listing = configuration().listing()
     table = Table("Key", "Value", "From", "Meaning", box=None, pad_edge=False)
     for setting in listing:
@@ -59,26 +64,33 @@ def show_settings(as_json: AsJson = False) -> None:
     answer([asdict(setting) for setting in listing], table, as_json=as_json)
 
 
-# ``helios daemon``: the process that keeps time.
+# ``helios daemon``: the process that runs cycles at regular intervals.
 
 
 def daemon_(
     cluster: Cluster = None,
     nightly: Annotated[
         bool,
-        typer.Option("--nightly/--no-nightly", help="Also do the nightly analysis; no: a timer does (helios nightly)."),
+        typer.Option(
+            "--nightly/--no-nightly",
+            help="Also run the nightly analysis. Use --no-nightly if a timer runs helios nightly.",
+        ),
     ] = True,
     domain: Annotated[
         list[Domain] | None,
-        typer.Option("--domain", help="Act on jobs, or on nodes, only; else on whatever the services act on."),
+        typer.Option("--domain", help="Act only on jobs, or only on nodes. Default: on what the services act on."),
     ] = None,
     ingest: Annotated[
-        bool, typer.Option("--ingest/--no-ingest", help="Also read the accounting; no: another daemon does.")
+        bool,
+        typer.Option("--ingest/--no-ingest", help="Also read the accounting. Use --no-ingest if another daemon does."),
     ] = True,
 ) -> None:
-    """Read, decide and act in a rhythm, until SIGTERM: then revert what was set, verify it, and exit 0.
+    """Run control cycles at regular intervals until SIGTERM.
 
-    Log lines go to standard error. Example: HELIOS_DAEMON_LOGS=json helios daemon --no-nightly
+    It also reads new accounting records and runs the nightly analysis. On SIGTERM it reverts what it set, verifies the
+    revert and exits with status 0. Log lines go to standard error.
+
+    Example: HELIOS_DAEMON_LOGS=json helios daemon --no-nightly
     """
     from helios.app.operations import operations_for  # noqa: PLC0415 - it imports nearly everything
     from helios.daemon import run, start_logs  # noqa: PLC0415 - APScheduler is not needed by any other command
@@ -96,14 +108,15 @@ def daemon_(
 
 # ``helios hook``: the table of the priority hook.
 
-hook_commands = typer.Typer(no_args_is_help=True, help="The priority hook: job_submit.lua and its table.")
+hook_commands = typer.Typer(no_args_is_help=True, help="Publish the table of the priority hook, job_submit.lua.")
 
 
 @hook_commands.command("publish", epilog="Example: helios hook publish")
 def publish(cluster: Cluster = None) -> None:
-    """Publish the table that job_submit.lua looks jobs up in, in one step; the daemon does so by itself.
+    """Publish the table that job_submit.lua looks jobs up in.
 
-    Only what active services would do, and canaries by partition, stands in it. It needs hook.publish = true.
+    The old table is replaced in one step. The daemon publishes it, too. It holds only the changes of active
+    services, and of canaries by partition. The setting hook.publish must be true.
     """
     settings = configuration().settings
     if not settings.hook.publish:
@@ -115,14 +128,20 @@ def publish(cluster: Cluster = None) -> None:
 
 @hook_commands.command("retract", epilog="Example: helios hook retract")
 def retract_() -> None:
-    """Remove the table: jobs are submitted unchanged from now on."""
+    """Remove the table of the hook.
+
+    New jobs are then submitted unchanged.
+    """
     table = Operations(configuration().settings).state_folder / TABLE
     show(f"{table} was removed." if retract(table) else f"There is no table at {table}.")
 
 
 @hook_commands.command("show", epilog="Example: helios hook show --json")
 def show_table(as_json: AsJson = False) -> None:
-    """Show the table as the hook reads it; a damaged or old one is an error, as it is no table for the hook."""
+    """Show the table as the hook reads it.
+
+    A damaged or expired table is an error. The hook ignores such a table.
+    """
     table = read_table(Operations(configuration().settings).state_folder / TABLE, datetime.now(UTC))
     names = ("user", "partition", "gpus", "limit_min", "site_factor", "time_min")
     rows = [{name: getattr(row, name) for name in names} for row in table.rows.values()]
@@ -134,7 +153,7 @@ def show_table(as_json: AsJson = False) -> None:
         show(" ".join(f"{name}={'*' if value is None else value}" for name, value in row.items()))
 
 
-# ``helios try``: all of Helios once, on a made-up month.
+# ``helios try``: all of Helios once, on a synthetic month.
 
 
 NEXT_STEPS = (
@@ -149,18 +168,22 @@ NEXT_STEPS = (
 
 
 def try_(
-    folder: Annotated[Path, typer.Option("--folder", help="Where everything is put.")] = Path("helios-try"),
+    folder: Annotated[Path, typer.Option("--folder", help="Folder for everything that is written.")] = Path(
+        "helios-try"
+    ),
     profile: Annotated[
         Literal["venus", "earth", "saturn", "uranus"],
-        typer.Option("--profile", help="Cluster whose published figures the month is calibrated to."),
+        typer.Option("--profile", help="Cluster whose published figures the month resembles."),
     ] = "venus",
-    days: Annotated[int, typer.Option("--days", min=2, max=366, help="Days to make.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed makes the same month.")] = 0,
+    days: Annotated[int, typer.Option("--days", min=2, max=366, help="Number of days to generate.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """See Helios work on a made-up month of a GPU cluster: load, learn, replay, report.
+    """Try Helios on a synthetic month of a GPU cluster.
 
-    Nothing outside the folder is touched. Example: helios try --days 10 --folder /tmp/helios-try
+    It generates the jobs, trains a model, replays the queue and writes a report. Nothing outside the folder is touched.
+
+    Example: helios try --days 10 --folder /tmp/helios-try
     """
     from helios.app.demo import run_demo  # noqa: PLC0415 - it imports everything that trains, replays and draws
     from helios.report.tables import evaluation_table, whatif_table  # noqa: PLC0415 - as above

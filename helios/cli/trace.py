@@ -1,4 +1,4 @@
-"""``helios trace``: history files in, and what they hold."""
+"""Commands ``helios trace``, which load job history, and ``helios db``."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from helios.report.history import describe as describe_jobs
 from helios.report.tables import description_tables, load_table, rejects_table
 from helios.warehouse import LoadReport, Warehouse
 
-commands = typer.Typer(no_args_is_help=True, help="Job history: load it, look at it.")
+commands = typer.Typer(no_args_is_help=True, help="Load and describe job history.")
 
 LoadName = Annotated[
     str | None,
-    typer.Option("--cluster", help="Name to load under; else the one in the file, else the file's name."),
+    typer.Option("--cluster", help="Name of the cluster. Default: the one in the file, else the file's name."),
 ]
 
 
 @commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
 def load(
-    file: Annotated[Path, typer.Argument(help="Trace file, gzip or plain, of any format that --format takes.")],
+    file: Annotated[Path, typer.Argument(help="Trace file, gzip or plain, in one of the formats of --format.")],
     trace_format: Format = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load a job trace into the warehouse; loading again changes nothing.
+    """Load a job trace into the warehouse.
 
-    Rows that make no sense are counted by reason and kept, with their line, in the rejects table
+    Loading it again changes nothing. Invalid rows are counted by reason and stored with their line number
     (helios trace rejects).
     """
     settings = configuration()
@@ -65,15 +65,17 @@ def load(
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
 def sync(
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Refuse any other live cluster than this.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Refuse any live cluster but this one.")] = None,
     since: Annotated[
-        str | None, typer.Option("--from", help="Where the history begins (UTC); else history.start, else 30 days ago.")
+        str | None,
+        typer.Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read what is missing of the live cluster's history from its accounting, in bounded stretches.
+    """Read missing history from the live cluster's accounting.
 
-    Interrupted anywhere, the next run goes on. The daemon does the same every few minutes.
+    It reads limited periods one after the other. After an interruption, the next run goes on. The daemon does the same
+    every few minutes.
     """
     from helios.app.operations import Operations  # noqa: PLC0415 - everything that a live cluster takes
 
@@ -94,7 +96,10 @@ def describe(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a history holds: jobs, users, sizes, run times, states, the shape of the day."""
+    """Describe the jobs of a history.
+
+    Shows users, sizes, run times, end states, and how submissions spread over the day.
+    """
     with progress_bars() as progress:
         history = source.read(progress)
     description = describe_jobs(history.jobs, cluster=history.cluster, timezone=history.timezone)
@@ -109,10 +114,10 @@ def describe(
 @commands.command("rejects", epilog="Example: helios trace rejects --limit 20")
 def rejects(
     cluster: Cluster = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rows that made no sense, with their file, line and reason."""
+    """Show invalid rows of loaded files, with file, line and reason."""
     with Warehouse.open(configuration().settings.database.url) as warehouse:
         name = str(choose_cluster(warehouse, cluster)["name"])
         counts = warehouse.reject_counts(name)
@@ -134,7 +139,10 @@ def list_(as_json: AsJson = False) -> None:
 
 
 def load_answer(report: LoadReport) -> dict[str, Any]:
-    """Return a load report as the plain values that tables and JSON show; a file loaded before changes nothing."""
+    """Return the plain values of a load report, for tables and JSON.
+
+    A file that was loaded before changes nothing, and is reported so.
+    """
     known = report.jobs_new + report.jobs_updated + report.jobs_unchanged
     again = report.already_loaded
     return {
@@ -148,14 +156,17 @@ def load_answer(report: LoadReport) -> dict[str, Any]:
     }
 
 
-# ``helios db``: the warehouse's schema.
+# ``helios db``: schema and roles of the warehouse.
 
-db_commands = typer.Typer(no_args_is_help=True, help="The warehouse's schema.")
+db_commands = typer.Typer(no_args_is_help=True, help="Upgrade the database and grant access to it.")
 
 
 @db_commands.command("upgrade", epilog="Example: HELIOS_DATABASE_URL=postgresql://helios@db/helios helios db upgrade")
 def upgrade(as_json: AsJson = False) -> None:
-    """Bring the database to the schema of this version; an empty one is made."""
+    """Upgrade the database to the schema of this version.
+
+    An empty database gets its tables.
+    """
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         applied = warehouse.upgrade()
@@ -167,7 +178,7 @@ def upgrade(as_json: AsJson = False) -> None:
 
 @db_commands.command("status", epilog="Example: helios db status --json")
 def status(as_json: AsJson = False) -> None:
-    """Say which database is used, and which schema it has."""
+    """Show which database is used, and which schema it has."""
     url = configuration().settings.database.url
     with Warehouse.open(url, create=False) as warehouse:
         revision, head = warehouse.revision(), warehouse.head()
@@ -185,14 +196,15 @@ def status(as_json: AsJson = False) -> None:
     "grant", epilog="Example: helios db grant --jobs helios_jobs --nodes helios_nodes --reader helios_reader"
 )
 def grant(
-    jobs: Annotated[str, typer.Option(help="Role of the daemon that acts on jobs.")],
-    nodes: Annotated[str | None, typer.Option(help="Role of the daemon that acts on nodes.")] = None,
-    reader: Annotated[str | None, typer.Option(help="Role of people who only read.")] = None,
+    jobs: Annotated[str, typer.Option(help="PostgreSQL role of the daemon that acts on jobs.")],
+    nodes: Annotated[str | None, typer.Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
+    reader: Annotated[str | None, typer.Option(help="PostgreSQL role of people who only read.")] = None,
 ) -> None:
-    """Give each daemon's role in PostgreSQL what it needs and no more; run it as the owner of the tables.
+    """Grant the PostgreSQL role of each daemon the privileges it needs.
 
-    The role of the jobs cannot write what nodes are powered by, nor the other way round. Run it again after an upgrade,
-    and when a service that acts on nodes is configured.
+    It gets no others. The role for jobs cannot write the tables that control the power of nodes, and the role for nodes
+    cannot write those of jobs. Run it as the owner of the tables, again after an upgrade, and whenever you configure a
+    service that acts on nodes.
     """
     from helios.app.roles import grant_roles  # noqa: PLC0415 - an upgrade needs nothing of what it imports
 

@@ -1,4 +1,4 @@
-"""``helios whatif``: replay your own history under other queue policies."""
+"""Command ``helios whatif``, which replays a history under other queue policies."""
 
 from __future__ import annotations
 
@@ -60,22 +60,29 @@ def whatif_(
     window: Window,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "--policies", help=f"{', '.join(Policy)}; several by commas."),
+        typer.Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas."),
     ] = None,
     backfill: Annotated[
-        list[str] | None, typer.Option("--backfill", help=f"{', '.join(Backfill)}; several by commas.")
+        list[str] | None,
+        typer.Option("--backfill", help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas."),
     ] = None,
     estimates: Annotated[
         list[str] | None,
-        typer.Option("--estimates", help="Run times backfill plans with: limit, SECONDS, predicted, expected, true."),
+        typer.Option(
+            "--estimates",
+            help="Run times that backfill plans with: limit, SECONDS, predicted (p90), expected, true. Several by "
+            "commas.",
+        ),
     ] = None,
     run_times: Annotated[
         RunTimes | None,
-        typer.Option("--run-times", help="Run times that qssf and sjf order by: predicted or true."),
+        typer.Option("--run-times", help="Run times that the policies qssf and sjf order by: predicted or true."),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", help="POLICY.OPTION=VALUE, as balanced.share=0.8 or fifo.patience=12h; may be repeated."),
+        typer.Option(
+            "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as balanced.share=0.8. May be repeated."
+        ),
     ] = None,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
@@ -90,11 +97,12 @@ def whatif_(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a cluster's own jobs under other queue policies, and say who gains and who pays.
+    """Replay a cluster's jobs under other queue policies, and compare the waits.
 
-    Without --policy, --backfill and --estimates all controls are replayed: what a Slurm site has today (FIFO with
-    EASY backfill by time limits), strict FIFO, fewest GPUs first, QSSF with predictions, and oracles that know the true
-    run times. Nothing touches a cluster.
+    It says who would wait shorter and who longer. Without --policy, --backfill and --estimates it replays a default
+    set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict FIFO, fewest GPUs first, balanced,
+    QSSF (shortest predicted GPU seconds first), and oracles that know the true run times. Nothing touches a cluster.
+    For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
     """
@@ -167,7 +175,10 @@ def whatif_(
 def _refuse_contradictions(
     *, sweep: bool, of_one: Mapping[str, object], of_many: Mapping[str, object], repeat: int
 ) -> None:
-    """Refuse options that would be ignored: those of one what-if in a sweep, those of a sweep without one."""
+    """Refuse options that would be ignored.
+
+    In a sweep those of one what-if, without a sweep those of one.
+    """
     ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
     if ignored and sweep:
         raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", hint="Write it into the plan of --sweep.")
@@ -189,7 +200,13 @@ def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[C
 
 
 def read_estimate(word: str) -> Estimates:
-    """Read what ``--estimates`` says; raises UsageError."""
+    """Parse a value of ``--estimates``.
+
+    Raises
+    ------
+    UsageError
+        It is not understood.
+    """
     if word.isdecimal() and int(word) > 0:
         return int(word)
     try:

@@ -1,4 +1,4 @@
-"""``helios whatif slurm``: the cluster's own jobs under its own Slurm, as it is set up and otherwise."""
+"""Command ``helios whatif slurm``, which replays jobs under the rules of Slurm."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ def slurm(
     *,
     context: typer.Context,
     slurm_conf: Annotated[
-        Path, typer.Option("--slurm-conf", help="The site's slurm.conf, or what scontrol show config prints.")
+        Path, typer.Option("--slurm-conf", help="File with slurm.conf, or with the output of scontrol show config.")
     ],
-    qos: Annotated[Path | None, typer.Option("--qos", help="What sacctmgr show qos -P prints.")] = None,
+    qos: Annotated[Path | None, typer.Option("--qos", help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
-        typer.Option("--assoc", help="What sacctmgr show assoc tree -P prints; or sshare -a -l -P, with usage."),
+        typer.Option(
+            "--assoc",
+            help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too.",
+        ),
     ] = None,
     sinfo: Annotated[
         Path | None,
         typer.Option(
             "--sinfo",
-            help="What scontrol show node; scontrol show partition print; or sinfo -N -o '%N|%P|%c|%m|%G|%w'.",
+            help="File with the output of scontrol show node; scontrol show partition, "
+            "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'.",
         ),
     ] = None,
     source: Source,
@@ -38,23 +42,23 @@ def slurm(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Also replay with this line of slurm.conf, as PriorityWeightFairshare=0; repeatable."
+            "--set",
+            help="Also replay with this line of slurm.conf, such as PriorityWeightFairshare=0. May be repeated.",
         ),
     ] = None,
     service: Annotated[
         list[str] | None,
-        typer.Option(
-            "--service", help="Also replay with this service acting in cycles, as the configuration has it; repeatable."
-        ),
+        typer.Option("--service", help="Also replay with this service acting, as it is configured. May be repeated."),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a site's jobs under its own Slurm: as it is set up, ordered by Helios, and with other settings.
+    """Replay a site's jobs under the rules of its own Slurm.
 
-    Slurm's own rules are followed: multifactor priority and fair share, main and backfill passes, partitions that share
-    nodes, limits. Where the history has starts, the replay is held against them first: a replay that does not repeat
-    the past says nothing of what would have been. Nothing touches a cluster, and no Slurm is needed here.
+    It replays Slurm as it is set up, ordered by Helios, and with other settings. The rules are multifactor priority and
+    fair share, main and backfill passes, partitions that share nodes, and limits. If the history has start times, the
+    replay is compared with them. A replay that does not repeat the past says little about other settings. Nothing
+    touches a cluster, and no Slurm is needed here.
 
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
@@ -102,7 +106,7 @@ def slurm(
 
 
 def add_to(commands: typer.Typer) -> None:
-    """Make it a subcommand of ``helios whatif``."""
+    """Add ``slurm`` to ``commands``, those of ``helios whatif``."""
     commands.command("slurm")(slurm)
 
 
@@ -116,7 +120,10 @@ def _text(path: Path | None) -> str | None:
 
 
 def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite:
-    """Read a site with ``changes``; what is wrong now lies in them."""
+    """Read a site with ``changes``.
+
+    Without them it could be read, so an error names them.
+    """
     try:
         return read()
     except HeliosError as reason:

@@ -1,4 +1,4 @@
-"""``helios whatif --sweep``, and where many replays are made: what ``helios whatif`` does in other processes."""
+"""Sweeps, repeats and parallel replays of ``helios whatif``."""
 
 from __future__ import annotations
 
@@ -26,38 +26,48 @@ Repeat = Annotated[
     typer.Option(
         "--repeat",
         min=0,
-        help="Replay each plan on so many draws of whole weeks (days or arrivals in a short window), and say which "
-        "differences are more than chance; 20 do. 0: once, with intervals from the days of that one replay.",
+        help="Replay each scenario this often, each time with other random weeks of the window (days or arrivals in a "
+        "short window), to see which differences are more than chance. Use 20. 0: one replay, with intervals from its "
+        "own weeks or days.",
     ),
 ]
 RepeatOver = Annotated[
-    ResampledUnit | None, typer.Option("--repeat-over", help="Draw weeks, days or seeds (arrivals).")
+    ResampledUnit | None, typer.Option("--repeat-over", help="Repeat over random weeks, days or seeds (arrival times).")
 ]
 SweepFile = Annotated[
-    Path | None, typer.Option("--sweep", help="Replay all that this TOML file crosses; see docs/sweeps.md.")
+    Path | None,
+    typer.Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="Results of the sweep; a run that was stopped goes on from there.")
+    Path | None,
+    typer.Option(
+        "--out", help="File for the results of the sweep. After an interruption, the same command goes on from it."
+    ),
 ]
-Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the sweep's cells as CSV here.")]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the results of the sweep to this CSV file.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, help="Processes that replay, by Dask; 1: this one. Else all cores in a sweep, 1 otherwise."
+        "--workers",
+        min=1,
+        help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
     ),
 ]
 DaskAt = Annotated[
-    str | None, typer.Option("--dask", help="Replay on the workers of this Dask scheduler, or as jobs of: slurm.")
+    str | None,
+    typer.Option(
+        "--dask", help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."
+    ),
 ]
 
 
 def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None) -> Engine:
-    """Return where cells are replayed.
+    """Return what runs the replays.
 
     Raises
     ------
-    Misuse
-        Slurm's jobs are not described.
+    UsageError
+        The plan does not describe the Slurm jobs.
     """
     if dask != SLURM:
         return DaskScheduler(address=dask) if dask else Processes(workers=workers) if workers > 1 else run_here
@@ -71,7 +81,10 @@ def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None)
 
 
 def all_cores() -> int:
-    """Return the cores that this process may use; 1 where Dask is not installed to use more, which is said."""
+    """Return the number of cores that this process may use.
+
+    1 if Dask is not installed, with a note.
+    """
     cores = len(os.sched_getaffinity(0))
     if cores > 1 and find_spec("distributed") is None:
         say("note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores.")
@@ -89,12 +102,14 @@ def run_sweep(
     workers: int | None,
     progress: Progress,
 ) -> Sweep:
-    """Replay what ``path`` crosses; what it does not say is as ``base`` has it.
+    """Replay every combination of the plan in ``path``.
+
+    What the plan does not say is taken from ``base``.
 
     Raises
     ------
-    Misuse
-        The plan, or where results go, cannot be used.
+    UsageError
+        The plan cannot be used, or the results cannot be written.
     """
     plan = read_sweep_plan(path)
     asked = cross_options(plan, base=base, timezone=history.timezone)
@@ -108,11 +123,11 @@ def run_sweep(
 
 
 def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
-    """Show what a sweep found.
+    """Show the results of a sweep.
 
     Raises
     ------
-    Misuse
+    UsageError
         ``csv`` cannot be written.
     typer.Exit
         Cells failed.
