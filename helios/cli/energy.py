@@ -14,9 +14,9 @@ from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
     GpusPerNode,
+    HistoryOptions,
     Machine,
     Report,
-    Source,
     configuration,
     expand,
     moment,
@@ -62,7 +62,7 @@ def whatif(
     more: MoreFiles = None,
     series: Series = None,
     total: Total = None,
-    source: Source,
+    source: HistoryOptions,
     machine: Machine,
     placement: Annotated[
         Literal["random", "spread", "packed"],
@@ -237,7 +237,7 @@ def evaluate(
     *,
     more: MoreFiles = None,
     series: Series = None,
-    source: Source,
+    source: HistoryOptions,
     partition: Annotated[
         str | None,
         typer.Option("--partition", help="Only jobs of this partition. Default: of all partitions together."),

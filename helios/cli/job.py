@@ -13,12 +13,12 @@ from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
     Cluster,
+    HistoryOptions,
     IfOversized,
     Machine,
     OfResource,
     Oversized,
-    Source,
-    Window,
+    WindowOptions,
     configuration,
     expand,
     refuse_misplaced,
@@ -63,9 +63,9 @@ def explain_in_replay(
             metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
         ),
     ],
-    source: Source,
+    source: HistoryOptions,
     machine: Machine,
-    window: Window,
+    window: WindowOptions,
     policy: Annotated[Policy, typer.Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
     backfill: Annotated[
         Backfill, typer.Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")

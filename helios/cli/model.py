@@ -12,7 +12,7 @@ from helios.app import model_registry
 from helios.app.history import choose_cluster
 from helios.app.model_registry import SHRINKAGE, settle, training_history
 from helios.app.training import judge, learn
-from helios.cli.options import AsJson, Cluster, Machine, Source, configuration, duration, expand, moment
+from helios.cli.options import AsJson, Cluster, HistoryOptions, Machine, configuration, duration, expand, moment
 from helios.cli.output import answer, progress_bars, say_notes, width
 from helios.errors import UsageError
 from helios.report.models import (
@@ -238,7 +238,7 @@ def train(
 @expand
 def evaluate(
     *,
-    source: Source,
+    source: HistoryOptions,
     train_until: Annotated[
         str | None,
         typer.Option("--train-until", help="Train on jobs that had ended by this time, test on jobs submitted since."),
@@ -310,7 +310,7 @@ def evaluate(
 def explain_(
     *,
     job: Annotated[str, typer.Argument(help="Job id, such as 123, or 123_7 of an array.")],
-    source: Source,
+    source: HistoryOptions,
     model_id: Annotated[
         str | None,
         typer.Option("--model", help="Id of a model. Default: the newest trained before the job was submitted."),

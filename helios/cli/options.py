@@ -95,7 +95,7 @@ PredictAgain = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class HistoryOptions:
     """Options that say whose history is read."""
 
     cluster: Cluster = None
@@ -115,7 +115,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class WindowOptions:
     """Options that say which jobs are replayed."""
 
     since: Since = None
@@ -155,8 +155,8 @@ Command = Callable[..., None]
 def expand(command: Command) -> Command:
     """Replace each parameter that is a group of options by those options.
 
-    A group is a dataclass such as :class:`Source`. Typer sees its fields as options of their own, and the command is
-    called with the group filled in.
+    A group is a dataclass such as :class:`HistoryOptions`. Typer sees its fields as options of their own, and the
+    command is called with the group filled in.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[Parameter] = []

@@ -14,14 +14,14 @@ from helios.app.sweep import repredict_interval_s
 from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
     AsJson,
+    HistoryOptions,
     IfOversized,
     Machine,
     OfResource,
     Oversized,
     PredictAgain,
     Report,
-    Source,
-    Window,
+    WindowOptions,
     configuration,
     duration,
     expand,
@@ -58,9 +58,9 @@ def simulate_(
             "--every", help="Shortest time between two calls of a service, such as 5min. Default: each service's own."
         ),
     ] = None,
-    source: Source,
+    source: HistoryOptions,
     machine: Machine,
-    window: Window,
+    window: WindowOptions,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,

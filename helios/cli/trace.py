@@ -13,8 +13,8 @@ from helios.cli.options import (
     AsJson,
     Cluster,
     Format,
+    HistoryOptions,
     Report,
-    Source,
     Timezone,
     configuration,
     expand,
@@ -92,7 +92,7 @@ def sync(
 @expand
 def describe(
     *,
-    source: Source,
+    source: HistoryOptions,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:

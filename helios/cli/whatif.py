@@ -14,14 +14,14 @@ from helios.app.whatif import WhatIfRequest, whatif
 from helios.cli import job, whatif_slurm
 from helios.cli.options import (
     AsJson,
+    HistoryOptions,
     IfOversized,
     Machine,
     OfResource,
     Oversized,
     PredictAgain,
     Report,
-    Source,
-    Window,
+    WindowOptions,
     configuration,
     expand,
 )
@@ -55,9 +55,9 @@ commands = typer.Typer()  # its help is the callback's, with the example: a help
 def whatif_(
     *,
     context: typer.Context,
-    source: Source,
+    source: HistoryOptions,
     machine: Machine,
-    window: Window,
+    window: WindowOptions,
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas."),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from helios.cli.options import AsJson, Report, Source, Window, configuration, expand, refuse_misplaced
+from helios.cli.options import AsJson, HistoryOptions, Report, WindowOptions, configuration, expand, refuse_misplaced
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.errors import FileUnreadable, HeliosError, UsageError
 from helios.model import SlurmSite
@@ -37,8 +37,8 @@ def slurm(
             "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'.",
         ),
     ] = None,
-    source: Source,
-    window: Window,
+    source: HistoryOptions,
+    window: WindowOptions,
     settings: Annotated[
         list[str] | None,
         typer.Option(

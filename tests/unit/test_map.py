@@ -31,7 +31,7 @@ def test_the_page_walks_through_functions() -> None:
     assert sum(1 for _, name in NAMED if name) >= 20
 
 
-@pytest.mark.parametrize(("module", "name"), NAMED, ids=":".join)
+@pytest.mark.parametrize(("module", "name"), NAMED, ids=[":".join(named) for named in NAMED])
 def test_what_the_map_names_exists(module: str, name: str) -> None:
     assert (ROOT / module).exists()
     assert not name or name in names_in(ROOT / module)
