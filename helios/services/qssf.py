@@ -181,7 +181,7 @@ class QssfOptions:
 
 
 class Qssf:
-    """Start the jobs with the least predicted service first, and whoever has waited long before all of them.
+    """Start jobs with the least predicted service first, within a bound on waiting.
 
     The urgency of a job follows from its own predicted service (median run time x GPUs^``gpu_exponent``; a CPU job
     counts as one GPU) on a fixed logarithmic scale: 10 GPU-seconds give 0.9, 10^7 give -0.9. It does not depend on

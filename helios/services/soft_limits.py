@@ -61,7 +61,9 @@ class SoftLimitsOptions:
 
 
 class SoftLimits:
-    """Give pending jobs a soft limit from the upper end of their predicted run time; the hard limit stands.
+    """Give pending jobs a soft limit from their predicted run time.
+
+    It is the upper end of the prediction. The hard limit stays.
 
     A job gets one where its prediction comes from a model (not from a fallback for lack of history), its time limit is
     known and finite, it has no ``--time-min`` of its own, and planning with the bound instead of the limit saves at

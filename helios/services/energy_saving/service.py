@@ -254,7 +254,9 @@ LIKELY_HOURS = 6
 
 
 class Ces:
-    """Put surplus nodes to sleep and wake them ahead of need, within a risk and a number of wake-ups that a site sets.
+    """Put surplus nodes to sleep and wake them before they are needed.
+
+    The site sets the risk and the number of wake-ups.
 
     For each pool (nodes that can replace each other) the rule decides how many nodes are to be awake: at least the most
     that was needed recently and an upper quantile of future demand, with a reserve. Its thresholds are chosen again

@@ -1,0 +1,45 @@
+"""The first line of a docstring is one short sentence."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import helios
+
+ROOT = Path(helios.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+LONGEST = 15
+"""Words of a first line."""
+ROLE = re.compile(r":\w+:`|::")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.mark.parametrize("module", MODULES, ids=[str(module.relative_to(ROOT)) for module in MODULES])
+def test_first_lines_are_short_sentences(module: Path) -> None:
+    documented = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, DOCUMENTED)]
+    first_lines = [text.splitlines()[0] for node in documented if (text := ast.get_docstring(node))]
+    assert [line for line in first_lines if not is_short_sentence(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Return the jobs that may be reordered.", True),
+        ("Return what :class:`Change` records.", True),
+        ("Return the jobs: those that wait.", False),
+        ("Return the jobs; none if there are none.", False),
+        ("Return the jobs", False),
+        ("word " * LONGEST + "more.", False),
+    ],
+)
+def test_the_rule(line: str, expected: bool) -> None:
+    assert is_short_sentence(line) is expected
+
+
+def is_short_sentence(line: str) -> bool:
+    plain = ROLE.sub("", line)
+    return len(line.split()) <= LONGEST and ":" not in plain and ";" not in plain and line.endswith((".", "?", ")"))
