@@ -44,7 +44,7 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
-# Three on two processors: the tests of live clusters wait most of their time.
+# One for each of two processors.
 WORKERS ?= 2
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
