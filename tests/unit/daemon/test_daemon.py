@@ -109,17 +109,23 @@ def test_a_stop_waits_for_the_cycle_that_runs(tmp_path: Path) -> None:
     assert toys.called[-1] == "cycle was over: True"
 
 
-def test_a_cycle_that_never_ends_is_left_and_nothing_is_written_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
+def stopped_during(task: str, folder: Path) -> tuple[ToyChores, daemon_module.Ending]:
+    """Stop a daemon while ``task`` hangs; return what was called, and how it ended."""
     slow = Blocked()
-    toys = ToyChores(does={"cycle": slow})
-    living = a_daemon(toys, tmp_path)
+    toys = ToyChores(does={task: slow})
+    living = a_daemon(toys, folder)
     living.start()
     assert slow.entered.wait(PATIENCE_S)
     ending = living.stop(why="SIGTERM")
     slow.let_go()
+    return toys, ending
+
+
+def test_a_cycle_that_never_ends_is_left_and_nothing_is_written_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
+    toys, ending = stopped_during("cycle", tmp_path)
     assert (ending.code, ending.stuck) == (1, True)
     assert toys.count("release") == 0
     assert any("helios-release.sh" in record.getMessage() for record in caplog.records)
@@ -129,13 +135,7 @@ def test_nothing_is_taken_back_beside_a_table_that_is_being_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_module, "WRITER_S", 0.05)
-    slow = Blocked()
-    toys = ToyChores(does={"hook": slow})
-    living = a_daemon(toys, tmp_path)
-    living.start()
-    assert slow.entered.wait(PATIENCE_S)
-    ending = living.stop(why="SIGTERM")
-    slow.let_go()
+    toys, ending = stopped_during("hook", tmp_path)
     assert (ending.code, ending.stuck) == (1, True)
     assert toys.count("release") == 0
 
@@ -144,13 +144,7 @@ def test_a_reading_that_never_ends_is_left_behind_and_all_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_module, "READER_S", 0.05)
-    slow = Blocked()
-    toys = ToyChores(does={"ingest": slow})
-    living = a_daemon(toys, tmp_path)
-    living.start()
-    assert slow.entered.wait(PATIENCE_S)
-    ending = living.stop(why="SIGTERM")
-    slow.let_go()
+    toys, ending = stopped_during("ingest", tmp_path)
     assert (ending.code, ending.stuck) == (0, True)
     assert toys.count("release") == 1
 
