@@ -102,7 +102,7 @@ class Reorder:
 
 
 class Ranking(Reorder):
-    """:class:`Reorder` that computes ``order`` and ``reason`` when they are first read.
+    """``Reorder`` that computes ``order`` and ``reason`` when they are first read.
 
     It is given by rows of a snapshot. A replay asks a service for orders a hundred thousand times and reads no reason,
     so it saves the time to write them. To a reader it is a ``Reorder``: the two are equal where their contents are.
@@ -155,7 +155,7 @@ class Ranking(Reorder):
         return value
 
     def plain(self) -> Reorder:
-        """Return the same as a plain :class:`Reorder`."""
+        """Return the same as a plain ``Reorder``."""
         return Reorder(partition=self.partition, order=self.order, reason=self.reason)
 
     def __eq__(self, other: object) -> bool:

@@ -237,7 +237,7 @@ def package_fingerprint(history: LoadedHistory) -> str:
 
 
 def run_here(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-    """Replay the cells one after the other in this process, as an :class:`Engine`."""
+    """Replay the cells one after the other in this process, as an ``Engine``."""
     suspension = SweepWorker(history)
     for place, cell in enumerate(cells):
         yield FinishedRun(place, suspension.tell(cell))
@@ -345,7 +345,7 @@ JOIN_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """Local worker processes as an :class:`~helios.app.executors.Engine`.
+    """Local worker processes as an ``Engine``.
 
     There are ``workers`` of them, or fewer where there are fewer cells, with one thread each.
     """
@@ -378,7 +378,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskScheduler:
-    """Workers of a Dask scheduler as an :class:`~helios.app.executors.Engine`.
+    """Workers of a Dask scheduler as an ``Engine``.
 
     The scheduler is at ``address``. With ``join_s`` its first worker may take that long to join, s.
     """
@@ -405,7 +405,7 @@ class DaskScheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmExecutor:
-    """Slurm jobs as workers of an :class:`~helios.app.executors.Engine`.
+    """Slurm jobs as workers of an ``Engine``.
 
     They are submitted by dask-jobqueue, to the Slurm of the machine that this runs on.
 
@@ -504,8 +504,6 @@ def _spread(
     client: Client, history: LoadedHistory, cells: Sequence[SweepRun], address: str
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
-
-    pass
 
     fingerprint = package_fingerprint(history)
     client.register_plugin(WithHistory(history, fingerprint))

@@ -249,7 +249,7 @@ def _past_job(job: pd.Series[Any], past: SimilarJob) -> PastJob:
 
 
 def _request(job: pd.Series[Any]) -> dict[str, Any]:
-    """Return what a job requested, under the names of :class:`Explanation`.
+    """Return what a job requested, under the names of ``Explanation``.
 
     :class:`PastJob` has the same names.
     """

@@ -137,7 +137,7 @@ def load_history(
 
 
 def choose_cluster(warehouse: Warehouse, name: str | None) -> pd.Series:
-    """Return the row of :meth:`Warehouse.clusters` for a cluster name.
+    """Return the row of ``Warehouse.clusters`` for a cluster name.
 
     None stands for the only cluster.
 

@@ -146,7 +146,7 @@ class JobController:
             return self._kept(warehouse, report, seconds=time.monotonic() - began, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> CycleReport:
-        """Return what :meth:`cycle` would do now.
+        """Return what ``cycle`` would do now.
 
         Nothing is written: it runs on a shadow cluster and a read-only ledger.
 

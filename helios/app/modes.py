@@ -159,7 +159,7 @@ def not_paused(problems: Iterable[str]) -> HeliosError:
 
 
 def resume(url: str, cluster: str, folder: Path, *, now: datetime) -> None:
-    """Undo :func:`pause`.
+    """Undo ``pause``.
 
     Does nothing where Helios is not paused. What was reverted during the pause does not count as a person's decision,
     so that services may set it again.

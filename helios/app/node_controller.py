@@ -189,7 +189,7 @@ class NodeController:
             return self._kept(warehouse, report, taken_back=taken_back)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
-        """Return what :meth:`cycle` would do now.
+        """Return what ``cycle`` would do now.
 
         Nothing is written: it runs on shadow nodes and a read-only ledger.
 

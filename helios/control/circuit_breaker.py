@@ -76,7 +76,7 @@ class CircuitBreaker:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> CircuitBreaker:
-        """Read the values that :meth:`to_json` returned."""
+        """Read the values that ``to_json`` returned."""
         at = plain["opened_at"]
         return cls(bad_in_row=int(plain["bad_in_row"]), opened_at=datetime.fromisoformat(at) if at else None)
 
@@ -143,7 +143,7 @@ class ServiceSuspension:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> ServiceSuspension:
-        """Read the values that :meth:`to_json` returned."""
+        """Read the values that ``to_json`` returned."""
         return cls(
             faults={
                 name: Fault(

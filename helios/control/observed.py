@@ -56,7 +56,7 @@ class PendingJob:
         return self.urgency if setting is JobSetting.ORDER else self.soft_limit_s
 
     def readable(self, setting: JobSetting) -> bool:
-        """Return whether :meth:`value` is known for this setting."""
+        """Return whether ``value`` is known for this setting."""
         return self.eligible or setting is JobSetting.SOFT_LIMIT
 
     def carries(self, setting: JobSetting) -> bool:

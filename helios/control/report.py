@@ -80,7 +80,7 @@ class CycleReport:
 
 
 class CycleCounts(TypedDict, total=False):
-    """Sums of a snapshot, with names as in :class:`CycleReport`."""
+    """Sums of a snapshot, with names as in ``CycleReport``."""
 
     pending: int
     running: int
@@ -89,7 +89,7 @@ class CycleCounts(TypedDict, total=False):
 
 
 def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
-    """Return the jobs and GPUs of a snapshot, named as in :class:`CycleReport`.
+    """Return the jobs and GPUs of a snapshot, named as in ``CycleReport``.
 
     It is empty without a snapshot.
     """
@@ -168,7 +168,7 @@ class NodeCycleReport:
 
 
 class NodeCycleCounts(TypedDict, total=False):
-    """Sums of a snapshot of nodes, with names as in :class:`NodeCycleReport`."""
+    """Sums of a snapshot of nodes, with names as in ``NodeCycleReport``."""
 
     taken_at: Required[datetime]
     nodes: Mapping[NodePower, int]

@@ -85,7 +85,7 @@ class ControllerState:
 
     @classmethod
     def from_json(cls, text: str) -> ControllerState:
-        """Return the state that :meth:`to_json` wrote.
+        """Return the state that ``to_json`` wrote.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class NodeControllerState:
 
     @classmethod
     def from_json(cls, text: str) -> NodeControllerState:
-        """Return the state that :meth:`to_json` wrote.
+        """Return the state that ``to_json`` wrote.
 
         Raises
         ------

@@ -120,7 +120,7 @@ def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float6
 
 
 def job_states(texts: pa.Array) -> tuple[pd.Categorical, Mask]:
-    """Return the :class:`JobState` of each text, and where there is none.
+    """Return the ``JobState`` of each text, and where there is none.
 
     Names and Slurm's short codes are read, also with a user behind them (``CANCELLED by 42``).
     """

@@ -143,7 +143,7 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFile:
-    """A history file as a :class:`helios.ports.Source`.
+    """A history file as a ``Source``.
 
     Attributes
     ----------

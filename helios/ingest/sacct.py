@@ -207,7 +207,7 @@ def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
 
 
 def fields_wanted(reading: FileReading) -> list[str]:
-    """Return the fields that :func:`translate` reads."""
+    """Return the fields that ``translate`` reads."""
     wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
     return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 

@@ -121,7 +121,7 @@ class Snapshot:
 
 
 def plain_values(column: pd.Series[Any]) -> NDArray[Any]:
-    """Return a declared column as :meth:`Snapshot.pending_values` gives it."""
+    """Return a declared column as ``Snapshot.pending_values`` gives it."""
     if isinstance(column.dtype, np.dtype):
         return column.to_numpy()
     if isinstance(column.dtype, pd.DatetimeTZDtype):

@@ -126,7 +126,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Comparison:
-        """Return the comparison that :meth:`to_json` wrote.
+        """Return the comparison that ``to_json`` wrote.
 
         Raises ValueError for other values.
         """

@@ -51,7 +51,7 @@ _RESTART = "Restart the workers that are left, since they may still be waiting f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskTrainer:
-    """:class:`helios.predict.duration.Trainer` on the workers of a Dask cluster.
+    """``Trainer`` on the workers of a Dask cluster.
 
     The same seed gives trees close to those trained locally, but not the same ones; see docs/experiments.md.
 

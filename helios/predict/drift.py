@@ -95,7 +95,7 @@ class Inputs:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Inputs:
-        """Return the summary that :meth:`to_json` wrote.
+        """Return the summary that ``to_json`` wrote.
 
         Raises ValueError for other values.
         """

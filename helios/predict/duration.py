@@ -300,7 +300,7 @@ def train_on(
     progress: Progress = no_progress,
     trainer: Trainer = train_locally,
 ) -> DurationModel:
-    """Train a model as :func:`train`, from features that were computed before."""
+    """Train a model as ``train``, from features that were computed before."""
     until_s = NEVER_S if until is None else int(np.ceil(until.timestamp()))
     ended = _ended_before(table, until_s)
     refuse_too_few(len(ended), until)
@@ -353,7 +353,7 @@ def refit(
 def _fit_rows(
     table: JobTable, known: FeaturesAtStart, ended: NDArray[np.int64], *, until: datetime, **options: Any
 ) -> DurationModel:
-    """Train on the jobs ``ended`` of a table, as :func:`fit` does."""
+    """Train on the jobs ``ended`` of a table, as ``fit`` does."""
     return fit(
         ended,
         features=known.at_submission,

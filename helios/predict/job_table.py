@@ -82,17 +82,17 @@ class Coding(Protocol):
 
 
 class FrameCoding:
-    """:class:`Coding` of a single frame.
+    """``Coding`` of a single frame.
 
     It is sufficient for whole histories.
     """
 
     def codes(self, name: str, column: Any) -> NDArray[np.int32]:  # noqa: ARG002 - the frame's own codes will do
-        """See :class:`Coding`."""
+        """See ``Coding``."""
         return np.asarray(column.codes, dtype=np.int32)
 
     def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
-        """See :class:`Coding`."""
+        """See ``Coding``."""
         codes, uniques = pd.factorize(names)
         stems = pd.Series(uniques, dtype="str").str.replace(_DIGITS, "", regex=True)
         # The last entry is for the code -1 of a missing name.
@@ -496,7 +496,7 @@ class Codes:
 
 
 class Categories:
-    """Growing :class:`helios.predict.job_table.Coding` with group numbers.
+    """Growing ``Coding`` with group numbers.
 
     Old values and old groups keep their numbers. Groups of all levels share one numbering, from 0.
     """
@@ -527,7 +527,7 @@ class Categories:
         return other
 
     def codes(self, name: str, column: Any) -> NDArray[np.int32]:
-        """See :class:`helios.predict.job_table.Coding`."""
+        """See ``Coding``."""
         texts = self._texts_of(column.categories)
         numbers = self._columns.setdefault(name, Codes())
         if len(column) > len(texts):
@@ -551,7 +551,7 @@ class Categories:
         return kept[1]
 
     def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
-        """See :class:`helios.predict.job_table.Coding`."""
+        """See ``Coding``."""
         texts = names.tolist()
         known = np.array([isinstance(text, str) for text in texts], dtype=np.bool_)
         named = [text for text in texts if isinstance(text, str)]

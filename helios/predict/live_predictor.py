@@ -232,7 +232,7 @@ _NOBODY = Events(
 
 
 class OnlineStats:
-    """:class:`helios.predict.causal_stats.CausalStats` that grows with new groups.
+    """``CausalStats`` that grows with new groups.
 
     It has ended jobs only.
     """

@@ -201,7 +201,7 @@ def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
 
 
 def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return arrays as plain values, from which :func:`arrays_in` restores them.
+    """Return arrays as plain values, from which ``arrays_in`` restores them.
 
     Arrays of floats or integers are restored exactly.
     """
@@ -212,7 +212,7 @@ def stored_arrays(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def arrays_in(stored: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays that :func:`stored_arrays` was given.
+    """Return the arrays that ``stored_arrays`` was given.
 
     Raises
     ------

@@ -114,7 +114,7 @@ def read_trees(text: str, *, features: Sequence[str] | None = None) -> list[Tree
 
 
 def trees_alone(text: str) -> str:
-    """Return the part of a model's text that :func:`read_trees` checks.
+    """Return the part of a model's text that ``read_trees`` checks.
 
     It is a valid model too.
     """

@@ -52,7 +52,7 @@ class UserLast:
 
 
 class ReplayTrainedPredictor:
-    """:class:`helios.ports.ReplayPredictor` that learns during the replay.
+    """``ReplayPredictor`` that learns during the replay.
 
     It begins with ``model``, or with shrinkage without a model. With ``refit`` it trains anew when ``FIRST_FIT_JOBS``
     jobs have ended (those of ``history`` included), and at every doubling after. With ``refit_every_s`` it also does so

@@ -106,7 +106,7 @@ class BacklogBound:
         )
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Run the replay as :func:`helios.simulate.core.events.run` does, updating the bound."""
+        """Run the replay as ``run`` does, updating the bound."""
         while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
             next_s = int(state.clock["next_s"][0])
             if next_s >= until_s or next_s < self._due_s:

@@ -288,7 +288,7 @@ _TERMS = ValueMapping(
 
 
 class SimCluster:
-    """Simulated :class:`helios.ports.Cluster` and :class:`helios.ports.NodeCluster` in a workload's timeline.
+    """Simulated ``Cluster`` and ``NodeCluster`` in a workload's timeline.
 
     At the moment that :meth:`advance` goes to, jobs end and arrive, and the scheduling pass waits until time goes on. A
     service that reads and acts there is as quick as a policy built into the scheduler.

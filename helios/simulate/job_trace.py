@@ -113,7 +113,7 @@ class JobTrace:
         self._told = np.array([job, 0, 0, 0, 0], dtype=np.int64)
 
     def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Run the replay as :func:`helios.simulate.core.events.run` does, taking notes."""
+        """Run the replay as ``run`` does, taking notes."""
         told, reached = self._told, _FULL
         told[BUDGET] = budget
         while reached == _FULL:

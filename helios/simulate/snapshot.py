@@ -90,7 +90,7 @@ class QueueFacts:
         return made
 
     def values(self, name: str, jobs: Jobs) -> NDArray[Any]:
-        """Return one column for ``jobs``, as :meth:`helios.model.Snapshot.pending_values` does."""
+        """Return one column for ``jobs``, as ``pending_values`` does."""
         if name not in self._plain:
             self._plain[name] = plain_values(pd.Series(self._typed[name]))
         return self._plain[name].take(jobs)
@@ -122,7 +122,7 @@ class PendingRows:
         return self.facts.frame(self.jobs, own)
 
     def values(self, name: str) -> NDArray[Any]:
-        """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
+        """Return one column, as ``pending_values`` does."""
         if name == "longest_backlog_s":
             return np.full(len(self.jobs), self.longest_backlog_s)
         column = _OWN[name](self) if name in _OWN else None

@@ -17,7 +17,7 @@ from helios.simulate.snapshot import Jobs, LazySnapshot, PendingRows, Prediction
 
 
 class StopPoint(NamedTuple):
-    """Moment at which a :class:`SteppableReplay` stopped.
+    """Moment at which a ``SteppableReplay`` stopped.
 
     Attributes
     ----------

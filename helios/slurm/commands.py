@@ -42,7 +42,7 @@ UNANSWERED = "scontrol ended before it came to this change: not known whether it
 
 
 class CommandsBackend(Backend):
-    """:class:`~helios.slurm.backend.Backend` over ``squeue`` and ``scontrol``.
+    """``Backend`` over ``squeue`` and ``scontrol``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm as a :class:`helios.ports.Cluster`.
+"""Jobs of a real Slurm as a ``Cluster``.
 
 Every decision is made from what is read at that moment, never from what was written before, and every write is read
 back. A change that Slurm accepted and that is not visible afterwards is a mismatch, not a success: before 26.05.3 a
@@ -179,7 +179,7 @@ def now() -> datetime:
 
 
 class SlurmCluster:
-    """:class:`helios.ports.Cluster` over a backend for Slurm.
+    """``Cluster`` over a backend for Slurm.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Nodes of a real Slurm as a :class:`helios.ports.NodeCluster`.
+"""Nodes of a real Slurm as a ``NodeCluster``.
 
 Every decision is made from what is read right before, and every write is read back. A job may still be started on a
 node between the last reading and the write. Slurm then lets it run to its end before the node sleeps, and the outcome
@@ -323,7 +323,7 @@ def _weight(text: str) -> int | None:
 
 
 class SlurmNodes:
-    """:class:`helios.ports.NodeCluster` over a backend for Slurm.
+    """``NodeCluster`` over a backend for Slurm.
 
     Parameters
     ----------

@@ -249,7 +249,7 @@ class Versions:
 
 
 class PyslurmBackend(Backend):
-    """:class:`~helios.slurm.backend.Backend` over pyslurm.
+    """``Backend`` over pyslurm.
 
     The worker starts with the first call. Calls from several threads wait for each other.
 

@@ -48,7 +48,7 @@ class MachineCounts:
     _waiting: list[ConfLine] = field(default_factory=list)
 
     def take(self, line: ConfLine) -> None:
-        """Read a ``NodeName`` line, and keep any other line for :meth:`finish`.
+        """Read a ``NodeName`` line, and keep any other line for ``finish``.
 
         Raises
         ------

@@ -23,7 +23,7 @@ Make = Callable[[], Cluster]
 
 
 def check_cluster(make: Make) -> None:
-    """Check that a cluster keeps the contract of :class:`helios.ports.Cluster`.
+    """Check that a cluster keeps the contract of ``Cluster``.
 
     Parameters
     ----------

@@ -328,7 +328,7 @@ Make = Callable[[], Service]
 
 
 def check_service(service: type[Any] | Service) -> None:
-    """Check that a service keeps the contract of :class:`helios.ports.Service`.
+    """Check that a service keeps the contract of ``Service``.
 
     It is called with an empty cluster, an ordinary queue, one without predictions, one where all that can be missing is
     missing, hostile texts, extreme numbers and 5,000 jobs. It must answer the same twice, whatever it was called with
@@ -380,7 +380,7 @@ def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: b
 
 
 def situations() -> Iterator[tuple[str, Snapshot]]:
-    """Yield the snapshots that :func:`check_service` tries, each with a title."""
+    """Yield the snapshots that ``check_service`` tries, each with a title."""
     yield "a cluster without jobs or nodes", a_snapshot(nodes=[])
     yield "an ordinary queue", _ordinary()
     yield "a queue at night", _ordinary(at=NOON + timedelta(hours=14))

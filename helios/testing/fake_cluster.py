@@ -53,7 +53,7 @@ class _Faults:
 
 
 class FakeCluster:
-    """Fake :class:`helios.ports.Cluster` in memory.
+    """Fake ``Cluster`` in memory.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class FakeCluster:
         self._faults.refused[job_id] = answer
 
     def crash_after(self, *, writes: int) -> None:
-        """Raise :class:`Crash` in ``apply`` after ``writes`` more writes.
+        """Raise ``Crash`` in ``apply`` after ``writes`` more writes.
 
         It is raised once, at the write that follows them.
         """
@@ -430,7 +430,7 @@ def _value(job: _Job, setting: JobSetting) -> int:
 
 
 class FakeLedger:
-    """Fake :class:`helios.ports.Ledger` in memory.
+    """Fake ``Ledger`` in memory.
 
     Parameters
     ----------
@@ -475,7 +475,7 @@ class FakeLedger:
         self._failing, self._well_until_failing = times, after
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
-        """Take or renew the lease, as :class:`helios.ports.Ledger` says."""
+        """Take or renew the lease, as ``Ledger`` says."""
         self._answer()
         if self.holder not in {None, holder} and self._until is not None and now < self._until:
             self._until = min(self._until, now + max(lasts, LONGEST_LEASE))

@@ -339,7 +339,7 @@ class PoweredNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerDownSeen:
-    """A node's state when it was powered down through :meth:`FakeNodes.steer`.
+    """A node's state when it was powered down through ``FakeNodes.steer``.
 
     Attributes
     ----------
@@ -363,7 +363,7 @@ class PowerDownSeen:
 
 
 class FakeNodes(PoweredNodes):
-    """Fake :class:`helios.ports.NodeCluster` in memory, where jobs hold whole nodes.
+    """Fake ``NodeCluster`` in memory, where jobs hold whole nodes.
 
     Parameters
     ----------
@@ -436,7 +436,7 @@ class FakeNodes(PoweredNodes):
         self._refused[node] = answer
 
     def crash_after(self, *, writes: int | None) -> None:
-        """Raise :class:`Crash` in ``steer`` after ``writes`` more writes.
+        """Raise ``Crash`` in ``steer`` after ``writes`` more writes.
 
         It is raised once, at the write that follows them. None cancels it.
         """

@@ -130,7 +130,7 @@ READ_BLOCK_BYTES = 4 << 20
 
 
 class PostgresBulk:
-    """Bulk transport for PostgreSQL (see :class:`Bulk`)."""
+    """Bulk transport for PostgreSQL (see ``Bulk``)."""
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
@@ -273,7 +273,7 @@ ROWS_AT_A_TIME = 1_000
 
 
 class SqliteBulk:
-    """Bulk transport for SQLite (see :class:`Bulk`)."""
+    """Bulk transport for SQLite (see ``Bulk``)."""
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.

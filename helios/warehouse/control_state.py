@@ -30,7 +30,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class SqlLedger:
-    """A :class:`helios.ports.Ledger` in the database.
+    """A ``Ledger`` in the database.
 
     :meth:`helios.warehouse.Warehouse.ledger` makes it. Each domain has its own lease, fencing tokens and applied
     changes. All domains write to one audit log.
@@ -46,7 +46,7 @@ class SqlLedger:
                 self._cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
-        """Take or renew the writer's lease, as :class:`helios.ports.Ledger` says.
+        """Take or renew the writer's lease, as ``Ledger`` says.
 
         An expired lease that nobody else took can be renewed by its last holder, under the same token. An end that is
         further ahead than any lease lasts was written by a wrong clock. It is moved to the latest end that is possible

@@ -79,7 +79,7 @@ def shown(url: URL) -> str:
 
 @contextmanager
 def check_answers(engine: Engine) -> Iterator[None]:
-    """Turn the database's errors into :class:`WarehouseUnavailable`.
+    """Turn the database's errors into ``WarehouseUnavailable``.
 
     Its hint says what to try next.
     """

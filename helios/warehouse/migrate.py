@@ -43,7 +43,7 @@ def revision(engine: Engine) -> str | None:
 
 
 def upgrade(engine: Engine) -> list[str]:
-    """Bring a database to :func:`head`, in one transaction.
+    """Bring a database to ``head``, in one transaction.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def upgrade(engine: Engine) -> list[str]:
 
 
 def refuse_unknown(found: str | None) -> None:
-    """Raise :class:`SchemaOutdated` if this version of Helios does not know ``found``."""
+    """Raise ``SchemaOutdated`` if this version of Helios does not know ``found``."""
     if found is not None and not knows(found):
         raise SchemaOutdated(
             f"The database is at revision {found}, which this version of Helios does not know.",

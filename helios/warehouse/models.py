@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ModelStore:
-    """Methods of :class:`~helios.warehouse.Warehouse` that concern models.
+    """Methods of ``Warehouse`` that concern models.
 
     The incumbent of a cluster is the model promoted last. Where nothing was ever decided, it is the model trained last.
     """

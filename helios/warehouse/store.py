@@ -127,7 +127,7 @@ class Warehouse(ModelStore):
         return migrate.head()
 
     def try_to_write(self) -> None:
-        """Raise :class:`~helios.errors.WarehouseUnavailable` unless the database is writable.
+        """Raise ``WarehouseUnavailable`` unless the database is writable.
 
         Nothing is changed.
         """
@@ -149,7 +149,7 @@ class Warehouse(ModelStore):
         grants.grant(self._engine, jobs=jobs, nodes=nodes, reader=reader, **rows)
 
     def upgrade(self) -> list[str]:
-        """Bring the schema to :meth:`head`, in one transaction.
+        """Bring the schema to ``head``, in one transaction.
 
         Returns
         -------

@@ -60,7 +60,7 @@ def matrix(
 
 
 def names(state: DemandJobState | None) -> tuple[str, ...]:
-    """Return the names of the columns of :func:`matrix`."""
+    """Return the names of the columns of ``matrix``."""
     return (*SERIES_FEATURES, *CALENDAR_FEATURES, *(state.names if state is not None else ()))
 
 

@@ -133,7 +133,7 @@ def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int6
 
 
 def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
-    """Return the rows of :func:`queue_over_time`, a row for each step between the edges."""
+    """Return the rows of ``queue_over_time``, a row for each step between the edges."""
     last_s = int(edges_s[-1])
     started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
     waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))

@@ -190,13 +190,13 @@ def usage_by(
 
 
 def fields_by(group: str) -> tuple[Field, ...]:
-    """Return the fields of :func:`usage_by`."""
+    """Return the fields of ``usage_by``."""
     name = GROUPS[group]
     return (Field(name=name, column="group", kind=FieldKind.TEXT, width=12, doc=f"{name} of the jobs"), *FIGURES)
 
 
 def overall(jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime) -> Mapping[str, Any]:
-    """Return the figures of :func:`usage_by` over all of ``jobs``, by column."""
+    """Return the figures of ``usage_by`` over all of ``jobs``, by column."""
     return _total(_table(with_first_prediction(jobs, predictions), "user", at))
 
 

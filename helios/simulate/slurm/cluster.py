@@ -28,7 +28,7 @@ from helios.simulate.steppable import StopPoint
 
 
 class SimulatedSlurm:
-    """Simulated :class:`helios.ports.Cluster` in a workload's timeline under Slurm's rules.
+    """Simulated ``Cluster`` in a workload's timeline under Slurm's rules.
 
     Times are given in whole seconds, rounded down, and kept in milliseconds. Where it stops, jobs have ended and been
     submitted, and the passes that this makes due come when time goes on. Each task of an array is a row of its own,

@@ -353,7 +353,7 @@ class SlurmPendingRows(PendingRows):
         return made
 
     def values(self, name: str) -> NDArray[Any]:
-        """Return one column, as :meth:`helios.model.Snapshot.pending_values` does."""
+        """Return one column, as ``pending_values`` does."""
         return self.user_soft_limit_s if name == "user_soft_limit_s" else PendingRows.values(self, name)
 
     @property
