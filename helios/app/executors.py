@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from logging import CRITICAL
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import pandas as pd
-from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from helios import __version__
 from helios.app.history import LoadedHistory
@@ -505,11 +504,13 @@ def _spread(
 ) -> Generator[FinishedRun, None, None]:
     from distributed import as_completed  # noqa: PLC0415 - optional
 
+    from helios.app.sweep_worker import WithHistory, replay_on_worker  # noqa: PLC0415 - needs Dask
+
     fingerprint = package_fingerprint(history)
     client.register_plugin(WithHistory(history, fingerprint))
     places = {
         # Named for this client: another may ask for the same cell, and its end must not be the end of ours.
-        client.submit(worker_message, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
+        client.submit(replay_on_worker, cell, fingerprint, key=f"helios-cell-{place}-{client.id}", pure=False): place
         for place, cell in enumerate(cells)
     }
     try:
@@ -532,35 +533,3 @@ def _told(future: Any, address: str) -> dict[str, Any]:
         f"The Dask scheduler at {address} went away.",
         hint="Start it again, and give the same command again: what was replayed is kept.",
     )
-
-
-# What a Dask worker caches between the cells that it replays; imported on workers, where Dask is installed.
-
-
-class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
-    """Dask plugin that gives each worker the history once.
-
-    Workers that join later get it too. Without it the history would be sent with every cell.
-    """
-
-    def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
-        self.name = executor_name(fingerprint)
-        self._history = history
-        self.suspension: SweepWorker | None = None
-
-    def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
-        """Prepare what the cells share."""
-        self.suspension = SweepWorker(self._history)
-
-
-def executor_name(fingerprint: str) -> str:
-    """Return the name of the plugin that holds the history on a worker."""
-    return f"helios-history-{fingerprint}"
-
-
-def worker_message(cell: SweepRun, fingerprint: str) -> Told:
-    """Replay a cell on the Dask worker that runs this."""
-    plugin: Any = get_worker().plugins.get(executor_name(fingerprint))
-    if plugin is None:  # a worker that joined while the history was handed out
-        raise Reschedule
-    return cast("SweepWorker", plugin.suspension).tell(cell)

@@ -1,0 +1,43 @@
+"""What a Dask worker keeps between the cells of a sweep.
+
+Dask is optional: only a sweep on Dask imports this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Reschedule, Worker, WorkerPlugin, get_worker
+
+from helios.app.executors import SweepRun, SweepWorker, Told
+from helios.app.history import LoadedHistory
+
+
+class WithHistory(WorkerPlugin):  # type: ignore[misc]  # because distributed is not followed: it is optional
+    """Dask plugin that gives each worker the history once.
+
+    Workers that join later get it too. Without it the history would be sent with every cell.
+    """
+
+    def __init__(self, history: LoadedHistory, fingerprint: str) -> None:
+        self.name = plugin_name(fingerprint)
+        self._history = history
+        self.worker: SweepWorker | None = None
+
+    def setup(self, worker: Worker) -> None:  # noqa: ARG002 - the signature is Dask's
+        """Prepare what the cells share."""
+        self.worker = SweepWorker(self._history)
+
+
+def plugin_name(fingerprint: str) -> str:
+    """Return the name of the plugin that holds the history on a worker."""
+    return f"helios-history-{fingerprint}"
+
+
+def replay_on_worker(cell: SweepRun, fingerprint: str) -> Told:
+    """Replay a cell on the Dask worker that runs this."""
+    plugin: Any = get_worker().plugins.get(plugin_name(fingerprint))
+    if plugin is None:  # a worker that joined while the history was handed out
+        raise Reschedule
+    told: Told = plugin.worker.tell(cell)
+    return told

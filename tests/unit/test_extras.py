@@ -1,0 +1,33 @@
+"""Helios without its extras: only what needs one asks for it."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import helios
+
+EXTRAS = ("dask", "dask_jobqueue", "distributed", "psycopg", "pyslurm", "sklearn", "torch")
+NEEDS_ONE = {"helios.app.sweep_worker", "helios.__main__"}
+"""Runs on Dask's workers alone; runs the command line."""
+WITHOUT = """
+import sys
+from importlib import import_module
+for extra in {extras!r}:
+    sys.modules[extra] = None
+for module in {modules!r}:
+    try:
+        import_module(module)
+    except ImportError as error:
+        print(module, error)
+"""
+
+
+def test_without_extras_every_module_can_be_imported() -> None:
+    names = [module.name for module in pkgutil.walk_packages(helios.__path__, "helios.")]
+    assert set(names) >= NEEDS_ONE
+    modules = [name for name in names if name not in NEEDS_ONE]
+    code = WITHOUT.format(extras=EXTRAS, modules=modules)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == ""
