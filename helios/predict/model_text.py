@@ -28,7 +28,7 @@ LARGEST = 1e9
 # LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (0: nothing,
 # 2: NaN). Zeros as missing (1) and categories do not occur in Helios' models and are not supported.
 _DECISIONS = (0, 2, 8, 10)
-_OBJECTIVE = re.compile(r"quantile|regression|regression_l1")
+_OBJECTIVE = re.compile(r"quantile|regression|regression_l1|binary sigmoid:1")
 _INT = r"-?[0-9]{1,10}"
 _FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 _BOUND = rf"(?:{_FLOAT}|-?inf)"

@@ -1,0 +1,336 @@
+"""Predictor of the distribution of a run time, learned from pairs of a job and a threshold.
+
+One binary LightGBM model learns P(T <= t). A job teaches with a few thresholds, drawn from the past alone and never from
+its own run time; a pair teaches once the job's age exceeds the threshold, ended or not. Its features are the job's own,
+the threshold, its distance from earlier run times, and the untrained distributions of :mod:`helios.predict.past_runs`
+at the threshold. "The same again" is a step in t less the last run time, which trees find.
+
+For one job all features of the threshold rise with it. So each tree is a step function of the threshold, and is
+evaluated for a whole grid of thresholds at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import lightgbm
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import cached_jit, inline_jit
+from helios.predict.causal_stats import COLUMN, FEATURES, _arrive, _describe, _learn
+from helios.predict.past_runs import (
+    ANCHOR,
+    ANCHORS,
+    KEY,
+    LONGEST,
+    NEAR,
+    SAMPLES,
+    SHORTEST,
+    STARTED,
+    STARTED_ALIKE,
+    distributions,
+    empty_past,
+    empty_samples,
+    note_end,
+    note_start,
+    take_samples,
+)
+from helios.predict.trees import parse_trees
+
+JOB_FEATURES = (
+    *("gpus", "log_cpus", "log_nodes", "log_limit", "hour", "anchor", "anchor_sd", "user_mean", "request_mean"),
+    *("user_any_limit_sd", "neighbour_sd", "neighbour_weight", "nearest_distance", "user_limit_share"),
+    *("user_last_share", "user_failed_share", "user_last_failed", "user_ended", "user_size_ended", "user_end_gap"),
+    *("user_any_limit_end_gap", "user_submitted", "user_unended", "user_size_unended", "user_unended_age"),
+    *("user_size_unended_age", "user_submission_gap", "user_size_submission_gap", "user_burst"),
+)
+"""Features of a job at every threshold alike."""
+JOB_ANCHORS = ("running", "running_alike", "near_weight", "started_weight", "request_weight", "key_ended", "last_two_apart")
+SINCE_FEATURES = (
+    *("anchor", "user_last_1", "user_last_2", "user_last_3", "user_recent_median", "user_recent_most"),
+    *("neighbour_mean", "nearest", "log_limit", "user_by_limit", "user_mean", "request_last_1", "partition_last_1"),
+    "user_name_last_1",
+)
+"""Features that a threshold is measured from."""
+SINCE_ANCHORS = (
+    *("key_last_1", "key_last_2", "near_p10", "near_p50", "near_p90", "started_p50", "request_p50"),
+    *("running_longest", "running_alike_longest", "running_alike_mean"),
+)
+_JOB = np.array([COLUMN[FEATURES.index(name)] for name in JOB_FEATURES])
+_JOB_ANCHOR = np.array([ANCHORS.index(name) for name in JOB_ANCHORS])
+_SINCE = np.array([FEATURES.index(name) for name in SINCE_FEATURES])
+_SINCE_ANCHOR = np.array([ANCHORS.index(name) for name in SINCE_ANCHORS])
+N_SINCE = len(_SINCE) + len(_SINCE_ANCHOR)
+N_THRESHOLD = 1 + N_SINCE + 1 + 6 + 1
+N_JOB = len(_JOB) + len(_JOB_ANCHOR)
+PAIR_FEATURES = (
+    "threshold",
+    *(f"since_{name}" for name in (*SINCE_FEATURES, *SINCE_ANCHORS)),
+    "since_anchor_in_sd",
+    *(f"by_{name}" for name in (*SAMPLES, "mixture")),
+    "odds_by_mixture",
+    *JOB_FEATURES,
+    *JOB_ANCHORS,
+)
+"""Names of the columns of a pair: those that rise with the threshold, then the job's own."""
+
+THRESHOLDS = 6
+FIXED = 32
+GRID = 60
+_FIXED = np.linspace(0.7, LONGEST, FIXED)
+
+
+@inline_jit
+def _uniform(seed: int) -> float:
+    """Return a number in [0, 1) that follows from ``seed`` alone (splitmix64)."""
+    z = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float((z ^ (z >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
+
+
+@inline_jit
+def _from_sample(samples: Any, sample: int, share: float) -> float:
+    """Return the value at a share of a sample's mass, or of its places where it has none."""
+    n = samples.length[sample]
+    return samples.value[sample, min(int(share * n), n - 1)]
+
+
+@inline_jit
+def _draw_thresholds(samples: Any, last: float, job: int, out: Any) -> None:
+    """Draw ascending thresholds for a job that teaches, from the past alone."""
+    for k in range(len(out)):
+        seed = (job * len(out) + k) * 4
+        which, r = _uniform(seed), _uniform(seed + 1)
+        z = np.sqrt(-2.0 * np.log(_uniform(seed + 2) + 1e-12)) * np.cos(2.0 * np.pi * _uniform(seed + 3))
+        if which < 0.25 and samples.length[NEAR] > 0:
+            t = _from_sample(samples, NEAR, r) + 0.5 * z
+        elif which < 0.42 and not np.isnan(last):
+            t = last + 0.2 * z
+        elif which < 0.5 and samples.length[KEY] > 0:
+            t = _from_sample(samples, KEY, r) + 0.2 * z
+        elif which < 0.67 and samples.length[STARTED_ALIKE] > 0:
+            t = _from_sample(samples, STARTED_ALIKE, r) + 0.6 * z
+        elif which < 0.92 and samples.length[STARTED] > 0:
+            t = _from_sample(samples, STARTED, r) + 0.8 * z
+        else:
+            t = 0.5 + r * (LONGEST - 0.5)
+        out[k] = min(max(t, 0.3 + 0.4 * r), LONGEST)
+    out.sort()
+
+
+@inline_jit
+def _grid(samples: Any, row: Any, out: Any) -> None:
+    """Fill in the ascending thresholds at which a job is predicted: fixed ones, and some at earlier run times."""
+    a = samples.anchors
+    first, last = _FIXED[0], _FIXED[-1]
+    out[:FIXED] = _FIXED
+    c = FIXED
+    for k in range(7):
+        v = a[k] if not np.isnan(a[k]) else first + (last - first) * (k + 1.2) / 9.0
+        out[c], out[c + 1] = v - 0.1, v + 0.1
+        c += 2
+    v = row[COLUMN.user_last_1] if not np.isnan(row[COLUMN.user_last_1]) else _FIXED[3] + 0.2
+    out[c], out[c + 1], out[c + 2], out[c + 3] = v - 0.1, v + 0.1, v - 0.4, v + 0.4
+    c += 4
+    anchor, spread = row[COLUMN.anchor], max(row[COLUMN.anchor_sd], 0.1)
+    for k in range(5):
+        v = a[ANCHOR.request_p10 + k]
+        out[c] = v if not np.isnan(v) else anchor + (k - 2) * 0.5 * spread
+        c += 1
+    out[c] = anchor
+    limit = row[COLUMN.log_limit] if np.isfinite(row[COLUMN.log_limit]) else last - 0.2
+    out[c + 1], out[c + 2] = limit - 0.05, limit + 0.02
+    c += 3
+    for k in range(c, len(out)):
+        out[k] = first + (last - first) * (k - 54 + 0.5) / 7.0
+    for k in range(len(out)):
+        out[k] = min(max(out[k], SHORTEST), LONGEST)
+    out.sort()
+
+
+@inline_jit
+def _describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> None:
+    """Fill in the features of thresholds, of shape (N_THRESHOLD, m): each row rises with the threshold."""
+    distributions(at, samples, row[COLUMN.anchor], row[COLUMN.anchor_sd], by)
+    spread = max(row[COLUMN.anchor_sd], 0.1)
+    for place in range(len(at)):
+        t = at[place]
+        out[0, place] = t
+        for k in range(len(_SINCE)):
+            out[1 + k, place] = t - row[_SINCE[k]]
+        for k in range(len(_SINCE_ANCHOR)):
+            out[1 + len(_SINCE) + k, place] = t - samples.anchors[_SINCE_ANCHOR[k]]
+        out[1 + N_SINCE, place] = (t - row[COLUMN.anchor]) / spread
+        for k in range(6):
+            out[2 + N_SINCE + k, place] = by[k, place]
+        p = min(max(by[5, place], 1e-4), 1.0 - 1e-4)
+        out[8 + N_SINCE, place] = np.log(p / (1.0 - p))
+
+
+@inline_jit
+def _describe_job(samples: Any, row: Any, out: Any) -> None:
+    for k in range(len(_JOB)):
+        out[k] = row[_JOB[k]]
+    for k in range(len(_JOB_ANCHOR)):
+        out[len(_JOB) + k] = samples.anchors[_JOB_ANCHOR[k]]
+
+
+@inline_jit
+def step_trees(forest: Any, of_thresholds: Any, of_job: Any, diff: Any, stack: Any) -> None:
+    """Add up the trees' leaves at all thresholds of a job: ``diff`` has the differences from one to the next."""
+    m, n_rising = of_thresholds.shape[1], of_thresholds.shape[0]
+    diff[:] = 0.0
+    for tree in range(len(forest.root)):
+        stack[0, 0], stack[0, 1], stack[0, 2] = forest.root[tree], 0, m
+        top = 1
+        while top > 0:
+            top -= 1
+            node, low, high = stack[top, 0], stack[top, 1], stack[top, 2]
+            while node >= 0:
+                feature, threshold = forest.feature[node], forest.threshold[node]
+                if feature >= n_rising:
+                    value = of_job[feature - n_rising]
+                    left = forest.missing_left[node] if np.isnan(value) else value <= threshold
+                    node = forest.left[node] if left else forest.right[node]
+                    continue
+                values = of_thresholds[feature]
+                if np.isnan(values[low]):
+                    node = forest.left[node] if forest.missing_left[node] else forest.right[node]
+                    continue
+                # The first place in [low, high) whose value is above the split's.
+                a, b = low, high
+                while a < b:
+                    middle = (a + b) >> 1
+                    if values[middle] <= threshold:
+                        a = middle + 1
+                    else:
+                        b = middle
+                if a == high:
+                    node = forest.left[node]
+                elif a == low:
+                    node = forest.right[node]
+                else:
+                    stack[top, 0], stack[top, 1], stack[top, 2] = forest.right[node], a, high
+                    top += 1
+                    node, high = forest.left[node], a
+            leaf = forest.leaf[~node]
+            diff[low] += leaf
+            diff[high] -= leaf
+
+
+@inline_jit
+def _pool(values: Any, weights: Any) -> None:
+    """Make ``values`` ascend, in place, by pooling adjacent violators."""
+    n, m = len(values), 0
+    for j in range(n):
+        v, w = values[j], 1.0
+        while m > 0 and values[m - 1] > v:
+            v = (values[m - 1] * weights[m - 1] + v * w) / (weights[m - 1] + w)
+            w += weights[m - 1]
+            m -= 1
+        values[m], weights[m] = v, w
+        m += 1
+    place = n
+    for block in range(m - 1, -1, -1):
+        v = values[block]
+        for _ in range(int(weights[block])):
+            place -= 1
+            values[place] = v
+
+
+class Walk(NamedTuple):
+    """Room for what a walk fills in."""
+
+    features: NDArray[np.float32]
+    pair_t: NDArray[np.float32]
+    pair_threshold: NDArray[np.float32]
+    pair_job: NDArray[np.float32]
+    grid: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    untrained: NDArray[np.float64]
+
+
+@cached_jit
+def walk(  # noqa: PLR0917 - numba kernels are called by position
+    history: Any, past: Any, samples: Any, events: Any, starts: Any, starts_s: Any, next_start: int, ends: Any,
+    ends_s: Any, next_end: int, first: int, last: int, first_judged: int, forest: Any, out: Any,
+) -> Any:
+    """Walk over the submissions first..last; predict those from first_judged on by ``forest``, and untrained."""
+    by, by_t = np.empty((6, GRID)), np.empty((6, THRESHOLDS))
+    of_grid, of_pairs = np.empty((N_THRESHOLD, GRID), np.float32), np.empty((N_THRESHOLD, THRESHOLDS), np.float32)
+    t_pairs, at = np.empty(THRESHOLDS), np.empty(GRID)
+    of_job, diff, stack, pool = np.empty(N_JOB, np.float32), np.zeros(GRID + 1), np.zeros((64, 3), np.int64), np.empty(GRID)
+    for job in range(first, last):
+        now = events.submitted_s[job]
+        while next_start < len(starts) and starts_s[next_start] < now:
+            note_start(past, events.groups, starts[next_start], starts_s[next_start])
+            next_start += 1
+        while next_end < len(ends) and ends_s[next_end] < now:
+            _learn(history, events, ends[next_end], ends_s[next_end])
+            note_end(past, events.groups, ends[next_end], events.log_run[ends[next_end]])
+            next_end += 1
+        row = out.features[job]
+        _describe(history, events, job, row)
+        take_samples(past, history, events.groups, events.nearness, job, now, samples)
+        _draw_thresholds(samples, row[COLUMN.user_last_1], job, t_pairs)
+        _describe_thresholds(t_pairs, samples, row, by_t, of_pairs)
+        _describe_job(samples, row, of_job)
+        out.pair_t[job] = t_pairs
+        for k in range(THRESHOLDS):
+            out.pair_threshold[job, k] = of_pairs[:, k]
+        out.pair_job[job] = of_job
+        if job >= first_judged:
+            _grid(samples, row, at)
+            _describe_thresholds(at, samples, row, by, of_grid)
+            step_trees(forest, of_grid, of_job, diff, stack)
+            k, raw = job - first_judged, 0.0
+            for place in range(GRID):
+                raw += diff[place]
+                out.predicted[k, place] = 1.0 / (1.0 + np.exp(-raw))
+                out.untrained[k, place] = by[5, place]
+            _pool(out.predicted[k], pool)
+            out.grid[k] = at
+        _arrive(history, events, job)
+    return next_start, next_end
+
+
+PARAMETERS = dict(
+    objective="binary", num_leaves=31, learning_rate=0.06, min_data_in_leaf=150, feature_fraction=0.5,
+    bagging_fraction=0.7, bagging_freq=1, lambda_l2=5.0, max_bin=127, num_threads=1, deterministic=True,
+    force_row_wise=True, verbose=-1, seed=0,
+)
+ROUNDS = 120
+
+
+def train_pairs(rows, out, log_run, ended_s, started_s, until_s, *, rounds=ROUNDS, most_pairs=300_000, **more):
+    """Train on the pairs of ``rows`` as of ``until_s``; return LightGBM's text."""
+    thresholds = out.pair_t[rows]
+    ended = ended_s[rows] < until_s
+    age = np.log1p(np.maximum(until_s - started_s[rows], 0).astype(float))
+    below = np.where(ended, np.nan_to_num(log_run[rows], nan=99.0), 99.0)[:, None] <= thresholds
+    teaches = thresholds < age[:, None]
+    where, which = np.nonzero(teaches)
+    if len(where) > most_pairs:
+        chosen = np.sort(np.random.default_rng(0).choice(len(where), most_pairs, replace=False))
+        where, which = where[chosen], which[chosen]
+    X = np.concatenate((out.pair_threshold[rows[where], which], out.pair_job[rows[where]]), axis=1)
+    data = lightgbm.Dataset(X, below[where, which].astype(np.float32), feature_name=list(PAIR_FEATURES), free_raw_data=True)
+    return lightgbm.train(PARAMETERS | more, data, rounds).model_to_string()
+
+
+def room(n: int, judged: int) -> Walk:
+    """Return room for a walk over ``n`` jobs of which the last ``judged`` are predicted."""
+    return Walk(
+        features=np.full((n, len(FEATURES)), np.nan, np.float32),
+        pair_t=np.zeros((n, THRESHOLDS), np.float32),
+        pair_threshold=np.zeros((n, THRESHOLDS, N_THRESHOLD), np.float32),
+        pair_job=np.zeros((n, N_JOB), np.float32),
+        grid=np.zeros((judged, GRID)),
+        predicted=np.zeros((judged, GRID)),
+        untrained=np.zeros((judged, GRID)),
+    )
+
+
+__all__ = ["empty_past", "empty_samples", "parse_trees", "room", "train_pairs", "walk"]

@@ -1,0 +1,489 @@
+"""Distributions of run times that need no training, from what has run and what still runs.
+
+Each job is compared with five samples of earlier jobs: the user's last ended jobs (similar ones count more), the ended
+jobs of the same user, size and limit, and the last *started* jobs of the user, of the same request and of all. Jobs
+that still run are censored at their age, so that long ones are not missed because they have not ended (Kaplan and Meier
+1958). From the widest to the narrowest, each sample is mixed with the distribution of the one before it by a fixed
+number of pseudo-observations.
+
+All times are log1p of seconds. The kernels serve a recorded trace at once and a replay job by job.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import inline_jit
+from helios.predict.causal_stats import NEIGHBOURS, REQUEST, USER, USER_SIZE
+
+KEY_RUNS, USER_STARTS, REQUEST_STARTS, ALL_STARTS = 16, 64, 128, 256
+"""Lengths of the rings."""
+ALL_AGAIN = 8
+"""Starts after which the sample of all jobs is made anew."""
+# Half widths of the ramps that replace the steps of a distribution, for one user's jobs and for others.
+USER_RAMP, OTHERS_RAMP = 0.15, 0.25
+# Pseudo-observations of the wider distribution in the mixture: of the prior, and by sample.
+PSEUDO_PRIOR, PSEUDO_REQUEST, PSEUDO_USER, PSEUDO_NEAR, PSEUDO_KEY = 4.0, 6.0, 1.5, 1.5, 2.0
+# The prior of all: a logistic distribution, half an hour in the middle.
+PRIOR_MIDDLE, PRIOR_WIDTH = 7.5, 2.5
+# Beyond its longest value a censored sample goes on as a Pareto law with this slope in log time.
+TAIL = 0.8
+LONGEST = np.log1p(60 * 86_400.0)
+SHORTEST = 0.1
+
+SAMPLES = ("key", "near", "user", "request", "all")
+KEY, NEAR, STARTED_BY_USER, STARTED_ALIKE, STARTED = range(5)
+
+ANCHORS = (
+    *("key_last_1", "key_last_2"),
+    *("near_p10", "near_p25", "near_p50", "near_p75", "near_p90"),
+    *("request_p10", "request_p25", "request_p50", "request_p75", "request_p90"),
+    *("started_p10", "started_p50", "started_p90"),
+    *("running", "running_longest", "running_alike", "running_alike_longest", "running_alike_mean"),
+    *("near_weight", "started_weight", "request_weight", "key_ended", "last_two_apart"),
+)
+"""Numbers that describe the samples of a job, log1p s or weights."""
+
+
+class AnchorColumns(NamedTuple):
+    """Positions of ``ANCHORS``."""
+
+    key_last_1: int
+    key_last_2: int
+    near_p10: int
+    near_p25: int
+    near_p50: int
+    near_p75: int
+    near_p90: int
+    request_p10: int
+    request_p25: int
+    request_p50: int
+    request_p75: int
+    request_p90: int
+    started_p10: int
+    started_p50: int
+    started_p90: int
+    running: int
+    running_longest: int
+    running_alike: int
+    running_alike_longest: int
+    running_alike_mean: int
+    near_weight: int
+    started_weight: int
+    request_weight: int
+    key_ended: int
+    last_two_apart: int
+
+
+ANCHOR = AnchorColumns(*range(len(ANCHORS)))
+
+
+class PastRuns(NamedTuple):
+    """What has run and what runs, as of now.
+
+    Attributes
+    ----------
+    started_s : int64 array of shape (n,)
+        ``NEVER_S`` for a job that has not started.
+    log_run : float64 array of shape (n,)
+        NaN for a job that has not ended, or ended after an unknown time.
+    ended : bool array of shape (n,)
+    ring_of : int32 array of shape (n_groups,)
+        Ring of a user, request, or user, size and limit; -1 for other groups.
+    key_runs : float64 array of shape (n_keys, KEY_RUNS)
+    user_starts, request_starts : int64 arrays of shapes (n_users, USER_STARTS), (n_requests, REQUEST_STARTS)
+    all_starts : int64 array of shape (1, ALL_STARTS)
+    key_count, user_count, request_count, all_count : int64 arrays, one entry per ring
+    sample : float64 array of shape (2, ALL_STARTS)
+        Sample of all jobs, values and masses; ``sample_state`` has its length, the starts it was made at, its leftover
+        and its longest value.
+    sample_state : float64 array of shape (4,)
+    """
+
+    started_s: NDArray[np.int64]
+    log_run: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    ring_of: NDArray[np.int32]
+    key_runs: NDArray[np.float64]
+    user_starts: NDArray[np.int64]
+    request_starts: NDArray[np.int64]
+    all_starts: NDArray[np.int64]
+    key_count: NDArray[np.int64]
+    user_count: NDArray[np.int64]
+    request_count: NDArray[np.int64]
+    all_count: NDArray[np.int64]
+    sample: NDArray[np.float64]
+    sample_state: NDArray[np.float64]
+
+
+class Samples(NamedTuple):
+    """The five samples of one job, each sorted by value: room that a kernel reuses.
+
+    Attributes
+    ----------
+    value, mass : float64 arrays of shape (5, ALL_STARTS)
+    length : int64 array of shape (5,)
+    rest, longest, weight : float64 arrays of shape (5,)
+        Mass beyond the longest value, that value, and the weight of the sample in the mixture.
+    anchors : float64 array of shape (len(ANCHORS),)
+    """
+
+    value: NDArray[np.float64]
+    mass: NDArray[np.float64]
+    length: NDArray[np.int64]
+    rest: NDArray[np.float64]
+    longest: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    anchors: NDArray[np.float64]
+
+
+def empty_past(groups: NDArray[np.int32]) -> PastRuns:
+    """Return the past before the first job, with room for all jobs of ``groups``."""
+    n, n_groups = len(groups), int(groups.max(initial=-1)) + 1
+    ring_of = np.full(n_groups, -1, dtype=np.int32)
+    counts = []
+    for level in (USER_SIZE, USER, REQUEST):
+        found = np.unique(groups[:, level])
+        found = found[found >= 0]
+        ring_of[found] = np.arange(len(found), dtype=np.int32)
+        counts.append(len(found))
+    keys, users, requests = counts
+    return PastRuns(
+        started_s=np.full(n, np.iinfo(np.int64).max),
+        log_run=np.full(n, np.nan),
+        ended=np.zeros(n, dtype=np.bool_),
+        ring_of=ring_of,
+        key_runs=np.full((keys, KEY_RUNS), np.nan),
+        user_starts=np.full((users, USER_STARTS), -1, dtype=np.int64),
+        request_starts=np.full((requests, REQUEST_STARTS), -1, dtype=np.int64),
+        all_starts=np.full((1, ALL_STARTS), -1, dtype=np.int64),
+        key_count=np.zeros(keys, dtype=np.int64),
+        user_count=np.zeros(users, dtype=np.int64),
+        request_count=np.zeros(requests, dtype=np.int64),
+        all_count=np.zeros(1, dtype=np.int64),
+        sample=np.zeros((2, ALL_STARTS)),
+        sample_state=np.array([0.0, -1e9, 0.0, 0.0]),
+    )
+
+
+def empty_samples() -> Samples:
+    """Return room for the samples of one job."""
+    return Samples(
+        value=np.zeros((5, ALL_STARTS)),
+        mass=np.zeros((5, ALL_STARTS)),
+        length=np.zeros(5, dtype=np.int64),
+        rest=np.zeros(5),
+        longest=np.zeros(5),
+        weight=np.zeros(5),
+        anchors=np.zeros(len(ANCHORS)),
+    )
+
+
+@inline_jit
+def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
+    """Add a job that started."""
+    past.started_s[job] = started_s
+    user = groups[job, USER]
+    if user >= 0:
+        ring = past.ring_of[user]
+        past.user_starts[ring, past.user_count[ring] % USER_STARTS] = job
+        past.user_count[ring] += 1
+    ring = past.ring_of[groups[job, REQUEST]]
+    past.request_starts[ring, past.request_count[ring] % REQUEST_STARTS] = job
+    past.request_count[ring] += 1
+    past.all_starts[0, past.all_count[0] % ALL_STARTS] = job
+    past.all_count[0] += 1
+
+
+@inline_jit
+def note_end(past: Any, groups: Any, job: int, log_run: float) -> None:
+    """Add a job that ended, after an unknown time for NaN."""
+    past.ended[job] = True
+    past.log_run[job] = log_run
+    key = groups[job, USER_SIZE]
+    if key >= 0 and not np.isnan(log_run):
+        ring = past.ring_of[key]
+        past.key_runs[ring, past.key_count[ring] % KEY_RUNS] = log_run
+        past.key_count[ring] += 1
+
+
+@inline_jit
+def _sort(value: Any, mass: Any, n: int) -> None:
+    """Sort a sample by value, in place."""
+    order = np.argsort(value[:n])
+    by_value, by_mass = value[:n][order], mass[:n][order]
+    value[:n], mass[:n] = by_value, by_mass
+
+
+@inline_jit
+def _censor(value: Any, weight: Any, n: int) -> float:
+    """Turn a sorted sample's weights into the masses of Kaplan and Meier, and return what is left over.
+
+    The weight of a job that still runs is negative.
+    """
+    at_risk = 0.0
+    for place in range(n):
+        at_risk += abs(weight[place])
+    survival = 1.0
+    for place in range(n):
+        w = weight[place]
+        weight[place] = 0.0
+        if w > 0.0 and at_risk > 1e-12:
+            weight[place] = survival * min(w / at_risk, 1.0)
+            survival -= weight[place]
+        at_risk -= abs(w)
+    return max(survival, 0.0)
+
+
+@inline_jit
+def _quantile(value: Any, mass: Any, n: int, level: float) -> float:
+    """Return the least value at which the mass reaches ``level``, NaN where it does not."""
+    total = 0.0
+    for place in range(n):
+        total += mass[place]
+        if mass[place] > 0.0 and total >= level:
+            return value[place]
+    return np.nan
+
+
+@inline_jit
+def _distance(a: Any, b: Any) -> float:
+    """Return how unlike two jobs are: size, limit, partition, name."""
+    return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
+
+
+@inline_jit
+def _age(past: Any, job: int, now: int) -> float:
+    """Return log1p of the run time of a job that ended, or of the age of one that runs."""
+    return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
+
+
+@inline_jit
+def _sample_ended(past: Any, history: Any, groups: Any, nearness: Any, job: int, samples: Any) -> None:
+    """Take the samples of the user's ended jobs, near ones first, and of those alike."""
+    anchors = samples.anchors
+    user, key = groups[job, USER], groups[job, USER_SIZE]
+    samples.length[NEAR] = samples.length[KEY] = 0
+    samples.weight[NEAR] = samples.weight[KEY] = 0.0
+    if user < 0:
+        return
+    ring = history.ring_of[user]
+    length = history.ring_length[ring]
+    value, mass = samples.value[NEAR], samples.mass[NEAR]
+    n = min(length, NEIGHBOURS)
+    total = 0.0
+    for age in range(n):
+        entry = history.rings[ring, (length - 1 - age) % NEIGHBOURS]
+        value[age] = entry[0]
+        mass[age] = 1.0 / ((1.0 + 3.0 * _distance(entry[1:], nearness[job])) ** 2 * (1.0 + 0.15 * age))
+        total += mass[age]
+    if n > 1:
+        anchors[ANCHOR.last_two_apart] = abs(value[0] - value[1])
+    if n > 0:
+        mass[:n] /= total
+        _sort(value, mass, n)
+        anchors[ANCHOR.near_p10] = _quantile(value, mass, n, 0.1)
+        anchors[ANCHOR.near_p25] = _quantile(value, mass, n, 0.25)
+        anchors[ANCHOR.near_p50] = _quantile(value, mass, n, 0.5)
+        anchors[ANCHOR.near_p75] = _quantile(value, mass, n, 0.75)
+        anchors[ANCHOR.near_p90] = _quantile(value, mass, n, 0.9)
+    samples.length[NEAR], samples.weight[NEAR] = n, total
+    if key < 0:
+        return
+    ring = past.ring_of[key]
+    length = past.key_count[ring]
+    value, mass = samples.value[KEY], samples.mass[KEY]
+    n = min(length, KEY_RUNS)
+    total = 0.0
+    for age in range(n):
+        value[age] = past.key_runs[ring, (length - 1 - age) % KEY_RUNS]
+        mass[age] = 1.0 / (1.0 + 0.3 * age)
+        total += mass[age]
+    if n > 0:
+        anchors[ANCHOR.key_last_1] = value[0]
+        mass[:n] /= total
+    if n > 1:
+        anchors[ANCHOR.key_last_2] = value[1]
+    _sort(value, mass, n)
+    samples.length[KEY], samples.weight[KEY] = n, total
+
+
+@inline_jit
+def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now: int, samples: Any) -> None:
+    anchors = samples.anchors
+    user = groups[job, USER]
+    samples.length[STARTED_BY_USER], samples.weight[STARTED_BY_USER] = 0, 0.0
+    if user < 0:
+        return
+    ring = past.ring_of[user]
+    length = past.user_count[ring]
+    value, mass = samples.value[STARTED_BY_USER], samples.mass[STARTED_BY_USER]
+    n, total = 0, 0.0
+    running, alike, alike_sum = 0, 0, 0.0
+    for age in range(min(length, USER_STARTS)):
+        other = past.user_starts[ring, (length - 1 - age) % USER_STARTS]
+        so_far = _age(past, other, now)
+        if np.isnan(so_far):
+            continue
+        weight = 1.0 / ((1.0 + 3.0 * _distance(nearness[other], nearness[job])) ** 2 * (1.0 + 0.1 * age))
+        value[n], mass[n] = so_far, weight if past.ended[other] else -weight
+        n += 1
+        total += weight
+        if not past.ended[other] and other != job:
+            running += 1
+            anchors[ANCHOR.running_longest] = max(so_far, anchors[ANCHOR.running_longest]) if running > 1 else so_far
+            if groups[other, USER_SIZE] == groups[job, USER_SIZE]:
+                alike += 1
+                alike_sum += so_far
+                longest = anchors[ANCHOR.running_alike_longest]
+                anchors[ANCHOR.running_alike_longest] = max(so_far, longest) if alike > 1 else so_far
+    _sort(value, mass, n)
+    samples.rest[STARTED_BY_USER] = _censor(value, mass, n)
+    samples.longest[STARTED_BY_USER] = value[n - 1] if n > 0 else 0.0
+    samples.length[STARTED_BY_USER], samples.weight[STARTED_BY_USER] = n, total
+    anchors[ANCHOR.started_p10] = _quantile(value, mass, n, 0.1)
+    anchors[ANCHOR.started_p50] = _quantile(value, mass, n, 0.5)
+    anchors[ANCHOR.started_p90] = _quantile(value, mass, n, 0.9)
+    anchors[ANCHOR.running], anchors[ANCHOR.running_alike] = np.log1p(float(running)), np.log1p(float(alike))
+    if alike > 0:
+        anchors[ANCHOR.running_alike_mean] = alike_sum / alike
+
+
+@inline_jit
+def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: Any) -> None:
+    anchors = samples.anchors
+    ring = past.ring_of[groups[job, REQUEST]]
+    length = past.request_count[ring]
+    value, mass = samples.value[STARTED_ALIKE], samples.mass[STARTED_ALIKE]
+    n, total = 0, 0.0
+    for age in range(min(length, REQUEST_STARTS)):
+        other = past.request_starts[ring, (length - 1 - age) % REQUEST_STARTS]
+        so_far = _age(past, other, now)
+        if np.isnan(so_far):
+            continue
+        weight = 1.0 / (1.0 + age / 32.0)
+        value[n], mass[n] = so_far, weight if past.ended[other] else -weight
+        n += 1
+        total += weight
+    _sort(value, mass, n)
+    samples.rest[STARTED_ALIKE] = _censor(value, mass, n)
+    samples.longest[STARTED_ALIKE] = value[n - 1] if n > 0 else 0.0
+    samples.length[STARTED_ALIKE], samples.weight[STARTED_ALIKE] = n, total
+    anchors[ANCHOR.request_p10] = _quantile(value, mass, n, 0.1)
+    anchors[ANCHOR.request_p25] = _quantile(value, mass, n, 0.25)
+    anchors[ANCHOR.request_p50] = _quantile(value, mass, n, 0.5)
+    anchors[ANCHOR.request_p75] = _quantile(value, mass, n, 0.75)
+    anchors[ANCHOR.request_p90] = _quantile(value, mass, n, 0.9)
+
+
+@inline_jit
+def _sample_started(past: Any, now: int, samples: Any) -> None:
+    """Take the sample of all started jobs, made anew after every ``ALL_AGAIN`` starts."""
+    length, state = past.all_count[0], past.sample_state
+    if length - state[1] >= ALL_AGAIN:
+        value, mass = past.sample[0], past.sample[1]
+        n = 0
+        for age in range(min(length, ALL_STARTS)):
+            other = past.all_starts[0, (length - 1 - age) % ALL_STARTS]
+            so_far = _age(past, other, now)
+            if not np.isnan(so_far):
+                value[n], mass[n] = so_far, 1.0 if past.ended[other] else -1.0
+                n += 1
+        _sort(value, mass, n)
+        state[2] = _censor(value, mass, n)
+        state[0], state[1], state[3] = n, length, value[n - 1] if n > 0 else 0.0
+    n = int(state[0])
+    samples.value[STARTED, :n], samples.mass[STARTED, :n] = past.sample[0, :n], past.sample[1, :n]
+    samples.length[STARTED], samples.weight[STARTED] = n, float(n)
+    samples.rest[STARTED], samples.longest[STARTED] = state[2], state[3]
+
+
+@inline_jit
+def take_samples(past: Any, history: Any, groups: Any, nearness: Any, job: int, now: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
+    """Fill in the samples and anchors of ``job`` as of ``now``."""
+    samples.anchors[:] = np.nan
+    _sample_ended(past, history, groups, nearness, job, samples)
+    _sample_started_by_user(past, groups, nearness, job, now, samples)
+    _sample_started_alike(past, groups, job, now, samples)
+    _sample_started(past, now, samples)
+    anchors = samples.anchors
+    anchors[ANCHOR.near_weight] = np.log1p(samples.weight[NEAR])
+    anchors[ANCHOR.started_weight] = np.log1p(samples.weight[STARTED_BY_USER])
+    anchors[ANCHOR.request_weight] = np.log1p(samples.weight[STARTED_ALIKE])
+    anchors[ANCHOR.key_ended] = np.log1p(float(samples.length[KEY]))
+
+
+@inline_jit
+def _logistic(x: float) -> float:
+    """Return an approximation of the normal distribution by a logistic one."""
+    return 1.0 / (1.0 + np.exp(-1.702 * x))
+
+
+@inline_jit
+def _ramps(at: Any, sample: int, samples: Any, half: float, out: Any) -> None:
+    """Fill in the distribution of a sample at ascending times, each step replaced by a ramp."""
+    value, mass, n = samples.value[sample], samples.mass[sample], samples.length[sample]
+    whole, begun, begun_sum = 0.0, 0.0, 0.0
+    first, past_end = 0, 0
+    for place in range(len(at)):
+        t = at[place]
+        while past_end < n and value[past_end] < t + half:
+            begun += mass[past_end]
+            begun_sum += mass[past_end] * value[past_end]
+            past_end += 1
+        while first < past_end and value[first] <= t - half:
+            whole += mass[first]
+            begun -= mass[first]
+            begun_sum -= mass[first] * value[first]
+            first += 1
+        out[place] = whole + (begun * (t + half) - begun_sum) / (2.0 * half)
+
+
+@inline_jit
+def distributions(at: Any, samples: Any, anchor: float, anchor_sd: float, out: Any) -> None:
+    """Fill in P(T <= t) at the ascending times ``at``.
+
+    Parameters
+    ----------
+    at : float64 array of shape (m,)
+        log1p s, ascending.
+    anchor, anchor_sd : float
+        Mean and standard deviation of the shrinkage.
+    out : float64 array of shape (6, m)
+        By each of ``SAMPLES``, NaN for an empty one, and by their mixture.
+    """
+    for sample in range(5):
+        if samples.length[sample] == 0:
+            out[sample, :] = np.nan
+            continue
+        half = USER_RAMP if sample <= STARTED_BY_USER else OTHERS_RAMP
+        _ramps(at, sample, samples, half, out[sample])
+        if sample >= STARTED_BY_USER and samples.rest[sample] > 0.0:
+            for place in range(len(at)):
+                beyond = at[place] - samples.longest[sample]
+                if beyond > 0.0:
+                    out[sample, place] += samples.rest[sample] * (1.0 - np.exp(-beyond / TAIL))
+    n_all = float(samples.length[STARTED])
+    for place in range(len(at)):
+        t = at[place]
+        mixed = _logistic((t - PRIOR_MIDDLE) / PRIOR_WIDTH)
+        if n_all > 0:
+            out[STARTED, place] = (n_all * out[STARTED, place] + PSEUDO_PRIOR * mixed) / (n_all + PSEUDO_PRIOR)
+        else:
+            out[STARTED, place] = mixed
+        mixed = out[STARTED, place]
+        mixed = _mix(out[STARTED_ALIKE, place], samples.weight[STARTED_ALIKE], PSEUDO_REQUEST, mixed)
+        if anchor > 0:
+            mixed = 0.5 * mixed + 0.5 * _logistic((t - anchor) / max(anchor_sd, 0.3))
+        mixed = _mix(out[STARTED_BY_USER, place], samples.weight[STARTED_BY_USER], PSEUDO_USER, mixed)
+        mixed = _mix(out[NEAR, place], samples.weight[NEAR], PSEUDO_NEAR, mixed)
+        out[5, place] = _mix(out[KEY, place], samples.weight[KEY], PSEUDO_KEY, mixed)
+
+
+@inline_jit
+def _mix(own: float, weight: float, pseudo: float, wider: float) -> float:
+    """Return a sample's own distribution drawn towards the wider one."""
+    return (weight * own + pseudo * wider) / (weight + pseudo) if weight > 0.0 else wider
