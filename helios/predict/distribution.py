@@ -240,6 +240,122 @@ def _pool(values: Any, weights: Any) -> None:
             values[place] = v
 
 
+class Outcome(NamedTuple):
+    """Columns of a prediction, s; ``log_mean`` is in log1p s."""
+
+    p10: int
+    p50: int
+    p90: int
+    typical: int
+    mean: int
+    truncated_mean: int
+    log_mean: int
+
+
+OUTCOME = Outcome(*range(len(Outcome._fields)))
+"""Positions of what is read off a distribution."""
+HORIZON_S = 8 * 3600.0
+"""A run counts up to this long in ``truncated_mean``."""
+DENSE = 0.3
+"""Half width, in log time, of the window that ``typical`` is the middle of."""
+
+
+@inline_jit
+def _below(at: Any, p: Any, t: float) -> float:
+    """Return P(T <= t), by straight lines between the places of a grid."""
+    j = np.searchsorted(at, t)
+    if j == 0:
+        return p[0] * t / max(at[0], 1e-9)
+    if j >= len(at):
+        return p[-1]
+    width = at[j] - at[j - 1]
+    return p[j - 1] + (p[j] - p[j - 1]) * ((t - at[j - 1]) / width if width > 0.0 else 0.5)
+
+
+@inline_jit
+def _at_level(at: Any, p: Any, level: float) -> float:
+    """Return the time by which a run has ended with probability ``level``."""
+    j = np.searchsorted(p, level)
+    if j == 0:
+        return at[0] * level / max(p[0], 1e-9)
+    if j >= len(at):
+        return at[-1]
+    height = p[j] - p[j - 1]
+    return at[j - 1] + (at[j] - at[j - 1]) * ((level - p[j - 1]) / height if height > 0.0 else 0.5)
+
+
+@inline_jit
+def _splice(at: Any, p: Any, tail: Any) -> None:
+    """Let a run go on as all runs do beyond the time that few outlast; ``tail`` has times and survival from there."""
+    times, survival = tail[0], tail[1]
+    there = _below(at, p, times[0])
+    n = tail.shape[1]
+    for place in range(len(at)):
+        if at[place] > times[0]:
+            j = np.searchsorted(times, at[place])
+            if j >= n:
+                left = survival[n - 1] * np.exp(-(at[place] - times[n - 1]) / 0.5)
+            else:
+                share = (at[place] - times[j - 1]) / max(times[j] - times[j - 1], 1e-12)
+                left = survival[j - 1] + (survival[j] - survival[j - 1]) * share
+            p[place] = 1.0 - (1.0 - there) * min(left, 1.0)
+
+
+@inline_jit
+def _typical(at: Any, p: Any) -> float:
+    """Return the middle of the window of +-``DENSE`` that most probably holds the run time."""
+    most, found = -1.0, 0.0
+    for k in range(47):
+        t = _at_level(at, p, 0.04 + 0.02 * k)
+        within = _below(at, p, t + DENSE) - _below(at, p, max(t - DENSE, 0.0))
+        if within > most + 1e-6:
+            most, found = within, t
+    return found
+
+
+@inline_jit
+def _means(at: Any, p: Any, untrained: Any, out: Any) -> None:
+    """Fill in the mean and the mean up to ``HORIZON_S``.
+
+    The survival is the geometric mean of the trained and the untrained one: a long run must be believed by both.
+    """
+    mean, truncated, before_s, before_p = 0.0, 0.0, 0.0, 0.0
+    for place in range(len(at)):
+        now_s = np.expm1(at[place])
+        left = max(1.0 - p[place], 0.0) * min(max(1.0 - untrained[place], 1e-5), 1.0)
+        now_p = max(1.0 - np.sqrt(left), before_p)
+        low, high = max(before_s, 0.3), max(now_s, 0.31)
+        middle = (high - low) / np.log(high / low) if high > low * 1.0001 else low
+        mean += (now_p - before_p) * middle
+        if high <= HORIZON_S:
+            truncated += (now_p - before_p) * middle
+        elif low >= HORIZON_S:
+            truncated += (now_p - before_p) * HORIZON_S
+        else:
+            # The mass is spread evenly in log time.
+            span = np.log(high / low)
+            truncated += (now_p - before_p) * ((HORIZON_S - low) + HORIZON_S * np.log(high / HORIZON_S)) / span
+        before_s, before_p = now_s, now_p
+    rest = max(1.0 - before_p, 0.0)
+    out[OUTCOME.mean] = mean + rest * before_s
+    out[OUTCOME.truncated_mean] = truncated + rest * min(before_s, HORIZON_S)
+
+
+@inline_jit
+def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any) -> None:
+    """Fill in the columns of ``Outcome``; p10 and p90 are read off at the levels ``low`` and ``high``."""
+    median = _at_level(at, p, 0.5)
+    out[OUTCOME.p10] = np.expm1(min(_at_level(at, p, low), median))
+    out[OUTCOME.p50] = np.expm1(median)
+    out[OUTCOME.p90] = np.expm1(max(_at_level(at, p, high), median))
+    out[OUTCOME.typical] = np.expm1(_typical(at, p))
+    total = 0.0
+    for k in range(19):
+        total += _at_level(at, p, 0.05 + 0.05 * k)
+    out[OUTCOME.log_mean] = total / 19.0
+    _means(at, p, untrained, out)
+
+
 class Walk(NamedTuple):
     """Room for what a walk fills in."""
 
