@@ -17,8 +17,8 @@ import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import cached_jit, inline_jit
-from helios.predict.causal_stats import COLUMN, FEATURES, _arrive, _describe, _learn
+from helios.jit import inline_jit
+from helios.predict.causal_stats import COLUMN, FEATURES
 from helios.predict.past_runs import (
     ANCHOR,
     ANCHORS,
@@ -30,13 +30,7 @@ from helios.predict.past_runs import (
     STARTED,
     STARTED_ALIKE,
     distributions,
-    empty_past,
-    empty_samples,
-    note_end,
-    note_start,
-    take_samples,
 )
-from helios.predict.trees import parse_trees
 
 JOB_FEATURES = (
     *("gpus", "log_cpus", "log_nodes", "log_limit", "hour", "anchor", "anchor_sd", "user_mean", "request_mean"),
@@ -98,7 +92,7 @@ def _from_sample(samples: Any, sample: int, share: float) -> float:
 
 
 @inline_jit
-def _draw_thresholds(samples: Any, last: float, job: int, out: Any) -> None:
+def draw_thresholds(samples: Any, last: float, job: int, out: Any) -> None:
     """Draw ascending thresholds for a job that teaches, from the past alone."""
     for k in range(len(out)):
         seed = (job * len(out) + k) * 4
@@ -121,7 +115,7 @@ def _draw_thresholds(samples: Any, last: float, job: int, out: Any) -> None:
 
 
 @inline_jit
-def _grid(samples: Any, row: Any, out: Any) -> None:
+def lay_grid(samples: Any, row: Any, out: Any) -> None:
     """Fill in the ascending thresholds at which a job is predicted: fixed ones, and some at earlier run times."""
     a = samples.anchors
     first, last = _FIXED[0], _FIXED[-1]
@@ -151,7 +145,7 @@ def _grid(samples: Any, row: Any, out: Any) -> None:
 
 
 @inline_jit
-def _describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> None:
+def describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> None:
     """Fill in the features of thresholds, of shape (N_THRESHOLD, m): each row rises with the threshold."""
     distributions(at, samples, row[COLUMN.anchor], row[COLUMN.anchor_sd], by)
     spread = max(row[COLUMN.anchor_sd], 0.1)
@@ -170,7 +164,7 @@ def _describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> 
 
 
 @inline_jit
-def _describe_job(samples: Any, row: Any, out: Any) -> None:
+def describe_pair_job(samples: Any, row: Any, out: Any) -> None:
     for k in range(len(_JOB)):
         out[k] = row[_JOB[k]]
     for k in range(len(_JOB_ANCHOR)):
@@ -221,7 +215,7 @@ def step_trees(forest: Any, of_thresholds: Any, of_job: Any, diff: Any, stack: A
 
 
 @inline_jit
-def _pool(values: Any, weights: Any) -> None:
+def pool(values: Any, weights: Any) -> None:
     """Make ``values`` ascend, in place, by pooling adjacent violators."""
     n, m = len(values), 0
     for j in range(n):
@@ -273,7 +267,7 @@ def _below(at: Any, p: Any, t: float) -> float:
 
 
 @inline_jit
-def _at_level(at: Any, p: Any, level: float) -> float:
+def time_at(at: Any, p: Any, level: float) -> float:
     """Return the time by which a run has ended with probability ``level``."""
     j = np.searchsorted(p, level)
     if j == 0:
@@ -285,7 +279,7 @@ def _at_level(at: Any, p: Any, level: float) -> float:
 
 
 @inline_jit
-def _splice(at: Any, p: Any, tail: Any) -> None:
+def splice_tail(at: Any, p: Any, tail: Any) -> None:
     """Let a run go on as all runs do beyond the time that few outlast; ``tail`` has times and survival from there."""
     times, survival = tail[0], tail[1]
     there = _below(at, p, times[0])
@@ -306,7 +300,7 @@ def _typical(at: Any, p: Any) -> float:
     """Return the middle of the window of +-``DENSE`` that most probably holds the run time."""
     most, found = -1.0, 0.0
     for k in range(47):
-        t = _at_level(at, p, 0.04 + 0.02 * k)
+        t = time_at(at, p, 0.04 + 0.02 * k)
         within = _below(at, p, t + DENSE) - _below(at, p, max(t - DENSE, 0.0))
         if within > most + 1e-6:
             most, found = within, t
@@ -344,72 +338,16 @@ def _means(at: Any, p: Any, untrained: Any, out: Any) -> None:
 @inline_jit
 def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any) -> None:
     """Fill in the columns of ``Outcome``; p10 and p90 are read off at the levels ``low`` and ``high``."""
-    median = _at_level(at, p, 0.5)
-    out[OUTCOME.p10] = np.expm1(min(_at_level(at, p, low), median))
+    median = time_at(at, p, 0.5)
+    out[OUTCOME.p10] = np.expm1(min(time_at(at, p, low), median))
     out[OUTCOME.p50] = np.expm1(median)
-    out[OUTCOME.p90] = np.expm1(max(_at_level(at, p, high), median))
+    out[OUTCOME.p90] = np.expm1(max(time_at(at, p, high), median))
     out[OUTCOME.typical] = np.expm1(_typical(at, p))
     total = 0.0
     for k in range(19):
-        total += _at_level(at, p, 0.05 + 0.05 * k)
+        total += time_at(at, p, 0.05 + 0.05 * k)
     out[OUTCOME.log_mean] = total / 19.0
     _means(at, p, untrained, out)
-
-
-class Walk(NamedTuple):
-    """Room for what a walk fills in."""
-
-    features: NDArray[np.float32]
-    pair_t: NDArray[np.float32]
-    pair_threshold: NDArray[np.float32]
-    pair_job: NDArray[np.float32]
-    grid: NDArray[np.float64]
-    predicted: NDArray[np.float64]
-    untrained: NDArray[np.float64]
-
-
-@cached_jit
-def walk(  # noqa: PLR0917 - numba kernels are called by position
-    history: Any, past: Any, samples: Any, events: Any, starts: Any, starts_s: Any, next_start: int, ends: Any,
-    ends_s: Any, next_end: int, first: int, last: int, first_judged: int, forest: Any, out: Any,
-) -> Any:
-    """Walk over the submissions first..last; predict those from first_judged on by ``forest``, and untrained."""
-    by, by_t = np.empty((6, GRID)), np.empty((6, THRESHOLDS))
-    of_grid, of_pairs = np.empty((N_THRESHOLD, GRID), np.float32), np.empty((N_THRESHOLD, THRESHOLDS), np.float32)
-    t_pairs, at = np.empty(THRESHOLDS), np.empty(GRID)
-    of_job, diff, stack, pool = np.empty(N_JOB, np.float32), np.zeros(GRID + 1), np.zeros((64, 3), np.int64), np.empty(GRID)
-    for job in range(first, last):
-        now = events.submitted_s[job]
-        while next_start < len(starts) and starts_s[next_start] < now:
-            note_start(past, events.groups, starts[next_start], starts_s[next_start])
-            next_start += 1
-        while next_end < len(ends) and ends_s[next_end] < now:
-            _learn(history, events, ends[next_end], ends_s[next_end])
-            note_end(past, events.groups, ends[next_end], events.log_run[ends[next_end]])
-            next_end += 1
-        row = out.features[job]
-        _describe(history, events, job, row)
-        take_samples(past, history, events.groups, events.nearness, job, now, samples)
-        _draw_thresholds(samples, row[COLUMN.user_last_1], job, t_pairs)
-        _describe_thresholds(t_pairs, samples, row, by_t, of_pairs)
-        _describe_job(samples, row, of_job)
-        out.pair_t[job] = t_pairs
-        for k in range(THRESHOLDS):
-            out.pair_threshold[job, k] = of_pairs[:, k]
-        out.pair_job[job] = of_job
-        if job >= first_judged:
-            _grid(samples, row, at)
-            _describe_thresholds(at, samples, row, by, of_grid)
-            step_trees(forest, of_grid, of_job, diff, stack)
-            k, raw = job - first_judged, 0.0
-            for place in range(GRID):
-                raw += diff[place]
-                out.predicted[k, place] = 1.0 / (1.0 + np.exp(-raw))
-                out.untrained[k, place] = by[5, place]
-            _pool(out.predicted[k], pool)
-            out.grid[k] = at
-        _arrive(history, events, job)
-    return next_start, next_end
 
 
 PARAMETERS = dict(
@@ -420,9 +358,9 @@ PARAMETERS = dict(
 ROUNDS = 120
 
 
-def train_pairs(rows, out, log_run, ended_s, started_s, until_s, *, rounds=ROUNDS, most_pairs=300_000, **more):
+def train_pairs(rows, pairs, log_run, ended_s, started_s, until_s, *, rounds=ROUNDS, most_pairs=300_000, **more):
     """Train on the pairs of ``rows`` as of ``until_s``; return LightGBM's text."""
-    thresholds = out.pair_t[rows]
+    thresholds = pairs.threshold[rows]
     ended = ended_s[rows] < until_s
     age = np.log1p(np.maximum(until_s - started_s[rows], 0).astype(float))
     below = np.where(ended, np.nan_to_num(log_run[rows], nan=99.0), 99.0)[:, None] <= thresholds
@@ -431,22 +369,6 @@ def train_pairs(rows, out, log_run, ended_s, started_s, until_s, *, rounds=ROUND
     if len(where) > most_pairs:
         chosen = np.sort(np.random.default_rng(0).choice(len(where), most_pairs, replace=False))
         where, which = where[chosen], which[chosen]
-    X = np.concatenate((out.pair_threshold[rows[where], which], out.pair_job[rows[where]]), axis=1)
+    X = np.concatenate((pairs.of_threshold[rows[where], which], pairs.of_job[rows[where]]), axis=1)
     data = lightgbm.Dataset(X, below[where, which].astype(np.float32), feature_name=list(PAIR_FEATURES), free_raw_data=True)
     return lightgbm.train(PARAMETERS | more, data, rounds).model_to_string()
-
-
-def room(n: int, judged: int) -> Walk:
-    """Return room for a walk over ``n`` jobs of which the last ``judged`` are predicted."""
-    return Walk(
-        features=np.full((n, len(FEATURES)), np.nan, np.float32),
-        pair_t=np.zeros((n, THRESHOLDS), np.float32),
-        pair_threshold=np.zeros((n, THRESHOLDS, N_THRESHOLD), np.float32),
-        pair_job=np.zeros((n, N_JOB), np.float32),
-        grid=np.zeros((judged, GRID)),
-        predicted=np.zeros((judged, GRID)),
-        untrained=np.zeros((judged, GRID)),
-    )
-
-
-__all__ = ["empty_past", "empty_samples", "parse_trees", "room", "train_pairs", "walk"]

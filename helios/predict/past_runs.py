@@ -91,6 +91,7 @@ class PastRuns(NamedTuple):
     log_run : float64 array of shape (n,)
         NaN for a job that has not ended, or ended after an unknown time.
     ended : bool array of shape (n,)
+    ended_s : int64 array of shape (n,)
     ring_of : int32 array of shape (n_groups,)
         Ring of a user, request, or user, size and limit; -1 for other groups.
     key_runs : float64 array of shape (n_keys, KEY_RUNS)
@@ -106,6 +107,7 @@ class PastRuns(NamedTuple):
     started_s: NDArray[np.int64]
     log_run: NDArray[np.float64]
     ended: NDArray[np.bool_]
+    ended_s: NDArray[np.int64]
     ring_of: NDArray[np.int32]
     key_runs: NDArray[np.float64]
     user_starts: NDArray[np.int64]
@@ -155,6 +157,7 @@ def empty_past(groups: NDArray[np.int32]) -> PastRuns:
         started_s=np.full(n, np.iinfo(np.int64).max),
         log_run=np.full(n, np.nan),
         ended=np.zeros(n, dtype=np.bool_),
+        ended_s=np.full(n, np.iinfo(np.int64).max),
         ring_of=ring_of,
         key_runs=np.full((keys, KEY_RUNS), np.nan),
         user_starts=np.full((users, USER_STARTS), -1, dtype=np.int64),
@@ -199,9 +202,9 @@ def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
 
 
 @inline_jit
-def note_end(past: Any, groups: Any, job: int, log_run: float) -> None:
+def note_end(past: Any, groups: Any, job: int, ended_s: int, log_run: float) -> None:
     """Add a job that ended, after an unknown time for NaN."""
-    past.ended[job] = True
+    past.ended[job], past.ended_s[job] = True, ended_s
     past.log_run[job] = log_run
     key = groups[job, USER_SIZE]
     if key >= 0 and not np.isnan(log_run):

@@ -1,0 +1,506 @@
+"""Predictions along a timeline: jobs are submitted, start and end, and each question is answered from what came before.
+
+The same kernels walk a recorded history, follow a replay, and serve a live cluster. p10 and p90 are read off at levels
+that move, so that each side is missed as often as it should be (Gibbs and Candes 2021, arXiv:2106.00170): one offset for
+all jobs, one for jobs of new users, one for jobs of a burst, and one for each user. A job teaches of a bound once it has
+run as long as the bound, whether it ended or not: learned from ends alone, all jobs would seem short.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.jit import cached_jit, inline_jit
+from helios.predict.causal_stats import (
+    COLUMN,
+    FEATURES,
+    REQUEST,
+    USER,
+    USER_SIZE,
+    CausalStats,
+    Events,
+    _arrive,
+    _describe,
+    _describe_last,
+    _describe_means,
+    _describe_record,
+    _learn,
+    empty_stats,
+)
+from helios.predict.distribution import (
+    GRID,
+    N_JOB,
+    N_THRESHOLD,
+    OUTCOME,
+    THRESHOLDS,
+    describe_pair_job,
+    describe_thresholds,
+    draw_thresholds,
+    lay_grid,
+    pool,
+    read_off,
+    splice_tail,
+    step_trees,
+    time_at,
+)
+from helios.predict.past_runs import PastRuns, Samples, empty_past, empty_samples, note_end, note_start, take_samples
+
+GROUPS = ("all", "new user", "burst")
+MISS = 0.1
+"""How often a run time may lie below p10, and above p90."""
+# Steps of the levels, in log-odds: of a group never smaller than STEP, at first FIRST_STEP / sqrt(jobs).
+STEP, FIRST_STEP, USER_STEP = 0.02, 0.5, 0.05
+FEW_ENDED = 10
+USER_BURST_GAP_S, ALIKE_BURST_GAP_S = 600, 6 * 3600
+# The n-th job of a burst weighs n ** power and at least so much, for known and unknown users.
+BURST_POWER, LEAST_WEIGHT = -0.5, 0.1
+STRANGERS_POWER, STRANGERS_LEAST = -0.25, 0.2
+# Slurm lets a job outlive its limit by KillWait (30 s) and until its next check of limits.
+GRACE_S = 60.0
+# Runs are cut at the limit where fewer than one ended job in a hundred has outlived its own.
+OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.02, 0.01, 0.999
+
+_LOG_FEW = np.log1p(FEW_ENDED - 0.5)
+_LOG_USER_GAP, _LOG_ALIKE_GAP = np.log1p(USER_BURST_GAP_S + 0.5), np.log1p(ALIKE_BURST_GAP_S + 0.5)
+# Levels at which a job's distribution is kept until it has taught.
+_KEPT = np.array([
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.45),
+    *(0.55, 0.7, 0.8, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 0.99, 0.995, 0.999),
+])
+_LOW, _HIGH = 0, 1
+_ODDS = np.log(MISS / (1.0 - MISS))
+
+
+class Levels(NamedTuple):
+    """Calibration of a predictor, without users' own: it is kept with a model.
+
+    Attributes
+    ----------
+    offsets, counts : float64 arrays of shape (2, len(GROUPS))
+        Offsets of the levels of p10 and p90 in log-odds, and the jobs that each has learned from.
+    outlived : float64 array of shape (1,)
+        Share of the last ended jobs that outlived their time limit.
+    """
+
+    offsets: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    outlived: NDArray[np.float64]
+
+
+class Pairs(NamedTuple):
+    """Pairs of jobs and thresholds that a model can be trained on, one row per job.
+
+    Attributes
+    ----------
+    threshold : float32 array of shape (n, THRESHOLDS)
+    of_threshold : float32 array of shape (n, THRESHOLDS, N_THRESHOLD)
+    of_job : float32 array of shape (n, N_JOB)
+    """
+
+    threshold: NDArray[np.float32]
+    of_threshold: NDArray[np.float32]
+    of_job: NDArray[np.float32]
+
+
+class Model(NamedTuple):
+    """Trained parts of a predictor, for kernels.
+
+    Attributes
+    ----------
+    forest : TreeEnsemble
+        Without trees the untrained distribution is used.
+    tail : float64 array of shape (2, k)
+        Times, log1p s, and the share of the runs that outlast the first of them and outlast each.
+    """
+
+    forest: Any
+    tail: NDArray[np.float64]
+
+
+class Waiting(NamedTuple):
+    """What is kept of each job until it has taught the calibration.
+
+    Attributes
+    ----------
+    level, bound : float32 arrays of shape (n, 2)
+        Levels that p10 and p90 were read off at, and what was read, log1p s; NaN for a job without a prediction.
+    kept : float32 array of shape (n, len(_KEPT))
+        Times by which the job's run has ended at some levels.
+    member : bool array of shape (n, len(GROUPS))
+    weight : float32 array of shape (n,)
+    of_user : float64 array of shape (n_users, 2)
+    burst_last_s, burst_length : int64 arrays of shape (n_groups,)
+    heap_s, heap_bound : int64 arrays of shape (2 n,)
+        A heap of moments, with 2 x job + side.
+    heap_length : int64 array of shape (1,)
+    """
+
+    level: NDArray[np.float32]
+    bound: NDArray[np.float32]
+    kept: NDArray[np.float32]
+    member: NDArray[np.bool_]
+    weight: NDArray[np.float32]
+    of_user: NDArray[np.float64]
+    burst_last_s: NDArray[np.int64]
+    burst_length: NDArray[np.int64]
+    heap_s: NDArray[np.int64]
+    heap_bound: NDArray[np.int64]
+    heap_length: NDArray[np.int64]
+
+
+class Scratch(NamedTuple):
+    """Room for the answer to one question."""
+
+    samples: Samples
+    by_grid: NDArray[np.float64]
+    by_pairs: NDArray[np.float64]
+    of_grid: NDArray[np.float32]
+    of_pairs: NDArray[np.float32]
+    of_job: NDArray[np.float32]
+    at: NDArray[np.float64]
+    p: NDArray[np.float64]
+    pairs_at: NDArray[np.float64]
+    difference: NDArray[np.float64]
+    stack: NDArray[np.int64]
+    pooled: NDArray[np.float64]
+
+
+class State(NamedTuple):
+    """Everything that a timeline has learned so far."""
+
+    history: CausalStats
+    past: PastRuns
+    levels: Levels
+    waiting: Waiting
+    features: NDArray[np.float32]
+    pairs: Pairs
+    scratch: Scratch
+
+
+def empty_levels() -> Levels:
+    """Return the calibration before the first job."""
+    shape = (2, len(GROUPS))
+    return Levels(offsets=np.zeros(shape), counts=np.zeros(shape), outlived=np.array([OUTLIVED_BEFORE]))
+
+
+def empty_state(events: Events, *, levels: Levels | None = None, pairs: bool = True) -> State:
+    """Return the state before the first job of ``events``.
+
+    Parameters
+    ----------
+    levels : Levels, optional
+        An earlier calibration to start from. It is copied.
+    pairs : bool
+        Whether to keep what a model is trained on, 0.9 kB a job.
+    """
+    n, n_groups = len(events.submitted_s), int(events.groups.max(initial=-1)) + 1
+    past = empty_past(events.groups)
+    kept = n if pairs else 0
+    return State(
+        history=empty_stats(events),
+        past=past,
+        levels=Levels(*(part.copy() for part in levels or empty_levels())),
+        waiting=Waiting(
+            level=np.full((n, 2), np.nan, dtype=np.float32),
+            bound=np.full((n, 2), np.nan, dtype=np.float32),
+            kept=np.zeros((n, len(_KEPT)), dtype=np.float32),
+            member=np.zeros((n, len(GROUPS)), dtype=np.bool_),
+            weight=np.ones(n, dtype=np.float32),
+            of_user=np.zeros((len(past.user_count), 2)),
+            burst_last_s=np.full(n_groups, np.iinfo(np.int64).min // 2),
+            burst_length=np.zeros(n_groups, dtype=np.int64),
+            heap_s=np.zeros(2 * n, dtype=np.int64),
+            heap_bound=np.zeros(2 * n, dtype=np.int64),
+            heap_length=np.zeros(1, dtype=np.int64),
+        ),
+        features=np.full((n, len(FEATURES)), np.nan, dtype=np.float32),
+        pairs=Pairs(
+            threshold=np.zeros((kept, THRESHOLDS), dtype=np.float32),
+            of_threshold=np.zeros((kept, THRESHOLDS, N_THRESHOLD), dtype=np.float32),
+            of_job=np.zeros((kept, N_JOB), dtype=np.float32),
+        ),
+        scratch=Scratch(
+            samples=empty_samples(),
+            by_grid=np.empty((6, GRID)),
+            by_pairs=np.empty((6, THRESHOLDS)),
+            of_grid=np.empty((N_THRESHOLD, GRID), dtype=np.float32),
+            of_pairs=np.empty((N_THRESHOLD, THRESHOLDS), dtype=np.float32),
+            of_job=np.empty(N_JOB, dtype=np.float32),
+            at=np.empty(GRID),
+            p=np.empty(GRID),
+            pairs_at=np.empty(THRESHOLDS),
+            difference=np.zeros(GRID + 1),
+            stack=np.zeros((64, 3), dtype=np.int64),
+            pooled=np.empty(GRID),
+        ),
+    )
+
+
+@cached_jit
+def learn(state: Any, events: Any, starts: Any, starts_s: Any, ends: Any, ends_s: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
+    """Learn from jobs that started and ended, each list in the order of time, before the next question."""
+    for place in range(len(starts)):
+        _start(state, events, starts[place], starts_s[place])
+    for place in range(len(ends)):
+        _end(state, events, ends[place], ends_s[place])
+
+
+@inline_jit
+def _start(state: Any, events: Any, job: int, started_s: int) -> None:
+    note_start(state.past, events.groups, job, started_s)
+    waiting = state.waiting
+    for side in range(2):
+        if not np.isnan(waiting.bound[job, side]):
+            _push(waiting, started_s + int(np.expm1(float(waiting.bound[job, side]))) + 1, 2 * job + side)
+
+
+@inline_jit
+def _end(state: Any, events: Any, job: int, ended_s: int) -> None:
+    log_run = events.log_run[job]
+    _learn(state.history, events, job, ended_s)
+    note_end(state.past, events.groups, job, ended_s, log_run)
+    log_limit = float(events.request[job, COLUMN.log_limit])
+    if np.isfinite(log_limit) and not np.isnan(log_run):
+        over = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)
+        outlived = state.levels.outlived
+        outlived[0] = OUTLIVED_DECAY * outlived[0] + (1.0 - OUTLIVED_DECAY) * over
+
+
+@inline_jit
+def _push(waiting: Any, moment_s: int, bound: int) -> None:
+    place = waiting.heap_length[0]
+    waiting.heap_length[0] += 1
+    while place > 0 and waiting.heap_s[(place - 1) // 2] > moment_s:
+        above = (place - 1) // 2
+        waiting.heap_s[place], waiting.heap_bound[place] = waiting.heap_s[above], waiting.heap_bound[above]
+        place = above
+    waiting.heap_s[place], waiting.heap_bound[place] = moment_s, bound
+
+
+@inline_jit
+def _pop(waiting: Any) -> int:
+    """Remove the earliest moment, and return its bound."""
+    first = waiting.heap_bound[0]
+    waiting.heap_length[0] -= 1
+    n = waiting.heap_length[0]
+    moment_s, bound, place = waiting.heap_s[n], waiting.heap_bound[n], 0
+    while True:
+        below = 2 * place + 1
+        if below + 1 < n and waiting.heap_s[below + 1] < waiting.heap_s[below]:
+            below += 1
+        if below >= n or waiting.heap_s[below] >= moment_s:
+            break
+        waiting.heap_s[place], waiting.heap_bound[place] = waiting.heap_s[below], waiting.heap_bound[below]
+        place = below
+    waiting.heap_s[place], waiting.heap_bound[place] = moment_s, bound
+    return first
+
+
+@inline_jit
+def _level(state: Any, groups: Any, job: int, side: int) -> float:
+    """Return the level that a bound of ``job`` is read off at now."""
+    odds = _ODDS if side == _LOW else -_ODDS
+    for group in range(len(GROUPS)):
+        if state.waiting.member[job, group]:
+            odds += state.levels.offsets[side, group]
+    if groups[job, USER] >= 0:
+        odds += state.waiting.of_user[state.past.ring_of[groups[job, USER]], side]
+    return 1.0 / (1.0 + np.exp(-odds))
+
+
+@inline_jit
+def _calibrate(state: Any, events: Any, now: int) -> None:
+    """Learn from the bounds that jobs have reached before ``now``."""
+    waiting, past, levels = state.waiting, state.past, state.levels
+    while waiting.heap_length[0] > 0 and waiting.heap_s[0] < now:
+        moment_s = waiting.heap_s[0]
+        bound = _pop(waiting)
+        job, side = bound // 2, bound % 2
+        level, then = _level(state, events.groups, job, side), float(waiting.level[job, side])
+        if past.ended[job] and past.ended_s[job] <= moment_s:
+            if np.isnan(past.log_run[job]):
+                continue
+            below = 1.0 if _share_at(waiting.kept[job], past.log_run[job]) < level else 0.0
+        else:
+            below = 0.0 if level <= then else (level - then) / (1.0 - then)
+        missed = waiting.weight[job] * (below - (MISS if side == _LOW else 1.0 - MISS))
+        for group in range(len(GROUPS)):
+            if waiting.member[job, group]:
+                levels.offsets[side, group] -= max(STEP, FIRST_STEP / np.sqrt(levels.counts[side, group] + 1.0)) * missed
+                levels.counts[side, group] += waiting.weight[job]
+        if events.groups[job, USER] >= 0:
+            waiting.of_user[past.ring_of[events.groups[job, USER]], side] -= USER_STEP * missed
+
+
+@inline_jit
+def _share_at(kept: Any, log_run: float) -> float:
+    """Return the level at which a kept distribution reaches a run time."""
+    j = np.searchsorted(kept, log_run)
+    if j == 0:
+        return 0.0
+    if j >= len(kept):
+        return 1.0
+    width = float(kept[j] - kept[j - 1])
+    return _KEPT[j - 1] + (_KEPT[j] - _KEPT[j - 1]) * ((log_run - kept[j - 1]) / width if width > 0.0 else 0.5)
+
+
+@inline_jit
+def _note(state: Any, events: Any, job: int, now: int) -> None:
+    """Note the groups and the weight of a submitted job."""
+    waiting, row = state.waiting, state.features[job]
+    known = events.groups[job, USER_SIZE] >= 0
+    alike = events.groups[job, USER_SIZE] if known else events.groups[job, REQUEST]
+    again = now - waiting.burst_last_s[alike] <= ALIKE_BURST_GAP_S
+    waiting.burst_length[alike] = waiting.burst_length[alike] + 1 if again else 1
+    waiting.burst_last_s[alike] = now
+    n = float(waiting.burst_length[alike])
+    waiting.weight[job] = max(n**BURST_POWER, LEAST_WEIGHT) if known else max(n**STRANGERS_POWER, STRANGERS_LEAST)
+    member = waiting.member[job]
+    member[0] = True
+    member[1] = row[COLUMN.user_ended] < _LOG_FEW
+    member[2] = row[COLUMN.user_submission_gap] < _LOG_USER_GAP or row[COLUMN.user_size_submission_gap] < _LOG_ALIKE_GAP
+
+
+@inline_jit
+def _distribute(state: Any, events: Any, model: Any, job: int, now: int) -> None:
+    """Compute the distribution of a job's run time as of ``now``, on the grid in the scratch room."""
+    scratch, row = state.scratch, state.features[job]
+    lay_grid(scratch.samples, row, scratch.at)
+    describe_thresholds(scratch.at, scratch.samples, row, scratch.by_grid, scratch.of_grid)
+    if len(model.forest.root) > 0:
+        describe_pair_job(scratch.samples, row, scratch.of_job)
+        step_trees(model.forest, scratch.of_grid, scratch.of_job, scratch.difference, scratch.stack)
+        raw = 0.0
+        for place in range(GRID):
+            raw += scratch.difference[place]
+            scratch.p[place] = 1.0 / (1.0 + np.exp(-raw))
+        pool(scratch.p, scratch.pooled)
+    else:
+        scratch.p[:] = scratch.by_grid[5]
+    splice_tail(scratch.at, scratch.p, model.tail)
+    log_limit = float(row[COLUMN.log_limit])
+    if np.isfinite(log_limit) and state.levels.outlived[0] <= OUTLIVED_AT_MOST:
+        last = np.log1p(np.expm1(log_limit) + GRACE_S)
+        for place in range(GRID):
+            if scratch.at[place] >= last:
+                scratch.p[place] = 1.0
+
+
+@inline_jit
+def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
+    """Read a prediction off the distribution in the scratch room, and return the levels of its bounds."""
+    scratch = state.scratch
+    low = min(max(_level(state, events.groups, job, _LOW), 0.0005), 0.45)
+    high = min(max(_level(state, events.groups, job, _HIGH), 0.55), 0.9995)
+    read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out)
+    return low, high
+
+
+@inline_jit
+def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: Any) -> None:
+    """Describe a submitted job, keep its pairs, and predict it if asked to."""
+    scratch, now, row = state.scratch, events.submitted_s[job], state.features[job]
+    _describe(state.history, events, job, row)
+    take_samples(state.past, state.history, events.groups, events.nearness, job, now, scratch.samples)
+    if len(state.pairs.threshold) > 0:
+        draw_thresholds(scratch.samples, row[COLUMN.user_last_1], job, scratch.pairs_at)
+        describe_thresholds(scratch.pairs_at, scratch.samples, row, scratch.by_pairs, scratch.of_pairs)
+        describe_pair_job(scratch.samples, row, state.pairs.of_job[job])
+        for k in range(THRESHOLDS):
+            state.pairs.threshold[job, k] = scratch.pairs_at[k]
+            for feature in range(N_THRESHOLD):
+                state.pairs.of_threshold[job, k, feature] = scratch.of_pairs[feature, k]
+    _note(state, events, job, now)
+    if predicts:
+        _distribute(state, events, model, job, now)
+        low, high = _answer(state, events, job, out)
+        waiting = state.waiting
+        waiting.level[job, _LOW], waiting.level[job, _HIGH] = low, high
+        waiting.bound[job, _LOW], waiting.bound[job, _HIGH] = np.log1p(out[OUTCOME.p10]), np.log1p(out[OUTCOME.p90])
+        for k in range(len(_KEPT)):
+            waiting.kept[job, k] = time_at(scratch.at, scratch.p, _KEPT[k])
+    _arrive(state.history, events, job)
+
+
+@cached_jit
+def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, predicts: bool, out: Any) -> None:  # noqa: PLR0917 - as above
+    """Predict jobs at their submission, in order.
+
+    Every start and end before it must have been learned.
+
+    Parameters
+    ----------
+    jobs : int64 array of shape (m,)
+        Rows of ``events``.
+    predicts : bool
+        False to learn from the submissions alone.
+    out : float64 array of shape (m, len(OUTCOME))
+    """
+    for place in range(len(jobs)):
+        _calibrate(state, events, events.submitted_s[jobs[place]])
+        _submit(state, events, model, jobs[place], predicts, out[place])
+
+
+@inline_jit
+def _ask_again(state: Any, events: Any, model: Any, job: int, now: int, kept: Any, out: Any) -> None:
+    row = state.features[job]
+    kept[:] = row
+    _describe_means(state.history, events, job, row)
+    _describe_last(state.history, events.groups[job], row)
+    _describe_record(state.history, events, job, now, row)
+    take_samples(state.past, state.history, events.groups, events.nearness, job, now, state.scratch.samples)
+    _distribute(state, events, model, job, now)
+    _answer(state, events, job, out)
+    row[:] = kept
+
+
+@cached_jit
+def predict_waiting(state: Any, events: Any, model: Any, jobs: Any, now: int, out: Any) -> None:  # noqa: PLR0917 - as above
+    """Predict submitted jobs again, as of ``now``.
+
+    What came in with the submission (the user's other jobs, the time of day) stays as it was then.
+    """
+    _calibrate(state, events, now)
+    kept = np.empty(state.features.shape[1], dtype=np.float32)
+    for place in range(len(jobs)):
+        _ask_again(state, events, model, jobs[place], now, kept, out[place])
+
+
+class Recorded(NamedTuple):
+    """Starts and ends as they were recorded, each in the order of time."""
+
+    starts: NDArray[np.int64]
+    starts_s: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    ends_s: NDArray[np.int64]
+
+
+@cached_jit
+def walk(  # noqa: PLR0917 - as above
+    state: Any, events: Any, model: Any, recorded: Any, places: Any, jobs: Any, first_predicted: int, out: Any
+) -> None:
+    """Walk over recorded submissions; predict those from ``first_predicted`` on.
+
+    Parameters
+    ----------
+    recorded : Recorded
+    places : int64 array of shape (2,)
+        First start and first end that are not yet learned; moved on.
+    jobs : int64 array
+        Submissions, in order.
+    out : float64 array of shape (n, len(OUTCOME))
+        One row for each job of ``events``.
+    """
+    for job in jobs:
+        now = events.submitted_s[job]
+        while places[0] < len(recorded.starts) and recorded.starts_s[places[0]] < now:
+            _start(state, events, recorded.starts[places[0]], recorded.starts_s[places[0]])
+            places[0] += 1
+        while places[1] < len(recorded.ends) and recorded.ends_s[places[1]] < now:
+            _end(state, events, recorded.ends[places[1]], recorded.ends_s[places[1]])
+            places[1] += 1
+        _calibrate(state, events, now)
+        _submit(state, events, model, job, job >= first_predicted, out[job])
