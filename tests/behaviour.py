@@ -914,7 +914,7 @@ class World:
 class JobWorld(World):
     """A cluster of three partitions, people, admins and three services that act on jobs."""
 
-    services = ("qssf", "packing", "soft_limits")
+    services = ("qssf", "node_fill_order", "soft_limits")
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, domain=Domain.JOBS)
@@ -1042,7 +1042,7 @@ class JobWorld(World):
 
     def propose(self) -> None:
         jobs = [*self.pending, *self.running[:1], "nobody"]
-        for name in ("qssf", "packing"):
+        for name in ("qssf", "node_fill_order"):
             if self.happens(0.6):
                 urgencies = {job: self.number(-100, 100) / 100 for job in self.some_of(jobs, 7)}
                 ranked = sorted(urgencies.items(), key=lambda item: (-item[1], item[0]))
@@ -1057,13 +1057,13 @@ class JobWorld(World):
             ]
         if self.happens(0.1):
             chosen = None if self.happens(0.3) else tuple(self.some_of(jobs, 3))
-            self.says["packing"].actions = [Revert(job_ids=chosen, reason="no longer wanted")]
+            self.says["node_fill_order"].actions = [Revert(job_ids=chosen, reason="no longer wanted")]
 
 
 class NodeWorld(World):
     """Twelve nodes of two partitions, jobs, admins and two services that act on nodes."""
 
-    services = ("ces", "packing")
+    services = ("ces", "node_fill_order")
     names = tuple(f"n{place}" for place in range(1, 13))
 
     def __init__(self, seed: int) -> None:
@@ -1181,7 +1181,7 @@ class NodeWorld(World):
             order = self.some_of(names, 8)
             half = len(order) // 2
             fill = FillFirst(tiers=(tuple(order[:half]), tuple(order[half:])), reason="fullest first")
-            self.says["packing"].actions = [fill]
+            self.says["node_fill_order"].actions = [fill]
 
 
 def _job_report(report: Any) -> dict[str, Json]:

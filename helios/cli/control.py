@@ -19,7 +19,7 @@ from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.operations import Operations
-from helios.cli.options import AsJson, Cluster, configuration
+from helios.cli.options import AsJson, Cluster, configuration, rename_services
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
@@ -81,7 +81,8 @@ def cycle_(
 
 def mode_(
     service: Annotated[
-        str | None, typer.Argument(help="Name of a service. Without one, the modes in force are shown.")
+        str | None,
+        typer.Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
     ] = None,
     mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[

@@ -17,7 +17,7 @@ import typer
 
 from helios.app.history import LoadedHistory, load_history, read_file
 from helios.cli.output import say
-from helios.config import Configuration, Settings, load_configuration, zone
+from helios.config import RENAMED_SERVICES, Configuration, Settings, load_configuration, zone
 from helios.errors import UsageError
 from helios.ingest import TraceFormat
 from helios.ports import Progress
@@ -192,6 +192,26 @@ def configuration() -> Configuration:
     found = load_configuration(environment=os.environ, folder=Path.cwd())
     _say_once(found.notes)
     return found
+
+
+def rename_services(given: Any) -> Any:
+    """Replace old names of services in what an option was given, with a note.
+
+    Each text is a list of names, or SERVICE.OPTION=VALUE.
+    """
+    if given is None or isinstance(given, str):
+        return given and _rename_services(given)
+    return [_rename_services(text) for text in given]
+
+
+def _rename_services(text: str) -> str:
+    names = text.split(",")
+    for place, name in enumerate(names):
+        service, dot, rest = name.partition(".")
+        if new := RENAMED_SERVICES.get(service.strip()):
+            say(f"note: {service.strip()} is called {new} now; the old name goes with the next release.")
+            names[place] = f"{new}{dot}{rest}"
+    return ",".join(names)
 
 
 @cache

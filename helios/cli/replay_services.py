@@ -25,6 +25,7 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
+    rename_services,
 )
 from helios.cli.output import answer, progress_bars, say, say_notes, width, write_page
 from helios.config import Settings
@@ -41,13 +42,16 @@ def simulate_(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            "--service", help="Service that acts. If repeated, they act together. Default: the configured services."
+            "--service",
+            callback=rename_services,
+            help="Service that acts. If repeated, they act together. Default: the configured services.",
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
+            callback=rename_services,
             help="Set an option of a service: SERVICE.OPTION=VALUE, with the names of section services.SERVICE in "
             "helios.toml. May be repeated.",
         ),

@@ -13,7 +13,7 @@ import typer
 
 from helios.app import reports
 from helios.app.reports import ReportQuery
-from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand
+from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand, rename_services
 from helios.cli.output import say, say_notes, show_json
 from helios.errors import UsageError
 from helios.report.admin import Field, ReportTable, as_json, as_lines, chosen_fields, listing
@@ -37,7 +37,10 @@ Start = Annotated[
     typer.Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
 ]
 End = Annotated[str | None, typer.Option("-E", "--endtime", help="End of the window. Default: now.")]
-Services = Annotated[list[str] | None, typer.Option("--service", help="Only these services, separated by commas.")]
+Services = Annotated[
+    list[str] | None,
+    typer.Option("--service", callback=rename_services, help="Only these services, separated by commas."),
+]
 Day = Annotated[str, typer.Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 

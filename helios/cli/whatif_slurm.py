@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from helios.cli.options import AsJson, HistoryOptions, Report, WindowOptions, configuration, expand, refuse_misplaced
+from helios.cli.options import (
+    AsJson,
+    HistoryOptions,
+    Report,
+    WindowOptions,
+    configuration,
+    expand,
+    refuse_misplaced,
+    rename_services,
+)
 from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.errors import FileUnreadable, HeliosError, UsageError
 from helios.model import SlurmSite
@@ -48,7 +57,11 @@ def slurm(
     ] = None,
     service: Annotated[
         list[str] | None,
-        typer.Option("--service", help="Also replay with this service acting, as it is configured. May be repeated."),
+        typer.Option(
+            "--service",
+            callback=rename_services,
+            help="Also replay with this service acting, as it is configured. May be repeated.",
+        ),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,

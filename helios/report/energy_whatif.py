@@ -35,7 +35,7 @@ class PolicyResult:
     ----------
     policy : str
         ``always_on``, ``idle_timer_10min``, ``max_3h_plus_5``, ``ces_published``, ``ces``, ``oracle``,
-        ``packing``, ``ces+packing``, ...
+        ``node_fill_order``, ``ces+node_fill_order``, ...
     mean_sleeping_nodes : float
         Nodes not powered (neither awake nor on the way), averaged over time.
     node_utilization_before, node_utilization_after : float
@@ -325,4 +325,4 @@ def _colour(policy: str) -> str:
         return ORANGE
     if policy.startswith("ces"):
         return BLUE
-    return GREEN if "packing" in policy else INK
+    return GREEN if "node_fill_order" in policy else INK

@@ -268,8 +268,8 @@ POLICIES = (
     "max_3h_plus_5",
     "ces_published",
     "ces",
-    "packing",
-    "ces+packing",
+    "node_fill_order",
+    "ces+node_fill_order",
     "oracle",
 )
 """In the order in which they are shown."""
@@ -277,7 +277,7 @@ REFIT_S = 7 * 86_400
 """Time between retrainings of the forecasts, s; daily, as live, they are hardly better and take seven times as long."""
 FIRST_TIMER_S = 1_800
 """Idle timer of the replay that finds the needed nodes, s."""
-_TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "packing": 1_800}
+_TIMERS_S = {"idle_timer_10min": 600, "idle_timer_30min": 1_800, "node_fill_order": 1_800}
 """Policies under which the cluster's own idle timer puts nodes to sleep, and after how long, s."""
 
 
@@ -440,7 +440,7 @@ def _play(
     return replay_nodes(
         context.cluster(_TIMERS_S.get(policy)),
         active_services,
-        demand=_demand(context, packed="packing" in policy, progress=progress) if forecasts else None,
+        demand=_demand(context, packed="node_fill_order" in policy, progress=progress) if forecasts else None,
         begin_s=context.begin_s,
         end_s=context.end_s,
         power=context.power,
@@ -452,9 +452,9 @@ def _active_services(
     policy: str, context: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
 ) -> Iterator[EnergyService]:
     options, shape = context.request.options, context.setup.machine.shape
-    if "packing" in policy:
+    if "node_fill_order" in policy:
         yield EnergyService(service=NodeFillOrder(NodeFillOrder.Options(tiers=context.power.tiers)))
-    if policy in ("ces", "ces+packing"):
+    if policy in ("ces", "ces+node_fill_order"):
         yield EnergyService(service=Ces(options))
     elif policy == "max_3h_plus_5":
         yield EnergyService(service=Ces(replace(options, rule="max_3h")))
@@ -502,7 +502,7 @@ def _needed(context: _ServiceContext, *, packed: bool, progress: Progress) -> _N
             begin_s=context.begin_s - _looked_back(context) * STEP_S,
             end_s=context.end_s,
             power=context.power,
-            progress=lambda done: progress("Replaying packing from further back", done),
+            progress=lambda done: progress("Replaying node_fill_order from further back", done),
         )
     cluster.advance(context.end_s)
     start_s, most, _ = cluster.busy_nodes(STEP_S)
@@ -618,8 +618,8 @@ def _notes(context: _ServiceContext) -> list[str]:
         "site that sets no weights comes near to random.",
         f"Forecasts: {source}, learned anew each week from what was before it, of the nodes that hold jobs where "
         "the idle timer of 30 min puts the others to sleep.",
-        "Packing alone sleeps by the cluster's own idle timer of 30 min. Of the rails power.most_in_transition and "
-        "power.most_asleep are simulated; every node that is told to wake does.",
+        "With the node fill order alone nodes sleep by the cluster's own idle timer of 30 min. Of the rails "
+        "power.most_in_transition and power.most_asleep are simulated; every node that is told to wake does.",
         f"A wake-up is a step of 10 min in which nodes begin to wake, for a job or ahead of one; it takes "
         f"{context.energy.boot_s:.0f} s. A job is delayed if it was given a node that was not up yet.",
         "The oracle knows what will be needed, as it was in that replay, and is asked to wake no oftener than CES did.",

@@ -57,7 +57,7 @@ def a_request(**options):
             "window": (START + 4 * DAY, START + 6 * DAY),
             "calendar": Calendar(zone=ZoneInfo("UTC")),
             "nodes": {"gpu": 10},
-            "policies": ("idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "packing"),
+            "policies": ("idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "node_fill_order"),
         }
         | options
     )
@@ -94,8 +94,8 @@ def test_the_reserve_of_five_nodes_delays_fewer_jobs_than_a_timer(answer):
     assert answer.of("max_3h_plus_5").jobs_delayed < answer.of("idle_timer_30min").jobs_delayed
 
 
-def test_packing_keeps_no_more_nodes_busy_than_the_timer_alone(answer):
-    assert answer.of("packing").mean_sleeping_nodes >= answer.of("idle_timer_30min").mean_sleeping_nodes - 0.2
+def test_the_node_fill_order_keeps_no_more_nodes_busy_than_the_timer_alone(answer):
+    assert answer.of("node_fill_order").mean_sleeping_nodes >= answer.of("idle_timer_30min").mean_sleeping_nodes - 0.2
 
 
 def test_the_assumptions_are_said_aloud(answer):

@@ -218,10 +218,10 @@ def test_failures_of_different_days_do_not_add_up() -> None:
 
 def test_a_weight_lost_by_a_release_is_nobodys_hand() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"]), name="packing")
+    table.says(fill(["n1"], ["n2"]), name="node_fill_order")
     table.cluster.reconfigure()
     table.world = lambda now: replace(all_is_well(now), released="alice released")
-    report = table.says(name="packing")
+    report = table.says(name="node_fill_order")
     assert not any("forgot" in note for note in report.notes)
     assert table.applied(setting="weight") == {}
 
@@ -240,7 +240,7 @@ def test_a_restart_forgets_nothing() -> None:
     table = asleep("n1", "n2", "n3", failures_to_protect=2)
     fail_some_wakes(table, "n1", "n2")
     table.says(*up("n3"))
-    table.says(fill(["n4"], ["n5"]), name="packing")
+    table.says(fill(["n4"], ["n5"]), name="node_fill_order")
     assert NodeControllerState.from_json(table.memory.to_json()) == table.memory
     assert table.memory.protected
     assert set(table.memory.slept) == {"n1", "n2", "n3"}
