@@ -57,14 +57,15 @@ from helios.config import Control, Power, Settings, SlurmSettings
 from helios.control import (
     ActiveService,
     ControllerState,
+    Cycle,
+    JobDomain,
     NodeControllerState,
+    NodeDomain,
     Preconditions,
     ServiceMode,
     Undo,
     release,
     release_nodes,
-    run_cycle,
-    run_node_cycle,
 )
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
@@ -946,15 +947,15 @@ class JobWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _job_report(release(**common, reason="a person asks"))}
-            report = run_cycle(
+            domain = JobDomain(common.pop("cluster"), self.settings)
+            cycle = Cycle(
                 **common,
-                active_services=self.active_services(),
-                expectation=self.expect,
-                conditions=self.conditions,
+                domain=domain,
                 settings=self.settings,
                 memory=ControllerState.from_json(self.memory.to_json()),
                 paused=lambda: self.pause_asked,
             )
+            report = cycle.run(self.active_services(), expectation=self.expect, conditions=self.conditions)
         except Crash as crash:
             return {"crash": str(crash)}
         if report.leads:
@@ -1111,14 +1112,15 @@ class NodeWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _node_report(release_nodes(**common, reason="a person asks", memory=self.memory))}
-            report = run_node_cycle(
-                **common,
-                active_services=self.active_services(),
+            memory = NodeControllerState.from_json(self.memory.to_json())
+            domain = NodeDomain(common.pop("cluster"), self.settings, memory)
+            cycle = Cycle(
+                **common, domain=domain, settings=self.settings, memory=memory.cycle, paused=lambda: self.pause_asked
+            )
+            report = cycle.run(
+                self.active_services(),
                 expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
                 conditions=self.conditions,
-                settings=self.settings,
-                memory=NodeControllerState.from_json(self.memory.to_json()),
-                paused=lambda: self.pause_asked,
             )
         except Crash as crash:
             return {"crash": str(crash)}

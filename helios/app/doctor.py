@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.controller_state import CycleUnderWay, hold_cycle_lock
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder
 from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
-from helios.app.job_controller import MEMORY, lease_holder
+from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, preflight
 from helios.app.modes import is_paused, modes_in_force
 from helios.app.node_controller import MEMORY as NODE_MEMORY

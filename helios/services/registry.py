@@ -248,7 +248,7 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
         ) from reason
     flaws = find_flaws(service_class)
     if flaws:
-        raise ServiceInvalid(f"Service {name} ({entry.value}) is none: {'; '.join(flaws)}.")
+        raise ServiceInvalid(f"{entry.value} cannot be used as service {name}: {'; '.join(flaws)}.")
     return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
 
 

@@ -168,7 +168,7 @@ def test_a_cluster_that_cannot_be_seen_keeps_helios_suspended() -> None:
     table.cluster.fail_next()
     report = table.says(*down("n1"))
     assert not report.seen
-    assert "could not be looked at" in report.suspended[0]
+    assert "could not be read" in report.suspended[0]
     assert report.tallies.empty
 
 

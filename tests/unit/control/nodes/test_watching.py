@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helios.control import NodeControllerState, clear_service
+from helios.control import NodeControllerState, clear_failed_wakes
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
     AWAKE,
@@ -201,9 +201,9 @@ def test_too_many_failed_wakes_lead_to_protected_mode_until_a_person_clears_it()
     assert "n1, n2, n3" in report.protected
     table.cycle(after=48 * HOUR)
     assert table.says(*down("n6")).slept == ()  # time alone ends nothing
-    table.memory = clear_service(table.memory, "n1")
+    table.memory = clear_failed_wakes(table.memory, "n1")
     assert table.says(*down("n6")).slept == ()
-    table.memory = clear_service(table.memory)
+    table.memory = clear_failed_wakes(table.memory)
     assert table.says(*down("n6")).slept == ("n6",)
 
 
