@@ -887,7 +887,7 @@ class World:
                     {"model_trained_at": self.now - timedelta(days=40)},
                     {"model_problem": "its bytes are damaged"},
                     {"released": "helios-release.sh"},
-                    {"drift": "errors have grown"},
+                    {"model_problem": "errors have grown"},
                 ]
             )
             self.note("trouble", sorted(self.problem))
