@@ -1,7 +1,8 @@
 """Functions of Helios that one live cycle executes, by module: ``python -m tests.walk``.
 
-It is the way of a pending job through the cycle, from the observation to the audit: fake cluster, real warehouse, a
-trained model. The first cycle fills caches and is not counted.
+Printed are functions with a name, without lambdas and comprehensions. It is the way of a pending job through the cycle,
+from the observation to the audit: fake cluster, real warehouse, a trained model. The first cycle fills caches and is
+not counted.
 """
 
 from __future__ import annotations
