@@ -73,7 +73,7 @@ def main() -> None:
         EnergyJobsRequest(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
         energy=settings.energy,
         power=settings.power,
-        progress=lambda setup, done: (
+        progress=lambda step, done: (
             print(f"  {setup} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
         ),
     )

@@ -69,7 +69,7 @@ def explain(
     try:
         snapshot = look() if look else None
     except HeliosError as reason:
-        problem = f" The queue cannot be looked at: {reason.message.rstrip('.')}."
+        problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         return _of_the_queue(history, snapshot, job, choose)

@@ -359,11 +359,11 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
                     from_record(warehouse.model(cluster, chosen))
                 break
             except HeliosError as reason:
-                passed.append(f"passed over {chosen}: {reason.message}")
+                passed.append(f"skipped {chosen}: {reason.message}")
         else:
             raise UsageError(
-                "Nothing else was in charge before.",
-                hint="Choose what is to be: helios model promote ID (or shrinkage)",
+                "No other model was active before, so there is nothing to go back to.",
+                hint="List the models: helios model list. Then promote one: helios model promote ID (or shrinkage)",
             )
         said = "; ".join([why, *passed])
         warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
@@ -517,7 +517,7 @@ def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: 
 #
 # No model is scored on jobs that it learned from: the same recipe, stopped earlier, is scored in its place.
 
-INCUMBENT = "in charge"
+INCUMBENT = "active"
 """Name of the promoted model in a nightly comparison; the new one is ``model``."""
 WIDER = (1, 4, 12)
 """Multiples of the days to score on, tried in order until enough jobs ended in them."""
@@ -541,9 +541,9 @@ def settled_decision(
     if promote_it:
         return replace(same, step=AuditStep.PROMOTED, promoted=record.model_id, why="promoted as it was trained")
     if previous == record.model_id:
-        return replace(same, why="it is the model in charge, trained again with the same result")
+        return replace(same, why="it is the active model, trained again with the same result")
     if previous != SHRINKAGE:
-        return replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is in charge")
+        return replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is active")
     decided_now = against_the_controls(same, backtest_in(record))
     return replace(decided_now, why=f"{unreadable}{decided_now.why}")
 
@@ -659,7 +659,7 @@ def common_jobs(
 
 def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
     worse = [
-        f"worse than {'the model in charge' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
+        f"worse than {'the active model' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
         for name, against in comparison.against.items()
         if name in {INCUMBENT, SHRINKAGE} and against.worse_in
     ]
@@ -669,7 +669,7 @@ def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> Tra
         same,
         step=AuditStep.PROMOTED,
         promoted=same.model_id,
-        why=f"the new model is no worse than the one in charge and than shrinkage: {_figures(comparison)}",
+        why=f"the new model is no worse than the active one and than shrinkage: {_figures(comparison)}",
     )
 
 

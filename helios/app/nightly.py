@@ -313,4 +313,4 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
         )
     except NotEnoughHistory as reason:
         return f"no model yet, shrinkage predicts: {reason.message}"
-    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.promoted}; {drift}"
+    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; active: {outcome.promoted}; {drift}"

@@ -176,7 +176,7 @@ def from_record(record: ModelRecord) -> DurationModel:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
             f"Model {record.model_id} cannot be read: {reason}",
-            hint="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
+            hint="Train a new one: helios model train --promote. Or go back to the one before: helios model rollback.",
         ) from reason
 
 
@@ -196,7 +196,7 @@ def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
     except (KeyError, TypeError, ValueError, AttributeError) as reason:
         raise ModelUnreadable(
             f"What a model says of its training cannot be read: {reason!r}",
-            hint="Train it anew: helios model train.",
+            hint="Train a new model: helios model train.",
         ) from reason
 
 

@@ -182,7 +182,7 @@ def nightly_digest(night: Night) -> Digest:
         *_refusals(night.decisions),
         *_suspensions(night.cycles, services),
     ]
-    columns = "service%-9,mode%-6,turns,proposed,done,would,refused,mismatch,failed,still"
+    columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
         Section(title=DID, sentences=did, tables=[_shown(services, columns)]),
         Section(
@@ -370,7 +370,7 @@ def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
     failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
     if nodes := fold(failed["target"].astype("str")):
         yield (
-            f"Failed to wake: {nodes}. Helios puts none to sleep that failed until somebody has looked at it: "
+            f"Failed to wake: {nodes}. Helios leaves them awake until somebody has checked them: "
             "helios power status, then helios power clear NODE."
         )
 
@@ -407,7 +407,7 @@ def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     of = f" of {len(cycles):,}" if len(cycles) else ""
     reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"It suspended on purpose in {suspended:,}{of} cycles{why}."
+    yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of} cycles{why}."
 
 
 def _before(daily: pd.DataFrame, column: str) -> float | None:

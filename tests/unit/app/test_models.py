@@ -240,7 +240,7 @@ def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
     outcome = roll_back(url, "lab", by="bob", why="slow", now=START)
     # Before anything was decided, the newest was in charge.
     assert outcome.promoted == of_day_14.model_id
-    assert f"passed over {of_day_6.model_id}" in outcome.why
+    assert f"skipped {of_day_6.model_id}" in outcome.why
 
 
 def test_rolling_back_ends_at_what_was_promoted_first(url: str, of_day_6: ModelRecord) -> None:
@@ -294,7 +294,7 @@ def test_a_night_s_model_that_is_worse_than_the_one_promoted_is_kept_and_said_to
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     outcome = a_night(url, history, day=16, days=2)
     assert (outcome.step, promoted(url)) == (AuditStep.KEPT, of_day_6.model_id)
-    assert "worse than the model in charge" in outcome.why
+    assert "worse than the active model" in outcome.why
     assert outcome.model_id in {row["model_id"] for row in list_models(url, "lab")}
 
 

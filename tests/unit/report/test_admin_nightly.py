@@ -117,7 +117,7 @@ def test_a_refusal_is_told_with_its_commonest_reasons_and_is_no_alarm() -> None:
 
 def test_suspended_cycles_are_told_with_their_reason() -> None:
     text = said("What Helios did", digest(cycles=cycles_frame("paused by alice", "paused by alice", None)))
-    assert "suspended on purpose in 2 of 3 cycles, mostly because paused by alice" in text
+    assert "suspended (it wrote nothing) in 2 of 3 cycles, mostly because paused by alice" in text
 
 
 def test_waits_are_compared_with_the_four_weeks_before() -> None:
