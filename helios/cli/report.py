@@ -303,16 +303,7 @@ def nightly(
 
     settings = configuration().settings
     report = nightly_pages(
-        settings.database.url,
-        cluster,
-        day,
-        folder or Path(settings.report.folder),
-        now=datetime.now(UTC),
-        keep=settings.report.keep,
-        gpus_per_node=settings.whatif.gpus_per_node,
-        default_time_limit_s=settings.whatif.default_time_limit_s,
-        energy=settings.energy,
-        recipient=recipient,
+        settings, cluster, day, folder or Path(settings.report.folder), now=datetime.now(UTC), recipient=recipient
     )
     if json:
         show_json(asdict(report))

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from helios.ingest.checks import CheckResults, Mask, Reason
-from helios.ingest.job_rows import FileReading, JobRows, Refused
+from helios.ingest.checks import Mask, Reason
+from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, blocks
 
 # Repair of rows that were broken by newlines or separators inside a field.
@@ -319,30 +319,6 @@ class DelimitedRows:
         texts = np.empty(len(self), dtype=object)
         texts[:] = [self._text(line) for line in self.line.tolist()]
         return pd.util.hash_array(texts, categorize=False)
-
-    def draft(
-        self,
-        jobs: dict[str, Any],
-        results: CheckResults,
-        *,
-        skipped: Mask | None = None,
-        clusters: frozenset[str] = frozenset(),
-    ) -> JobRows:
-        """Return these rows translated into ``jobs``.
-
-        The arguments are described at :class:`JobRows`. With ``skipped`` None, no row is skipped.
-        """
-        return JobRows(
-            jobs=jobs,
-            line=self.line,
-            results=results,
-            skipped=np.zeros(len(self), dtype=np.bool_) if skipped is None else skipped,
-            refused=self.refused,
-            bytes_read=self.block.bytes_read,
-            texts=self.texts,
-            fingerprints=self.fingerprints,
-            clusters=clusters,
-        )
 
     def _text(self, line: int) -> bytes:
         if line in self.whole_texts:

@@ -11,47 +11,24 @@ import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head
-from helios.ingest.parse import (
-    NEVER,
-    Instants,
-    category,
-    durations,
-    job_states,
-    known_values,
-    numbers,
-    spans,
-    strings,
-    tells_zone,
-)
+from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
+from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JOBS, JobState
 
 REQUIRED = ("job_id", "submit_time")
 FIELDS = (
-    "job_id",
-    "user",
-    "vc",
-    "gpu_num",
-    "cpu_num",
-    "node_num",
-    "state",
-    "submit_time",
-    "start_time",
-    "end_time",
-    "duration",
-    "queue",
+    *("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state"),
+    *("submit_time", "start_time", "end_time", "duration", "queue"),
 )
 EXTRA_FIELDS = ("name", "jobname", "time_limit")
 
@@ -85,7 +62,7 @@ class Wording:
 
 
 PUBLISHED = Wording(layout="helios", required=REQUIRED, fields=FIELDS, name=("name", "jobname"))
-MIB_PER_GIB = 1024.0
+_SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
 _UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
 REJOINED = "rows broken by a newline or a comma in a field were put together again"
 
@@ -189,70 +166,32 @@ def _columns(reading: FileReading, wording: Wording) -> list[str]:
 
 
 def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
-    results = CheckResults(len(rows))
-    jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
-    state, bad = job_states(known_values(_column(rows, "state")))
-    results.refuse(bad, Reason.UNKNOWN_STATE)
-    jobs["state"] = state
-    _read_times(jobs, rows, reading, results)
+    job = Translation(rows, reading)
+    job.read_strings(job_id="job_id")
+    job.read_states(known_values(job.texts("state")))
+    job.jobs["submitted_at"] = submitted = job.times("submit_time")
+    started = job.times("start_time", not_before=submitted)
+    job.jobs["started_at"] = np.where(np.isnat(started), submitted + spans(job.numbers("queue")), started)
     if reading.only is None:
-        _read_run(jobs, rows, reading, results, wording)
-        _read_sizes(jobs, rows, results, wording)
-        for name, field in (("user", "user"), ("partition", "vc")):
-            jobs[name] = category(_column(rows, field))
-        jobs["name"] = strings(_column(rows, *wording.name))
-    return rows.draft(jobs, results)
+        _read_run(job, wording)
+        job.jobs |= {name: job.numbers(field) for name, field in _SIZES.items()}
+        job.jobs["gpus"] = np.nan_to_num(job.jobs["gpus"])
+        job.jobs["time_limit_s"] = job.durations("time_limit", bare_unit_s=1.0)
+        if wording.gib_each_node is not None:
+            job.jobs["memory_mib"] = job.numbers(wording.gib_each_node) * MIB_PER_GIB * job.jobs["nodes"]
+        job.read_categories(user="user", partition="vc")
+        job.jobs["name"] = strings(job.texts(*wording.name))
+    return job.draft()
 
 
-def _read_times(jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults) -> None:
-    submitted = _time(rows, "submit_time", reading, results, None)
-    started = _time(rows, "start_time", reading, results, submitted)
-    waited = _number(rows, "queue", results)
-    jobs["submitted_at"] = submitted
-    jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
-
-
-def _read_run(
-    jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults, wording: Wording
-) -> None:
-    started = jobs["started_at"]
-    over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
-    ended = _time(rows, "end_time", reading, results, np.fmax(jobs["submitted_at"], started))
-    duration = _number(rows, "duration" if wording.duration_is_run_time else "", results)
-    jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
-    lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
+def _read_run(job: Translation, wording: Wording) -> None:
+    started, over = job.jobs["started_at"], ~job.is_in(_UNFINISHED)
+    ended = job.times("end_time", not_before=np.fmax(job.jobs["submitted_at"], started))
+    duration = job.numbers("duration" if wording.duration_is_run_time else "")
+    job.jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
     # The duration was counted by Slurm. The difference of two local times is wrong by an hour where clocks change.
-    jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
-
-
-def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, wording: Wording) -> None:
-    for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
-        jobs[name] = _number(rows, field, results)
-    jobs["gpus"] = np.nan_to_num(jobs["gpus"])
-    limit, bad = durations(_column(rows, "time_limit"), bare_unit_s=1.0)
-    results.refuse(bad, Reason.UNREADABLE_DURATION)
-    jobs["time_limit_s"] = limit
-    if wording.gib_each_node is not None:
-        jobs["memory_mib"] = _number(rows, wording.gib_each_node, results) * MIB_PER_GIB * jobs["nodes"]
-
-
-def _column(rows: DelimitedRows, *names: str) -> pa.Array:
-    found = rows.column(*names)
-    return pa.nulls(len(rows), pa.string()) if found is None else found
-
-
-def _time(
-    rows: DelimitedRows, field: str, reading: FileReading, results: CheckResults, not_before: Instants | None
-) -> Instants:
-    values, bad = reading.clock.read(_column(rows, field), not_before=not_before)
-    results.refuse(bad, Reason.UNREADABLE_TIME)
-    return values
-
-
-def _number(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
-    values, bad = numbers(_column(rows, field))
-    results.refuse(bad, Reason.UNREADABLE_NUMBER)
-    return values
+    run_time_s = np.where(np.isnan(duration), job.run_time_s(), duration)
+    job.jobs["run_time_s"] = np.where(over, run_time_s, np.nan)
 
 
 def _needs_quotes(layout: pd.DataFrame) -> bool:
