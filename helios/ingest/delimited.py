@@ -134,24 +134,23 @@ def repair(runs: Iterable[tuple[int, list[bytes]]], dialect: Dialect, *, first_l
         Line number of position 0.
     """
     repaired = Repaired()
-    for position, lines in runs:
-        _repair_run(lines, dialect, first_line + position, repaired)
+    for start, lines in runs:
+        run, position = _Run(lines, dialect), 0
+        while position < len(lines):
+            number = first_line + start + position
+            reason, _ = _decoded(lines[position])
+            found = None if reason else run.row_at(position)
+            if found is None:
+                repaired.refused.append(Refused(number, reason or Reason.WRONG_FIELD_COUNT, lines[position]))
+                position += 1
+                continue
+            repaired.lines.append(number)
+            repaired.fields.append(found.fields)
+            repaired.rejoined += found.rejoined
+            if found.lines > 1:
+                repaired.texts[number] = b"\n".join(lines[position : position + found.lines])
+            position += found.lines
     return repaired
-
-
-def _repair_run(lines: list[bytes], dialect: Dialect, number: int, repaired: Repaired) -> None:
-    run = _Run(lines, dialect)
-    position = 0
-    while position < len(lines):
-        reason, _ = _decoded(lines[position])
-        found = None if reason else run.row_at(position)
-        if found is None:
-            reason = reason or Reason.WRONG_FIELD_COUNT
-            repaired.refused.append(Refused(number + position, reason, lines[position]))
-            position += 1
-            continue
-        _accept(repaired, number + position, lines[position : position + found.lines], found)
-        position += found.lines
 
 
 class _Row(NamedTuple):
@@ -229,14 +228,6 @@ class _Run:
         if not quoted and any(self.dialect.begins_row(self.dialect.split(text)) for _, text in decoded[1:]):
             return None
         return "\n".join(text for _, text in decoded)
-
-
-def _accept(repaired: Repaired, line: int, lines: list[bytes], found: _Row) -> None:
-    repaired.lines.append(line)
-    repaired.fields.append(found.fields)
-    repaired.rejoined += found.rejoined
-    if len(lines) > 1:
-        repaired.texts[line] = b"\n".join(lines)
 
 
 def _decoded(line: bytes) -> tuple[Reason | None, str]:

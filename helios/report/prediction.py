@@ -75,7 +75,7 @@ FEATURE_GROUPS = (
         "request",
         "gpus|log_(cpus|nodes|memory)",
         {
-            "gpus": lambda gpus: _counted(gpus, "GPU"),
+            "gpus": lambda gpus: _counted(gpus, "GPU") if gpus else "",
             "log_cpus": lambda cpus: _counted(round(_seconds(cpus)), "CPU"),
             "log_nodes": lambda nodes: _counted(round(_seconds(nodes)), "node"),
         },
@@ -146,7 +146,7 @@ def describe_feature(feature: str, features: Mapping[str, float]) -> str:
     values = {name: features.get(name, np.nan) for name in group.shown}
     known = [group.shown[name](value) for name, value in values.items() if not np.isnan(value)]
     if known:
-        return f"{group.name}: {', '.join(known)}"
+        return f"{group.name}: {', '.join(filter(None, known))}"
     return UNKNOWN if group.shown else group.name
 
 

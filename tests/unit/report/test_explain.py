@@ -137,6 +137,7 @@ def test_no_feature_is_told_as_nan_or_by_its_name_in_the_code(name: str, *, miss
             {"gpus": 4.0, "log_cpus": np.log1p(16), "log_nodes": np.log1p(1)},
             "request: 4 GPUs, 16 CPUs, 1 node",
         ),
+        ("gpus", {"gpus": 0.0, "log_cpus": np.float32(np.log1p(1)), "log_nodes": np.nan}, "request: 1 CPU"),
         ("user_failed_share", {"user_failed_share": 0.12}, "share of this user's jobs that fail: 12 %"),
         ("user_last_1", {"user_last_1": np.nan}, UNKNOWN),
         (
