@@ -1,8 +1,15 @@
-"""Reader and writer of the published Helios layout.
+"""Reader and writer of the published Helios layout, and reader of AcmeTrace job logs.
 
 A file has one line of comma-separated fields for each job, and the names of the columns in its first line. Source:
 github.com/S-Lab-System-Group/HeliosData, ``cluster_log.csv``. Two more columns are read and written where they exist:
 ``name`` (also ``jobname``) and ``time_limit`` (seconds, or a Slurm duration).
+
+AcmeTrace's job logs have these columns and a workload type. Their times carry a UTC offset. The file of the Kalos
+cluster also gives the memory of each pod. Source: github.com/InternLM/AcmeTrace, ``trace_seren.csv`` and
+``trace_kalos.csv``; Hu et al., *Characterization of Large Language Model Development in the Datacenter*, NSDI 2024.
+880,740 jobs, March to August 2023. Their ``duration`` is not read: in Seren it is end minus start, in Kalos end minus
+*submission*, whatever its README says (its own example: submitted 11:00:58, started 11:01:08, ended 11:01:16, duration
+18).
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +33,6 @@ from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
 from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JOBS, JobState
 
-REQUIRED = ("job_id", "submit_time")
 FIELDS = (
     *("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state"),
     *("submit_time", "start_time", "end_time", "duration", "queue"),
@@ -61,32 +68,34 @@ class Wording:
     gib_each_node: str | None = None
 
 
-PUBLISHED = Wording(layout="helios", required=REQUIRED, fields=FIELDS, name=("name", "jobname"))
+PUBLISHED = Wording(layout="helios", required=("job_id", "submit_time"), fields=FIELDS, name=("name", "jobname"))
+ACME = Wording(
+    layout="acme",
+    required=("job_id", "submit_time", "type", "gpu_time"),
+    fields=(
+        *("job_id", "user", "node_num", "gpu_num", "cpu_num", "mem_per_pod_gb", "type", "state"),
+        *("submit_time", "start_time", "end_time", "duration", "queue", "gpu_time"),
+    ),
+    name=("type",),
+    duration_is_run_time=False,
+    gib_each_node="mem_per_pod_gb",
+)
+# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
+ACME_ZONE = "Asia/Shanghai"
 _SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
 _UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
 REJOINED = "rows broken by a newline or a comma in a field were put together again"
 
 
-def fits(start: bytes) -> bool:
-    """Return whether a file's first line has the columns of the Helios layout."""
-    return set(REQUIRED) <= set(column_names(start))
+def has_columns(start: bytes, wording: Wording) -> bool:
+    """Return whether a file's first line has the columns that every file of ``wording`` has."""
+    return set(wording.required) <= set(column_names(start))
 
 
 def column_names(start: bytes) -> tuple[str, ...]:
     """Return the column names in a file's first line, in lower case."""
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
     return tuple(name.strip().strip('"').lower() for name in line.split(","))
-
-
-def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a file of the Helios layout as translated rows.
-
-    Raises
-    ------
-    FormatUnknown
-        The first line does not name the columns ``job_id`` and ``submit_time``.
-    """
-    return translate(reading, PUBLISHED)
 
 
 def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
@@ -110,7 +119,16 @@ def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
         yield _draft(rows, reading, wording)
 
 
-LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
+def _layout(wording: Wording, *, zone: str = "UTC") -> Layout:
+    return Layout(
+        fits=partial(has_columns, wording=wording),
+        drafts=partial(translate, wording=wording),
+        local_times=lambda start: not tells_zone(start),
+        zone=zone,
+    )
+
+
+LAYOUT, ACME_LAYOUT = _layout(PUBLISHED), _layout(ACME, zone=ACME_ZONE)
 
 
 def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:

@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown, NothingUnderstood
-from helios.ingest import acme, alibaba, helios_csv, philly, sacct, sacct_json, swf
+from helios.ingest import alibaba, helios_csv, philly, sacct, sacct_json, swf
 from helios.ingest.checks import REASONS, CheckResults, Reason, check_jobs
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import file_sha256, file_size, head
@@ -44,7 +44,7 @@ class TraceFormat(StrEnum):
 
 # In the order in which they are tried: AcmeTrace has all columns of Helios, and more.
 LAYOUTS: dict[TraceFormat, Layout] = {
-    TraceFormat.ACME: acme.LAYOUT,
+    TraceFormat.ACME: helios_csv.ACME_LAYOUT,
     TraceFormat.HELIOS: helios_csv.LAYOUT,
     TraceFormat.SACCT: sacct.LAYOUT,
     TraceFormat.SACCT_JSON: sacct_json.LAYOUT,
