@@ -74,7 +74,7 @@ def main() -> None:
         energy=settings.energy,
         power=settings.power,
         progress=lambda step, done: (
-            print(f"  {setup} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
+            print(f"  {step} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
         ),
     )
     columns = (

@@ -154,7 +154,7 @@ def _who(outcome: Mapping[str, Any]) -> list[str]:
     if promoted == "shrinkage":
         said = "Active: shrinkage, which needs no training."
         return [said, f"Promote it all the same: helios model promote {model_id}"]
-    judge = f"Judge both: helios model compare {promoted} {model_id}"
+    judge = f"Compare both: helios model compare {promoted} {model_id}"
     return [f"Active: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
 
 

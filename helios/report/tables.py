@@ -138,7 +138,7 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
     """
     caption = (
         f"{escape(str(answer['cluster']))}: learned from {answer['train_jobs']:,} jobs that had ended by "
-        f"{answer['train_until'][:16].replace('T', ' ')} UTC, judged on {answer['jobs']:,} submitted since."
+        f"{answer['train_until'][:16].replace('T', ' ')} UTC, evaluated on {answer['jobs']:,} submitted since."
     )
     rows = {"Helios": answer} | {CONTROL_NAMES.get(name, name): found for name, found in answer["controls"].items()}
     if answer.get("at_start"):

@@ -1,4 +1,4 @@
-"""Which model is in charge: the promoted one, by decisions that are judged on what neither model had seen."""
+"""Which model is active: the promoted one, by decisions that are judged on what neither model had seen."""
 
 from __future__ import annotations
 
