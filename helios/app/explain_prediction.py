@@ -200,7 +200,10 @@ def _explain_last(
     run_time_s: float = float("nan"),
     elapsed_s: float = float("nan"),
 ) -> Explanation:
-    """Explain the last of ``jobs``, of which ``job`` is the record where it is in the queue."""
+    """Explain the last of ``jobs``.
+
+    ``job`` is its record in the queue, if it is there.
+    """
     from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
     from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - see above
 

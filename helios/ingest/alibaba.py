@@ -100,9 +100,9 @@ GROUP_TAGS = Table(name="pai_group_tag_table", names=("inst_id", "user", "gpu_ty
 
 
 def _sum_tasks(rows: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the requested resources of each job, summed over its tasks, by :func:`hash_names`.
+    """Return the requested resources of each job, summed over its tasks.
 
-    Also the earliest start of a task, which is the start of the job, and the GPU types.
+    The index is of :func:`hash_names`. The earliest start of a task is the start of the job; the GPU types are joined.
     """
     tasks = pd.concat([_NO_TASKS, *rows], ignore_index=True) if rows else _NO_TASKS
     by_job = tasks.groupby("job")
@@ -239,10 +239,10 @@ def _tasks(reading: FileReading) -> Generator[JobRows, None, pd.DataFrame]:
 
 
 def _tags(reading: FileReading) -> Generator[JobRows, None, pd.Series[Any]]:
-    """Read the group tag of each job instance, by :func:`hash_names`.
+    """Read the group tag of each job instance.
 
-    Jobs with the same tag run the same task repeatedly, as the trace's authors found; it is read as the job's name. Of
-    several tags for one instance the first counts.
+    The index is of :func:`hash_names`. Jobs with the same tag run the same task repeatedly, as the trace's authors
+    found; it is read as the job's name. Of several tags for one instance the first counts.
     """
     found = [pd.Series([], index=pd.Index([], dtype=np.uint64), dtype=object)]
     for rows in _rows_beside(reading, GROUP_TAGS) if reading.wants("name") else ():

@@ -1,4 +1,7 @@
-"""Translation of rows of text into columns of ``JOBS``, which the readers of all formats share."""
+"""Translation of rows of text into columns of ``JOBS``.
+
+The readers of all formats share it.
+"""
 
 from __future__ import annotations
 
