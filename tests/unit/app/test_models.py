@@ -238,7 +238,7 @@ def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
         promote(url, "lab", record.model_id, by="ann", why="try", now=START)
     keep(url, replace(of_day_6, artifact="{}"))
     outcome = roll_back(url, "lab", by="bob", why="slow", now=START)
-    # Before anything was decided, the newest was in charge.
+    # Before anything was decided, the newest was active.
     assert outcome.promoted == of_day_14.model_id
     assert f"skipped {of_day_6.model_id}" in outcome.why
 
@@ -248,7 +248,7 @@ def test_rolling_back_ends_at_what_was_promoted_first(url: str, of_day_6: ModelR
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="try", now=START)
     assert roll_back(url, "lab", by="ann", why="no", now=START).promoted == SHRINKAGE
-    with pytest.raises(UsageError, match="Nothing else"):
+    with pytest.raises(UsageError, match="No other model"):
         roll_back(url, "lab", by="ann", why="no", now=START)
 
 
