@@ -20,11 +20,10 @@ from helios.metrics.node_usage import busy_intervals, most_at_once, whole_second
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.predict.demand.evaluation import judge
-from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.features import NEVER_S, campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
-from helios.simulate import Backfill, Workload, replay
 from helios.units import best_unit
 
 Seconds = NDArray[np.int64]
@@ -83,13 +82,23 @@ def watch_files(
     HeliosError
         As :func:`helios.ingest.node_series.read_series`.
     """
-    share = None if total is None else total / len(files)
     per_node = 1 if in_gpus else gpus_per_node
-    read = [resample(read_series(path, timezone=timezone, total=share, gpus_per_node=per_node)) for path in files]
-    name = read[0].name if len(read) == 1 else f"{files[0].parent.name or read[0].name} ({len(read)} files)"
-    return DemandHistory(
-        series=sum_series(read, name=name), state=None, kind="series", unit="GPU" if in_gpus else "node"
-    )
+    series = read_files(files, timezone=timezone, total=total, gpus_per_node=per_node, in_steps=True)
+    return DemandHistory(series=series, state=None, kind="series", unit="GPU" if in_gpus else "node")
+
+
+def read_files(
+    files: Sequence[Path], *, timezone: str, total: float | None, gpus_per_node: int, in_steps: bool = False
+) -> NodeSeries:
+    """Read series of busy nodes, and add them up.
+
+    Parameters are as in :func:`watch_files`; ``in_steps`` resamples each to ``STEP_S`` first.
+    """
+    share = None if total is None else total / len(files)
+    read = [read_series(path, timezone=timezone, total=share, gpus_per_node=gpus_per_node) for path in files]
+    if in_steps:
+        read = [resample(one) for one in read]
+    return sum_series(read, name=f"{files[0].parent.name or read[0].name} ({len(read)} files)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,24 +253,9 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     machine = replay_cluster_for(
         jobs, resource=resource, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, skip_oversized=True
     )
-    limit_s = machine.jobs["time_limit_s"].to_numpy()
-    workload = Workload(
-        job_id=machine.jobs["job_id"].to_numpy(dtype=object),
-        submitted_s=whole_seconds(machine.jobs["submitted_at"], otherwise=NEVER_S),
-        run_time_s=machine.jobs["run_time_s"].to_numpy().astype(np.int64),
-        gpus=machine.size,
-        partition=machine.partition,
-    )
-    result = replay(
-        workload,
-        machine.shape,
-        backfill=Backfill.EASY,
-        order=ORDERS[Policy.FIFO],
-        estimate_s=np.where(np.isfinite(limit_s), limit_s, asked.default_time_limit_s).astype(np.int64),
-        count_nodes=True,
-    )
+    result = machine.replay(ORDERS[Policy.FIFO], default_limit_s=asked.default_time_limit_s, count_nodes=True)
     first_s, most, _ = result.busy_nodes(STEP_S)
-    n_steps = max(int(workload.submitted_s.max()) - first_s, STEP_S) // STEP_S
+    n_steps = max(int(machine.jobs["submitted_at"].max().timestamp()) - first_s, STEP_S) // STEP_S
     busy, total = most.sum(axis=0)[:n_steps], float(machine.shape.nodes.sum())
     if asked.in_gpus:
         held = machine.size.astype(np.float64)
@@ -321,14 +315,13 @@ def _state(
     progress("Reading what jobs told", 0.0)
     jobs = in_submission_order(jobs)
     features = causal_features(JobTable.from_frame(jobs, timezone=timezone)).X
-    campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
     state = job_state(
         submitted_s=whole_seconds(jobs["submitted_at"], otherwise=NEVER_S),
         started_s=whole_seconds(jobs["started_at"], otherwise=NEVER_S),
         ended_s=whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
         nodes=_size(jobs, replace(asked, in_gpus=False)),
         predicted_s=HistoryPredictor().predict(features)[:, 1],
-        group=np.asarray(campaign, dtype=np.int64),
+        group=campaigns(jobs),
         ends_of_steps_s=steps_s,
     )
     progress("Reading what jobs told", 1.0)

@@ -6,11 +6,10 @@ share, the jobs on their machine and the model trained beforehand, is cached in 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -37,103 +36,20 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-# Which code made a result: what a replay depends on beside its request and its history.
-#
-# :func:`helios.jit.fingerprint` notices edits of compiled kernels only, for numba's cache. Here every module counts
-# that a replay can reach, predictors and orders too. Comments and docstrings are ignored. Code that reads and stores
-# histories does not count either: jobs have a fingerprint of their own.
-
-PACKAGE = "helios"
-BEGIN = "helios.app.executors"
-NO_PART = ("helios.config", "helios.errors", "helios.ingest", "helios.slurm", "helios.warehouse")
-"""Packages that decide what the jobs are, or report errors, and never how jobs are replayed."""
 LIBRARIES = ("lightgbm", "numpy")
 """Libraries that affect figures: trees, and random numbers, whose streams numpy may change with a release."""
 
 
 @cache
-def code_fingerprint() -> str:
-    """Return the fingerprint of the code behind a sweep's results.
+def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
+    """Return a digest of the package's sources and the releases behind a sweep's results.
 
-    It has 16 characters.
-    """
-    return code_digest(imported_modules(Path(__file__).parents[1], BEGIN))
-
-
-def code_digest(modules: Mapping[str, Path]) -> str:
-    """Return a digest of modules and of the releases of ``LIBRARIES``.
-
-    It has 16 characters. Comments and docstrings of the modules do not count.
+    It has 16 characters. A result of other sources is never reused, also where the edit could not have changed it.
     """
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
-    for name, path in sorted(modules.items()):
-        digest.update(f"{name} {_meaning(path)}\n".encode())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
-    """Return the files that a module imports within its package, recursively.
-
-    The module's own file is included, and imports inside functions count.
-
-    Parameters
-    ----------
-    root : Path
-        The package's folder.
-    begin : str
-        The module's name, with that of the package.
-    no_part : tuple of str
-        Modules and packages that are skipped, with what they alone import.
-    """
-    found: dict[str, Path] = {}
-    left = [begin]
-    while left:
-        name = left.pop()
-        path = _file_of(root, name)
-        if path is None or name in found or any(f"{name}.".startswith(f"{other}.") for other in no_part):
-            continue
-        found[name] = path
-        left += _imported(path)
-    return found
-
-
-def _file_of(root: Path, name: str) -> Path | None:
-    package, *rest = name.split(".")
-    if package != root.name:
-        return None
-    place = root.joinpath(*rest)
-    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
-
-
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _meaning(path: Path) -> str:
-    tree = _tree(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [statement for statement in node.body if not _is_text(statement)]
-    return ast.dump(tree)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring.
-
-    A string below a constant counts as one.
-    """
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
-        return False
-    return isinstance(statement.value.value, str)
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 FIGURES = "figures"
@@ -275,43 +191,37 @@ class SweepWorker:
         HeliosError
             As :func:`helios.app.whatif.whatif`.
         """
-        about = cell.to_json()
+        request, about = cell.request, cell.to_json()
+        machine = str({name: about[name] for name in OF_THE_SETUP})
         with self._lock:
-            machine = str({name: about[name] for name in OF_THE_SETUP})
-            original = self._setup(cell.request, machine)
-            setup, resampler = self._draw(cell, original, machine) if cell.repeat else (original, None)
-            taught = self._teach(original, cell.request) if cell.plan.uses_predictions else None
-        predictor = resampled_predictor(setup, taught, cell.request) if cell.plan.uses_predictions else None
-        run = to_run(cell.plan, setup, predictor, no_progress, request=cell.request)
+            original = setup = _kept(self._stages, machine, lambda: prepare_replay(self._history, request))
+            resampler, predictor, taught = None, None, None
+            if cell.repeat:
+                of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
+                setup, resampler = _kept(self._drawn, of_draw, lambda: _draw(cell, original))
+            if cell.plan.uses_predictions:
+                # What was learned before the window does not depend on the draw, so all draws share it.
+                of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
+                taught = _kept(
+                    self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
+                )
+        if cell.plan.uses_predictions:
+            predictor = resampled_predictor(setup, taught, request)
+        run = to_run(cell.plan, setup, predictor, no_progress, request=request)
         return {
             "label": run.label,
             "is_today": run.is_today,
             "is_oracle": run.is_oracle,
             "over": resampler.over.value if resampler else None,
             "blocks": resampler.blocks if resampler else 0,
-            "nodes": dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+            "nodes": setup.machine.nodes,
             **run.summary.to_json(),
         }
 
-    def _setup(self, request: WhatIfRequest, about: str) -> ReplaySetup:
-        return _kept(self._stages, about, lambda: prepare_replay(self._history, request))
 
-    def _draw(self, cell: SweepRun, setup: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
-        seed = cell.request.seed
-
-        def draw() -> tuple[ReplaySetup, Resampler]:
-            resampler = resampler_for(setup, cell.over)
-            return redraw(setup, resampler, repeat=cell.repeat, seed=seed), resampler
-
-        return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
-
-    def _teach(self, setup: ReplaySetup, request: WhatIfRequest) -> DurationModel | None:
-        """Return the model trained on the jobs before the window.
-
-        It does not depend on what is drawn, so all draws share it.
-        """
-        about = f"{len(setup.before)} {setup.workload.submitted_s[0]} {request.seed}"
-        return _kept(self._taught, about, lambda: train_predictor(self._history, setup, request, no_progress))
+def _draw(cell: SweepRun, setup: ReplaySetup) -> tuple[ReplaySetup, Resampler]:
+    resampler = resampler_for(setup, cell.over)
+    return redraw(setup, resampler, repeat=cell.repeat, seed=cell.request.seed), resampler
 
 
 def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
@@ -440,8 +350,8 @@ class SlurmExecutor:
             cluster = SLURMCluster(**self._defaults() | dict(self.options))
         except (TypeError, ValueError, OSError, RuntimeError) as reason:
             raise DaskUnavailable(
-                f"dask-jobqueue refuses the table [slurm]: {reason}",
-                hint="cores and memory are needed; the others are those of dask_jobqueue.SLURMCluster.",
+                f"dask-jobqueue refuses the table [slurm] of the plan: {reason}",
+                hint="Give cores and memory; other keys are the options of dask_jobqueue.SLURMCluster.",
             ) from reason
         with cluster:
             _ask_slurm(cluster.job_script())
@@ -459,7 +369,7 @@ class SlurmExecutor:
 def _need(module: str, *, extra: str, instead: str) -> None:
     if find_spec(module) is None:
         raise DaskUnavailable(
-            f"{module.replace('_', '-')} is not installed here, and replaying in other processes needs it.",
+            f"{module.replace('_', '-')} is not installed here; replays in other processes need it.",
             hint=f"pip install 'helios-slurm[{extra}]', or {instead}",
         )
 
@@ -475,12 +385,13 @@ def _ask_slurm(script: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
         raise DaskUnavailable(
-            f"Slurm cannot be asked for jobs: {reason}", hint="Run it where sbatch works, or replay here: --workers N"
+            f"sbatch cannot be run, so no worker can be started: {reason}",
+            hint="Run the sweep where sbatch works, or replay here: --workers N",
         ) from reason
     if asked.returncode != 0:
         said = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
         raise DaskUnavailable(
-            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The job was:\n{script}"
+            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
         )
 
 
@@ -490,8 +401,8 @@ def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
     except TimeoutError as reason:
         if join_s:
             raise DaskUnavailable(
-                f"None of the jobs asked of Slurm had become a worker after {join_s:,.0f} s.",
-                hint="squeue -n dask-worker says whether they wait; log_directory in [slurm] keeps what they say.",
+                f"No Slurm job of this sweep started as a worker within {join_s:,.0f} s.",
+                hint="squeue -n dask-worker shows whether they wait; set log_directory in [slurm] for their logs.",
             ) from reason
         raise DaskUnavailable(
             f"The Dask scheduler at {address} has no workers.",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios.app.job_controller import JobController
 from helios.control.modes import ServiceMode
@@ -23,8 +25,32 @@ from helios.warehouse import Warehouse
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
 
+NEAR = 3
+"""How many ids like an unknown one an error names."""
+
+
 class JobUnknown(UsageError):
     """Neither the cluster nor the history knows the job."""
+
+
+def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
+    """Return the positions of the jobs of an id as a person writes it, of an array ``123_7``."""
+    master, _, task = job_id.partition("_")
+    found = jobs["job_id"] == job_id
+    if task:
+        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    return np.flatnonzero(found.to_numpy(dtype=bool, na_value=False))
+
+
+def near_ids(ids: pd.Series, job_id: str) -> list[str]:
+    """Return the known ids nearest in number, or in letters where ids are no numbers."""
+    known = ids.drop_duplicates()
+    numbers = pd.to_numeric(known, errors="coerce")
+    digits = job_id.partition("_")[0].partition("-")[0]
+    if digits.isdecimal() and numbers.notna().any():
+        apart = (numbers - int(digits)).abs().nsmallest(NEAR)
+        return [str(known[row]) for row in sorted(apart.index)]
+    return get_close_matches(job_id, list(known.astype(str)), n=NEAR)
 
 
 def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
@@ -197,18 +223,13 @@ def _of_the_queue(
     real, shadow = mine[mine["mode"] != Mode.SHADOW], mine[mine["mode"] == Mode.SHADOW]
     pending = bool((snapshot.pending["job_id"] == job["job_id"]).any())
     ranks = places(snapshot, job, without=cycles.site.without_helios) if pending else (0, 0, 0)
-    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     until = pd.Timestamp(snapshot.taken_at) if pending else job["started_at"]
     theirs = ("somebody changed it after Helios did: it is theirs",) if real["overridden"].eq(1).any() else ()
-    return JobExplanation(
-        job_id=str(job["job_id"]),
-        state=str(job["state"]),
-        user=_text(job["user"]),
-        partition=_text(job["partition"]),
-        waited_s=max(0.0, (until - began).total_seconds()),
-        gpus=int(job["gpus"]),
+    return _explanation(
+        job,
+        until,
+        decisions,
         tasks=int(job["tasks"]),
-        time_limit_s=float(job["time_limit_s"]),
         p10_s=float(job["p10_s"]),
         p50_s=float(job["p50_s"]),
         p90_s=float(job["p90_s"]),
@@ -222,7 +243,6 @@ def _of_the_queue(
         excluded_reason=_text(job["excluded_reason"]) or "".join(theirs),
         stands=tuple(real.loc[real["overridden"] == 0, "after"].dropna()) or _by_the_hook(cycles, job, pending=pending),
         would_stand=tuple(shadow["after"].dropna()),
-        decisions=decisions,
         remarks=_remarks(cycles),
     )
 
@@ -245,20 +265,25 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
 
 def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> JobExplanation:
     told = _prediction_of(predictions, job)
+    return _explanation(job, job["started_at"], decisions, tasks=1, run_time_s=float(job["run_time_s"]), **told)
+
+
+def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
+    """Return what is known of any job, with the ``rest`` of the explanation.
+
+    It waited ``until`` then; NaT: it never started.
+    """
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
-    started = pd.notna(job["started_at"])
     return JobExplanation(
         job_id=str(job["job_id"]),
         state=_text(job["state"]),
         user=_text(job["user"]),
         partition=_text(job["partition"]),
-        waited_s=max(0.0, (job["started_at"] - began).total_seconds()) if started else float("nan"),
+        waited_s=max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan"),
         gpus=int(job["gpus"]),
-        tasks=1,
         time_limit_s=float(job["time_limit_s"]),
-        run_time_s=float(job["run_time_s"]),
         decisions=decisions,
-        **told,
+        **rest,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, predictions_before, queued_record
+from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
@@ -24,9 +24,6 @@ from helios.warehouse import Warehouse
 if TYPE_CHECKING:  # numba and LightGBM take a while
     from helios.predict.duration import DurationModel
     from helios.predict.explain import Explained, SimilarJob
-
-NEAR = 3
-"""How many of the nearest job ids an error names."""
 
 Chosen = tuple["DurationModel | None", tuple[str, ...]]
 """The model (None: shrinkage alone), and notes for the reader about it."""
@@ -69,7 +66,7 @@ def explain(
     try:
         snapshot = look() if look else None
     except HeliosError as reason:
-        problem = f" The queue cannot be looked at: {reason.message.rstrip('.')}."
+        problem = f" The queue cannot be read: {reason.message.rstrip('.')}."
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
         return _of_the_queue(history, snapshot, job, choose)
@@ -77,7 +74,7 @@ def explain(
         return _of_the_past(history, row, choose)
     elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
     run = "" if restart is None else f", run {restart}"
-    near = _near(history.jobs, job_id)
+    near = near_ids(history.jobs["job_id"], job_id)
     raise JobUnknown(
         f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{problem}",
         hint=f"It has {', '.join(near)}. {elsewhere}" if near else elsewhere,
@@ -156,27 +153,10 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
 
 
 def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
-    master, _, task = job_id.partition("_")
-    found = jobs["job_id"] == job_id
-    if task:
-        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    rows = rows_named(jobs, job_id)
     if restart is not None:
-        found &= jobs["restart"] == restart
-    rows = np.flatnonzero(found)
+        rows = rows[(jobs["restart"].iloc[rows] == restart).to_numpy()]
     return int(rows[-1]) if len(rows) else None
-
-
-def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
-    """Return the known ids nearest in number.
-
-    Empty where ids are no numbers.
-    """
-    number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
-    numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
-    if pd.isna(number) or numbers.isna().all():
-        return []
-    apart = (numbers - number).abs().drop_duplicates()
-    return [str(jobs["job_id"].iloc[row]) for row in sorted(apart.nsmallest(NEAR).index)]
 
 
 def _of_the_past(history: LoadedHistory, row: int, choose: Chooser) -> Explanation:

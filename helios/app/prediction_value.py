@@ -101,7 +101,7 @@ def value_of_predictions(
     if site.promote_after is not None:
         guard = f"{site.promote_after.total_seconds() / 3_600:g} hours"
     return OrderValue(
-        nodes=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+        nodes=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=replayed_resource(history, request),
         guard=guard,
@@ -189,12 +189,4 @@ class _ValueReplays:
         return result
 
     def _summary(self, result: Replay) -> QueueSummary:
-        return measure(
-            self._setup,
-            policy=Policy.QSSF.value,
-            run_times=None,
-            estimates=None,
-            backfill=Backfill.EASY.value,
-            started_s=result.started_s,
-            ended_s=result.ended_s,
-        ).summary
+        return measure(self._setup, result.started_s, result.ended_s, **PREDICTED.parts).summary

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from helios.app.demand_history import ForecastRequest, RequestedClusterShape, evaluate_forecasts, watch_cluster
-from helios.app.demand_history import watch_files as watch_series
+from helios.app.demand_history import (
+    ForecastRequest,
+    RequestedClusterShape,
+    evaluate_forecasts,
+    read_files,
+    watch_cluster,
+    watch_files,
+)
 from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
@@ -132,22 +138,14 @@ def _on_series(
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
-    from helios.ingest.node_series import read_series, sum_series  # noqa: PLC0415 - as above
 
-    share = None if total is None else total / len(files)
-    read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
-    one = read[0] if len(read) == 1 else sum_series(read, name=f"{files[0].parent.name} ({len(read)} files)")
+    one = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
     request = EnergySeriesRequest(
-        name=one.name,
-        start_s=one.start_s,
-        step_s=one.step_s,
-        active=one.active,
-        total=one.total,
-        window=_window(window, one.start_s, one.start_s + one.step_s * len(one.active)),
+        series=one,
+        window=_window(window, one.start_s, one.end_s),
         calendar=Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays)),
         options=ces_options(settings),
         gpus_per_node=per_node,
-        notes=tuple(note for series in read for note in series.notes),
     )
     return energy_on_series(
         request, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
@@ -164,6 +162,7 @@ def _on_jobs(
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
     submitted = history.jobs["submitted_at"]
@@ -172,12 +171,17 @@ def _on_jobs(
             f"No job of {history.cluster} is known.",
             hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
         )
+    since, until = _window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1)
     request = EnergyJobsRequest(
-        window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
+        replay=WhatIfRequest(
+            plans=(),
+            since=since,
+            until=until,
+            placement=Order(placement),
+            seed=settings.model.seed,
+            **machine.of(settings),
+        ),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
-        placement=Order(placement),
-        seed=settings.model.seed,
-        **machine.of(settings),
         options=ces_options(settings),
         history_days=settings.demand.history_days,
     )
@@ -274,7 +278,7 @@ def evaluate(
     with progress_bars() as progress:
         if files:
             zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
-            watched = watch_series(
+            watched = watch_files(
                 files,
                 timezone=zone_name,
                 total=total,

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from helios.app.explain_job import explain
-from helios.app.operations import Operations
 from helios.app.scenarios import Policy, RunTimes, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.cli.options import (
@@ -39,6 +37,9 @@ def why_(
 
     Example: helios why 12345
     """
+    from helios.app.explain_job import explain  # noqa: PLC0415 - whatif, which has this module, needs no live cluster
+    from helios.app.operations import Operations  # noqa: PLC0415 - as above
+
     operations = Operations(configuration().settings, cluster=cluster)
     if job[:1].isdigit():
         found = explain(operations.cycles, job)

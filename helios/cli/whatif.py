@@ -181,11 +181,14 @@ def _refuse_contradictions(
     """
     ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
     if ignored and sweep:
-        raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", hint="Write it into the plan of --sweep.")
+        raise UsageError(f"{', '.join(ignored)} cannot be used with --sweep.", hint="Write it into the plan instead.")
     if ignored:
-        raise UsageError(f"{', '.join(ignored)} belongs to a sweep.", hint="Give a plan: --sweep PLAN.toml")
+        raise UsageError(f"{', '.join(ignored)} is for sweeps only.", hint="Give a plan: --sweep PLAN.toml")
     if 0 < repeat < FEWEST_REPEATS:
-        raise UsageError(f"{repeat} repeats say nothing of chance.", hint=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
+        raise UsageError(
+            f"{repeat} repeats are too few to tell a difference from chance.",
+            hint=f"Use --repeat 20, at least {FEWEST_REPEATS}.",
+        )
 
 
 def _split(given: list[str] | None) -> list[str]:
@@ -213,7 +216,7 @@ def read_estimate(word: str) -> Estimates:
         return RunTimes(word)
     except ValueError as reason:
         raise UsageError(
-            f"--estimates {word!r} is not understood.",
+            f"--estimates has no {word!r}.",
             hint="Write limit, predicted, expected, true or a number of seconds.",
         ) from reason
 

@@ -218,9 +218,9 @@ def test_repeats_say_how_sure_the_differences_are(site: Helios) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--sweep", "plan.toml", "--policy", "fifo"), "--policy has no part in a sweep"),
-        (("--out", "x"), "--out belongs to a sweep"),
-        (("--repeat", "2"), "2 repeats say nothing of chance"),
+        (("--sweep", "plan.toml", "--policy", "fifo"), "--policy cannot be used with --sweep"),
+        (("--out", "x"), "--out is for sweeps only"),
+        (("--repeat", "2"), "2 repeats are too few"),
         (("--sweep", "plan.toml", "--dask", "slurm"), "needs to know what to ask Slurm for"),
         (("--sweep", "nowhere.toml"), "nowhere.toml: No such file or directory"),
     ],

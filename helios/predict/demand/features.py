@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
@@ -192,6 +193,11 @@ class _Jobs(NamedTuple):
     nodes: NDArray[np.float64]
     kind: NDArray[np.int64]
     recurs: NDArray[np.bool_]
+
+
+def campaigns(jobs: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the number of each job's campaign: one user, name and GPU count."""
+    return np.asarray(jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup(), dtype=np.int64)
 
 
 def job_state(
