@@ -20,7 +20,7 @@ from helios.metrics.node_usage import busy_intervals, most_at_once, whole_second
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.predict.demand.evaluation import judge
-from helios.predict.demand.features import NEVER_S, campaigns, job_state
+from helios.predict.demand.features import NEVER_S, state_of_jobs
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
@@ -315,13 +315,10 @@ def _state(
     progress("Reading what jobs told", 0.0)
     jobs = in_submission_order(jobs)
     features = causal_features(JobTable.from_frame(jobs, timezone=timezone)).X
-    state = job_state(
-        submitted_s=whole_seconds(jobs["submitted_at"], otherwise=NEVER_S),
-        started_s=whole_seconds(jobs["started_at"], otherwise=NEVER_S),
-        ended_s=whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
+    state = state_of_jobs(
+        jobs,
         nodes=_size(jobs, replace(asked, in_gpus=False)),
         predicted_s=HistoryPredictor().predict(features)[:, 1],
-        group=campaigns(jobs),
         ends_of_steps_s=steps_s,
     )
     progress("Reading what jobs told", 1.0)

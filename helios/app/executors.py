@@ -10,14 +10,14 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from logging import CRITICAL
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -129,15 +129,8 @@ class FinishedRun(NamedTuple):
     told: Told
 
 
-class Engine(Protocol):
-    """Way to replay cells, in any order."""
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield the result of each cell as soon as it is done.
-
-        Closing the generator early stops the replays that are still running.
-        """
-        ...
+Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, None, None]]
+"""Way to replay cells, in any order. Closing the generator early stops the replays that are still running."""
 
 
 def package_fingerprint(history: LoadedHistory) -> str:
@@ -252,118 +245,101 @@ JOIN_S = 600.0
 """How long a site's own Slurm may take to start the first worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processes:
-    """Local worker processes as an ``Engine``.
+def run_in_processes(
+    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells in local processes, as an ``Engine``.
 
     There are ``workers`` of them, or fewer where there are fewer cells, with one thread each.
+
+    Raises
+    ------
+    DaskUnavailable
+        Dask is not installed.
     """
+    _need("distributed", extra="dask", instead="replay in this process: --workers 1")
+    from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
 
-    workers: int
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield each cell when it is done.
-
-        Raises
-        ------
-        DaskUnavailable
-            Dask is not installed.
-        """
-        _need("distributed", extra="dask", instead="replay in this process: --workers 1")
-        from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
-
-        quiet()
-        with LocalCluster(
-            n_workers=min(self.workers, len(cells)),
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            memory_limit=0,
-            silence_logs=CRITICAL,
-        ) as cluster:
-            yield from DaskScheduler(address=cluster.scheduler_address)(history, cells)
+    quiet()
+    with LocalCluster(
+        n_workers=min(workers, len(cells)),
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=None,
+        memory_limit=0,
+        silence_logs=CRITICAL,
+    ) as cluster:
+        yield from run_on_dask(history, cells, address=cluster.scheduler_address)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaskScheduler:
-    """Workers of a Dask scheduler as an ``Engine``.
+def run_on_dask(
+    history: LoadedHistory, cells: Sequence[SweepRun], *, address: str, join_s: float = 0.0
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells on the workers of the Dask scheduler at ``address``, as an ``Engine``.
 
-    The scheduler is at ``address``. With ``join_s`` its first worker may take that long to join, s.
+    With ``join_s`` its first worker may take that long to join, s.
+
+    Raises
+    ------
+    DaskUnavailable
+        Dask is not installed, no scheduler answers, it has no workers, or it went away.
+    DaskMismatch
+        Workers run other releases, or lack Helios.
     """
-
-    address: str
-    join_s: float = 0.0
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield each cell when it is done.
-
-        Raises
-        ------
-        DaskUnavailable
-            Dask is not installed, no scheduler answers, it has no workers, or it went away.
-        DaskMismatch
-            Workers run other releases, or lack Helios.
-        """
-        _need("distributed", extra="dask", instead="replay here: --workers 1")
-        with connected(self.address, connect_s=CONNECT_S, instead="--workers N.") as client:
-            _wait_for_workers(client, self.address, self.join_s)
-            refuse_other_releases(client, self.address, COMPARED, hint=SAME_RELEASES)
-            yield from _spread(client, history, cells, self.address)
+    _need("distributed", extra="dask", instead="replay here: --workers 1")
+    with connected(address, connect_s=CONNECT_S, instead="--workers N.") as client:
+        _wait_for_workers(client, address, join_s)
+        refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
+        yield from _spread(client, history, cells, address)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmExecutor:
-    """Slurm jobs as workers of an ``Engine``.
+def run_on_slurm(
+    history: LoadedHistory,
+    cells: Sequence[SweepRun],
+    *,
+    jobs: int = 1,
+    options: Mapping[str, Any] | None = None,
+    join_s: float = JOIN_S,
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells in Slurm jobs, as an ``Engine``.
 
     They are submitted by dask-jobqueue, to the Slurm of the machine that this runs on.
 
-    Attributes
+    Parameters
     ----------
     jobs : int
         Number of Slurm jobs.
-    options : mapping
+    options : mapping, optional
         Of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives, interface.
     join_s : float
         Longest wait for the first to start, s.
+
+    Raises
+    ------
+    DaskUnavailable
+        As :func:`run_on_dask`, or Slurm refuses the jobs.
+    DaskMismatch
+        As :func:`run_on_dask`.
     """
+    _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
+    from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
-    jobs: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    join_s: float = JOIN_S
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield the result of each cell as soon as it is done.
-
-        Raises
-        ------
-        DaskUnavailable
-            As :class:`DaskScheduler`, or Slurm refuses the jobs.
-        DaskMismatch
-            As :class:`DaskScheduler`.
-        """
-        _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
-        from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
-
-        quiet()
-        try:
-            cluster = SLURMCluster(**self._defaults() | dict(self.options))
-        except (TypeError, ValueError, OSError, RuntimeError) as reason:
-            raise DaskUnavailable(
-                f"dask-jobqueue refuses the table [slurm] of the plan: {reason}",
-                hint="Give cores and memory; other keys are the options of dask_jobqueue.SLURMCluster.",
-            ) from reason
-        with cluster:
-            _ask_slurm(cluster.job_script())
-            cluster.scale(jobs=self.jobs)
-            yield from DaskScheduler(address=cluster.scheduler_address, join_s=self.join_s)(history, cells)
-
-    def _defaults(self) -> dict[str, Any]:
-        """Return the options that a sweep uses unless the plan sets them.
-
-        One process per core, and a dashboard port that is free.
-        """
-        return {"processes": self.options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+    quiet()
+    told = options or {}
+    # One process per core, and a dashboard port that is free.
+    defaults = {"processes": told.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+    try:
+        cluster = SLURMCluster(**defaults | dict(told))
+    except (TypeError, ValueError, OSError, RuntimeError) as reason:
+        raise DaskUnavailable(
+            f"dask-jobqueue refuses the table [slurm] of the plan: {reason}",
+            hint="Give cores and memory; other keys are the options of dask_jobqueue.SLURMCluster.",
+        ) from reason
+    with cluster:
+        _ask_slurm(cluster.job_script())
+        cluster.scale(jobs=jobs)
+        yield from run_on_dask(history, cells, address=cluster.scheduler_address, join_s=join_s)
 
 
 def _need(module: str, *, extra: str, instead: str) -> None:

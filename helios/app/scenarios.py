@@ -154,6 +154,10 @@ ORDERS: dict[Policy, Order] = {
     Policy.SRTF: CONTROLS[Policy.SJF],
 }
 BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
+DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {
+    Policy.SRTF: (Backfill.NONE,),
+    Policy.BALANCED: (Backfill.EASY, Backfill.NODES),
+}
 AGAIN_S = {Policy.BALANCED: 3_600}
 """How often a policy predicts waiting jobs again, s. Others use the prediction at submission, as the paper does."""
 
@@ -251,8 +255,21 @@ def scenarios(
         return [plan for plan in default_scenarios() if plan.backfill in backfills]
     chosen: list[Scenario] = []
     for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
-        for backfill in backfills or _default_backfills(policy):
-            chosen += _variants(policy, backfill, estimates, run_times)
+        for backfill in backfills or DEFAULT_BACKFILLS.get(policy, (Backfill.NONE, Backfill.EASY)):
+            if policy is Policy.SRTF:
+                chosen.append(Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE))
+                continue
+            own = RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT
+            for source in estimates or (RunTimes.TRUE if run_times is RunTimes.TRUE else own,):
+                ordered_by = run_times or (RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED)
+                chosen.append(
+                    Scenario(
+                        policy=policy,
+                        backfill=backfill,
+                        run_times=ordered_by if policy in BY_RUN_TIME else None,
+                        estimates=source if backfill in RESERVING else None,
+                    )
+                )
     return list(dict.fromkeys(chosen))
 
 
@@ -301,36 +318,3 @@ def default_scenarios() -> list[Scenario]:
         Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
         Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
     ]
-
-
-def _default_backfills(policy: Policy) -> Sequence[Backfill]:
-    own = {Policy.SRTF: (Backfill.NONE,), Policy.BALANCED: (Backfill.EASY, Backfill.NODES)}
-    return own.get(policy, (Backfill.NONE, Backfill.EASY))
-
-
-def _variants(
-    policy: Policy, backfill: Backfill, estimates: Sequence[Estimates], run_times: RunTimes | None
-) -> list[Scenario]:
-    if policy is Policy.SRTF:
-        return [Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE)]
-    return [
-        Scenario(
-            policy=policy,
-            backfill=backfill,
-            run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,
-            estimates=source if backfill in RESERVING else None,
-        )
-        for source in estimates or _default_estimates(policy, backfill, run_times)
-    ]
-
-
-def _default_estimates(policy: Policy, backfill: Backfill, run_times: RunTimes | None) -> Sequence[Estimates]:
-    if run_times is RunTimes.TRUE:
-        return (RunTimes.TRUE,)
-    return (RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT,)
-
-
-def _believed(source: Estimates, run_times: RunTimes | None) -> RunTimes:
-    if run_times is not None:
-        return run_times
-    return RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED

@@ -26,11 +26,10 @@ from helios.cli.options import (
     duration,
     expand,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, width, write_page
+from helios.cli.output import answer, progress_bars, say, say_notes, width
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Domain, Service
-from helios.report.history import describe
 from helios.report.tables import whatif_table
 from helios.services.registry import build, domain_of
 
@@ -101,10 +100,9 @@ def simulate_(
         )
     say_notes(result.whatif.notes)
     if report is not None:
-        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+        from helios.cli.whatif import write_whatif  # noqa: PLC0415 - only a page needs it
 
-        description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-        write_page(report, render_whatif(result.whatif, description=description))
+        write_whatif(report, history, result.whatif)
     table = whatif_table(result.whatif, width=width())
     answer(result.to_json(), table, "", _active_services(result), as_json=as_json)
     if not as_json:
