@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
@@ -94,14 +94,7 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
     workload = _workload(chosen, site, [kept[place] for place in order], notes)
     if nice is not None:
         workload = replace(workload, nice=nice[keep][order])
-    return _startable(chosen, workload, site, notes)
-
-
-def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, notes: list[str]) -> SlurmJobs:
-    """Leave out the jobs that could never start.
-
-    Slurm would have refused them or kept them pending for ever.
-    """
+    # Slurm would have refused the others, or kept them pending for ever.
     fits = startable(workload, site)
     if not fits.any():
         raise NotEnoughHistory(
@@ -113,8 +106,8 @@ def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, not
             f"{int((~fits).sum()):,} jobs that ask for more nodes, resources or time than their partition has were "
             f"left out, as {workload.job_id[np.argmin(fits)]}."
         )
-        jobs, workload = jobs[fits].reset_index(drop=True), workload.kept(fits)
-    return SlurmJobs(jobs=jobs, workload=workload, notes=tuple(notes))
+        chosen, workload = chosen[fits].reset_index(drop=True), workload.kept(fits)
+    return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
 
 
 def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[int, ...]], int]:
@@ -365,23 +358,22 @@ class InWorkloadOrder(NamedPredictor):
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        order = np.argsort(self._place[jobs])
-        quantiles_s = np.empty((len(jobs), 3))
-        quantiles_s[order] = self.online.submitted(self._place[jobs][order], now_s)
-        self.source[jobs] = self.online.source[self._place[jobs]]
-        return quantiles_s
+        return self._in_order(jobs, lambda place: self.online.submitted(place, now_s))
 
     def waiting(self, jobs: Positions, now_s: int, *, running: Positions, since_s: Positions) -> NDArray[np.float64]:
         """Predict the run times of pending ``jobs`` again.
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        order = np.argsort(self._place[jobs])
+        on = self._place[running]
+        return self._in_order(jobs, lambda place: self.online.waiting(place, now_s, running=on, since_s=since_s))
+
+    def _in_order(self, jobs: Positions, predict: Callable[[Positions], NDArray[np.float64]]) -> NDArray[np.float64]:
+        place = self._place[jobs]
+        order = np.argsort(place)
         quantiles_s = np.empty((len(jobs), 3))
-        quantiles_s[order] = self.online.waiting(
-            self._place[jobs][order], now_s, running=self._place[running], since_s=since_s
-        )
-        self.source[jobs] = self.online.source[self._place[jobs]]
+        quantiles_s[order] = predict(place[order])
+        self.source[jobs] = self.online.source[place]
         return quantiles_s
 
 

@@ -393,65 +393,38 @@ def replay_scenario(
     ``request`` gives the placement, the planning and the seed. ``watch`` traces one of its jobs.
     """
     request, workload = request or WhatIfRequest(plans=(plan,)), setup.workload
-    setup_name = f"Replaying {plan.policy}, {plan.backfill}" + (
-        f", {plan.published_estimates}" if plan.published_estimates else ""
-    )
+    source = f", {plan.published_estimates}" if plan.published_estimates else ""
+    setup_name = f"Replaying {plan.policy}, {plan.backfill}{source}"
     progress(setup_name, 0.0)
+    # Where the order or backfill uses predictions, the predictor gives them during the replay.
+    estimate_s: NDArray[np.int64] | None = workload.run_time_s
+    if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
+        estimate_s = None
+    elif plan.estimates is RunTimes.LIMIT:
+        estimate_s = setup.limit_s
+    elif isinstance(plan.estimates, int):
+        estimate_s = np.full(len(workload), plan.estimates, dtype=np.int64)
+    again_s = AGAIN_S.get(plan.policy) if request.predict_again_s is None else request.predict_again_s
+    bound: dict[str, Any] = {}
+    if (guard := wait_bound(plan.policy.value, plan.options)) is not None:
+        closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
+        bound = {"guard": guard, "reservation": closed}
     result = replay(
         workload,
         setup.machine.shape,
         backfill=plan.backfill,
         order=ORDERS[plan.policy],
         preemptive=plan.policy is Policy.SRTF,
-        run_time_s=_believed(plan, workload),
-        estimate_s=_planned(plan, setup),
+        run_time_s=None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64),
+        estimate_s=estimate_s,
         predictor=predictor,
         plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
-        predict_again_s=_again_s(plan, request) if predictor else None,
-        **_bound(plan),
+        predict_again_s=(again_s or None) if predictor else None,
+        **bound,
         placement=request.placement,
         seed=request.seed,
-        progress=lambda done: progress(setup_name, done / len(workload.submitted_s)),
+        progress=lambda done: progress(setup_name, done / len(workload)),
         watch=watch,
     )
     progress(setup_name, 1.0)
     return result
-
-
-def _again_s(plan: Scenario, request: WhatIfRequest) -> int | None:
-    asked = request.predict_again_s
-    return (AGAIN_S.get(plan.policy) if asked is None else asked) or None
-
-
-def _bound(plan: Scenario) -> dict[str, Any]:
-    """Return the arguments that bound waits.
-
-    ``balanced`` has a bound by default. For every order an option can set one, and ``patience = "never"`` removes it.
-    """
-    guard = wait_bound(plan.policy.value, plan.options)
-    if guard is None:
-        return {}
-    closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
-    return {"guard": guard, "reservation": closed}
-
-
-def _believed(plan: Scenario, workload: Workload) -> NDArray[np.float64] | None:
-    """Return the run times that the order uses.
-
-    None: a predictor gives them during the replay.
-    """
-    return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
-
-
-def _planned(plan: Scenario, setup: ReplaySetup) -> NDArray[np.int64] | None:
-    """Return the run times that EASY plans with.
-
-    None: a predictor gives them during the replay.
-    """
-    if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
-        return None
-    if plan.estimates is RunTimes.LIMIT:
-        return setup.limit_s
-    if isinstance(plan.estimates, int):
-        return np.full(len(setup.limit_s), plan.estimates, dtype=np.int64)
-    return setup.workload.run_time_s
