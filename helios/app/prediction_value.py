@@ -117,7 +117,7 @@ def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) 
     try:
         return value_of_predictions(history, site, **options)
     except HeliosError as reason:
-        return f"The order itself was not judged, for these jobs cannot be replayed: {reason}"
+        return f"The orders were not compared, because these jobs cannot be replayed: {reason}"
 
 
 def _replays(

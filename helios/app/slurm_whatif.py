@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.slurm_workload import SlurmJobs, simulate_services_on_slurm, slurm_jobs
+from helios.app.slurm_workload import InWorkloadOrder, SlurmJobs, simulate_services_on_slurm, slurm_jobs
 from helios.app.whatif import (
     STARTS_EMPTY,
     choose_window,
@@ -22,11 +22,10 @@ from helios.app.whatif import (
     train_before,
 )
 from helios.errors import NotEnoughHistory
-from helios.model import in_submission_order, seconds_of
+from helios.model import seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
 from helios.ports import JobwiseService, Progress, Service, no_progress
-from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
@@ -132,49 +131,38 @@ def learn_order(
         Which models predicted, for a person.
     """
     jobs, workload = setup.jobs.jobs, setup.jobs.workload
-    place = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
-    predictor = ReplayTrainedPredictor(
-        jobs.iloc[place].reset_index(drop=True),
-        history=setup.before,
-        model=train_before(history, setup.before, jobs, seed=seed, progress=progress),
-        refit=True,
-        seed=seed,
-        timezone=history.timezone,
-    )
-    p50_s = np.empty(len(place))
-    p50_s[place] = _predicted(predictor, workload.submitted_s[place], ended_s[place], progress)
+    model = train_before(history, setup.before, jobs, seed=seed, progress=progress)
+    predictor = InWorkloadOrder(jobs, before=setup.before, model=model, seed=seed, timezone=history.timezone)
+    p50_s = _predicted(predictor, workload.submitted_s, ended_s, progress)
     urgency = _requested(service, p50_s, workload.column("gpus"))
     factors = np.array([site_factor(change, most=most) for change in urgency], dtype=np.int64)
     note = (
         f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
         "while it waits."
     )
-    return factors, (note, *describe_sources(predictor))
+    return factors, (note, *describe_sources(predictor.online))
 
 
 def _predicted(
-    predictor: ReplayTrainedPredictor,
-    submitted_s: NDArray[np.float64],
-    ended_s: NDArray[np.float64],
-    progress: Progress,
+    predictor: InWorkloadOrder, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
 ) -> NDArray[np.float64]:
     """Return each job's predicted median at its submission, s.
 
     Submissions and ends are replayed in the order of time.
     """
-    second = np.floor(submitted_s).astype(np.int64)
-    last = np.ceil(ended_s).astype(np.int64)
-    by_end, p50_s, told = np.argsort(last, kind="stable"), np.empty(len(second)), 0
-    begins = np.flatnonzero(np.diff(second, prepend=second[0] - 1))
-    for number, (begin, end) in enumerate(zip(begins, [*begins[1:], len(second)], strict=True)):
-        now_s = int(second[begin])
+    second, last = np.floor(submitted_s).astype(np.int64), np.ceil(ended_s).astype(np.int64)
+    by_submission, by_end = (np.lexsort((predictor.place, at_s)) for at_s in (second, last))
+    p50_s, told = np.empty(len(second)), 0
+    groups = np.split(by_submission, np.flatnonzero(np.diff(second[by_submission])) + 1)
+    for number, jobs in enumerate(groups):
+        now_s = int(second[jobs[0]])
         upto = int(np.searchsorted(last[by_end], now_s, side="left"))
         if upto > told:
             predictor.ended(by_end[told:upto], last[by_end[told:upto]])
             told = upto
-        p50_s[begin:end] = predictor.submitted(np.arange(begin, end), now_s)[:, 1]
+        p50_s[jobs] = predictor.submitted(jobs, now_s)[:, 1]
         if number % 1_000 == 0:
-            progress("Predicting each job at its submission", begin / len(second))
+            progress("Predicting each job at its submission", number / len(groups))
     progress("Predicting each job at its submission", 1.0)
     return p50_s
 

@@ -332,14 +332,16 @@ class InWorkloadOrder(NamedPredictor):
     ----------
     online : ReplayTrainedPredictor
         Learns during the replay; its jobs are in submission order.
+    place : int64 array of shape (n_jobs,)
+        Position of each job among these.
     """
 
     def __init__(
         self, jobs: pd.DataFrame, *, before: pd.DataFrame, model: DurationModel | None, seed: int, timezone: str
     ) -> None:
         there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
-        self._place = np.empty(len(jobs), dtype=np.int64)
-        self._place[there] = np.arange(len(jobs))
+        self.place = np.empty(len(jobs), dtype=np.int64)
+        self.place[there] = np.arange(len(jobs))
         self.online = ReplayTrainedPredictor(
             jobs.iloc[there].reset_index(drop=True), history=before, model=model, seed=seed, timezone=timezone
         )
@@ -351,7 +353,7 @@ class InWorkloadOrder(NamedPredictor):
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        self.online.ended(self._place[jobs], ended_s)
+        self.online.ended(self.place[jobs], ended_s)
 
     def submitted(self, jobs: Positions, now_s: int) -> NDArray[np.float64]:
         """Predict the run times of submitted ``jobs``.
@@ -365,11 +367,11 @@ class InWorkloadOrder(NamedPredictor):
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        on = self._place[running]
+        on = self.place[running]
         return self._in_order(jobs, lambda place: self.online.waiting(place, now_s, running=on, since_s=since_s))
 
     def _in_order(self, jobs: Positions, predict: Callable[[Positions], NDArray[np.float64]]) -> NDArray[np.float64]:
-        place = self._place[jobs]
+        place = self.place[jobs]
         order = np.argsort(place)
         quantiles_s = np.empty((len(jobs), 3))
         quantiles_s[order] = predict(place[order])

@@ -102,7 +102,8 @@ def whatif(
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
-            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", hint="Give one."
+            "--series cannot be used with --cluster, --trace or --nodes.",
+            hint="Give a series of nodes (--series), or jobs (--cluster or --trace).",
         )
     settings = configuration().settings
     if wake_ups is not None:
@@ -213,8 +214,8 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
         raise UsageError(
-            "Nothing lies between --from and --to.",
-            hint=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
+            "--from is not before --to, or not before the end of the data.",
+            hint=f"The data spans {goes}; leave some weeks of it before --from for the forecasts to learn from.",
         )
     end = min(until or after, after)
     return since or end - (end - first) / 4, end
@@ -272,7 +273,7 @@ def evaluate(
     """
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace):
-        raise UsageError("--series and --cluster or --trace say two things.", hint="Give one of them.")
+        raise UsageError("--series cannot be used with --cluster or --trace.", hint="Give one of them.")
     settings = configuration().settings
     per_node = gpus_per_node or settings.whatif.gpus_per_node
     with progress_bars() as progress:
