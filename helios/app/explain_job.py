@@ -33,7 +33,10 @@ class JobUnknown(UsageError):
 
 
 def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
-    """Return the positions of the jobs of an id as a person writes it, of an array ``123_7``."""
+    """Return the positions of the jobs that have an id.
+
+    As a person writes it, of an array ``123_7``.
+    """
     master, _, task = job_id.partition("_")
     found = jobs["job_id"] == job_id
     if task:
@@ -175,7 +178,10 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
 
 
 def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.DataFrame:
-    """Return what ``read`` reads from the warehouse, an empty table if it does not know the cluster."""
+    """Return what ``read`` reads from the warehouse.
+
+    An empty table if the warehouse does not know the cluster.
+    """
     try:
         return read()
     except NoSuchCluster:

@@ -171,7 +171,10 @@ class _Wait:
         self.blockers = np.where(next_in_line, NOBODY, first)
 
     def name(self, job: int) -> Blocker:
-        """Return a job's name, the site's id with ``-2`` and so on for later jobs of that id."""
+        """Return a job's name.
+
+        It is the site's id, with ``-2`` and so on for later jobs of that id.
+        """
         run, user = int(self._run[job]), self._users.iloc[job]
         return Blocker(
             job_id=f"{self._ids.iloc[job]}-{run + 1}" if run else str(self._ids.iloc[job]),

@@ -127,8 +127,9 @@ class ReportContext:
     spans: tuple[pd.Timestamp, pd.Timestamp]
 
     def jobs(self, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
-        """Return the jobs of the query that were submitted in [since, until), by default in the window.
+        """Return the jobs of the query that were submitted in [since, until).
 
+        By default that is the window.
         Only columns that some report reads have values.
         """
         found = self.warehouse.jobs(
@@ -139,7 +140,10 @@ class ReportContext:
         return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
 
     def predictions(self, since: datetime | None = None) -> pd.DataFrame:
-        """Return the predictions for jobs submitted in the window, or from ``since`` to its end."""
+        """Return the predictions for jobs submitted from ``since`` on.
+
+        By default from the begin of the window; to its end.
+        """
         return self.warehouse.predictions(self.cluster, since=since or self.since, until=self.until)
 
     def decisions(self) -> pd.DataFrame:

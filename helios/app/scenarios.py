@@ -210,7 +210,10 @@ class Scenario:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What names the replay in reports, as :func:`helios.report.whatif.scenario_label` takes it."""
+        """What names the replay in reports.
+
+        As :func:`helios.report.whatif.scenario_label` takes it.
+        """
         return {
             "policy": self.policy.value,
             "run_times": self.run_times.value if self.run_times else None,

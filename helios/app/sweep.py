@@ -369,7 +369,10 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
 
 
 def _requests(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[WhatIfRequest]:
-    """Yield a request for each window and combination of settings, the windows in the outer loop."""
+    """Yield a request for each window and combination of settings.
+
+    The settings vary within a window.
+    """
     asked = plan.settings
     lists: dict[str, list[Any]] = {
         "nodes": [parse_nodes(text) for text in asked.nodes],

@@ -499,9 +499,10 @@ def _pools(nodes: pd.DataFrame, jobs: pd.DataFrame, lists: Sequence[Sequence[str
 
 
 def _read_intervals(warehouse: Warehouse, cluster: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]], bool]:
-    """Return the time intervals of which jobs and node events were read, and whether files were.
+    """Return the time intervals of which jobs and node events were read.
 
-    Live readings have recorded coverage. Files count from the first job's submission to the last one's.
+    The last value says whether files were read. Live readings have recorded coverage; files count from the first job's
+    submission to the last one's.
     """
     coverage = warehouse.coverage(cluster)
     starts, ends = (seconds(coverage[name]).tolist() for name in ("started_at", "ended_at"))

@@ -334,7 +334,10 @@ class _ServiceContext:
 
     @property
     def looked_back(self) -> int:
-        """Steps before the window on which forecasts are made: the first thresholds are picked on them."""
+        """Steps before the window on which forecasts are made.
+
+        The first thresholds are picked on them.
+        """
         return RUN_IN + (7 * self.request.options.weeks + 1) * DAY
 
     def cluster(self, timer_s: int | None = None) -> SimCluster:

@@ -197,7 +197,10 @@ class _Jobs(NamedTuple):
 
 
 def campaigns(jobs: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the number of each job's campaign: one user, name and GPU count."""
+    """Return the number of each job's campaign.
+
+    A campaign is the jobs of one user with one name and GPU count.
+    """
     return np.asarray(jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup(), dtype=np.int64)
 
 
@@ -208,7 +211,10 @@ def state_of_jobs(
     predicted_s: NDArray[np.float64],
     ends_of_steps_s: NDArray[np.int64],
 ) -> DemandJobState:
-    """Return :func:`job_state` of jobs with columns of ``JOBS``."""
+    """Return the state of the jobs in a frame at each step.
+
+    See :func:`job_state`; ``jobs`` has columns of ``JOBS``.
+    """
     submitted_s, started_s, ended_s = (
         whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("submitted_at", "started_at", "ended_at")
     )
