@@ -16,7 +16,7 @@ from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
-from helios.metrics.node_usage import busy_intervals, most_at_once, whole_seconds
+from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.predict.demand.evaluation import judge
@@ -233,7 +233,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
             [] if asked.nodes else [f"In service: the {len(held.names)} nodes that jobs ran on; else say --nodes N."]
         )
     else:
-        size = busiest_nodes(start_s, end_s, _size(jobs, asked), first_s=first_s, n_steps=n_steps)
+        size = most_held(start_s, end_s, _size(jobs, asked), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
         busy = np.maximum(np.ceil(size - _ROUNDING), 0.0)
         notes = []
         if not asked.in_gpus:
@@ -259,7 +259,7 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     busy, total = most.sum(axis=0)[:n_steps], float(machine.shape.nodes.sum())
     if asked.in_gpus:
         held = machine.size.astype(np.float64)
-        busy = busiest_nodes(result.started_s, result.ended_s, held, first_s=first_s, n_steps=n_steps)
+        busy = most_held(result.started_s, result.ended_s, held, first_s=first_s, step_s=STEP_S, n_steps=n_steps)
         total = float(machine.shape.total_gpus)
     said = (
         f"Starts and ends of jobs are not known: they were replayed, first in first out with EASY backfill, on "
@@ -275,31 +275,6 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
         total=total,
         notes=(*machine.notes, said),
     )
-
-
-def busiest_nodes(
-    start_s: Seconds, end_s: Seconds, size: NDArray[np.float64], *, first_s: int, n_steps: int
-) -> NDArray[np.float64]:
-    """Return the peak of what jobs held together in each step.
-
-    Steps are ``STEP_S`` long and begin at ``first_s``.
-
-    Parameters
-    ----------
-    start_s, end_s : int64 arrays of shape (n_jobs,)
-        A job holds its start and not its end.
-    size : float64 array of shape (n_jobs,)
-    """
-    at_s, change = np.concatenate([start_s, end_s]), np.concatenate([size, -size])
-    order = np.argsort(at_s, kind="stable")
-    moments, last = np.unique(at_s[order], return_index=True)
-    held = np.add.accumulate(np.add.reduceat(change[order], last)) if len(moments) else np.zeros(0)
-    edges = first_s + STEP_S * np.arange(n_steps, dtype=np.int64)
-    before = np.searchsorted(moments, edges, side="right") - 1
-    most = np.where(before >= 0, held[before] if len(held) else 0.0, 0.0)
-    within = (moments >= first_s) & (moments < first_s + STEP_S * n_steps)
-    np.maximum.at(most, (moments[within] - first_s) // STEP_S, held[within])
-    return np.maximum(most, 0.0)
 
 
 def _state(

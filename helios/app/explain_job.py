@@ -247,14 +247,14 @@ def _of_the_queue(
         p10_s=float(job["p10_s"]),
         p50_s=float(job["p50_s"]),
         p90_s=float(job["p90_s"]),
-        source=_text(job["source"]),
+        source=text_of(job["source"]),
         rests_on=_rests_on(cycles, snapshot, job) if pending else "",
-        reason=_text(job["reason"]),
+        reason=text_of(job["reason"]),
         planned_start_at=job["planned_start_at"].to_pydatetime() if pd.notna(job["planned_start_at"]) else None,
         rank=ranks[0],
         rank_without=ranks[1],
         queued=ranks[2],
-        excluded_reason=_text(job["excluded_reason"]) or theirs,
+        excluded_reason=text_of(job["excluded_reason"]) or theirs,
         stands=stands,
         would_stand=tuple(shadow["after"].dropna()),
         remarks=tuple(_remarks(cycles)),
@@ -274,7 +274,7 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
         return ""
     known = predictions_before(job, now, history=history, running=snapshot.running)
     basis, recent = narrowest_group(JobTable.from_frame(known))
-    return rests_on(basis, recent, user=_text(job["user"]), account=_text(job["account"]))
+    return rests_on(basis, recent, user=text_of(job["user"]), account=text_of(job["account"]))
 
 
 def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
@@ -285,9 +285,9 @@ def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFra
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     return JobExplanation(
         job_id=str(job["job_id"]),
-        state=_text(job["state"]),
-        user=_text(job["user"]),
-        partition=_text(job["partition"]),
+        state=text_of(job["state"]),
+        user=text_of(job["user"]),
+        partition=text_of(job["partition"]),
         waited_s=max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan"),
         gpus=int(job["gpus"]),
         time_limit_s=float(job["time_limit_s"]),
@@ -308,5 +308,6 @@ def _remarks(cycles: JobController) -> Iterator[str]:
         yield f"No service may change anything now: {', '.join(f'{n} is {modes[n].mode.value}' for n in modes)}."
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a cell as text, empty where it has no value."""
     return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

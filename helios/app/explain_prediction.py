@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named
+from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named, text_of
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
@@ -194,7 +194,7 @@ def _told(
     return Explanation(
         cluster=history.cluster,
         **_request(job),
-        state=_text(job["state"]),
+        state=text_of(job["state"]),
         restart=int(job["restart"]),
         submitted_at=job["submitted_at"].to_pydatetime(),
         known_at=moment.to_pydatetime(),
@@ -233,10 +233,6 @@ def _request(job: pd.Series[Any]) -> dict[str, Any]:
 
     :class:`PastJob` has the same names.
     """
-    texts = {name: _text(job[name]) for name in ("user", "account", "partition", "name")}
+    texts = {name: text_of(job[name]) for name in ("user", "account", "partition", "name")}
     numbers = {"gpus": int(job["gpus"]), "cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
     return {"job_id": str(job["job_id"]), **texts, **numbers}
-
-
-def _text(value: object) -> str:
-    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

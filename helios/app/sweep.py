@@ -110,9 +110,21 @@ class ResultsFile:
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self._stream = stream
         self.known: dict[str, Told] = {}
-        for number, line in enumerate(_whole_lines(stream), start=1):
-            key, told = _read(line, path, number)
-            if FIGURES in told or FIGURES not in self.known.get(key, {}):
+        stream.seek(0)
+        *lines, partial = stream.read().split(b"\n")
+        if partial:
+            stream.truncate(stream.tell() - len(partial))
+        stream.seek(0, os.SEEK_END)
+        for number, line in enumerate(lines, start=1):
+            try:
+                told: dict[str, Any] = json.loads(line)
+                key = str(told.pop("key"))
+            except (ValueError, KeyError, TypeError, AttributeError) as reason:
+                raise FileUnreadable(
+                    f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
+                ) from reason
+            told.pop("cell", None)
+            if FIGURES in told or not self.has(key):
                 self.known[key] = told
 
     def has(self, key: str) -> bool:
@@ -154,27 +166,6 @@ def read_results(path: Path) -> Iterator[ResultsFile]:
                 f"Another sweep is writing to {path}.", hint="Wait for it, or choose another place: --out FILE"
             ) from reason
         yield ResultsFile(path, stream)
-
-
-def _whole_lines(stream: IO[bytes]) -> list[bytes]:
-    """Return the complete lines of a file, and cut off a partial last line."""
-    stream.seek(0)
-    written = stream.read()
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
-        stream.truncate(whole)
-    stream.seek(0, os.SEEK_END)
-    return written[:whole].splitlines()
-
-
-def _read(line: bytes, path: Path, number: int) -> tuple[str, Told]:
-    try:
-        told: dict[str, Any] = json.loads(line)
-        return str(told["key"]), {name: told[name] for name in told if name not in ("key", "cell")}
-    except (ValueError, KeyError, TypeError) as reason:
-        raise FileUnreadable(
-            f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
-        ) from reason
 
 
 # The plan of a sweep is a TOML file, whose lists are combined as a Cartesian product.
