@@ -145,24 +145,21 @@ class _Wait:
     """
 
     def __init__(self, setup: ReplaySetup, plan: Scenario, replay: Replay, trace: JobTrace) -> None:
-        self._workload, self._users, self._plan, self.replay, self._job = (
-            setup.workload,
-            setup.machine.jobs["user"],
-            plan,
-            replay,
-            trace.job,
-        )
-        self.submitted_s, self.started_s = int(setup.workload.submitted_s[trace.job]), int(replay.started_s[trace.job])
-        self._gpus = int(setup.workload.gpus[trace.job])
+        job = trace.job
+        self.replay, self._plan, self._job = replay, plan, job
+        self._workload, self._users = setup.workload, setup.machine.jobs["user"]
+        self.submitted_s, self.started_s = int(setup.workload.submitted_s[job]), int(replay.started_s[job])
+        self._gpus = int(setup.workload.gpus[job])
         self._ids = pd.Series(setup.workload.job_id)
         self._run = self._ids.groupby(self._ids, sort=False).cumcount().to_numpy()
-        self.passes = trace.notes[trace.notes["at_s"] < self.started_s]
+        notes = trace.notes
+        self.passes = notes[notes["at_s"] < self.started_s]
         self.lasts_s = np.diff(self.passes["at_s"], append=self.started_s)
         # A pass starts whatever may start. So where the job would fit and is not the first in the order, it is backfill
         # that kept the place; where it would not fit, the first in the order would have been given any GPUs before it.
         # With skip no job waits for a larger one: there only those come first that ask for no more.
         first = self.passes["incumbent" if plan.backfill is Backfill.SKIP else "head"]
-        next_in_line, enough = first == trace.job, self.passes["free"] >= self._gpus
+        next_in_line, enough = first == job, self.passes["free"] >= self._gpus
         self.causes = np.full(len(self.passes), PRIORITY)
         if plan.backfill not in {Backfill.NONE, Backfill.SKIP}:
             self.causes[~next_in_line & (self.passes["room"] >= self._gpus)] = RESERVED
