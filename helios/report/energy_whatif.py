@@ -250,7 +250,10 @@ def _columns(*, jobs: bool, width: int) -> list[str]:
 
 
 def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str]:
-    """Return the cells of a policy by heading, those of the terminal and those of the page."""
+    """Return the cells of a policy by heading.
+
+    The headings are those of the terminal and those of the page.
+    """
     low, high = policy.wakeups_per_day_interval
     saved = policy.saved_kwh / baseline.energy_kwh if baseline and baseline.energy_kwh else None
     in_use, each = percent(policy.node_utilization_after, 1), figure(policy.nodes_per_wakeup, 1)
