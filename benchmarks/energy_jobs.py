@@ -70,7 +70,11 @@ def main() -> None:
     settings, begun = Settings(), time.perf_counter()
     answer = energy_on_jobs(
         history,
-        EnergyJobsRequest(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
+        EnergyJobsRequest(
+            replay=WhatIfRequest(plans=(), since=since, until=until, nodes=NODES, placement=Placement.RANDOM),
+            calendar=Calendar(zone=ZONE),
+            policies=policies,
+        ),
         energy=settings.energy,
         power=settings.power,
         progress=lambda step, done: (

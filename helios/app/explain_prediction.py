@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, predictions_before, queued_record
+from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named, text_of
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
@@ -23,9 +23,6 @@ from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
     from helios.predict.duration import DurationModel
-
-NEAR = 3
-"""How many of the nearest job ids an error names."""
 
 Chosen = tuple["DurationModel | None", tuple[str, ...]]
 """The model (None: shrinkage alone), and notes for the reader about it."""
@@ -76,7 +73,7 @@ def explain(
         return _explain_last(history, jobs, choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
     elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
     run = "" if restart is None else f", run {restart}"
-    near = _near(history.jobs, job_id)
+    near = near_ids(history.jobs["job_id"], job_id)
     raise JobUnknown(
         f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{problem}",
         hint=f"It has {', '.join(near)}. {elsewhere}" if near else elsewhere,
@@ -155,27 +152,10 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
 
 
 def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
-    master, _, task = job_id.partition("_")
-    found = jobs["job_id"] == job_id
-    if task:
-        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    rows = rows_named(jobs, job_id)
     if restart is not None:
-        found &= jobs["restart"] == restart
-    rows = np.flatnonzero(found)
+        rows = rows[(jobs["restart"].iloc[rows] == restart).to_numpy()]
     return int(rows[-1]) if len(rows) else None
-
-
-def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
-    """Return the known ids nearest in number.
-
-    Empty where ids are no numbers.
-    """
-    number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
-    numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
-    if pd.isna(number) or numbers.isna().all():
-        return []
-    apart = (numbers - number).abs().drop_duplicates()
-    return [str(jobs["job_id"].iloc[row]) for row in sorted(apart.nsmallest(NEAR).index)]
 
 
 def _explain_queued(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
@@ -229,7 +209,7 @@ def _explain_last(
     return Explanation(
         cluster=history.cluster,
         **_request(job),
-        state=_text(job["state"]),
+        state=text_of(job["state"]),
         restart=int(job["restart"]),
         submitted_at=job["submitted_at"].to_pydatetime(),
         known_at=moment.to_pydatetime(),
@@ -247,10 +227,6 @@ def _request(job: pd.Series[Any]) -> dict[str, Any]:
 
     :class:`PastJob` has the same names.
     """
-    texts = {name: _text(job[name]) for name in ("user", "account", "partition", "name")}
+    texts = {name: text_of(job[name]) for name in ("user", "account", "partition", "name")}
     numbers = {"gpus": int(job["gpus"]), "cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
     return {"job_id": str(job["job_id"]), **texts, **numbers}
-
-
-def _text(value: object) -> str:
-    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

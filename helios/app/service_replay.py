@@ -819,7 +819,7 @@ def _played(
         resource=staged.resource,
     )
     predictor = predictor_for(setup, staged.taught, staged.request)
-    told = f"Rehearsing {title}"
+    told = f"Replaying {title}"
     progress(told, 0.0)
     replay_services(
         cluster,
@@ -831,16 +831,8 @@ def _played(
         progress=lambda done: progress(told, done / len(setup.workload)),
     )
     progress(told, 1.0)
-    run = measure(
-        setup,
-        policy=title,
-        run_times=None,
-        estimates=RunTimes.LIMIT.value,
-        backfill=Backfill.EASY.value,
-        started_s=cluster.started_s,
-        ended_s=cluster.ended_s,
-    )
-    return run, predictor
+    about = {"policy": title, "estimates": RunTimes.LIMIT.value, "backfill": Backfill.EASY.value}
+    return measure(setup, cluster.started_s, cluster.ended_s, **about), predictor
 
 
 def backlog_estimator_for(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
@@ -880,5 +872,5 @@ def _report(active: ReplayedService) -> ReplayedServiceReport:
 def _said_of(active: ReplayedService) -> list[str]:
     said = [f"Service {active.name} raised {times} times: {problem}" for problem, times in active.problems.items()]
     if active.suspended:
-        said.append(f"Service {active.name} raised {active.failures_to_suspend} times running and was asked no more.")
+        said.append(f"Service {active.name} raised {active.failures_to_suspend} times in a row and was suspended.")
     return said

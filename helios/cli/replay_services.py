@@ -27,11 +27,10 @@ from helios.cli.options import (
     expand,
     rename_services,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, width, write_page
+from helios.cli.output import answer, progress_bars, say, say_notes, width
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Domain, Service
-from helios.report.history import describe
 from helios.report.tables import whatif_table
 from helios.services.registry import build, domain_of
 
@@ -105,14 +104,13 @@ def simulate_(
         )
     say_notes(result.whatif.notes)
     if report is not None:
-        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+        from helios.cli.whatif import write_whatif  # noqa: PLC0415 - only a page needs it
 
-        description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-        write_page(report, render_whatif(result.whatif, description=description))
+        write_whatif(report, history, result.whatif)
     table = whatif_table(result.whatif, width=width())
     answer(result.to_json(), table, "", _active_services(result), as_json=as_json)
     if not as_json:
-        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services asked.")
+        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
 
 
 def services_asked_for(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
@@ -139,15 +137,15 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
     strangers = sorted(set(said) - set(chosen))
     if strangers:
         raise UsageError(
-            f"--set names {', '.join(strangers)}, which is not among them.",
-            hint=f"Services that act: {', '.join(chosen)}",
+            f"--set has an option for {', '.join(strangers)}, which does not act in this replay.",
+            hint=f"Add --service {strangers[0]}, or set options of: {', '.join(chosen) or 'none'}",
         )
     built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
     on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
         raise UsageError(
-            f"{', '.join(on_nodes)} acts on nodes, and a service replay shows the waits of jobs.",
-            hint="See what it would do: helios energy whatif",
+            f"{', '.join(on_nodes)} acts on nodes; this command replays services that act on jobs.",
+            hint="To replay services that act on nodes: helios energy whatif",
         )
     return {name: service for name, service in built.items() if name not in on_nodes}
 
@@ -159,7 +157,9 @@ def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
         key, equals, value = text.partition("=")
         service, dot, name = key.strip().partition(".")
         if not (equals and dot and service and name):
-            raise UsageError(f"--set {text!r} is not understood.", hint="Write --set qssf.promote_after_s=7200")
+            raise UsageError(
+                f"--set {text!r} is not SERVICE.OPTION=VALUE.", hint="Write --set qssf.promote_after_s=7200"
+            )
         try:
             said.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as reason:
@@ -172,7 +172,7 @@ def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
 def _active_services(result: ServiceReplay) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Service")
-    for name in ("Asked", "Jobs changed", "Unchanged", "Not changed", "Raised"):
+    for name in ("Calls", "Jobs changed", "Unchanged", "Not changed", "Raised"):
         table.add_column(name, justify="right")
     for active in result.active_services:
         done, unchanged = active.outcomes.get("done", 0), active.outcomes.get("unchanged", 0)
