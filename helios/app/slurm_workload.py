@@ -15,10 +15,11 @@ from helios.app.predictions import backlog_estimator
 from helios.app.service_replay import (
     FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
-    TOLERANCE,
+    SITE_FACTOR_MOST,
     NamedPredictor,
     ReplayedService,
     replay_services,
+    replayed_services,
 )
 from helios.app.whatif import describe_sources
 from helios.errors import NotEnoughHistory
@@ -267,7 +268,7 @@ def simulate_services_on_slurm(
     cluster: str,
     timezone: str,
     every: timedelta | None = None,
-    most: int = TOLERANCE,
+    most: int = SITE_FACTOR_MOST,
     failures_to_suspend: int = FAILURES_TO_SUSPEND,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
@@ -298,18 +299,13 @@ def simulate_services_on_slurm(
     JobLargerThanPartition, PartitionUnknown
         A job could never start.
     """
-    active_services = [
-        ReplayedService(
-            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
-        )
-        for name, it in services.items()
-    ]
+    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
     door = SimulatedSlurm(
-        jobs.workload, site, jobs.jobs, name=cluster, tolerance=most, latency=latency, time_min=time_min
+        jobs.workload, site, jobs.jobs, name=cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
     model = trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
     predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
-    told = f"Rehearsing {' + '.join(services)} on Slurm"
+    told = f"Replaying {' + '.join(services)} on Slurm"
     progress(told, 0.0)
     replay_services(
         door,
