@@ -246,9 +246,8 @@ class SimulatedCluster(ABC):
             jobs = reorder.snapshot.positions(reorder.rows, self._view.facts)
             if jobs is not None:
                 return jobs, reorder.urgency
-        last = {place.job_id: place.urgency for place in reorder.order}
-        jobs = np.array([self._position.get(job_id, NOBODY) for job_id in last], dtype=np.int64)
-        return jobs, np.array([*last.values()], dtype=np.float64)
+        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in reorder.order], dtype=np.int64)
+        return jobs, np.array([place.urgency for place in reorder.order], dtype=np.float64)
 
 
 def refuse_unequal(**lengths: int) -> None:

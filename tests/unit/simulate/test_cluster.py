@@ -444,7 +444,7 @@ def test_what_cannot_be_simulated_is_refused_at_the_door():
         SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s)
     with pytest.raises(WorkloadInvalid):
         SimCluster(workload, a_shape((2, 8)), jobs.iloc[:0], estimates_s=workload.run_time_s)
-    with pytest.raises(UsageError, match="resolution"):
+    with pytest.raises(UsageError, match="site_factor_most"):
         SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, site_factor_most=100)
 
 
