@@ -44,8 +44,8 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
-# One for each of two processors.
-WORKERS ?= 2
+# Two for each of two processors: the live tests mostly wait.
+WORKERS ?= 4
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
 

@@ -30,4 +30,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouping 
     """Keep tests that share something on one worker, unless ``--dist`` asks for something else."""
     from tests.grouping import Grouping  # noqa: PLC0415  # it needs pytest-xdist
 
-    return Grouping(config, log) if config.getvalue("dist") in {"load", "loadgroup"} else None
+    if config.getvalue("dist") not in {"load", "loadgroup"}:
+        return None
+    config.option.loadscopereorder = False  # the tests are sorted already
+    return Grouping(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have the groups start in the order of ``tests.grouping`` on a worker of pytest-xdist."""
+    if hasattr(config, "workerinput"):
+        from tests.grouping import start_of  # noqa: PLC0415  # it needs pytest-xdist
+
+        items.sort(key=lambda item: start_of(item.nodeid))

@@ -12,14 +12,15 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("test", "group"),
     [
-        ("tests/live/test_hook.py::test_a", "live"),
+        ("tests/live/test_hook.py::test_a", "hook"),
+        ("tests/live/test_rig.py::test_a", "tests/live/test_rig.py"),
         ("tests/live/test_power_rig.py::test_a[x]", "power"),
         ("tests/live/test_proof.py::test_a", "proof"),
         ("tests/contract/test_warehouse.py::test_a[postgresql-3]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[1-postgresql]", "postgres"),
         ("tests/contract/test_warehouse.py::test_a[sqlite]", "tests/contract/test_warehouse.py::test_a[sqlite]"),
         ("tests/story/test_dask_client.py::test_a", "dask"),
-        ("tests/story/test_cli.py::test_a", "test_cli"),
+        ("tests/story/test_cli.py::test_a", "commands"),
         ("tests/unit/test_cli.py::test_a[postgresql]", "tests/unit/test_cli.py::test_a[postgresql]"),
     ],
 )
