@@ -73,8 +73,8 @@ def main() -> None:
         EnergyJobsRequest(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
         energy=settings.energy,
         power=settings.power,
-        progress=lambda setup, done: (
-            print(f"  {setup} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
+        progress=lambda step, done: (
+            print(f"  {step} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
         ),
     )
     columns = (

@@ -92,7 +92,7 @@ class Model(_Section):
         default=7, ge=0.5, description="Last days on which a night's model is judged before it takes charge"
     )
     kept: int = Field(
-        default=30, ge=1, description="Newest models that are kept; the one in charge and the one before it always are"
+        default=30, ge=1, description="Newest models that are kept; the active one and the one before it always are"
     )
 
 

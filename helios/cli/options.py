@@ -105,13 +105,19 @@ class HistoryOptions:
 
     def read(self, progress: Progress) -> LoadedHistory:
         """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
-        return history_from(
-            trace=self.trace,
-            cluster=self.cluster,
-            trace_format=self.trace_format,
-            timezone=self.timezone,
-            progress=progress,
-        )
+        settings = configuration()
+        if self.trace is not None:
+            return read_file(
+                self.trace,
+                timezone=named_timezone(self.timezone, settings),
+                trace_format=self.trace_format,
+                cluster=self.cluster,
+                progress=progress,
+            )
+        progress("Reading the warehouse", 0.0)
+        history = load_history(url=settings.settings.database.url, cluster=self.cluster)
+        progress("Reading the warehouse", 1.0)
+        return history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,27 +273,3 @@ def duration(text: str | None) -> timedelta:
         It is not a length of time.
     """
     return timedelta(0) if text is None else length(text, or_none=True)
-
-
-def history_from(
-    *,
-    trace: Path | None,
-    cluster: str | None,
-    trace_format: TraceFormat | None,
-    timezone: str | None,
-    progress: Progress,
-) -> LoadedHistory:
-    """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
-    settings = configuration()
-    if trace is None:
-        progress("Reading the warehouse", 0.0)
-        history = load_history(url=settings.settings.database.url, cluster=cluster)
-        progress("Reading the warehouse", 1.0)
-        return history
-    return read_file(
-        trace,
-        timezone=named_timezone(timezone, settings),
-        trace_format=trace_format,
-        cluster=cluster,
-        progress=progress,
-    )

@@ -16,11 +16,19 @@ from helios.app.reports import ReportQuery
 from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand
 from helios.cli.output import say, say_notes, show_json
 from helios.errors import UsageError
-from helios.report.admin import Field, ReportTable, as_json, as_lines, chosen_fields, listing
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.queue import NOW, OVER_TIME
-from helios.report.admin.sacct_format import WORDS, as_parsable
+from helios.report.admin.sacct_format import (
+    WORDS,
+    Field,
+    ReportTable,
+    as_json,
+    as_lines,
+    as_parsable,
+    chosen_fields,
+    listing,
+)
 from helios.report.admin.shadow import moved_table, shadow_table
 from helios.report.admin.usage import fields_by
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
@@ -303,16 +311,7 @@ def nightly(
 
     settings = configuration().settings
     report = nightly_pages(
-        settings.database.url,
-        cluster,
-        day,
-        folder or Path(settings.report.folder),
-        now=datetime.now(UTC),
-        keep=settings.report.keep,
-        gpus_per_node=settings.whatif.gpus_per_node,
-        default_time_limit_s=settings.whatif.default_time_limit_s,
-        energy=settings.energy,
-        recipient=recipient,
+        settings, cluster, day, folder or Path(settings.report.folder), now=datetime.now(UTC), recipient=recipient
     )
     if json:
         show_json(asdict(report))

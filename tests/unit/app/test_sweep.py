@@ -263,7 +263,7 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, t
         kept.append(engine(*given))  # so that it is not let go of for being garbage
         return kept[-1]
 
-    def interrupted(setup: str, done: float) -> None:
+    def interrupted(step: str, done: float) -> None:
         if done > 0:
             raise KeyboardInterrupt
 
