@@ -16,10 +16,11 @@ from helios.app.predictions import backlog_estimator
 from helios.app.service_replay import (
     FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
-    TOLERANCE,
+    SITE_FACTOR_MOST,
     NamedPredictor,
     ReplayedService,
     replay_services,
+    replayed_services,
 )
 from helios.app.whatif import describe_sources, train_before
 from helios.errors import NotEnoughHistory
@@ -260,7 +261,7 @@ def simulate_services_on_slurm(
     *,
     history: LoadedHistory,
     every: timedelta | None = None,
-    most: int = TOLERANCE,
+    most: int = SITE_FACTOR_MOST,
     failures_to_suspend: int = FAILURES_TO_SUSPEND,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
@@ -291,14 +292,9 @@ def simulate_services_on_slurm(
     JobLargerThanPartition, PartitionUnknown
         A job could never start.
     """
-    active_services = [
-        ReplayedService(
-            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
-        )
-        for name, it in services.items()
-    ]
+    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
     slurm = SimulatedSlurm(
-        jobs.workload, site, jobs.jobs, name=history.cluster, tolerance=most, latency=latency, time_min=time_min
+        jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
     before, timezone = history.jobs, history.timezone
     model = train_before(history, before, jobs.jobs, seed=seed, progress=progress)

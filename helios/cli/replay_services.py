@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from helios.actions import Result
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import repredict_interval_s
 from helios.app.whatif import WhatIfRequest
@@ -96,7 +97,7 @@ def simulate_(
             request,
             services,
             every=duration(every) if every is not None else None,
-            tolerance=settings.slurm.site_factor_most,
+            site_factor_most=settings.slurm.site_factor_most,
             failures_to_suspend=settings.control.failures_to_suspend,
             most_of_one_user=settings.control.most_of_one_user,
             predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
@@ -175,8 +176,8 @@ def _active_services(result: ServiceReplay) -> Table:
     for name in ("Calls", "Jobs changed", "Unchanged", "Not changed", "Raised"):
         table.add_column(name, justify="right")
     for active in result.active_services:
-        done, unchanged = active.outcomes.get("done", 0), active.outcomes.get("unchanged", 0)
+        done, unchanged = active.outcomes[Result.DONE], active.outcomes[Result.UNCHANGED]
         rest = sum(active.outcomes.values()) - done - unchanged
         raised = f"{sum(active.problems.values()):,}{', suspended' if active.suspended else ''}"
-        table.add_row(active.service, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
+        table.add_row(active.name, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
     return table

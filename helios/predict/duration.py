@@ -45,7 +45,7 @@ from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 ROUNDS = 250
 PARAMETERS = {
     "objective": "quantile",
-    "num_leaves": 31,  # against 15: docs/predictions.md
+    "num_leaves": 31,  # against 15: docs/experiments.md
     "learning_rate": 0.08,
     "min_data_in_leaf": 40,
     "bagging_fraction": 0.8,
