@@ -608,20 +608,20 @@ def simulate_services(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    staged = _Stage(history, request, progress)
-    runs = [to_run(plan, staged.setup, None, progress) for plan in CONTROLS]
+    window = _ReplayedWindow(history, request, progress)
+    runs = [to_run(plan, window.setup, None, progress) for plan in CONTROLS]
     begun = perf_counter()
     active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
-    simulated, predictor = staged.replay(
+    simulated, predictor = window.replay(
         active_services,
         site_factor_most=site_factor_most,
         predict_again_s=predict_again_s,
         most_of_one_user=most_of_one_user,
     )
-    jobs_per_s = len(staged.setup.workload) / (perf_counter() - begun)
+    jobs_per_s = len(window.setup.workload) / (perf_counter() - begun)
     said = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
     return ServiceReplay(
-        whatif=answer_request(history, staged.request, staged.setup, runs=[*runs, simulated], said=said),
+        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=said),
         active_services=tuple(active_services),
         jobs_per_s=jobs_per_s,
     )
@@ -705,10 +705,10 @@ def soft_limit_gain(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    staged = _Stage(history, request, progress)
+    window = _ReplayedWindow(history, request, progress)
     others = dict(beside or {})
     without, with_them = (
-        staged.replay(replayed_services(services, every=every), most_of_one_user=most_of_one_user)[0]
+        window.replay(replayed_services(services, every=every), most_of_one_user=most_of_one_user)[0]
         for services in (others, {**others, "soft_limits": soft_limits})
     )
     return _gain(without, with_them, seed=request.seed)
@@ -729,7 +729,7 @@ def replayed_services(
     ]
 
 
-class _Stage:
+class _ReplayedWindow:
     """A window of history with all that its replays have in common."""
 
     def __init__(self, history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> None:
