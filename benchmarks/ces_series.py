@@ -51,11 +51,7 @@ def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
     one = read[0] if len(read) == 1 else sum_series(read, name=f"{len(read)} files")
     since, until = (datetime.fromisoformat(text).replace(tzinfo=zone) for text in (given.since, given.until))
     return given, EnergySeriesRequest(
-        name=one.name,
-        start_s=one.start_s,
-        step_s=one.step_s,
-        active=one.active,
-        total=one.total,
+        series=one,
         window=(since, until),
         calendar=Calendar(zone=zone),
     )
@@ -63,11 +59,11 @@ def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
 
 def picking_s(request: EnergySeriesRequest) -> float:
     """Return the time to pick a setting from three weeks, s, without compilation."""
-    busy = request.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
+    busy = request.series.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
     most = np.repeat(np.repeat(busy[:, None, None], 5, axis=1), 3, axis=2)
     known = KnownDemand(
         busy=busy,
-        total=request.total[-21 * 1_440 :: 10],
+        total=request.series.total[-21 * 1_440 :: 10],
         most=most,
         ahead_s=(3_600, 10_800, 21_600, 43_200, 86_400),
         levels=(0.5, 0.9, 0.99),

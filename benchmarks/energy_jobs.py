@@ -70,11 +70,15 @@ def main() -> None:
     settings, begun = Settings(), time.perf_counter()
     answer = energy_on_jobs(
         history,
-        EnergyJobsRequest(window=(since, until), calendar=Calendar(zone=ZONE), nodes=NODES, policies=policies),
+        EnergyJobsRequest(
+            replay=WhatIfRequest(plans=(), since=since, until=until, nodes=NODES, placement=Placement.RANDOM),
+            calendar=Calendar(zone=ZONE),
+            policies=policies,
+        ),
         energy=settings.energy,
         power=settings.power,
-        progress=lambda setup, done: (
-            print(f"  {setup} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
+        progress=lambda step, done: (
+            print(f"  {step} {done:.0%}", file=sys.stderr, flush=True) if done in (0, 1) else None
         ),
     )
     columns = (

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from helios.app.history import LoadedHistory
 from helios.app.slurm_workload import simulate_services_on_slurm, slurm_jobs
 from helios.config import Control
 from helios.model import JOBS, in_submission_order
@@ -100,9 +101,7 @@ def side(
             jobs,
             site,
             services,
-            before=past,
-            cluster="helped",
-            timezone="UTC",
+            history=LoadedHistory(cluster="helped", jobs=past, timezone="UTC"),
             most_of_one_user=Control().most_of_one_user,
             latency=latency,
         ).replay

@@ -121,12 +121,12 @@ def waits_s(drawn: Draw, cycle_s: float, shape: Shape | None, *, hook: float, pa
         return urgency if shape is None else shape(urgency)
 
     if shape is not None and hook:
-        whole = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, tolerance=MOST)
+        whole = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, site_factor_most=MOST)
         first = [wished(whole, np.array([job]), int(workload.submitted_s[job]))[0] for job in range(N_JOBS)]
         factors = ownership.site_factors(np.array(first), n_steps=ownership.steps(MOST))
         workload = replace(workload, site_factor=np.where(drawn.finds_row < hook, factors, 0))
     latency = SlurmLatency(controller_started_s=BEGAN.timestamp() - 3600 - drawn.first_cycle_s)
-    door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, tolerance=MOST, latency=latency)
+    door = SimulatedSlurm(workload, SITE, drawn.jobs.jobs, site_factor_most=MOST, latency=latency)
     claims = ReplayGuards(door, 1, Control().most_of_one_user)
     now_s = int(BEGAN.timestamp() + drawn.first_cycle_s)
     while len(door.ended) < N_JOBS:

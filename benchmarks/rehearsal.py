@@ -45,7 +45,7 @@ from helios.simulate import Backfill, Replay, SimCluster, replay
 from tests.traces import TRACES
 
 AT_ONCE = timedelta(0)
-TOLERANCE = 10_000
+SITE_FACTOR_MOST = 10_000
 PHILLY = "6214e9=26,7f04ca=13,11cb48=6,b436b2=26,ee9e8c=26,e13805=6,6c71a0=13,2869ce=6,ed69ec=3,103959=3,0e4a51=13"
 MACHINES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "kth": ("KTH-SP2-1996-2.1-cln.swf.gz", None, {"nodes": {"all": 100}, "gpus_per_node": 1}),
@@ -99,7 +99,7 @@ class Way:
     service: Callable[[], Service]
     every: timedelta = AT_ONCE
     jobwise: bool = True
-    tolerance: int | None = TOLERANCE
+    site_factor_most: int | None = SITE_FACTOR_MOST
     predict_again_s: int | None = None
 
 
@@ -108,8 +108,8 @@ AGAIN = Way(
     title="  and predicted again", service=lambda: DEFAULT, every=DEFAULT.every, predict_again_s=PREDICT_AGAIN_S
 )
 WAYS = [
-    Way(title="qssf, jobwise, exact", service=paper, tolerance=None),
-    Way(title="qssf, whole queue, exact", service=paper, tolerance=None, jobwise=False),
+    Way(title="qssf, jobwise, exact", service=paper, site_factor_most=None),
+    Way(title="qssf, whole queue, exact", service=paper, site_factor_most=None, jobwise=False),
     Way(title="qssf as sites run it", service=lambda: DEFAULT, every=DEFAULT.every),
     AGAIN,
     Way(title="night owl", service=lambda: NightOwl(NightOwl.Options()), every=NightOwl.every),
@@ -157,7 +157,7 @@ def played(setup: ReplaySetup, way: Way, predictor: Any) -> tuple[SimCluster, Re
         setup.machine.shape,
         setup.machine.jobs,
         estimates_s=setup.limit_s,
-        tolerance=way.tolerance,
+        site_factor_most=way.site_factor_most,
     )
     active = ReplayedService(name=way.title, service=way.service(), every=way.every)
     replay_services(cluster, [active], predictor=predictor, jobwise=way.jobwise, predict_again_s=way.predict_again_s)

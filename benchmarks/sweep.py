@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helios.app.executors import Engine, Processes, run_here
+from helios.app.executors import Engine, run_here, run_in_processes
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
@@ -66,7 +67,10 @@ def costs(history: LoadedHistory, request: WhatIfRequest, workers: int, times: i
     """Print seconds of the same sweep in one process and several."""
     plan = SweepPlan(policies=[Policy.FIFO, Policy.SJF, Policy.FEWEST_GPUS], run_times=[RunTimes.TRUE], repeats=times)
     asked = cross_options(plan, base=request, timezone=history.timezone)
-    engines: dict[str, Engine] = {"one process": run_here, f"Dask, {workers} processes": Processes(workers=workers)}
+    engines: dict[str, Engine] = {
+        "one process": run_here,
+        f"Dask, {workers} processes": partial(run_in_processes, workers=workers),
+    }
     print(f"{len(asked.cells)} cells of {history.cluster}, run times true; {os.getloadavg()[0]:.0f} programs were busy")
     written = []
     for name, engine in engines.items():

@@ -52,6 +52,8 @@ RENAMED_KEYS = {
     ("slurm", "writes_per_turn"): "writes_per_cycle",
 }
 """New names of keys by section and old name. The old names were used up to 0.1, and are read for one release."""
+RENAMED_SERVICES = {"packing": "node_fill_order"}
+"""New names of services. The old names were used up to 0.1, and are accepted for one release."""
 
 
 class _Section(BaseModel):
@@ -92,7 +94,7 @@ class Model(_Section):
         default=7, ge=0.5, description="Last days on which a night's model is judged before it takes charge"
     )
     kept: int = Field(
-        default=30, ge=1, description="Newest models that are kept; the one in charge and the one before it always are"
+        default=30, ge=1, description="Newest models that are kept; the active one and the one before it always are"
     )
 
 
@@ -394,10 +396,16 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     named = FILE_VARIABLE in environment
     path = Path(environment[FILE_VARIABLE]) if named else folder / FILE_NAME
     text, notes = _read(path, named=named)
+    document = _document(path, text)
+    notes += tuple(
+        f"{path}: [services.{old}] is called [services.{new}] now; the old name goes with the next release"
+        for old, new in RENAMED_SERVICES.items()
+        if old in document.get("services", {})
+    )
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     for section, name, value, origin in [
-        *_from_file(path, text),
+        *_from_file(path, document),
         *_from_environment(environment),
     ]:
         values.setdefault(section, {})[name] = value
@@ -493,16 +501,21 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def _from_file(path: Path, text: str) -> Iterator[tuple[str, str, Any, str]]:
+def _document(path: Path, text: str) -> dict[str, dict[str, Any]]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as reason:
         raise ConfigurationInvalid(f"{path} cannot be read as TOML: {reason}") from reason
+    if loose := [name for name, keys in document.items() if not isinstance(keys, dict)]:
+        raise ConfigurationInvalid(f"{path}: {loose[0]!r} is outside a [section]", hint=_allowed())
+    return document
+
+
+def _from_file(path: Path, document: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any, str]]:
+    renamed = RENAMED_KEYS | {("services", old): new for old, new in RENAMED_SERVICES.items()}
     for section, keys in document.items():
-        if not isinstance(keys, dict):
-            raise ConfigurationInvalid(f"{path}: {section!r} stands outside a [section]", hint=_allowed())
         for name, value in keys.items():
-            new = RENAMED_KEYS.get((section, name)) or name
+            new = renamed.get((section, name)) or name
             if new != name and new in keys:
                 raise ConfigurationInvalid(
                     f"{path}: {section}.{name} is the old name of {section}.{new}, and both are set.",

@@ -286,15 +286,15 @@ class Progress(Protocol):
     The command line draws a bar; a test or a service ignores it.
     """
 
-    def __call__(self, setup: str, done: float) -> None:
+    def __call__(self, step: str, done: float) -> None:
         """Report that a step is done to the fraction ``done``, 0 to 1.
 
-        ``setup`` names the step for a person.
+        ``step`` names it for a person.
         """
         ...
 
 
-def no_progress(setup: str, done: float) -> None:
+def no_progress(step: str, done: float) -> None:
     """Ignore the progress.
 
     A :class:`Progress` for callers that want none.

@@ -57,14 +57,15 @@ from helios.config import Control, Power, Settings, SlurmSettings
 from helios.control import (
     ActiveService,
     ControllerState,
+    Cycle,
+    JobDomain,
     NodeControllerState,
+    NodeDomain,
     Preconditions,
     ServiceMode,
     Undo,
     release,
     release_nodes,
-    run_cycle,
-    run_node_cycle,
 )
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
@@ -886,7 +887,7 @@ class World:
                     {"model_trained_at": self.now - timedelta(days=40)},
                     {"model_problem": "its bytes are damaged"},
                     {"released": "helios-release.sh"},
-                    {"drift": "errors have grown"},
+                    {"model_problem": "errors have grown"},
                 ]
             )
             self.note("trouble", sorted(self.problem))
@@ -914,7 +915,7 @@ class World:
 class JobWorld(World):
     """A cluster of three partitions, people, admins and three services that act on jobs."""
 
-    services = ("qssf", "packing", "soft_limits")
+    services = ("qssf", "node_fill_order", "soft_limits")
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, domain=Domain.JOBS)
@@ -946,15 +947,15 @@ class JobWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _job_report(release(**common, reason="a person asks"))}
-            report = run_cycle(
+            domain = JobDomain(common.pop("cluster"), self.settings)
+            cycle = Cycle(
                 **common,
-                active_services=self.active_services(),
-                expectation=self.expect,
-                conditions=self.conditions,
+                domain=domain,
                 settings=self.settings,
                 memory=ControllerState.from_json(self.memory.to_json()),
                 paused=lambda: self.pause_asked,
             )
+            report = cycle.run(self.active_services(), expectation=self.expect, conditions=self.conditions)
         except Crash as crash:
             return {"crash": str(crash)}
         if report.leads:
@@ -1042,7 +1043,7 @@ class JobWorld(World):
 
     def propose(self) -> None:
         jobs = [*self.pending, *self.running[:1], "nobody"]
-        for name in ("qssf", "packing"):
+        for name in ("qssf", "node_fill_order"):
             if self.happens(0.6):
                 urgencies = {job: self.number(-100, 100) / 100 for job in self.some_of(jobs, 7)}
                 ranked = sorted(urgencies.items(), key=lambda item: (-item[1], item[0]))
@@ -1057,13 +1058,13 @@ class JobWorld(World):
             ]
         if self.happens(0.1):
             chosen = None if self.happens(0.3) else tuple(self.some_of(jobs, 3))
-            self.says["packing"].actions = [Revert(job_ids=chosen, reason="no longer wanted")]
+            self.says["node_fill_order"].actions = [Revert(job_ids=chosen, reason="no longer wanted")]
 
 
 class NodeWorld(World):
     """Twelve nodes of two partitions, jobs, admins and two services that act on nodes."""
 
-    services = ("ces", "packing")
+    services = ("ces", "node_fill_order")
     names = tuple(f"n{place}" for place in range(1, 13))
 
     def __init__(self, seed: int) -> None:
@@ -1111,14 +1112,15 @@ class NodeWorld(World):
         try:
             if self.happens(0.03):
                 return {"released": _node_report(release_nodes(**common, reason="a person asks", memory=self.memory))}
-            report = run_node_cycle(
-                **common,
-                active_services=self.active_services(),
+            memory = NodeControllerState.from_json(self.memory.to_json())
+            domain = NodeDomain(common.pop("cluster"), self.settings, memory)
+            cycle = Cycle(
+                **common, domain=domain, settings=self.settings, memory=memory.cycle, paused=lambda: self.pause_asked
+            )
+            report = cycle.run(
+                self.active_services(),
                 expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
                 conditions=self.conditions,
-                settings=self.settings,
-                memory=NodeControllerState.from_json(self.memory.to_json()),
-                paused=lambda: self.pause_asked,
             )
         except Crash as crash:
             return {"crash": str(crash)}
@@ -1181,7 +1183,7 @@ class NodeWorld(World):
             order = self.some_of(names, 8)
             half = len(order) // 2
             fill = FillFirst(tiers=(tuple(order[:half]), tuple(order[half:])), reason="fullest first")
-            self.says["packing"].actions = [fill]
+            self.says["node_fill_order"].actions = [fill]
 
 
 def _job_report(report: Any) -> dict[str, Json]:

@@ -1,7 +1,7 @@
-"""State that a domain keeps between cycles, and locks between processes.
+"""The part of a controller that all domains share.
 
-Holds the ledgers of cycles that have no database, the locks on the state folder, the identity of this process, the
-controller's state, and the notes that kill switches leave.
+It has the builder of a cycle, the ledgers of cycles that have no database, the locks on the state folder, the identity
+of this process, the controller's state between cycles, and the notes that kill switches leave.
 """
 
 from __future__ import annotations
@@ -9,23 +9,36 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 import pandas as pd
 
 from helios.actions import Result
 from helios.app.cycle_summary import CycleTally
-from helios.app.modes import PAUSE_FILE
-from helios.control import ControllerState, NodeControllerState, ServiceMode
+from helios.app.live_cluster import LiveCluster, configured_services
+from helios.app.modes import PAUSE_FILE, Pause, is_paused, modes_in_force
+from helios.app.sync import read_until
+from helios.config import Settings
+from helios.control import (
+    ActiveService,
+    ControllerState,
+    Cycle,
+    NodeControllerState,
+    Preconditions,
+    ServiceMode,
+)
+from helios.control.cycle import ControlDomain
+from helios.control.report import DomainReport
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
-from helios.model import Mode
+from helios.model import Mode, Snapshot
 from helios.ports import Domain, Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
@@ -150,7 +163,7 @@ def hold_cycle_lock(folder: Path, *, within_s: float = 0.0, lock: str = LOCK) ->
     with _lock(folder / lock, within_s=within_s) as other:
         if other is not None:
             raise CycleUnderWay(
-                f"Another process{other} is taking a cycle on this machine just now.",
+                f"Another process{other} is running a cycle on this machine just now.",
                 hint=f"Try again in a moment. If it stays so, see who holds {folder / lock}: lslocks",
             )
         yield
@@ -368,7 +381,7 @@ def modes_or_off(
 
     Raises
     ------
-    WarehouseUnavailable
+    HeliosError
         They cannot be read, and there is no pause file.
     """
     try:
@@ -385,3 +398,193 @@ def cycle_tallies(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str
         mode = modes[service].mode if service in modes else Mode.ACTIVE
         for result, number in by_result.items():
             yield CycleTally(service=service, mode=mode.value, result=result, jobs=number)
+
+
+def now_utc() -> datetime:
+    """Return the time by the machine's clock."""
+    return datetime.now(UTC)
+
+
+class Controller(Generic[Memory]):
+    """Controller of one domain of one cluster.
+
+    What must outlive the process is in the warehouse and in the undo files.
+
+    Parameters
+    ----------
+    site : LiveCluster
+        The cluster.
+    settings : Settings
+        The configuration in force.
+    clock : callable
+        Returns the time, aware.
+    store : ControllerStateStore
+        The controller's state between cycles.
+
+    Raises
+    ------
+    ServiceUnknown, ServiceInvalid
+        A service of the configuration cannot be made with these options.
+    """
+
+    domain: Domain
+    lock: str
+
+    def __init__(
+        self,
+        site: LiveCluster,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime],
+        store: ControllerStateStore[Memory],
+    ) -> None:
+        self.site, self.settings, self.clock = site, settings, clock
+        self.store: ControllerStateStore[Memory] = store
+        self.holder = lease_holder(settings)
+        self.services = configured_services(settings, domain=self.domain)
+        self.folder = store.folder
+
+    def modes(self) -> dict[str, ServiceMode]:
+        """Return the mode of each service as it was set last.
+
+        If the warehouse cannot be read and there is a pause file, every service is off.
+
+        Raises
+        ------
+        HeliosError
+            The modes cannot be read, and there is no pause file.
+        """
+        return modes_or_off(
+            lambda: modes_in_force(self.settings.database.url, self.site.name, self.services),
+            folder=self.folder,
+            services=self.services,
+        )
+
+    def pause(self) -> Pause | None:
+        """Return who paused Helios, None if nobody did."""
+        return is_paused(self.settings.database.url, self.site.name, self.folder)
+
+    def remembered(self) -> Memory:
+        """Return the controller's state after the last cycle that led.
+
+        Raises
+        ------
+        WarehouseUnavailable, MemoryDamaged
+            It cannot be read.
+        """
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            return self.store.read(warehouse)
+
+    @contextmanager
+    def begin_cycle(self) -> Iterator[tuple[Memory, Warehouse | HeliosError, dict[str, str]]]:
+        """Hold the lock of cycles, and yield what a cycle begins with.
+
+        That is the controller's state, the warehouse or why there is none, and the notes of kill switches.
+        """
+        with (
+            hold_cycle_lock(self.folder, lock=self.lock),
+            open_controller_warehouse(self.settings.database.url) as opened,
+        ):
+            memory, warehouse = self.store.read_or_problem(opened, paused=lambda: self.pause() is not None)
+            yield memory, warehouse, self.store.taken_back_by(warehouse)
+
+    def run_cycle(
+        self,
+        domain: ControlDomain,
+        modes: Mapping[str, ServiceMode],
+        *,
+        ledger: Ledger,
+        memory: ControllerState,
+        released: str = "",
+        **undo: Any,
+    ) -> Any:
+        """Run one cycle of the configured services in these modes, and return its report.
+
+        Parameters
+        ----------
+        released : str
+            As in :class:`~helios.control.Preconditions`.
+        **undo
+            As in :class:`~helios.control.Cycle`.
+        """
+        cycle = Cycle(
+            domain=domain,
+            ledger=ledger,
+            settings=self.settings,
+            now=self.clock(),
+            holder=self.holder,
+            memory=memory,
+            paused=lambda: str(self.pause() or ""),
+            **undo,
+        )
+        services = [
+            ActiveService(name=name, service=service, mode=modes[name]) for name, service in self.services.items()
+        ]
+        return cycle.run(
+            services, expectation=self.expect, conditions=lambda _: replace(self.conditions(), released=released)
+        )
+
+    def summary_fields(
+        self, report: DomainReport, modes: Mapping[str, ServiceMode], state: ControllerState, *, began_s: float
+    ) -> dict[str, Any]:
+        """Return the fields of a summary that every domain has.
+
+        Parameters
+        ----------
+        began_s : float
+            Start of the cycle by the monotonic clock, s.
+        """
+        breaker = state.breaker.state(now=self.clock(), settings=self.settings.control)
+        return {
+            "suspended": report.suspended,
+            "tallies": tuple(cycle_tallies(report.counts, modes)),
+            "seconds": time.monotonic() - began_s,
+            "modes": {name: mode.mode for name, mode in modes.items()},
+            "breaker": breaker.value,
+            "notes": report.notes,
+            "problem": "" if report.seen else "; ".join(report.suspended),
+        }
+
+    def expect(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with predictions."""
+        raise NotImplementedError
+
+    def conditions(self) -> Preconditions:
+        """Return the preconditions of a cycle that hold for every domain."""
+        pause = self.pause()
+        if pause:  # nothing else matters, and the warehouse may be gone
+            return Preconditions(paused=str(pause))
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            read_at = read_until(warehouse, self.site.name)
+        return Preconditions(
+            controller=self.site.controller(), history_read_at=read_at, clock_skew_s=self.site.clock_skew_s()
+        )
+
+    def ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
+        """Return the domain's ledger.
+
+        Where the warehouse is not available, the ledger's methods raise the reason.
+        """
+        return ledger_for(warehouse, self.site.name, domain=self.domain)
+
+
+def lease_holder(settings: Settings) -> str:
+    """Return the name under which this Helios holds the lease.
+
+    All processes with the same state folder share it.
+    """
+    folder = Path(settings.control.state_folder)
+    return f"{socket.gethostname()} {folder.resolve()} {process_identity(folder)}"
+
+
+def other_leader(settings: Settings, cluster: str, *, now: datetime, domain: Domain = Domain.JOBS) -> str:
+    """Return the other holder of a domain's lease.
+
+    Empty where there is none, its lease has expired, or this cannot be known.
+    """
+    with suppress(HeliosError), Warehouse.open(settings.database.url) as warehouse:
+        lease = warehouse.lease(cluster, domain=domain)
+        if lease is not None and lease["holder"] not in {None, lease_holder(settings)}:
+            time_there = warehouse.time_of_leases(now).timestamp() * 1e6
+            return str(lease["holder"]) if lease["expires_at"] > time_there else ""
+    return ""

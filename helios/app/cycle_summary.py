@@ -44,27 +44,17 @@ class CycleTally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CycleSummary:
-    """Result of one cycle on jobs, for logs, health and metrics.
+class DomainSummary:
+    """Result of one cycle, for logs, health and metrics.
 
     Attributes
     ----------
-    pending, running : int
-        Jobs in the queue.
-    acted : int
-        Jobs changed on the cluster; 0 in shadow mode.
     suspended : tuple of str
         Why nothing was done, for a person; empty where the services were asked.
     tallies : tuple of CycleTally
         What became of the changes that services asked for, by service, mode and result.
     seconds : float
         How long the cycle took.
-    predictions : int
-        Run times predicted for this cycle.
-    history_read_at : datetime, optional
-        Aware; up to when the cluster's history is known. None where it was never read.
-    model_trained_at : datetime, optional
-        Aware; None where there is no model.
     modes : mapping of str to Mode
         The mode of each service.
     breaker : str
@@ -78,20 +68,40 @@ class CycleSummary:
         the cycle ran, even if it decided to do nothing.
     """
 
-    pending: int
-    running: int
-    acted: int
     suspended: tuple[str, ...] = ()
     tallies: tuple[CycleTally, ...] = ()
     seconds: float
-    predictions: int = 0
-    history_read_at: datetime | None = None
-    model_trained_at: datetime | None = None
     modes: Mapping[str, Mode] = field(default_factory=dict)
     breaker: Breaker = "closed"
     lease_held: bool = True
     notes: tuple[str, ...] = ()
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleSummary(DomainSummary):
+    """Result of one cycle on jobs.
+
+    Attributes
+    ----------
+    pending, running : int
+        Jobs in the queue.
+    acted : int
+        Jobs changed on the cluster; 0 in shadow mode.
+    predictions : int
+        Run times predicted for this cycle.
+    history_read_at : datetime, optional
+        Aware; up to when the cluster's history is known. None where it was never read.
+    model_trained_at : datetime, optional
+        Aware; None where there is no model.
+    """
+
+    pending: int
+    running: int
+    acted: int
+    predictions: int = 0
+    history_read_at: datetime | None = None
+    model_trained_at: datetime | None = None
 
     def line(self) -> str:
         """Return the cycle in one line of text."""
@@ -105,8 +115,10 @@ class CycleSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCycleSummary:
-    """Result of one cycle on nodes, for logs, health and metrics.
+class NodeCycleSummary(DomainSummary):
+    """Result of one cycle on nodes.
+
+    Its tallies count nodes.
 
     Attributes
     ----------
@@ -120,8 +132,6 @@ class NodeCycleSummary:
         Why nothing is powered down until a person clears it; empty where power-down is allowed.
     quarantined : int
         Nodes that failed to wake and are left alone until a person clears them.
-    suspended, tallies, seconds, modes, breaker, lease_held, notes, problem
-        As in :class:`CycleSummary`; tallies count nodes.
     """
 
     nodes: Mapping[str, int] = field(default_factory=dict)
@@ -131,14 +141,6 @@ class NodeCycleSummary:
     weighed: int = 0
     protected: str = ""
     quarantined: int = 0
-    suspended: tuple[str, ...] = ()
-    tallies: tuple[CycleTally, ...] = ()
-    seconds: float
-    modes: Mapping[str, Mode] = field(default_factory=dict)
-    breaker: Breaker = "closed"
-    lease_held: bool = True
-    notes: tuple[str, ...] = ()
-    problem: str = ""
 
     @property
     def acted(self) -> int:

@@ -16,15 +16,14 @@ from helios.app.replay_cluster import replay_cluster_for
 from helios.app.scenarios import ORDERS, Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
-from helios.metrics.node_usage import busy_intervals, most_at_once, whole_seconds
+from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds
 from helios.model import JOBS, STEP_S, NodeSeries, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.predict.demand.evaluation import judge
-from helios.predict.demand.features import NEVER_S, job_state
+from helios.predict.demand.features import NEVER_S, state_of_jobs
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import Calendar, DemandJobState
 from helios.report.forecast import ForecastReport
-from helios.simulate import Backfill, Workload, replay
 from helios.units import best_unit
 
 Seconds = NDArray[np.int64]
@@ -83,13 +82,23 @@ def watch_files(
     HeliosError
         As :func:`helios.ingest.node_series.read_series`.
     """
-    share = None if total is None else total / len(files)
     per_node = 1 if in_gpus else gpus_per_node
-    read = [resample(read_series(path, timezone=timezone, total=share, gpus_per_node=per_node)) for path in files]
-    name = read[0].name if len(read) == 1 else f"{files[0].parent.name or read[0].name} ({len(read)} files)"
-    return DemandHistory(
-        series=sum_series(read, name=name), state=None, kind="series", unit="GPU" if in_gpus else "node"
-    )
+    series = read_files(files, timezone=timezone, total=total, gpus_per_node=per_node, in_steps=True)
+    return DemandHistory(series=series, state=None, kind="series", unit="GPU" if in_gpus else "node")
+
+
+def read_files(
+    files: Sequence[Path], *, timezone: str, total: float | None, gpus_per_node: int, in_steps: bool = False
+) -> NodeSeries:
+    """Read series of busy nodes, and add them up.
+
+    Parameters are as in :func:`watch_files`; ``in_steps`` resamples each to ``STEP_S`` first.
+    """
+    share = None if total is None else total / len(files)
+    read = [read_series(path, timezone=timezone, total=share, gpus_per_node=gpus_per_node) for path in files]
+    if in_steps:
+        read = [resample(one) for one in read]
+    return sum_series(read, name=f"{files[0].parent.name or read[0].name} ({len(read)} files)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +233,7 @@ def _as_recorded(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
             [] if asked.nodes else [f"In service: the {len(held.names)} nodes that jobs ran on; else say --nodes N."]
         )
     else:
-        size = busiest_nodes(start_s, end_s, _size(jobs, asked), first_s=first_s, n_steps=n_steps)
+        size = most_held(start_s, end_s, _size(jobs, asked), first_s=first_s, step_s=STEP_S, n_steps=n_steps)
         busy = np.maximum(np.ceil(size - _ROUNDING), 0.0)
         notes = []
         if not asked.in_gpus:
@@ -244,28 +253,13 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     machine = replay_cluster_for(
         jobs, resource=resource, nodes=asked.nodes, gpus_per_node=asked.gpus_per_node, skip_oversized=True
     )
-    limit_s = machine.jobs["time_limit_s"].to_numpy()
-    workload = Workload(
-        job_id=machine.jobs["job_id"].to_numpy(dtype=object),
-        submitted_s=whole_seconds(machine.jobs["submitted_at"], otherwise=NEVER_S),
-        run_time_s=machine.jobs["run_time_s"].to_numpy().astype(np.int64),
-        gpus=machine.size,
-        partition=machine.partition,
-    )
-    result = replay(
-        workload,
-        machine.shape,
-        backfill=Backfill.EASY,
-        order=ORDERS[Policy.FIFO],
-        estimate_s=np.where(np.isfinite(limit_s), limit_s, asked.default_time_limit_s).astype(np.int64),
-        count_nodes=True,
-    )
+    result = machine.replay(ORDERS[Policy.FIFO], default_limit_s=asked.default_time_limit_s, count_nodes=True)
     first_s, most, _ = result.busy_nodes(STEP_S)
-    n_steps = max(int(workload.submitted_s.max()) - first_s, STEP_S) // STEP_S
+    n_steps = max(int(machine.jobs["submitted_at"].max().timestamp()) - first_s, STEP_S) // STEP_S
     busy, total = most.sum(axis=0)[:n_steps], float(machine.shape.nodes.sum())
     if asked.in_gpus:
         held = machine.size.astype(np.float64)
-        busy = busiest_nodes(result.started_s, result.ended_s, held, first_s=first_s, n_steps=n_steps)
+        busy = most_held(result.started_s, result.ended_s, held, first_s=first_s, step_s=STEP_S, n_steps=n_steps)
         total = float(machine.shape.total_gpus)
     said = (
         f"Starts and ends of jobs are not known: they were replayed, first in first out with EASY backfill, on "
@@ -283,31 +277,6 @@ def _as_replayed(jobs: pd.DataFrame, asked: RequestedClusterShape) -> _Counted:
     )
 
 
-def busiest_nodes(
-    start_s: Seconds, end_s: Seconds, size: NDArray[np.float64], *, first_s: int, n_steps: int
-) -> NDArray[np.float64]:
-    """Return the peak of what jobs held together in each step.
-
-    Steps are ``STEP_S`` long and begin at ``first_s``.
-
-    Parameters
-    ----------
-    start_s, end_s : int64 arrays of shape (n_jobs,)
-        A job holds its start and not its end.
-    size : float64 array of shape (n_jobs,)
-    """
-    at_s, change = np.concatenate([start_s, end_s]), np.concatenate([size, -size])
-    order = np.argsort(at_s, kind="stable")
-    moments, last = np.unique(at_s[order], return_index=True)
-    held = np.add.accumulate(np.add.reduceat(change[order], last)) if len(moments) else np.zeros(0)
-    edges = first_s + STEP_S * np.arange(n_steps, dtype=np.int64)
-    before = np.searchsorted(moments, edges, side="right") - 1
-    most = np.where(before >= 0, held[before] if len(held) else 0.0, 0.0)
-    within = (moments >= first_s) & (moments < first_s + STEP_S * n_steps)
-    np.maximum.at(most, (moments[within] - first_s) // STEP_S, held[within])
-    return np.maximum(most, 0.0)
-
-
 def _state(
     jobs: pd.DataFrame, asked: RequestedClusterShape, steps_s: Seconds, *, timezone: str, progress: Progress
 ) -> DemandJobState:
@@ -321,14 +290,10 @@ def _state(
     progress("Reading what jobs told", 0.0)
     jobs = in_submission_order(jobs)
     features = causal_features(JobTable.from_frame(jobs, timezone=timezone)).X
-    campaign = jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup()
-    state = job_state(
-        submitted_s=whole_seconds(jobs["submitted_at"], otherwise=NEVER_S),
-        started_s=whole_seconds(jobs["started_at"], otherwise=NEVER_S),
-        ended_s=whole_seconds(jobs["ended_at"], otherwise=NEVER_S),
+    state = state_of_jobs(
+        jobs,
         nodes=_size(jobs, replace(asked, in_gpus=False)),
         predicted_s=HistoryPredictor().predict(features)[:, 1],
-        group=np.asarray(campaign, dtype=np.int64),
         ends_of_steps_s=steps_s,
     )
     progress("Reading what jobs told", 1.0)

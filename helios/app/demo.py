@@ -65,8 +65,8 @@ def run_demo(
 
 
 def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: Progress) -> tuple[Path, str]:
-    setup = f"Making {days} days of a cluster like {profile.capitalize()}"
-    progress(setup, 0.0)
+    step = f"Making {days} days of a cluster like {profile.capitalize()}"
+    progress(step, 0.0)
     trace, warehouse = folder / f"{profile}.csv.gz", folder / "helios.db"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: P
         raise WarehouseUnavailable(
             f"{folder} cannot be written: {reason}", hint="Choose another: --folder DIR"
         ) from reason
-    progress(setup, 1.0)
+    progress(step, 1.0)
     return trace, f"sqlite:///{warehouse}"
 
 

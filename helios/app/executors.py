@@ -6,19 +6,18 @@ share, the jobs on their machine and the model trained beforehand, is cached in 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from logging import CRITICAL
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -37,103 +36,20 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-# Which code made a result: what a replay depends on beside its request and its history.
-#
-# :func:`helios.jit.fingerprint` notices edits of compiled kernels only, for numba's cache. Here every module counts
-# that a replay can reach, predictors and orders too. Comments and docstrings are ignored. Code that reads and stores
-# histories does not count either: jobs have a fingerprint of their own.
-
-PACKAGE = "helios"
-BEGIN = "helios.app.executors"
-NO_PART = ("helios.config", "helios.errors", "helios.ingest", "helios.slurm", "helios.warehouse")
-"""Packages that decide what the jobs are, or report errors, and never how jobs are replayed."""
 LIBRARIES = ("lightgbm", "numpy")
 """Libraries that affect figures: trees, and random numbers, whose streams numpy may change with a release."""
 
 
 @cache
-def code_fingerprint() -> str:
-    """Return the fingerprint of the code behind a sweep's results.
+def code_fingerprint(package: Path = Path(__file__).parents[1]) -> str:
+    """Return a digest of the package's sources and the releases behind a sweep's results.
 
-    It has 16 characters.
-    """
-    return code_digest(imported_modules(Path(__file__).parents[1], BEGIN))
-
-
-def code_digest(modules: Mapping[str, Path]) -> str:
-    """Return a digest of modules and of the releases of ``LIBRARIES``.
-
-    It has 16 characters. Comments and docstrings of the modules do not count.
+    It has 16 characters. A result of other sources is never reused, also where the edit could not have changed it.
     """
     digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in LIBRARIES).encode())
-    for name, path in sorted(modules.items()):
-        digest.update(f"{name} {_meaning(path)}\n".encode())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def imported_modules(root: Path, begin: str, *, no_part: tuple[str, ...] = NO_PART) -> dict[str, Path]:
-    """Return the files that a module imports within its package, recursively.
-
-    The module's own file is included, and imports inside functions count.
-
-    Parameters
-    ----------
-    root : Path
-        The package's folder.
-    begin : str
-        The module's name, with that of the package.
-    no_part : tuple of str
-        Modules and packages that are skipped, with what they alone import.
-    """
-    found: dict[str, Path] = {}
-    left = [begin]
-    while left:
-        name = left.pop()
-        path = _file_of(root, name)
-        if path is None or name in found or any(f"{name}.".startswith(f"{other}.") for other in no_part):
-            continue
-        found[name] = path
-        left += _imported(path)
-    return found
-
-
-def _file_of(root: Path, name: str) -> Path | None:
-    package, *rest = name.split(".")
-    if package != root.name:
-        return None
-    place = root.joinpath(*rest)
-    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
-
-
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _meaning(path: Path) -> str:
-    tree = _tree(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [statement for statement in node.body if not _is_text(statement)]
-    return ast.dump(tree)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring.
-
-    A string below a constant counts as one.
-    """
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
-        return False
-    return isinstance(statement.value.value, str)
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 FIGURES = "figures"
@@ -213,15 +129,8 @@ class FinishedRun(NamedTuple):
     told: Told
 
 
-class Engine(Protocol):
-    """Way to replay cells, in any order."""
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield the result of each cell as soon as it is done.
-
-        Closing the generator early stops the replays that are still running.
-        """
-        ...
+Engine = Callable[[LoadedHistory, Sequence[SweepRun]], Generator[FinishedRun, None, None]]
+"""Way to replay cells, in any order. Closing the generator early stops the replays that are still running."""
 
 
 def package_fingerprint(history: LoadedHistory) -> str:
@@ -275,43 +184,37 @@ class SweepWorker:
         HeliosError
             As :func:`helios.app.whatif.whatif`.
         """
-        about = cell.to_json()
+        request, about = cell.request, cell.to_json()
+        machine = str({name: about[name] for name in OF_THE_SETUP})
         with self._lock:
-            machine = str({name: about[name] for name in OF_THE_SETUP})
-            original = self._setup(cell.request, machine)
-            setup, resampler = self._draw(cell, original, machine) if cell.repeat else (original, None)
-            taught = self._teach(original, cell.request) if cell.plan.uses_predictions else None
-        predictor = resampled_predictor(setup, taught, cell.request) if cell.plan.uses_predictions else None
-        run = to_run(cell.plan, setup, predictor, no_progress, request=cell.request)
+            original = setup = _kept(self._stages, machine, lambda: prepare_replay(self._history, request))
+            resampler, predictor, taught = None, None, None
+            if cell.repeat:
+                of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
+                setup, resampler = _kept(self._drawn, of_draw, lambda: _draw(cell, original))
+            if cell.plan.uses_predictions:
+                # What was learned before the window does not depend on the draw, so all draws share it.
+                of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
+                taught = _kept(
+                    self._taught, of_model, lambda: train_predictor(self._history, original, request, no_progress)
+                )
+        if cell.plan.uses_predictions:
+            predictor = resampled_predictor(setup, taught, request)
+        run = to_run(cell.plan, setup, predictor, no_progress, request=request)
         return {
             "label": run.label,
             "is_today": run.is_today,
             "is_oracle": run.is_oracle,
             "over": resampler.over.value if resampler else None,
             "blocks": resampler.blocks if resampler else 0,
-            "nodes": dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+            "nodes": setup.machine.nodes,
             **run.summary.to_json(),
         }
 
-    def _setup(self, request: WhatIfRequest, about: str) -> ReplaySetup:
-        return _kept(self._stages, about, lambda: prepare_replay(self._history, request))
 
-    def _draw(self, cell: SweepRun, setup: ReplaySetup, about: str) -> tuple[ReplaySetup, Resampler]:
-        seed = cell.request.seed
-
-        def draw() -> tuple[ReplaySetup, Resampler]:
-            resampler = resampler_for(setup, cell.over)
-            return redraw(setup, resampler, repeat=cell.repeat, seed=seed), resampler
-
-        return _kept(self._drawn, f"{about} {cell.repeat} {cell.over} {seed}", draw)
-
-    def _teach(self, setup: ReplaySetup, request: WhatIfRequest) -> DurationModel | None:
-        """Return the model trained on the jobs before the window.
-
-        It does not depend on what is drawn, so all draws share it.
-        """
-        about = f"{len(setup.before)} {setup.workload.submitted_s[0]} {request.seed}"
-        return _kept(self._taught, about, lambda: train_predictor(self._history, setup, request, no_progress))
+def _draw(cell: SweepRun, setup: ReplaySetup) -> tuple[ReplaySetup, Resampler]:
+    resampler = resampler_for(setup, cell.over)
+    return redraw(setup, resampler, repeat=cell.repeat, seed=cell.request.seed), resampler
 
 
 def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
@@ -342,124 +245,107 @@ JOIN_S = 600.0
 """How long a site's own Slurm may take to start the first worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processes:
-    """Local worker processes as an ``Engine``.
+def run_in_processes(
+    history: LoadedHistory, cells: Sequence[SweepRun], *, workers: int
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells in local processes, as an ``Engine``.
 
     There are ``workers`` of them, or fewer where there are fewer cells, with one thread each.
+
+    Raises
+    ------
+    DaskUnavailable
+        Dask is not installed.
     """
+    _need("distributed", extra="dask", instead="replay in this process: --workers 1")
+    from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
 
-    workers: int
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield each cell when it is done.
-
-        Raises
-        ------
-        DaskUnavailable
-            Dask is not installed.
-        """
-        _need("distributed", extra="dask", instead="replay in this process: --workers 1")
-        from distributed import LocalCluster  # noqa: PLC0415 - optional, and takes half a second
-
-        quiet()
-        with LocalCluster(
-            n_workers=min(self.workers, len(cells)),
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            memory_limit=0,
-            silence_logs=CRITICAL,
-        ) as cluster:
-            yield from DaskScheduler(address=cluster.scheduler_address)(history, cells)
+    quiet()
+    with LocalCluster(
+        n_workers=min(workers, len(cells)),
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=None,
+        memory_limit=0,
+        silence_logs=CRITICAL,
+    ) as cluster:
+        yield from run_on_dask(history, cells, address=cluster.scheduler_address)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaskScheduler:
-    """Workers of a Dask scheduler as an ``Engine``.
+def run_on_dask(
+    history: LoadedHistory, cells: Sequence[SweepRun], *, address: str, join_s: float = 0.0
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells on the workers of the Dask scheduler at ``address``, as an ``Engine``.
 
-    The scheduler is at ``address``. With ``join_s`` its first worker may take that long to join, s.
+    With ``join_s`` its first worker may take that long to join, s.
+
+    Raises
+    ------
+    DaskUnavailable
+        Dask is not installed, no scheduler answers, it has no workers, or it went away.
+    DaskMismatch
+        Workers run other releases, or lack Helios.
     """
-
-    address: str
-    join_s: float = 0.0
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield each cell when it is done.
-
-        Raises
-        ------
-        DaskUnavailable
-            Dask is not installed, no scheduler answers, it has no workers, or it went away.
-        DaskMismatch
-            Workers run other releases, or lack Helios.
-        """
-        _need("distributed", extra="dask", instead="replay here: --workers 1")
-        with connected(self.address, connect_s=CONNECT_S, instead="--workers N.") as client:
-            _wait_for_workers(client, self.address, self.join_s)
-            refuse_other_releases(client, self.address, COMPARED, hint=SAME_RELEASES)
-            yield from _spread(client, history, cells, self.address)
+    _need("distributed", extra="dask", instead="replay here: --workers 1")
+    with connected(address, connect_s=CONNECT_S, instead="--workers N.") as client:
+        _wait_for_workers(client, address, join_s)
+        refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
+        yield from _spread(client, history, cells, address)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmExecutor:
-    """Slurm jobs as workers of an ``Engine``.
+def run_on_slurm(
+    history: LoadedHistory,
+    cells: Sequence[SweepRun],
+    *,
+    jobs: int = 1,
+    options: Mapping[str, Any] | None = None,
+    join_s: float = JOIN_S,
+) -> Generator[FinishedRun, None, None]:
+    """Replay the cells in Slurm jobs, as an ``Engine``.
 
     They are submitted by dask-jobqueue, to the Slurm of the machine that this runs on.
 
-    Attributes
+    Parameters
     ----------
     jobs : int
         Number of Slurm jobs.
-    options : mapping
+    options : mapping, optional
         Of ``dask_jobqueue.SLURMCluster``: queue, account, cores, memory, walltime, job_extra_directives, interface.
     join_s : float
         Longest wait for the first to start, s.
+
+    Raises
+    ------
+    DaskUnavailable
+        As :func:`run_on_dask`, or Slurm refuses the jobs.
+    DaskMismatch
+        As :func:`run_on_dask`.
     """
+    _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
+    from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
 
-    jobs: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    join_s: float = JOIN_S
-
-    def __call__(self, history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        """Yield the result of each cell as soon as it is done.
-
-        Raises
-        ------
-        DaskUnavailable
-            As :class:`DaskScheduler`, or Slurm refuses the jobs.
-        DaskMismatch
-            As :class:`DaskScheduler`.
-        """
-        _need("dask_jobqueue", extra="jobqueue", instead="replay here: --workers 1")
-        from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - optional
-
-        quiet()
-        try:
-            cluster = SLURMCluster(**self._defaults() | dict(self.options))
-        except (TypeError, ValueError, OSError, RuntimeError) as reason:
-            raise DaskUnavailable(
-                f"dask-jobqueue refuses the table [slurm]: {reason}",
-                hint="cores and memory are needed; the others are those of dask_jobqueue.SLURMCluster.",
-            ) from reason
-        with cluster:
-            _ask_slurm(cluster.job_script())
-            cluster.scale(jobs=self.jobs)
-            yield from DaskScheduler(address=cluster.scheduler_address, join_s=self.join_s)(history, cells)
-
-    def _defaults(self) -> dict[str, Any]:
-        """Return the options that a sweep uses unless the plan sets them.
-
-        One process per core, and a dashboard port that is free.
-        """
-        return {"processes": self.options.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+    quiet()
+    told = options or {}
+    # One process per core, and a dashboard port that is free.
+    defaults = {"processes": told.get("cores", 1), "scheduler_options": {"dashboard_address": ":0"}}
+    try:
+        cluster = SLURMCluster(**defaults | dict(told))
+    except (TypeError, ValueError, OSError, RuntimeError) as reason:
+        raise DaskUnavailable(
+            f"dask-jobqueue refuses the table [slurm] of the plan: {reason}",
+            hint="Give cores and memory; other keys are the options of dask_jobqueue.SLURMCluster.",
+        ) from reason
+    with cluster:
+        _ask_slurm(cluster.job_script())
+        cluster.scale(jobs=jobs)
+        yield from run_on_dask(history, cells, address=cluster.scheduler_address, join_s=join_s)
 
 
 def _need(module: str, *, extra: str, instead: str) -> None:
     if find_spec(module) is None:
         raise DaskUnavailable(
-            f"{module.replace('_', '-')} is not installed here, and replaying in other processes needs it.",
+            f"{module.replace('_', '-')} is not installed here; replays in other processes need it.",
             hint=f"pip install 'helios-slurm[{extra}]', or {instead}",
         )
 
@@ -475,12 +361,13 @@ def _ask_slurm(script: str) -> None:
         )
     except (OSError, subprocess.TimeoutExpired) as reason:
         raise DaskUnavailable(
-            f"Slurm cannot be asked for jobs: {reason}", hint="Run it where sbatch works, or replay here: --workers N"
+            f"sbatch cannot be run, so no worker can be started: {reason}",
+            hint="Run the sweep where sbatch works, or replay here: --workers N",
         ) from reason
     if asked.returncode != 0:
         said = "; ".join(line.removeprefix("sbatch: error: ") for line in asked.stderr.split("\n") if line)
         raise DaskUnavailable(
-            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The job was:\n{script}"
+            f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
         )
 
 
@@ -490,8 +377,8 @@ def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
     except TimeoutError as reason:
         if join_s:
             raise DaskUnavailable(
-                f"None of the jobs asked of Slurm had become a worker after {join_s:,.0f} s.",
-                hint="squeue -n dask-worker says whether they wait; log_directory in [slurm] keeps what they say.",
+                f"No Slurm job of this sweep started as a worker within {join_s:,.0f} s.",
+                hint="squeue -n dask-worker shows whether they wait; set log_directory in [slurm] for their logs.",
             ) from reason
         raise DaskUnavailable(
             f"The Dask scheduler at {address} has no workers.",

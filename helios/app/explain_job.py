@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios.app.job_controller import JobController
-from helios.control.modes import ServiceMode
 from helios.errors import HeliosError, NoSuchCluster, UsageError
-from helios.model import APPLIED_CHANGES, DECISIONS, JOBS, PREDICTIONS, QUEUE, Mode, Snapshot
+from helios.model import APPLIED_CHANGES, DECISIONS, JOBS, PREDICTIONS, QUEUE, FrameKind, Mode, Snapshot
 from helios.report.job import JobExplanation, places
 from helios.report.prediction import rests_on
 from helios.warehouse import Warehouse
@@ -23,8 +24,35 @@ from helios.warehouse import Warehouse
 _SHARED = [name for name in JOBS.names if name in QUEUE.by_name]
 
 
+NEAR = 3
+"""How many ids like an unknown one an error names."""
+
+
 class JobUnknown(UsageError):
     """Neither the cluster nor the history knows the job."""
+
+
+def rows_named(jobs: pd.DataFrame, job_id: str) -> NDArray[np.int64]:
+    """Return the positions of the jobs that have an id.
+
+    As a person writes it, of an array ``123_7``.
+    """
+    master, _, task = job_id.partition("_")
+    found = jobs["job_id"] == job_id
+    if task:
+        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    return np.flatnonzero(found.to_numpy(dtype=bool, na_value=False))
+
+
+def near_ids(ids: pd.Series, job_id: str) -> list[str]:
+    """Return the known ids nearest in number, or in letters where ids are no numbers."""
+    known = ids.drop_duplicates()
+    numbers = pd.to_numeric(known, errors="coerce")
+    digits = job_id.partition("_")[0].partition("-")[0]
+    if digits.isdecimal() and numbers.notna().any():
+        apart = (numbers - int(digits)).abs().nsmallest(NEAR)
+        return [str(known[row]) for row in sorted(apart.index)]
+    return get_close_matches(job_id, list(known.astype(str)), n=NEAR)
 
 
 def queued_record(snapshot: Snapshot, job_id: str) -> pd.Series[Any] | None:
@@ -114,54 +142,70 @@ def explain(cycles: JobController, job_id: str) -> JobExplanation:
     """
     if not Warehouse.exists(cycles.settings.database.url):
         raise NothingKept(
-            "Under these settings Helios has kept nothing: there is no warehouse.",
-            hint="Ask with the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
+            "There is no warehouse under these settings, so nothing is known of what Helios did.",
+            hint="Use the settings of the Helios that runs here: HELIOS_CONFIG=/etc/helios/helios.toml",
         )
     snapshot = cycles.site.cluster.snapshot()
     name, url = cycles.site.name, cycles.settings.database.url
     with Warehouse.open(url) as warehouse:
         since = snapshot.taken_at - LOOK_BACK
         if queued_record(snapshot, job_id) is None:
-            past = _of_cluster(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS.empty())
+            past = read_or_empty(lambda: warehouse.jobs_named(name, job_id, since=since), JOBS)
             if past.empty:
                 raise JobUnknown(
                     f"No job {job_id} is in the queue, nor in the history of the last {LOOK_BACK.days} days.",
                     hint="Was it submitted on this cluster? Read the newest history: helios trace sync",
                 )
             over = past.iloc[-1]
-            return _of_the_past(over, _made_of(warehouse, name, over), _lines_of(warehouse, name, over, since))
+            return _explanation(
+                over,
+                over["started_at"],
+                _audit_entries(warehouse, name, over, since),
+                tasks=1,
+                run_time_s=float(over["run_time_s"]),
+                **_first_prediction(warehouse, name, over),
+            )
         seen = cycles.predictions(snapshot)
         job = queued_record(seen, job_id)
         assert job is not None
-        decisions = _lines_of(warehouse, name, job, since)
-        applied_changes = _of_cluster(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES.empty())
+        decisions = _audit_entries(warehouse, name, job, since)
+        applied_changes = read_or_empty(lambda: warehouse.ledger(name).applied_changes(), APPLIED_CHANGES)
         remaining_s = _remaining(seen, job)
         if pd.notna(job["started_at"]):  # it runs: what was predicted while it waited
-            job = _as_predicted(job, _prediction_of(_made_of(warehouse, name, job), job))
+            told = _first_prediction(warehouse, name, job)
+            job = job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
     return replace(_of_the_queue(cycles, seen, job, applied_changes, decisions), remaining_s=remaining_s)
 
 
-def _made_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> pd.DataFrame:
-    """Return the predictions for all jobs submitted at the same moment as a job."""
+def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.DataFrame:
+    """Return what ``read`` reads from the warehouse.
+
+    An empty table if the warehouse does not know the cluster.
+    """
+    try:
+        return read()
+    except NoSuchCluster:
+        return table.empty()
+
+
+def _first_prediction(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> dict[str, Any]:
+    """Return the first prediction of a job, made at submission or soon after."""
     submitted = pd.Series([job["submitted_at"]])
-    return _of_cluster(lambda: warehouse.predictions_of(cluster, submitted), pd.DataFrame())
+    made = read_or_empty(lambda: warehouse.predictions_of(cluster, submitted), PREDICTIONS)
+    if len(made):
+        made = made[(made["job_id"] == job["job_id"]) & (made["submitted_at"] == job["submitted_at"])]
+    if made.empty:
+        return dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
+    return {name: made.iloc[0][name] for name in PREDICTIONS.names}
 
 
-def _lines_of(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
+def _audit_entries(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:
     """Return the audit entries of a job since its submission.
 
     Entries before ``since`` are left out.
     """
     first = max(since, job["submitted_at"].to_pydatetime())
-    return _of_cluster(lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS.empty())
-
-
-def _of_cluster(read: Any, otherwise: pd.DataFrame) -> pd.DataFrame:
-    try:
-        found: pd.DataFrame = read()
-    except NoSuchCluster:
-        return otherwise
-    return found
+    return read_or_empty(lambda: warehouse.decisions_about(cluster, str(job["job_id"]), since=first), DECISIONS)
 
 
 def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, float] | None:
@@ -174,14 +218,6 @@ def _remaining(snapshot: Snapshot, job: pd.Series[Any]) -> tuple[float, float, f
     elapsed_s = (pd.Timestamp(snapshot.taken_at) - job["started_at"]).total_seconds()
     low, middle, high = (max(float(job[name]) - elapsed_s, 0.0) for name in PREDICTIONS.names[:3])
     return low, middle, high
-
-
-def _as_predicted(job: pd.Series[Any], told: dict[str, Any]) -> pd.Series[Any]:
-    """Return ``job`` with another prediction.
-
-    Without a p50 in ``told`` the job keeps its own.
-    """
-    return job if np.isnan(told["p50_s"]) else pd.Series(job.to_dict() | told)
 
 
 def _of_the_queue(
@@ -197,33 +233,31 @@ def _of_the_queue(
     real, shadow = mine[mine["mode"] != Mode.SHADOW], mine[mine["mode"] == Mode.SHADOW]
     pending = bool((snapshot.pending["job_id"] == job["job_id"]).any())
     ranks = places(snapshot, job, without=cycles.site.without_helios) if pending else (0, 0, 0)
-    began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
     until = pd.Timestamp(snapshot.taken_at) if pending else job["started_at"]
-    theirs = ("somebody changed it after Helios did: it is theirs",) if real["overridden"].eq(1).any() else ()
-    return JobExplanation(
-        job_id=str(job["job_id"]),
-        state=str(job["state"]),
-        user=_text(job["user"]),
-        partition=_text(job["partition"]),
-        waited_s=max(0.0, (until - began).total_seconds()),
-        gpus=int(job["gpus"]),
+    theirs = "somebody changed it after Helios did: it is theirs" if real["overridden"].eq(1).any() else ""
+    stands = tuple(real.loc[real["overridden"] == 0, "after"].dropna())
+    if not stands and pending and job["urgency"]:  # no cycle has written this value
+        factor = cycles.site.site_factor(float(job["urgency"]))
+        stands = (f"SiteFactor {factor} at its submission (the priority hook)",)
+    return _explanation(
+        job,
+        until,
+        decisions,
         tasks=int(job["tasks"]),
-        time_limit_s=float(job["time_limit_s"]),
         p10_s=float(job["p10_s"]),
         p50_s=float(job["p50_s"]),
         p90_s=float(job["p90_s"]),
-        source=_text(job["source"]),
+        source=text_of(job["source"]),
         rests_on=_rests_on(cycles, snapshot, job) if pending else "",
-        reason=_text(job["reason"]),
+        reason=text_of(job["reason"]),
         planned_start_at=job["planned_start_at"].to_pydatetime() if pd.notna(job["planned_start_at"]) else None,
         rank=ranks[0],
         rank_without=ranks[1],
         queued=ranks[2],
-        excluded_reason=_text(job["excluded_reason"]) or "".join(theirs),
-        stands=tuple(real.loc[real["overridden"] == 0, "after"].dropna()) or _by_the_hook(cycles, job, pending=pending),
+        excluded_reason=text_of(job["excluded_reason"]) or theirs,
+        stands=stands,
         would_stand=tuple(shadow["after"].dropna()),
-        decisions=decisions,
-        remarks=_remarks(cycles),
+        remarks=tuple(_remarks(cycles)),
     )
 
 
@@ -240,62 +274,40 @@ def _rests_on(cycles: JobController, snapshot: Snapshot, job: pd.Series[Any]) ->
         return ""
     known = predictions_before(job, now, history=history, running=snapshot.running)
     basis, recent = narrowest_group(JobTable.from_frame(known))
-    return rests_on(basis, recent, user=_text(job["user"]), account=_text(job["account"]))
+    return rests_on(basis, recent, user=text_of(job["user"]), account=text_of(job["account"]))
 
 
-def _of_the_past(job: pd.Series[Any], predictions: pd.DataFrame, decisions: pd.DataFrame) -> JobExplanation:
-    told = _prediction_of(predictions, job)
+def _explanation(job: pd.Series[Any], until: pd.Timestamp, decisions: pd.DataFrame, **rest: Any) -> JobExplanation:
+    """Return what is known of any job, with the ``rest`` of the explanation.
+
+    It waited ``until`` then; NaT: it never started.
+    """
     began = job["eligible_at"] if pd.notna(job["eligible_at"]) else job["submitted_at"]
-    started = pd.notna(job["started_at"])
     return JobExplanation(
         job_id=str(job["job_id"]),
-        state=_text(job["state"]),
-        user=_text(job["user"]),
-        partition=_text(job["partition"]),
-        waited_s=max(0.0, (job["started_at"] - began).total_seconds()) if started else float("nan"),
+        state=text_of(job["state"]),
+        user=text_of(job["user"]),
+        partition=text_of(job["partition"]),
+        waited_s=max(0.0, (until - began).total_seconds()) if pd.notna(until) else float("nan"),
         gpus=int(job["gpus"]),
-        tasks=1,
         time_limit_s=float(job["time_limit_s"]),
-        run_time_s=float(job["run_time_s"]),
         decisions=decisions,
-        **told,
+        **rest,
     )
 
 
-def _prediction_of(predictions: pd.DataFrame, job: pd.Series[Any]) -> dict[str, Any]:
-    """Return the first prediction of a job, made at submission or soon after."""
-    nothing = dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
-    if predictions.empty:
-        return nothing
-    mine = predictions[(predictions["job_id"] == job["job_id"]) & (predictions["submitted_at"] == job["submitted_at"])]
-    return nothing if mine.empty else {name: mine.iloc[0][name] for name in PREDICTIONS.names}
-
-
-def _by_the_hook(cycles: JobController, job: pd.Series[Any], *, pending: bool) -> tuple[str, ...]:
-    """Return the SiteFactor that the priority hook set at submission.
-
-    Empty unless the job is pending and has an urgency. No cycle has written this value.
-    """
-    if not pending or not job["urgency"]:
-        return ()
-    return (f"SiteFactor {cycles.site.site_factor(float(job['urgency']))} at its submission (the priority hook)",)
-
-
-def _remarks(cycles: JobController) -> tuple[str, ...]:
+def _remarks(cycles: JobController) -> Iterator[str]:
     try:
         pause, modes = cycles.pause(), cycles.modes()
     except HeliosError as problem:
-        return (problem.message,)
-    said = [f"Helios is paused {pause}."] if pause else []
-    return (*said, *_modes_said(modes))
+        yield problem.message
+        return
+    if pause:
+        yield f"Helios is paused {pause}."
+    if not any(mode.writes for mode in modes.values()):
+        yield f"No service may change anything now: {', '.join(f'{n} is {modes[n].mode.value}' for n in modes)}."
 
 
-def _modes_said(modes: dict[str, ServiceMode]) -> Sequence[str]:
-    idle = [name for name, mode in modes.items() if not mode.writes]
-    if len(idle) == len(modes):
-        return [f"No service may change anything now: {', '.join(f'{n} is {modes[n].mode.value}' for n in idle)}."]
-    return []
-
-
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a cell as text, empty where it has no value."""
     return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

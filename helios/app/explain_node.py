@@ -7,11 +7,12 @@ from datetime import timedelta
 
 import pandas as pd
 
+from helios.app.explain_job import read_or_empty
 from helios.app.node_controller import NodeController
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
 from helios.control.report import count_asleep_by_helios, service_tallies
-from helios.errors import NoSuchCluster, UsageError
+from helios.errors import UsageError
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, Snapshot
 from helios.ports import Domain
 from helios.report.nodes import NodeExplanation, NodeStatus
@@ -96,16 +97,12 @@ def _facts(snapshot: Snapshot, node: str, applied_changes: pd.DataFrame, memory:
 
 def _applied_changes(cycles: NodeController) -> pd.DataFrame:
     with Warehouse.open(cycles.settings.database.url) as warehouse:
-        try:
-            return warehouse.ledger(cycles.site.name, domain=Domain.NODES).applied_changes()
-        except NoSuchCluster:
-            return APPLIED_NODE_CHANGES.empty()
+        ledger = warehouse.ledger(cycles.site.name, domain=Domain.NODES)
+        return read_or_empty(ledger.applied_changes, APPLIED_NODE_CHANGES)
 
 
 def _decisions(cycles: NodeController, node: str, snapshot: Snapshot) -> pd.DataFrame:
+    since = snapshot.taken_at - LOOK_BACK
     with Warehouse.open(cycles.settings.database.url) as warehouse:
-        try:
-            made = warehouse.decisions_about(cycles.site.name, node, since=snapshot.taken_at - LOOK_BACK)
-        except NoSuchCluster:
-            return DECISIONS.empty()
+        made = read_or_empty(lambda: warehouse.decisions_about(cycles.site.name, node, since=since), DECISIONS)
     return made.sort_values("decided_at", ascending=False, kind="stable", ignore_index=True)

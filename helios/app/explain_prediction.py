@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from helios.app.explain_job import JobUnknown, predictions_before, queued_record
+from helios.app.explain_job import JobUnknown, near_ids, predictions_before, queued_record, rows_named, text_of
 from helios.app.history import LoadedHistory
 from helios.config import Settings
 from helios.errors import HeliosError, NotEnoughHistory
@@ -23,10 +23,6 @@ from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:  # numba and LightGBM take a while
     from helios.predict.duration import DurationModel
-    from helios.predict.explain import Explained, SimilarJob
-
-NEAR = 3
-"""How many of the nearest job ids an error names."""
 
 Chosen = tuple["DurationModel | None", tuple[str, ...]]
 """The model (None: shrinkage alone), and notes for the reader about it."""
@@ -63,21 +59,21 @@ def explain(
         There is no such job.
     """
     row = _row_of(history.jobs, job_id, restart)
-    if row is not None and history.jobs[["ended_at", "run_time_s"]].iloc[row].notna().any():
-        return _of_the_past(history, row, choose)
+    ended = row is not None and bool(history.jobs[["ended_at", "run_time_s"]].iloc[row].notna().any())
     snapshot, problem = None, ""
     try:
-        snapshot = look() if look else None
+        snapshot = look() if look and not ended else None
     except HeliosError as reason:
-        problem = f" The queue cannot be looked at: {reason.message.rstrip('.')}."
+        problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
-        return _of_the_queue(history, snapshot, job, choose)
+        return _explain_queued(history, snapshot, job, choose)
     if row is not None:
-        return _of_the_past(history, row, choose)
+        jobs = history.jobs.iloc[: row + 1]
+        return _explain_last(history, jobs, choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
     elsewhere = "Is it in another file?" if look is None else "Is it of another cluster? Or newer: helios trace sync"
     run = "" if restart is None else f", run {restart}"
-    near = _near(history.jobs, job_id)
+    near = near_ids(history.jobs["job_id"], job_id)
     raise JobUnknown(
         f"No job {job_id}{run} is in the history of {history.cluster} ({len(history.jobs):,} jobs).{problem}",
         hint=f"It has {', '.join(near)}. {elsewhere}" if near else elsewhere,
@@ -156,35 +152,13 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
 
 
 def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
-    master, _, task = job_id.partition("_")
-    found = jobs["job_id"] == job_id
-    if task:
-        found |= (jobs["array_job_id"] == master) & (jobs["array_task_id"] == task)
+    rows = rows_named(jobs, job_id)
     if restart is not None:
-        found &= jobs["restart"] == restart
-    rows = np.flatnonzero(found)
+        rows = rows[(jobs["restart"].iloc[rows] == restart).to_numpy()]
     return int(rows[-1]) if len(rows) else None
 
 
-def _near(jobs: pd.DataFrame, job_id: str) -> list[str]:
-    """Return the known ids nearest in number.
-
-    Empty where ids are no numbers.
-    """
-    number = pd.to_numeric(pd.Series([job_id.partition("_")[0]]), errors="coerce").iloc[0]
-    numbers = pd.to_numeric(jobs["job_id"], errors="coerce")
-    if pd.isna(number) or numbers.isna().all():
-        return []
-    apart = (numbers - number).abs().drop_duplicates()
-    return [str(jobs["job_id"].iloc[row]) for row in sorted(apart.nsmallest(NEAR).index)]
-
-
-def _of_the_past(history: LoadedHistory, row: int, choose: Chooser) -> Explanation:
-    jobs = history.jobs.iloc[: row + 1]
-    return _told(history, jobs, jobs.iloc[row], choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
-
-
-def _of_the_queue(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
+def _explain_queued(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
     """Explain a job of the queue.
 
     A pending job is explained as if it were submitted now, a running one as of its start.
@@ -193,58 +167,58 @@ def _of_the_queue(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any
     known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
     elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
     jobs = predictions_before(job, known_at, history=history.jobs, running=snapshot.running)
-    return _told(history, jobs, job, choose, known_at=known_at, elapsed_s=elapsed_s)
+    return _explain_last(history, jobs, choose, job=job, known_at=known_at, elapsed_s=elapsed_s)
 
 
-def _told(
+def _explain_last(
     history: LoadedHistory,
     jobs: pd.DataFrame,
-    job: pd.Series[Any],
     choose: Chooser,
     *,
+    job: pd.Series[Any] | None = None,
     known_at: pd.Timestamp | None = None,
     run_time_s: float = float("nan"),
     elapsed_s: float = float("nan"),
 ) -> Explanation:
-    from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
+    """Explain the last of ``jobs``.
 
+    ``job`` is its record in the queue, if it is there.
+    """
+    from helios.predict.explain import explain_last  # noqa: PLC0415 - see above
+    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - see above
+
+    job = jobs.iloc[-1] if job is None else job
     moment = job["submitted_at"] if known_at is None else known_at
     model, notes = choose(moment.to_pydatetime())
     explained = explain_last(jobs, model=model, timezone=history.timezone)
+    remaining_s = None
+    if not np.isnan(elapsed_s):
+        limit_s = np.array([float(job["time_limit_s"])])
+        found = remaining_run_time(np.array([explained.quantiles_s]), np.array([elapsed_s]), limit_s=limit_s)[0]
+        remaining_s = (float(found[0]), float(found[1]), float(found[2]))
+    alike = (
+        PastJob(
+            **_request(jobs.iloc[past.row]),
+            ended_at=pd.Timestamp(past.ended_s, unit="s", tz="UTC").to_pydatetime(),
+            run_time_s=past.run_time_s,
+            differs=past.differs,
+            distance=past.distance,
+        )
+        for past in explained.resembling
+    )
     return Explanation(
         cluster=history.cluster,
         **_request(job),
-        state=_text(job["state"]),
+        state=text_of(job["state"]),
         restart=int(job["restart"]),
         submitted_at=job["submitted_at"].to_pydatetime(),
         known_at=moment.to_pydatetime(),
         explained=explained,
-        alike=tuple(_past_job(jobs.iloc[past.row], past) for past in explained.resembling),
+        alike=tuple(alike),
         run_time_s=run_time_s,
         elapsed_s=elapsed_s,
-        remaining_s=_remaining(explained, elapsed_s, float(job["time_limit_s"])),
+        remaining_s=remaining_s,
         notes=notes,
-    )
-
-
-def _remaining(explained: Explained, elapsed_s: float, limit_s: float) -> tuple[float, float, float] | None:
-    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - see above
-
-    if np.isnan(elapsed_s):
-        return None
-    low, middle, high = remaining_run_time(
-        np.array([explained.quantiles_s]), np.array([elapsed_s]), limit_s=np.array([limit_s])
-    )[0]
-    return float(low), float(middle), float(high)
-
-
-def _past_job(job: pd.Series[Any], past: SimilarJob) -> PastJob:
-    return PastJob(
-        **_request(job),
-        ended_at=pd.Timestamp(past.ended_s, unit="s", tz="UTC").to_pydatetime(),
-        run_time_s=past.run_time_s,
-        differs=past.differs,
-        distance=past.distance,
     )
 
 
@@ -253,10 +227,6 @@ def _request(job: pd.Series[Any]) -> dict[str, Any]:
 
     :class:`PastJob` has the same names.
     """
-    texts = {name: _text(job[name]) for name in ("user", "account", "partition", "name")}
+    texts = {name: text_of(job[name]) for name in ("user", "account", "partition", "name")}
     numbers = {"gpus": int(job["gpus"]), "cpus": float(job["cpus"]), "time_limit_s": float(job["time_limit_s"])}
     return {"job_id": str(job["job_id"]), **texts, **numbers}
-
-
-def _text(value: object) -> str:
-    return "" if pd.isna(value) else str(value)  # type: ignore[call-overload]  # because a cell may be anything

@@ -169,9 +169,9 @@ def choose_cluster_by(path: Path) -> str:
     return path.name.split(".")[0] or path.name
 
 
-def _reporting(trace: TraceFile, setup: str, progress: Progress) -> Iterator[Batch]:
-    progress(setup, 0.0)
+def _reporting(trace: TraceFile, step: str, progress: Progress) -> Iterator[Batch]:
+    progress(step, 0.0)
     for batch in trace.read():
         yield batch
-        progress(setup, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
-    progress(setup, 1.0)
+        progress(step, min(1.0, batch.bytes_read / max(1, trace.size_bytes)))
+    progress(step, 1.0)

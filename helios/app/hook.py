@@ -75,9 +75,9 @@ def hook_rows(
     if kinds.empty or not writing:
         return [], notes
     queue = _as_submitted(kinds, knowledge, now)
-    told = [_told(service, mode, queue, cluster=cluster, now=now) for service, mode in writing]
-    factors = {job: site_factor(urgency) for orders, _ in told for job, urgency in orders.items()}
-    limits = {job: time_min(limit) for _, soft in told for job, limit in soft.items()} if time_min else {}
+    answers = [_answers(service, mode, queue, cluster=cluster, now=now) for service, mode in writing]
+    factors = {job: site_factor(urgency) for orders, _ in answers for job, urgency in orders.items()}
+    limits = {job: time_min(limit) for _, soft in answers for job, limit in soft.items()} if time_min else {}
     return _rows(kinds.assign(job_id=queue["job_id"]), factors, limits)[:most_rows], notes
 
 
@@ -115,7 +115,7 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
     return queue.assign(**knowledge.predict(queue, now=now))
 
 
-def _told(
+def _answers(
     service: Service, mode: ServiceMode, queue: pd.DataFrame, *, cluster: str, now: datetime
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the urgencies and soft limits (s) that a service gives these jobs."""

@@ -71,7 +71,7 @@ def _partitions_of(settings: SlurmSettings, cluster: str) -> tuple[str, ...]:
 
 def no_nodes() -> NodeCluster:
     """Raise that the nodes of this cluster cannot be controlled."""
-    raise ClusterUnavailable("this cluster has no door to its nodes")
+    raise ClusterUnavailable("Helios cannot change nodes on this cluster")
 
 
 def no_predictions(_: pd.DataFrame, *, keep: bool) -> None:
@@ -205,12 +205,12 @@ def _once(opens: Callable[[], NodeCluster]) -> Callable[[], NodeCluster]:
     """Return a function that opens the nodes once and caches the result."""
     opened: list[NodeCluster] = []
 
-    def door() -> NodeCluster:
+    def nodes() -> NodeCluster:
         if not opened:
             opened.append(opens())
         return opened[0]
 
-    return door
+    return nodes
 
 
 def preflight(settings: Settings) -> list[Finding]:

@@ -99,14 +99,10 @@ class Drift:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "model_id": self.model_id,
+        plain = {name: getattr(self, name) for name in ("model_id", "days", "jobs", "new_users", "new_names")}
+        return plain | {
             "as_of": self.as_of.isoformat(),
-            "days": self.days,
-            "jobs": self.jobs,
             "training": {name: getattr(self.inputs, name) for name in ("jobs", "new_users", "new_names")},
-            "new_users": self.new_users,
-            "new_names": self.new_names,
             "inputs": [
                 asdict(one) | {"steadiness": str(one.steadiness), "unusual": one.is_unusual} for one in self.moved
             ],
@@ -211,9 +207,7 @@ class TrainingOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        names = ("step", "model_id", "promoted", "previous", "why", "days", "written")
-        plain = {name: getattr(self, name) for name in names}
-        return plain | {"comparison": None if self.comparison is None else self.comparison.to_json()}
+        return asdict(self) | {"comparison": None if self.comparison is None else self.comparison.to_json()}
 
 
 NIGHTLY = "nightly"
@@ -359,11 +353,11 @@ def roll_back(url: str, cluster: str, *, by: str, why: str, now: datetime) -> Tr
                     from_record(warehouse.model(cluster, chosen))
                 break
             except HeliosError as reason:
-                passed.append(f"passed over {chosen}: {reason.message}")
+                passed.append(f"skipped {chosen}: {reason.message}")
         else:
             raise UsageError(
-                "Nothing else was in charge before.",
-                hint="Choose what is to be: helios model promote ID (or shrinkage)",
+                "No other model was active before, so there is nothing to go back to.",
+                hint="List the models: helios model list. Then promote one: helios model promote ID (or shrinkage)",
             )
         said = "; ".join([why, *passed])
         warehouse.decide(cluster, step=AuditStep.ROLLED_BACK, model_id=chosen, by=by, why=said, at=now)
@@ -380,9 +374,21 @@ def settle(url: str, record: ModelRecord, *, promote_it: bool, by: str, now: dat
     its backtest is ahead of the controls; otherwise shrinkage predicts.
     """
     with Warehouse.open(url) as warehouse:
-        decided = not warehouse.promotions(record.cluster).empty
         incumbent = _incumbent(warehouse, record.cluster, besides=record.model_id)
-        outcome = settled_decision(record, incumbent, decided=decided, promote_it=promote_it)
+        opponent, unreadable = _readable(incumbent)
+        previous = incumbent.model_id if incumbent and opponent else SHRINKAGE
+        same = TrainingOutcome(step=None, model_id=record.model_id, promoted=previous, previous=previous, why="")
+        if promote_it:
+            why = "promoted as it was trained"
+            outcome = replace(same, step=AuditStep.PROMOTED, promoted=record.model_id, why=why)
+        elif previous == record.model_id:
+            outcome = replace(same, why="it is the active model, trained again with the same result")
+        elif previous != SHRINKAGE:
+            decided = not warehouse.promotions(record.cluster).empty  # if nothing was, the newest model would predict
+            outcome = replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is active")
+        else:
+            outcome = against_the_controls(same, backtest_in(record))
+            outcome = replace(outcome, why=f"{unreadable}{outcome.why}")
         _write(warehouse, record.cluster, outcome, by=by, now=now)
     return outcome
 
@@ -517,35 +523,10 @@ def _write(warehouse: Warehouse, cluster: str, outcome: TrainingOutcome, *, by: 
 #
 # No model is scored on jobs that it learned from: the same recipe, stopped earlier, is scored in its place.
 
-INCUMBENT = "in charge"
+INCUMBENT = "active"
 """Name of the promoted model in a nightly comparison; the new one is ``model``."""
 WIDER = (1, 4, 12)
 """Multiples of the days to score on, tried in order until enough jobs ended in them."""
-
-
-def settled_decision(
-    record: ModelRecord, incumbent: ModelRecord | None, *, decided: bool, promote_it: bool
-) -> TrainingOutcome:
-    """Decide about a model that was trained by hand.
-
-    Parameters
-    ----------
-    incumbent : ModelRecord, optional
-        The promoted model; None: shrinkage predicts.
-    decided : bool
-        Whether anything was ever decided; if not, the newest model would predict.
-    """
-    opponent, unreadable = _readable(incumbent)
-    previous = incumbent.model_id if incumbent and opponent else SHRINKAGE
-    same = TrainingOutcome(step=None, model_id=record.model_id, promoted=previous, previous=previous, why="")
-    if promote_it:
-        return replace(same, step=AuditStep.PROMOTED, promoted=record.model_id, why="promoted as it was trained")
-    if previous == record.model_id:
-        return replace(same, why="it is the model in charge, trained again with the same result")
-    if previous != SHRINKAGE:
-        return replace(same, step=None if decided else AuditStep.KEPT, why=f"{previous} is in charge")
-    decided_now = against_the_controls(same, backtest_in(record))
-    return replace(decided_now, why=f"{unreadable}{decided_now.why}")
 
 
 def against_the_controls(same: TrainingOutcome, comparison: Comparison | None) -> TrainingOutcome:
@@ -659,7 +640,7 @@ def common_jobs(
 
 def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> TrainingOutcome:
     worse = [
-        f"worse than {'the model in charge' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
+        f"worse than {'the active model' if name == INCUMBENT else name} in {' and '.join(against.worse_in)}"
         for name, against in comparison.against.items()
         if name in {INCUMBENT, SHRINKAGE} and against.worse_in
     ]
@@ -669,7 +650,7 @@ def _against_the_incumbent(same: TrainingOutcome, comparison: Comparison) -> Tra
         same,
         step=AuditStep.PROMOTED,
         promoted=same.model_id,
-        why=f"the new model is no worse than the one in charge and than shrinkage: {_figures(comparison)}",
+        why=f"the new model is no worse than the active one and than shrinkage: {_figures(comparison)}",
     )
 
 

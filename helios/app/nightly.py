@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,18 +13,18 @@ import pandas as pd
 from helios.app.model_registry import nightly, training_history
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
-from helios.config import Energy, Retention, Settings
+from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
 from helios.model import NODES, Snapshot
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
-from helios.report.admin.nightly import WEEKS_BEFORE, Digest, NightEnergy, as_mail, as_text, nightly_digest
+from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
-from helios.report.admin.shadow import ShadowDay
 from helios.warehouse import Horizon, Warehouse
 
 # The nightly report: a page, a text and a mail. Each file is replaced as a whole, so that nobody reads a part of one.
 
+ENDINGS = (".html", ".txt", ".eml")
 ENERGY_DAYS = timedelta(days=14)
 """Days whose savings the nightly report shows."""
 
@@ -54,19 +54,7 @@ class NightlyReport:
 
 
 def nightly_pages(
-    url: str,
-    cluster: str | None,
-    day: str,
-    folder: Path,
-    *,
-    now: datetime,
-    keep: int = 60,
-    nodes: Mapping[str, int] | None = None,
-    gpus_per_node: int = 8,
-    default_time_limit_s: int = 7 * 86_400,
-    energy: Energy | None = None,
-    sender: str = "helios",
-    recipient: str = "root",
+    settings: Settings, cluster: str | None, day: str, folder: Path, *, now: datetime, recipient: str = "root"
 ) -> NightlyReport:
     """Write the report of a day as a page, a text and a mail.
 
@@ -77,77 +65,60 @@ def nightly_pages(
     day : str
         As sacct writes one: ``yesterday``, ``2026-11-20``.
     folder : Path
-        Created if missing.
-    keep : int
-        Number of newest reports of this cluster to keep in the folder.
-    energy : Energy, optional
-        What nodes draw; None for the built-in defaults.
+        Created if missing. The newest ``report.keep`` reports of the cluster are kept in it.
 
     Raises
     ------
     UsageError
         The folder cannot be written.
     """
-    ask = ReportQuery(url=url, cluster=cluster, now=now)
-    with open_context(ask) as operations:
-        begin, end = operations.day(day)
-        shadow = operations.shadow(
-            begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
-        )
-        night = _night(operations, begin, end, shadow)
-        digest = nightly_digest(replace(night, energy=_energy(operations, begin, end, energy=energy or Energy())))
-    from helios.report.admin.nightly_page import render_nightly  # noqa: PLC0415 - drawing takes a second to import
+    with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as operations:
+        digest = nightly_digest(_night(operations, *operations.day(day), settings))
+    stem = f"{_file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
+    html, text, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
+    page = render_nightly(digest)
+    try:
+        make_folder(folder)
+        write_private(html, page.encode())
+        write_private(text, as_text(digest).encode())
+        write_private(mail, as_mail(digest, page=page, page_name=html.name, recipient=recipient))
+        removed = _thin_out(folder, _file_name(digest.cluster), keep=settings.report.keep)
+    except OSError as reason:
+        raise UsageError(
+            f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
+        ) from reason
+    return NightlyReport(
+        subject=digest.subject, alarming=digest.alarming, page=html, text=text, mail=mail, removed=removed
+    )
 
-    return _written(digest, render_nightly(digest), folder, keep=keep, sender=sender, recipient=recipient)
 
-
-def _night(operations: ReportContext, begin: datetime, end: datetime, shadow: ShadowDay) -> ReportedNight:
-    earliest = begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD
+def _night(operations: ReportContext, begin: datetime, end: datetime, settings: Settings) -> ReportedNight:
     warehouse, cluster = operations.warehouse, operations.cluster
+    try:
+        energy = NightEnergy(
+            day=operations.ledger(begin, end, energy=settings.energy, by="partition"),
+            days=operations.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=settings.energy, by="day"),
+        )
+    except NotEnoughHistory:  # the history names no nodes
+        energy = None
     return ReportedNight(
         cluster=cluster,
         timezone=operations.timezone,
         begin=begin,
         end=end,
-        jobs=operations.jobs(earliest, end),
+        jobs=operations.jobs(begin - timedelta(weeks=WEEKS_BEFORE) - LONGEST_HELD, end),
         past=warehouse.jobs(cluster, until=end, columns=["user", "ended_at", "run_time_s"]),
         predictions=warehouse.predictions(cluster, since=begin - LONGEST_HELD, until=end),
         decisions=warehouse.decisions(cluster, since=begin, until=end),
         cycles=warehouse.cycles(cluster, since=begin, until=end),
-        shadow=shadow,
-    )
-
-
-def _energy(operations: ReportContext, begin: datetime, end: datetime, *, energy: Energy) -> NightEnergy | None:
-    """Return what the nodes drew on the day and the days before.
-
-    None where the history names no nodes.
-    """
-    try:
-        return NightEnergy(
-            day=operations.ledger(begin, end, energy=energy, by="partition"),
-            days=operations.ledger(begin - ENERGY_DAYS + timedelta(days=1), end, energy=energy, by="day"),
-        )
-    except NotEnoughHistory:
-        return None
-
-
-def _written(digest: Digest, page: str, folder: Path, *, keep: int, sender: str, recipient: str) -> NightlyReport:
-    stem = f"{_file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
-    mail = as_mail(digest, page=page, page_name=f"{stem}.html", sender=sender, recipient=recipient)
-    contents = {".html": page.encode(), ".txt": as_text(digest).encode(), ".eml": mail}
-    try:
-        make_folder(folder)
-        for ending, content in contents.items():
-            write_private(folder / f"{stem}{ending}", content)
-        removed = _thin_out(folder, _file_name(digest.cluster), keep=keep)
-    except OSError as reason:
-        raise UsageError(
-            f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
-        ) from reason
-    page_at, text_at, mail_at = (folder / f"{stem}{ending}" for ending in contents)
-    return NightlyReport(
-        subject=digest.subject, alarming=digest.alarming, page=page_at, text=text_at, mail=mail_at, removed=removed
+        shadow=operations.shadow(
+            begin,
+            end,
+            nodes=None,
+            gpus_per_node=settings.whatif.gpus_per_node,
+            default_time_limit_s=settings.whatif.default_time_limit_s,
+        ),
+        energy=energy,
     )
 
 
@@ -167,7 +138,7 @@ def _thin_out(folder: Path, name: str, *, keep: int) -> int:
     stems = sorted({path.stem for path in found})
     outdated = stems[:-keep]
     for stem in outdated:
-        for ending in (".html", ".txt", ".eml"):
+        for ending in ENDINGS:
             (folder / f"{stem}{ending}").unlink(missing_ok=True)
     return len(outdated)
 
@@ -233,19 +204,7 @@ def run_nightly(
     kept: list[NightlyReport] = []
 
     def report() -> str:
-        kept.append(
-            nightly_pages(
-                url,
-                cluster,
-                "yesterday",
-                Path(settings.report.folder),
-                now=now,
-                keep=settings.report.keep,
-                gpus_per_node=settings.whatif.gpus_per_node,
-                default_time_limit_s=settings.whatif.default_time_limit_s,
-                energy=settings.energy,
-            )
-        )
+        kept.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
         return f"report {kept[0].page}"
 
     steps: tuple[Callable[[], str], ...] = (
@@ -313,4 +272,4 @@ def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: 
         )
     except NotEnoughHistory as reason:
         return f"no model yet, shrinkage predicts: {reason.message}"
-    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; in charge: {outcome.promoted}; {drift}"
+    return f"model {outcome.model_id} {outcome.did}: {outcome.why}; active: {outcome.promoted}; {drift}"

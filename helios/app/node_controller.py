@@ -18,39 +18,34 @@ from typing import TYPE_CHECKING
 
 from helios.app.controller_state import (
     LOCK_OF_NODES,
+    Controller,
     ControllerStateStore,
     ReadOnlyLedger,
     between_cycles,
-    cycle_tallies,
     hold_cycle_lock,
-    ledger_for,
-    modes_or_off,
+    now_utc,
     open_controller_warehouse,
+    other_leader,
 )
 from helios.app.cycle_summary import NodeCycleSummary
-from helios.app.job_controller import describe_breaker, lease_holder, now_utc, refuse_other_leader
-from helios.app.live_cluster import LiveCluster, configured_services
-from helios.app.modes import Pause, is_paused, modes_in_force
-from helios.app.sync import read_until
+from helios.app.live_cluster import LiveCluster
 from helios.config import Settings
 from helios.control import (
-    ActiveService,
     AppliedChanges,
     NodeControllerState,
     NodeCycleReport,
-    Preconditions,
+    NodeDomain,
     ServiceMode,
     ShadowNodes,
     Undo,
-    clear_service,
+    clear_failed_wakes,
     release_nodes,
-    run_node_cycle,
 )
 from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import APPLIED_NODE_CHANGES, NodePower, Snapshot
-from helios.ports import Domain, Ledger, NodeCluster
+from helios.ports import Domain, NodeCluster
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
 
@@ -77,46 +72,33 @@ class NoForecast(HeliosError):
     """
 
 
-class NodeController:
+class NodeController(Controller[NodeControllerState]):
     """Controller of the nodes of one cluster.
-
-    What must outlive the process is in the warehouse and the undo file.
 
     Parameters
     ----------
-    site : LiveCluster
-        The cluster.
-    settings : Settings
-        The configuration in force.
-    clock : callable
-        Returns the time, aware.
     patient : bool
         As :class:`~helios.app.node_demand.NodeDemand`: a daemon's cycles do not wait for the forecasters.
-
-    Raises
-    ------
-    ServiceUnknown, ServiceInvalid
-        A service of the configuration cannot be made with these options.
     """
+
+    domain = Domain.NODES
+    lock = LOCK_OF_NODES
 
     def __init__(
         self, site: LiveCluster, settings: Settings, *, clock: Callable[[], datetime] = now_utc, patient: bool = True
     ) -> None:
-        self.site, self.settings, self._clock = site, settings, clock
-        self.holder = lease_holder(settings)
-        self.services = configured_services(settings, domain=Domain.NODES)
-        self._demand: NodeDemand | None = None
-        self._defect = ""
-        self._patient = patient
-        self._folder = Path(settings.control.state_folder)
-        self._keeping = ControllerStateStore(
+        store = ControllerStateStore(
             kind=NodeControllerState,
             cluster=site.name,
-            folder=self._folder,
+            folder=Path(settings.control.state_folder),
             memory=MEMORY,
             released=RELEASED,
             released_file=RELEASED_FILE,
         )
+        super().__init__(site, settings, clock=clock, store=store)
+        self._demand: NodeDemand | None = None
+        self._defect = ""
+        self._patient = patient
         self._tallied_at: datetime | None = None
 
     @property
@@ -124,41 +106,10 @@ class NodeController:
         """The interface to the nodes."""
         return self.site.nodes()
 
-    def modes(self) -> dict[str, ServiceMode]:
-        """Return the modes in force.
-
-        If the warehouse cannot be read and there is a pause file, every service is off.
-
-        Raises
-        ------
-        WarehouseUnavailable
-            The modes cannot be read, and there is no pause file.
-        """
-        return modes_or_off(
-            lambda: modes_in_force(self.settings.database.url, self.site.name, self.services),
-            folder=self._folder,
-            services=self.services,
-        )
-
-    def pause(self) -> Pause | None:
-        """Return who paused Helios, None if nobody did."""
-        return is_paused(self.settings.database.url, self.site.name, self._folder)
-
-    def remembered(self) -> NodeControllerState:
-        """Return the controller's state after the last node cycle that led.
-
-        Raises
-        ------
-        WarehouseUnavailable, MemoryDamaged
-            It cannot be read.
-        """
-        with Warehouse.open(self.settings.database.url) as warehouse:
-            return self._keeping.read(warehouse)
-
     def cycle(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Run one control cycle on the nodes.
 
-        See :func:`helios.control.run_node_cycle`. Without the warehouse nothing is changed, except that a pause by file
+        See :class:`helios.control.Cycle`. Without the warehouse nothing is changed, except that a pause by file
         still wakes everything.
 
         Raises
@@ -166,27 +117,17 @@ class NodeController:
         MemoryDamaged
             The controller's stored state cannot be read; nothing was done.
         """
-        with (
-            hold_cycle_lock(self._folder, lock=LOCK_OF_NODES),
-            open_controller_warehouse(self.settings.database.url) as at_hand,
-        ):
-            memory, warehouse = self._keeping.read_or_problem(at_hand, paused=lambda: self.pause() is not None)
-            taken_back = self._keeping.taken_back_by(warehouse)
-            report = run_node_cycle(
-                active_services=self._active_services(modes),
-                cluster=self.nodes,
-                expectation=self._expect,
-                ledger=self._ledger(warehouse),
-                conditions=lambda _: replace(self._conditions(), released="; ".join(taken_back.values())),
-                settings=self.settings,
-                now=self._clock(),
-                holder=self.holder,
-                memory=memory,
+        with self.begin_cycle() as (memory, warehouse, released):
+            report = self.run_cycle(
+                NodeDomain(self.nodes, self.settings, memory),
+                modes,
+                ledger=self.ledger(warehouse),
+                memory=memory.cycle,
+                released="; ".join(released.values()),
                 undo=self._undo,
                 undone=self._undone,
-                paused=lambda: str(self.pause() or ""),
             )
-            return self._kept(warehouse, report, taken_back=taken_back)
+            return self._store_cycle(warehouse, report, released=released)
 
     def plan(self, *, modes: Mapping[str, ServiceMode]) -> NodeCycleReport:
         """Return what ``cycle`` would do now.
@@ -199,23 +140,19 @@ class NodeController:
             The record of applied changes or the controller's stored state cannot be read.
         """
         with Warehouse.open(self.settings.database.url) as warehouse:
-            applied_changes, memory = self._ledger(warehouse).applied_changes(), self._keeping.read(warehouse)
-        return run_node_cycle(
-            active_services=self._active_services(modes),
-            cluster=ShadowNodes(
-                look=self.nodes.snapshot, stands=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
-            ),
-            expectation=self._expect,
-            ledger=ReadOnlyLedger(applied_changes),
-            conditions=lambda _: self._conditions(),
-            settings=self.settings,
-            now=self._clock(),
-            holder=self.holder,
-            memory=self._with_a_look(replace(memory, cycle=replace(memory.cycle, asked_at={}))),
-            undo=lambda _: None,
-            undone=self._undone,
-            paused=lambda: str(self.pause() or ""),
+            applied_changes, memory = self.ledger(warehouse).applied_changes(), self.store.read(warehouse)
+        memory = self._with_a_look(replace(memory, cycle=replace(memory.cycle, asked_at={})))
+        simulated = ShadowNodes(
+            look=self.nodes.snapshot, stands=AppliedChanges.read(applied_changes, APPLIED_NODE_CHANGES).real
         )
+        report: NodeCycleReport = self.run_cycle(
+            NodeDomain(simulated, self.settings, memory),
+            modes,
+            ledger=ReadOnlyLedger(applied_changes),
+            memory=memory.cycle,
+            undone=self._undone,
+        )
+        return report
 
     def summary(self) -> NodeCycleSummary:
         """Run a cycle in the modes in force and summarise it for the daemon.
@@ -227,7 +164,6 @@ class NodeController:
         """
         began, modes = time.monotonic(), self.modes()
         report = self.cycle(modes=modes)
-        memory = report.memory
         return NodeCycleSummary(
             nodes=count_states(report),
             by_helios=report.asleep_by_helios,
@@ -235,15 +171,9 @@ class NodeController:
             woken=len(report.woken),
             weighed=len(report.weighed),
             protected=report.protected,
-            quarantined=len(memory.quarantined),
-            suspended=report.suspended,
-            tallies=tuple(cycle_tallies(report.counts, modes)),
-            seconds=time.monotonic() - began,
-            modes={name: mode.mode for name, mode in modes.items()},
-            breaker=describe_breaker(memory.cycle, self.settings, self._clock()),
+            quarantined=len(report.memory.quarantined),
             lease_held=report.leads,
-            notes=report.notes,
-            problem="" if report.seen else "; ".join(report.suspended),
+            **self.summary_fields(report, modes, report.memory.cycle, began_s=began),
         )
 
     def release(self, reason: str) -> NodeCycleReport:
@@ -256,16 +186,16 @@ class NodeController:
         """
         within_s = self.settings.slurm.timeout_s
         with (
-            between_cycles(self._folder, within_s=within_s, lock=LOCK_OF_NODES) as disturbed,
+            between_cycles(self.folder, within_s=within_s, lock=LOCK_OF_NODES) as disturbed,
             open_controller_warehouse(self.settings.database.url) as warehouse,
         ):
-            now = self._clock()
+            now = self.clock()
             memory = None
             with suppress(HeliosError):
-                memory = None if isinstance(warehouse, HeliosError) else self._keeping.read(warehouse)
+                memory = None if isinstance(warehouse, HeliosError) else self.store.read(warehouse)
             report = release_nodes(
                 cluster=self.nodes,
-                ledger=self._ledger(warehouse),
+                ledger=self.ledger(warehouse),
                 undo=self._undo,
                 undone=self._undone_if_any,
                 now=now,
@@ -280,9 +210,9 @@ class NodeController:
             with suppress(HeliosError):
                 if memory is not None:
                     # Read again: a Helios with another state folder may have ended a cycle in between.
-                    last = self._keeping.read(warehouse)
+                    last = self.store.read(warehouse)
                     memory = replace(last, wakes={**report.memory.wakes, **last.wakes})
-                    self._keeping.write(warehouse, memory, at=now)
+                    self.store.write(warehouse, memory, at=now)
                 if not report.recorded:  # another Helios holds the lease; what a person did is audited all the same
                     warehouse.add_decisions(self.site.name, report.decisions)
                     warehouse.remember(self.site.name, RELEASED, f"{reason} ({self.holder})", at=now)
@@ -300,11 +230,11 @@ class NodeController:
             The controller's stored state cannot be read.
         """
         with (
-            hold_cycle_lock(self._folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
+            hold_cycle_lock(self.folder, within_s=self.settings.slurm.timeout_s, lock=LOCK_OF_NODES),
             Warehouse.open(self.settings.database.url) as warehouse,
         ):
-            memory = clear_service(self._keeping.read(warehouse), node)
-            self._keeping.write(warehouse, memory, at=self._clock())
+            memory = clear_failed_wakes(self.store.read(warehouse), node)
+            self.store.write(warehouse, memory, at=self.clock())
         return memory
 
     def _with_a_look(self, memory: NodeControllerState) -> NodeControllerState:
@@ -318,7 +248,8 @@ class NodeController:
         idle = {name: before.get(name, look.taken_at) for name, node in observed_nodes(look).items() if node.idle}
         return replace(memory, idle=idle, looked_at=look.taken_at)
 
-    def _expect(self, snapshot: Snapshot) -> Snapshot:
+    def expect(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with the demand for nodes."""
         from helios.app.node_demand import NodeDemand  # noqa: PLC0415 - a pause must not wait for this import
 
         if self._demand is None:
@@ -336,15 +267,12 @@ class NodeController:
             self._defect = str(defect)
             raise NoForecast(f"{type(defect).__name__}: {defect}") from defect
 
-    def _active_services(self, modes: Mapping[str, ServiceMode]) -> list[ActiveService]:
-        return [ActiveService(name=name, service=it, mode=modes[name]) for name, it in self.services.items()]
-
     def _undo(self, undo: Undo) -> None:
-        file = self._folder / UNDO_FILE
+        file = self.folder / UNDO_FILE
         write_undo(file, asleep=undo.asleep, weights=dict(undo.weights), keep_awake=undo.keep_awake)
 
     def _undone(self) -> Undo:
-        found = read_undo(self._folder / UNDO_FILE)
+        found = read_undo(self.folder / UNDO_FILE)
         return Undo(asleep=found.asleep, weights=tuple(found.weights.items()), keep_awake=found.keep_awake)
 
     def _undone_if_any(self) -> Undo | None:
@@ -352,7 +280,7 @@ class NodeController:
 
         None: there is none, for example where a Helios with another state folder leads.
         """
-        file = self._folder / UNDO_FILE
+        file = self.folder / UNDO_FILE
         there = file.exists() or file.with_name(f"{UNDO_FILE}.released").exists()  # as helios-release.sh leaves it
         return self._undone() if there else None
 
@@ -361,25 +289,12 @@ class NodeController:
 
         The leader's record and undo file name everything that this Helios did, and stay right.
         """
-        if refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=Domain.NODES):
+        if other_leader(self.settings, self.site.name, now=self.clock(), domain=Domain.NODES):
             with suppress(OSError):
-                (self._folder / UNDO_FILE).unlink(missing_ok=True)
+                (self.folder / UNDO_FILE).unlink(missing_ok=True)
 
-    def _ledger(self, warehouse: Warehouse | HeliosError) -> Ledger:
-        return ledger_for(warehouse, self.site.name, domain=Domain.NODES)
-
-    def _conditions(self) -> Preconditions:
-        pause = self.pause()
-        if pause:  # nothing else matters, and the warehouse may be gone
-            return Preconditions(paused=str(pause))
-        with Warehouse.open(self.settings.database.url) as warehouse:
-            read_at = read_until(warehouse, self.site.name)
-        return Preconditions(
-            controller=self.site.controller(), history_read_at=read_at, clock_skew_s=self.site.clock_skew_s()
-        )
-
-    def _kept(
-        self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, taken_back: Mapping[str, str]
+    def _store_cycle(
+        self, warehouse: Warehouse | HeliosError, report: NodeCycleReport, *, released: Mapping[str, str]
     ) -> NodeCycleReport:
         """Store the controller's state and the counts of the nodes.
 
@@ -392,12 +307,12 @@ class NodeController:
         try:
             if isinstance(warehouse, HeliosError):
                 raise warehouse
-            self._keeping.write(warehouse, report.memory, at=report.taken_at)
+            self.store.write(warehouse, report.memory, at=report.taken_at)
             if report.recorded and report.seen:
-                self._keeping.forget(warehouse, taken_back, at=report.taken_at)
+                self.store.forget(warehouse, released, at=report.taken_at)
             self._tally(warehouse, report)
         except HeliosError as problem:
-            return replace(report, notes=(*report.notes, f"this cycle could not be written down: {problem.message}"))
+            return replace(report, notes=(*report.notes, f"this cycle could not be stored: {problem.message}"))
         return report
 
     def _tally(self, warehouse: Warehouse, report: NodeCycleReport) -> None:

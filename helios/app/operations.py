@@ -11,9 +11,10 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
+from helios.app.controller_state import other_leader
 from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
-from helios.app.job_controller import JobController, refuse_other_leader
+from helios.app.job_controller import JobController
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
 from helios.app.node_controller import NodeController
 from helios.app.sync import SyncResult, sync_history
@@ -323,7 +324,7 @@ class Operations:
         return "; ".join(done)
 
     def _released(self, domain: Domain, why: str) -> str:
-        if holder := refuse_other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
+        if holder := other_leader(self.settings, self.site.name, now=self._clock(), domain=domain):
             return f"nothing of {domain} was reverted: what stands is another Helios' ({holder})"
         if domain is Domain.JOBS:
             return release_jobs(self.release(why))
@@ -342,9 +343,7 @@ def release_jobs(report: CycleReport) -> str:
         Something is left, or the cluster could not be read.
     """
     if not report.clean:
-        left = (
-            "unknown: the cluster could not be looked at" if report.remaining is None else ", ".join(report.remaining)
-        )
+        left = "unknown: the cluster could not be read" if report.remaining is None else ", ".join(report.remaining)
         raise HeliosError(
             f"Not everything could be reverted; left: {left}. {' '.join(report.notes)}",
             hint="Where nothing is hidden or unproved: run deploy/slurm/helios-release.sh as a Slurm "

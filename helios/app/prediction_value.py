@@ -94,18 +94,16 @@ def value_of_predictions(
         seed=seed,
     )
     setup = prepare_replay(history, request)
-    replays = _ValueReplays(
-        setup, train_predictor(history, setup, request, progress), site, seed=seed, progress=progress
-    )
+    model = train_predictor(history, setup, request, progress)
     guard = "the longer of 3 hours and the longest wait so far under FIFO + EASY"
     if site.promote_after is not None:
         guard = f"{site.promote_after.total_seconds() / 3_600:g} hours"
     return OrderValue(
-        nodes=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+        nodes=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=replayed_resource(history, request),
         guard=guard,
-        replays=replays.made(),
+        replays=_replays(setup, model, site, seed=seed, progress=progress),
         notes=(*setup.machine.notes, *setup.notes),
     )
 
@@ -119,82 +117,60 @@ def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) 
     try:
         return value_of_predictions(history, site, **options)
     except HeliosError as reason:
-        return f"The order itself was not judged, for these jobs cannot be replayed: {reason}"
+        return f"The orders were not compared, because these jobs cannot be replayed: {reason}"
 
 
-class _ValueReplays:
-    """Makes the replays of one setup under the same rules."""
+def _replays(
+    setup: ReplaySetup, model: DurationModel | None, site: ReplayTarget, *, seed: int, progress: Progress
+) -> dict[str, QueueSummary]:
+    """Return the queue summary of each replay of a setup, by name."""
+    again_s = int(site.predict_again.total_seconds()) if site.predict_again else None
 
-    def __init__(
-        self, setup: ReplaySetup, model: DurationModel | None, site: ReplayTarget, *, seed: int, progress: Progress
-    ) -> None:
-        self._setup, self._model, self._seed, self._progress = setup, model, seed, progress
-        self._again_s = int(site.predict_again.total_seconds()) if site.predict_again else None
-        self._today = self._replay(TODAY, Policy.FIFO)
-        if site.promote_after is not None:
-            self._guard = WaitBound.constant(int(site.promote_after.total_seconds()))
-        else:
-            today_s = {"started_s": self._today.started_s, "wait_s": self._today.wait_s}
-            self._guard = WaitBound.beside(**today_s, least_s=LEAST_PATIENCE_S, share=SHARE_OF_LONGEST)
-
-    def made(self) -> dict[str, QueueSummary]:
-        """Return the queue summary of each replay, by name."""
-        shrinkage, last = self._predictor(None), self._predictor(UserLast())
-        made = {
-            TODAY: self._today,
-            ORACLE: self._replay(ORACLE, Policy.QSSF, guard=self._guard),
-            UNGUARDED_ORACLE: self._replay(UNGUARDED_ORACLE, Policy.QSSF),
-            "smallest_first": self._replay("smallest_first", Policy.FEWEST_GPUS, guard=self._guard),
-            MODEL: self._ask(MODEL, self._predictor(self._model), guard=self._guard),
-            "model_unguarded": self._ask("model_unguarded", self._predictor(self._model), guard=None),
-            "shrinkage": self._ask("shrinkage", shrinkage, guard=self._guard),
-            # The naive rule knows nothing of what happens while a job waits.
-            "user_last": self._replay("user_last", Policy.QSSF, guard=self._guard, run_time_s=None, predictor=last),
-        }
-        return {name: self._summary(result) for name, result in made.items()}
-
-    def _predictor(self, forecaster: Forecaster | None) -> ReplayTrainedPredictor:
-        """Return a predictor that begins with ``forecaster``.
-
-        The controls are never trained.
-        """
-        return ReplayTrainedPredictor(
-            self._setup.machine.jobs,
-            history=self._setup.before,
-            model=forecaster,
-            refit=isinstance(forecaster, DurationModel),
-            seed=self._seed,
-            timezone=self._setup.timezone,
-        )
-
-    def _ask(self, name: str, predictor: ReplayTrainedPredictor, *, guard: WaitBound | None) -> Replay:
-        return self._replay(
-            name, Policy.QSSF, guard=guard, run_time_s=None, predictor=predictor, predict_again_s=self._again_s
-        )
-
-    def _replay(self, name: str, policy: Policy, **options: Any) -> Replay:
-        setup, said = self._setup, f"Replaying: {REPLAY_NAMES[name]}"
-        n_jobs = len(setup.workload)
-        options = {"run_time_s": setup.workload.run_time_s.astype(np.float64), **options}
+    def replayed(name: str, policy: Policy = Policy.QSSF, **options: Any) -> Replay:
+        said, n_jobs = f"Replaying: {REPLAY_NAMES[name]}", len(setup.workload)
         result = replay(
             setup.workload,
             setup.machine.shape,
             backfill=Backfill.EASY,
             order=ORDERS[policy],
             estimate_s=setup.limit_s,
-            progress=lambda done: self._progress(said, done / n_jobs),
-            **options,
+            progress=lambda done: progress(said, done / n_jobs),
+            **{"run_time_s": setup.workload.run_time_s.astype(np.float64), **options},
         )
-        self._progress(said, 1.0)
+        progress(said, 1.0)
         return result
 
-    def _summary(self, result: Replay) -> QueueSummary:
-        return measure(
-            self._setup,
-            policy=Policy.QSSF.value,
-            run_times=None,
-            estimates=None,
-            backfill=Backfill.EASY.value,
-            started_s=result.started_s,
-            ended_s=result.ended_s,
-        ).summary
+    def predicted(
+        name: str, forecaster: Forecaster | None, guard: WaitBound | None, every_s: int | None = again_s
+    ) -> Replay:
+        predictor = ReplayTrainedPredictor(
+            setup.machine.jobs,
+            history=setup.before,
+            model=forecaster,
+            refit=isinstance(forecaster, DurationModel),  # the controls are never trained
+            seed=seed,
+            timezone=setup.timezone,
+        )
+        return replayed(name, guard=guard, run_time_s=None, predictor=predictor, predict_again_s=every_s)
+
+    today = replayed(TODAY, Policy.FIFO)
+    if site.promote_after is not None:
+        guard = WaitBound.constant(int(site.promote_after.total_seconds()))
+    else:
+        today_s = {"started_s": today.started_s, "wait_s": today.wait_s}
+        guard = WaitBound.beside(**today_s, least_s=LEAST_PATIENCE_S, share=SHARE_OF_LONGEST)
+    made = {
+        TODAY: today,
+        ORACLE: replayed(ORACLE, guard=guard),
+        UNGUARDED_ORACLE: replayed(UNGUARDED_ORACLE),
+        "smallest_first": replayed("smallest_first", Policy.FEWEST_GPUS, guard=guard),
+        MODEL: predicted(MODEL, model, guard),
+        "model_unguarded": predicted("model_unguarded", model, None),
+        "shrinkage": predicted("shrinkage", None, guard),
+        # The naive rule knows nothing of what happens while a job waits.
+        "user_last": predicted("user_last", UserLast(), guard, None),
+    }
+    return {
+        name: measure(setup, result.started_s, result.ended_s, **PREDICTED.parts).summary
+        for name, result in made.items()
+    }

@@ -162,8 +162,8 @@ LATE = timedelta(days=1)
 # The cached history may grow to this multiple of ``last_jobs`` before it is read again.
 _MOST_KEPT = 2
 UNTRUSTED = (
-    "Shrinkage predicts meanwhile, and nothing is written. Train it anew (helios model train --promote), put the one "
-    "before back (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
+    "Shrinkage predicts meanwhile, and nothing is written. Train a new model (helios model train --promote), go "
+    "back to the one before (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
 )
 """What follows from a promoted model that cannot be read, and what to do."""
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.simulate import ClusterShape
+from helios.ports import Order
+from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
 from helios.units import best_unit
 
 POOL = "all"
@@ -45,6 +47,40 @@ class ReplayCluster:
     partition: NDArray[np.int32]
     size: NDArray[np.int32]
     notes: tuple[str, ...]
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Nodes of each partition."""
+        return dict(zip(self.shape.partitions, self.shape.nodes.tolist(), strict=True))
+
+    def workload(self) -> Workload:
+        """Return the jobs as a workload."""
+        return Workload(
+            job_id=self.jobs["job_id"].to_numpy(dtype=object),
+            submitted_s=self.jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
+            run_time_s=self.jobs["run_time_s"].to_numpy().astype(np.int64),
+            gpus=self.size,
+            partition=self.partition,
+        )
+
+    def limits_s(self, default_s: int) -> NDArray[np.int64]:
+        """Return each job's time limit, s, the default where it has none or UNLIMITED."""
+        limit_s = self.jobs["time_limit_s"].to_numpy(dtype=np.float64)
+        return np.where(np.isfinite(limit_s), limit_s, default_s).astype(np.int64)
+
+    def replay(self, order: Order, *, default_limit_s: int, **options: Any) -> Replay:
+        """Replay the jobs in an order, with EASY backfill by time limits.
+
+        ``options`` are more of those of :func:`helios.simulate.replay`.
+        """
+        return replay(
+            self.workload(),
+            self.shape,
+            backfill=Backfill.EASY,
+            order=order,
+            estimate_s=self.limits_s(default_limit_s),
+            **options,
+        )
 
 
 def parse_nodes(text: str) -> dict[str, int]:

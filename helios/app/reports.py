@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,6 @@ from helios.app.history import choose_cluster
 from helios.config import Energy
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
 from helios.model import JOBS
-from helios.ports import Order
 from helios.report.admin.decisions import decision_rows, service_days
 from helios.report.admin.predictions import prediction_accuracy
 from helios.report.admin.queue import queue_at, queue_over_time
@@ -41,7 +40,6 @@ from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.app.replay_cluster import ReplayCluster
-    from helios.simulate import Replay
 
 # One cluster of an open warehouse, and the time window of a report.
 
@@ -128,15 +126,29 @@ class ReportContext:
     until: datetime
     spans: tuple[pd.Timestamp, pd.Timestamp]
 
-    def jobs(self, since: datetime, until: datetime) -> pd.DataFrame:
+    def jobs(self, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the jobs of the query that were submitted in [since, until).
 
+        By default that is the window.
         Only columns that some report reads have values.
         """
-        found = self.warehouse.jobs(self.cluster, since=since, until=until, columns=_COLUMNS)
+        found = self.warehouse.jobs(
+            self.cluster, since=since or self.since, until=until or self.until, columns=_COLUMNS
+        )
         jobs = JOBS.conform(found)
         ask = self.ask
         return select_jobs(jobs, users=ask.users, accounts=ask.accounts, partitions=ask.partitions)
+
+    def predictions(self, since: datetime | None = None) -> pd.DataFrame:
+        """Return the predictions for jobs submitted from ``since`` on.
+
+        By default from the begin of the window; to its end.
+        """
+        return self.warehouse.predictions(self.cluster, since=since or self.since, until=self.until)
+
+    def decisions(self) -> pd.DataFrame:
+        """Return the audit entries of the window."""
+        return self.warehouse.decisions(self.cluster, since=self.since, until=self.until)
 
     def finished(self, answer: ReportTable) -> ReportTable:
         """Return the report, and where it is empty add what the history covers."""
@@ -212,18 +224,15 @@ def usage_report(ask: ReportQuery, *, group: str) -> ReportTable:
 
     Counts the jobs submitted in the window.
     """
-    with open_context(ask) as operations:
-        jobs = operations.jobs(operations.since, operations.until)
-        return operations.finished(
+    with open_context(ask) as context:
+        return context.finished(
             usage_by(
                 group,
-                jobs,
-                predictions=operations.warehouse.predictions(
-                    operations.cluster, since=operations.since, until=operations.until
-                ),
-                at=operations.until,
-                title=operations.title(f"Jobs by {group}"),
-                timezone=operations.timezone,
+                context.jobs(),
+                predictions=context.predictions(),
+                at=context.until,
+                title=context.title(f"Jobs by {group}"),
+                timezone=context.timezone,
             )
         )
 
@@ -233,25 +242,14 @@ def queue_report(ask: ReportQuery) -> ReportTable:
 
     Where a start is given, report it over the window instead.
     """
-    with open_context(ask) as operations:
+    with open_context(ask) as context:
+        until, timezone = context.until, context.timezone
         if ask.start is None:
-            jobs = operations.jobs(operations.until - LONGEST_HELD, operations.until)
-            predictions = operations.warehouse.predictions(
-                operations.cluster, since=operations.until - LONGEST_HELD, until=operations.until
-            )
-            title = f"{operations.cluster}: the queue at {operations.written(operations.until)} ({operations.timezone})"
-            return operations.finished(
-                queue_at(jobs, predictions=predictions, at=operations.until, title=title, timezone=operations.timezone)
-            )
-        return operations.finished(
-            queue_over_time(
-                operations.jobs(operations.since - LONGEST_HELD, operations.until),
-                since=operations.since,
-                until=operations.until,
-                title=operations.title("The queue"),
-                timezone=operations.timezone,
-            )
-        )
+            jobs, predictions = (read(until - LONGEST_HELD) for read in (context.jobs, context.predictions))
+            title = f"{context.cluster}: the queue at {context.written(until)} ({timezone})"
+            return context.finished(queue_at(jobs, predictions=predictions, at=until, title=title, timezone=timezone))
+        jobs, title = context.jobs(context.since - LONGEST_HELD), context.title("The queue")
+        return context.finished(queue_over_time(jobs, since=context.since, until=until, title=title, timezone=timezone))
 
 
 def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable:
@@ -259,20 +257,16 @@ def prediction_report(ask: ReportQuery, *, by: str | None = None) -> ReportTable
 
     For comparison it has the errors of predicting the user's last ended run.
     """
-    with open_context(ask) as operations:
-        past = operations.warehouse.jobs(
-            operations.cluster, until=operations.until, columns=["user", "ended_at", "run_time_s"]
-        )
-        return operations.finished(
+    with open_context(ask) as context:
+        columns = ["user", "ended_at", "run_time_s"]
+        return context.finished(
             prediction_accuracy(
-                operations.jobs(operations.since, operations.until),
-                predictions=operations.warehouse.predictions(
-                    operations.cluster, since=operations.since, until=operations.until
-                ),
-                past=past,
-                title=operations.title("Predicted and true run times"),
+                context.jobs(),
+                predictions=context.predictions(),
+                past=context.warehouse.jobs(context.cluster, until=context.until, columns=columns),
+                title=context.title("Predicted and true run times"),
                 by=by,
-                timezone=operations.timezone,
+                timezone=context.timezone,
             )
         )
 
@@ -290,21 +284,21 @@ def decision_report(
 
     Users, accounts and partitions select the jobs that entries are about.
     """
-    with open_context(ask) as operations:
-        decisions = operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until)
+    with open_context(ask) as context:
+        decisions = context.decisions()
         if ask.users or ask.accounts or ask.partitions:
-            about = operations.jobs(operations.since - LONGEST_HELD, operations.until)
+            about = context.jobs(context.since - LONGEST_HELD)
             ids = {*about["job_id"].dropna(), *about["array_job_id"].dropna(), *ask.partitions}
             decisions = decisions[decisions["target"].isin(list(ids))]
         return decision_rows(
             decisions,
-            title=operations.title("Decisions"),
+            title=context.title("Decisions"),
             services=services,
             targets=job_ids,
             results=results,
             modes=modes,
             actions=actions,
-            timezone=operations.timezone,
+            timezone=context.timezone,
         )
 
 
@@ -313,20 +307,20 @@ def service_report(ask: ReportQuery, *, services: Collection[str] = ()) -> Repor
 
     Counts what was proposed, done and refused.
     """
-    with open_context(ask) as operations:
+    with open_context(ask) as context:
         return service_days(
-            operations.warehouse.decisions(operations.cluster, since=operations.since, until=operations.until),
-            title=operations.title("Services"),
-            cycles=operations.warehouse.cycles(operations.cluster, since=operations.since, until=operations.until),
+            context.decisions(),
+            title=context.title("Services"),
+            cycles=context.warehouse.cycles(context.cluster, since=context.since, until=context.until),
             services=services,
-            timezone=operations.timezone,
+            timezone=context.timezone,
         )
 
 
 def energy_report(ask: ReportQuery, *, energy: Energy, by: str = "day") -> EnergyLedger:
     """Report node states, energy and savings by day, partition or node."""
-    with open_context(ask) as operations:
-        return operations.ledger(operations.since, operations.until, energy=energy, by=by)
+    with open_context(ask) as context:
+        return context.ledger(context.since, context.until, energy=energy, by=by)
 
 
 def shadow_report(
@@ -342,9 +336,9 @@ def shadow_report(
     Returns the cluster's name and the report. ``day`` is written as for sacct. Without ``nodes`` those known to the
     warehouse are used; where it knows none, the cluster is derived from the peak demand.
     """
-    with open_context(ask) as operations:
-        begin, end = operations.day(day)
-        return operations.cluster, operations.shadow(
+    with open_context(ask) as context:
+        begin, end = context.day(day)
+        return context.cluster, context.shadow(
             begin, end, nodes=nodes, gpus_per_node=gpus_per_node, default_time_limit_s=default_time_limit_s
         )
 
@@ -384,63 +378,42 @@ def shadow_day(
         For jobs that have none.
     """
     decided = decided_urgencies(decisions)
-    machine, notes = _machine(jobs, nodes, gpus_per_node)
-    of_the_day = _within(jobs, begin, end)
-    recorded = wait_s(jobs[of_the_day])
+    recorded = wait_s(jobs[_within(jobs, begin, end)])
     recorded = recorded[~np.isnan(recorded)]
-    counted = np.zeros(0, dtype=bool) if machine is None else _within(machine.jobs, begin, end)
+    machine, notes = _machine(jobs, nodes, gpus_per_node)
     day = ShadowDay(
         begin=begin,
         timezone=timezone,
         decided=len(decided),
-        earlier=0,
-        later=0,
         recorded=ShadowWaits.of(recorded) if len(recorded) else None,
-        without=None,
-        with_decisions=None,
-        moved=moved_jobs(
-            jobs.iloc[:0], size=_none().astype(np.int32), urgency=np.zeros(0), wait_s=_none(), would_wait_s=_none()
-        ),
         notes=tuple(notes),
     )
-    if machine is None or not counted.any():
+    if machine is None or not (counted := _within(machine.jobs, begin, end)).any():
         return day
-    return _compared(day, machine, counted, decided, default_time_limit_s)
-
-
-def _compared(
-    day: ShadowDay,
-    machine: ReplayCluster,
-    counted: NDArray[np.bool_],
-    decided: Mapping[str, float],
-    default_limit_s: int,
-) -> ShadowDay:
-    """Return ``day`` with the waits of the two replays filled in.
-
-    Only the jobs marked in ``counted`` count.
-    """
-    urgency = replayed_urgencies(machine.jobs, decided)
     from helios.simulate import ORDERS  # noqa: PLC0415 - it compiles
 
-    without = _replayed(machine, ORDERS["fifo"], default_limit_s).wait_s[counted]
-    with_them = _replayed(machine, _by(urgency), default_limit_s).wait_s[counted] if decided else without
-    moved = moved_jobs(
-        machine.jobs[counted],
-        size=machine.size[counted],
-        urgency=urgency[counted],
-        wait_s=without,
-        would_wait_s=with_them,
-    )
-    return ShadowDay(
-        begin=day.begin,
-        timezone=day.timezone,
-        decided=day.decided,
+    urgency = replayed_urgencies(machine.jobs, decided)
+
+    def by_urgency(**_: Any) -> NDArray[np.float64]:
+        return -urgency  # the replay calls it once, for all jobs
+
+    without = machine.replay(ORDERS["fifo"], default_limit_s=default_time_limit_s).wait_s[counted]
+    with_them = without
+    if decided:
+        with_them = machine.replay(by_urgency, default_limit_s=default_time_limit_s).wait_s[counted]
+    return replace(
+        day,
         earlier=int(np.count_nonzero(with_them - without < -MOVED_S)),
         later=int(np.count_nonzero(with_them - without > MOVED_S)),
-        recorded=day.recorded,
         without=ShadowWaits.of(without),
         with_decisions=ShadowWaits.of(with_them),
-        moved=moved,
+        moved=moved_jobs(
+            machine.jobs[counted],
+            size=machine.size[counted],
+            urgency=urgency[counted],
+            wait_s=without,
+            would_wait_s=with_them,
+        ),
         notes=(*day.notes, *LIMITS),
     )
 
@@ -467,50 +440,7 @@ def _machine(
     return machine, [*notes, *machine.notes]
 
 
-def _replayed(machine: ReplayCluster, order: Order, default_limit_s: int) -> Replay:
-    jobs = machine.jobs
-    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
-    from helios.simulate import Backfill, Workload, replay  # noqa: PLC0415 - as above
-
-    workload = Workload(
-        job_id=jobs["job_id"].to_numpy(dtype=object),
-        submitted_s=jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
-        run_time_s=jobs["run_time_s"].to_numpy().astype(np.int64),
-        gpus=machine.size,
-        partition=machine.partition,
-    )
-    return replay(
-        workload,
-        machine.shape,
-        backfill=Backfill.EASY,
-        order=order,
-        run_time_s=workload.run_time_s.astype(np.float64),
-        estimate_s=np.where(np.isfinite(limit_s), limit_s, default_limit_s).astype(np.int64),
-    )
-
-
-def _by(urgency: NDArray[np.float64]) -> Order:
-    """Return the order that starts the most urgent job first.
-
-    The replay calls it once, for all jobs.
-    """
-
-    def decided(
-        *,
-        submitted_s: NDArray[np.int64],  # noqa: ARG001 - ties are broken by it anyway
-        gpus: NDArray[np.int32],  # noqa: ARG001 - the urgency already includes it
-        run_time_s: NDArray[np.float64],  # noqa: ARG001 - the decision did not have it
-    ) -> NDArray[np.float64]:
-        return -urgency
-
-    return decided
-
-
 def _within(jobs: pd.DataFrame, begin: datetime, end: datetime) -> NDArray[np.bool_]:
     submitted = jobs["submitted_at"]
     inside: NDArray[np.bool_] = ((submitted >= pd.Timestamp(begin)) & (submitted < pd.Timestamp(end))).to_numpy()
     return inside
-
-
-def _none() -> NDArray[np.int64]:
-    return np.zeros(0, dtype=np.int64)

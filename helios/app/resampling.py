@@ -223,9 +223,13 @@ def _taken(
 
     Each is submitted ``later_s`` later. Where ``place`` is above 0, the job's ids end in that number.
     """
-    jobs = _moved(setup.machine.jobs.iloc[rows].reset_index(drop=True), later_s, place)
-    order = _order_of(jobs)
-    jobs, rows, later_s = jobs.iloc[order].reset_index(drop=True), rows[order], later_s[order]
+    jobs = setup.machine.jobs.iloc[rows].reset_index(drop=True)
+    later = pd.Series(pd.to_timedelta(later_s, unit="s"), index=jobs.index).astype("timedelta64[us]")
+    ending = pd.Series(np.where(place > 0, "~" + place.astype(str).astype(object), ""), index=jobs.index, dtype="str")
+    moved = {name: jobs[name] + later for name in TIMES} | {name: jobs[name] + ending for name in IDS}
+    jobs = in_submission_order(jobs.assign(**moved, position=np.arange(len(jobs))))
+    order = jobs.pop("position").to_numpy().astype(np.int64)
+    jobs, rows, later_s = jobs.reset_index(drop=True), rows[order], later_s[order]
     _, earliest, of = np.unique(rows, return_index=True, return_inverse=True)
     workload, machine = setup.workload, setup.machine
     return replace(
@@ -242,15 +246,3 @@ def _taken(
         limit_s=setup.limit_s[rows],
         first=earliest[of].astype(np.int64),
     )
-
-
-def _order_of(jobs: pd.DataFrame) -> NDArray[np.int64]:
-    numbered = jobs.assign(position=np.arange(len(jobs)))
-    return in_submission_order(numbered)["position"].to_numpy().astype(np.int64)
-
-
-def _moved(jobs: pd.DataFrame, later_s: NDArray[np.int64], place: NDArray[np.int64]) -> pd.DataFrame:
-    later = pd.Series(pd.to_timedelta(later_s, unit="s"), index=jobs.index).astype("timedelta64[us]")
-    moved = {name: jobs[name] + later for name in TIMES}
-    ending = pd.Series(np.where(place > 0, "~" + place.astype(str).astype(object), ""), index=jobs.index, dtype="str")
-    return jobs.assign(**moved, **{name: jobs[name] + ending for name in IDS})

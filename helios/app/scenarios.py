@@ -66,7 +66,7 @@ def _length_or_never_s(text: Any) -> int | None:
 
 def _share(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise UsageError(f"{value!r} is not a share.", hint="Write 0.9, or 0 for none")
+        raise UsageError(f"{value!r} is not a share, a number from 0 on.", hint="Write 0.9, or 0 for none.")
     return float(value)
 
 
@@ -75,7 +75,7 @@ OPTIONS: Mapping[str, PolicyOption] = {
         kept_as="patience_s",
         read=_length_or_never_s,
         of="",
-        told='who has waited so long goes first: "12h"; "never"; instead of the bound by the backlog',
+        told='a job that has waited so long goes first: "12h"; "never"; instead of the bound by the backlog',
     ),
     "share": PolicyOption(
         kept_as="share", read=_share, of=BALANCED, told="of the longest backlog that a job waits at most"
@@ -85,7 +85,7 @@ OPTIONS: Mapping[str, PolicyOption] = {
         kept_as="known_s", read=_length_s, of=BALANCED, told='longest wait of the site\'s past: "20h"'
     ),
     "every": PolicyOption(
-        kept_as="every_s", read=_length_s, of=BALANCED, told='how often the backlog is looked at: "1h"'
+        kept_as="every_s", read=_length_s, of=BALANCED, told='how often the backlog is updated: "1h"'
     ),
 }
 
@@ -105,9 +105,9 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
     if "patience_s" in read and len(read) > 1:
         raise UsageError(
-            f"{', '.join(name for name in written if name != 'patience')} of {policy} has no part where patience is "
-            "told.",
-            hint="Write a second table, as [[options.balanced]] twice: one with patience, one with the others.",
+            f"{policy} cannot have patience together with {', '.join(name for name in written if name != 'patience')}: "
+            "patience replaces the bound by the backlog.",
+            hint="Give one or the other. In a plan write [[options.balanced]] twice, once with patience.",
         )
     options = tuple(sorted(read.items()))
     wait_bound(policy, options)  # raises for values that no bound accepts
@@ -154,6 +154,10 @@ ORDERS: dict[Policy, Order] = {
     Policy.SRTF: CONTROLS[Policy.SJF],
 }
 BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
+DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {
+    Policy.SRTF: (Backfill.NONE,),
+    Policy.BALANCED: (Backfill.EASY, Backfill.NODES),
+}
 AGAIN_S = {Policy.BALANCED: 3_600}
 """How often a policy predicts waiting jobs again, s. Others use the prediction at submission, as the paper does."""
 
@@ -205,6 +209,20 @@ class Scenario:
         return RunTimes.PREDICTED is self.run_times or self.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}
 
     @property
+    def parts(self) -> dict[str, Any]:
+        """What names the replay in reports.
+
+        As :func:`helios.report.whatif.scenario_label` takes it.
+        """
+        return {
+            "policy": self.policy.value,
+            "run_times": self.run_times.value if self.run_times else None,
+            "backfill": self.backfill.value,
+            "estimates": self.published_estimates,
+            "options": dict(self.options),
+        }
+
+    @property
     def published_estimates(self) -> str | None:
         """Source of run times in reports, backfill's where it plans, else the order's."""
         source = self.estimates if self.estimates is not None else self.run_times
@@ -240,8 +258,21 @@ def scenarios(
         return [plan for plan in default_scenarios() if plan.backfill in backfills]
     chosen: list[Scenario] = []
     for policy in policies or [policy for policy in Policy if policy is not Policy.SRTF]:
-        for backfill in backfills or _default_backfills(policy):
-            chosen += _variants(policy, backfill, estimates, run_times)
+        for backfill in backfills or DEFAULT_BACKFILLS.get(policy, (Backfill.NONE, Backfill.EASY)):
+            if policy is Policy.SRTF:
+                chosen.append(Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE))
+                continue
+            own = RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT
+            for source in estimates or (RunTimes.TRUE if run_times is RunTimes.TRUE else own,):
+                ordered_by = run_times or (RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED)
+                chosen.append(
+                    Scenario(
+                        policy=policy,
+                        backfill=backfill,
+                        run_times=ordered_by if policy in BY_RUN_TIME else None,
+                        estimates=source if backfill in RESERVING else None,
+                    )
+                )
     return list(dict.fromkeys(chosen))
 
 
@@ -257,13 +288,13 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
     for text in texts:
         parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
         if parts is None:
-            raise UsageError(f"{text!r} is not understood.", hint="Write POLICY.OPTION=VALUE, as balanced.share=0.8")
+            raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set balanced.share=0.8")
         policy, name, value = parts.groups()
         told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
     if strangers := set(told) - {plan.policy.value for plan in chosen}:
         raise UsageError(
-            f"{', '.join(sorted(strangers))} is told something, and is not replayed.",
-            hint=f"Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
+            f"--set has an option for {', '.join(sorted(strangers))}, which is not replayed.",
+            hint=f"Add it to --policy. Replayed are: {', '.join(dict.fromkeys(plan.policy.value for plan in chosen))}",
         )
     options = {policy: read_options(policy, written) for policy, written in told.items()}
     return [replace(plan, options=options.get(plan.policy.value, ())) for plan in chosen]
@@ -290,36 +321,3 @@ def default_scenarios() -> list[Scenario]:
         Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
         Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
     ]
-
-
-def _default_backfills(policy: Policy) -> Sequence[Backfill]:
-    own = {Policy.SRTF: (Backfill.NONE,), Policy.BALANCED: (Backfill.EASY, Backfill.NODES)}
-    return own.get(policy, (Backfill.NONE, Backfill.EASY))
-
-
-def _variants(
-    policy: Policy, backfill: Backfill, estimates: Sequence[Estimates], run_times: RunTimes | None
-) -> list[Scenario]:
-    if policy is Policy.SRTF:
-        return [Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE)]
-    return [
-        Scenario(
-            policy=policy,
-            backfill=backfill,
-            run_times=_believed(source, run_times) if policy in BY_RUN_TIME else None,
-            estimates=source if backfill in RESERVING else None,
-        )
-        for source in estimates or _default_estimates(policy, backfill, run_times)
-    ]
-
-
-def _default_estimates(policy: Policy, backfill: Backfill, run_times: RunTimes | None) -> Sequence[Estimates]:
-    if run_times is RunTimes.TRUE:
-        return (RunTimes.TRUE,)
-    return (RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT,)
-
-
-def _believed(source: Estimates, run_times: RunTimes | None) -> RunTimes:
-    if run_times is not None:
-        return run_times
-    return RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED

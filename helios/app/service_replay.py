@@ -22,7 +22,6 @@ from helios.app.history import LoadedHistory
 from helios.app.replay_guards import ReplayGuards
 from helios.app.scenarios import Policy, RunTimes, Scenario
 from helios.app.whatif import (
-    ReplaySetup,
     WhatIfRequest,
     answer_request,
     describe_sources,
@@ -37,13 +36,12 @@ from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
-from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Run, WhatIf
 from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
 from helios.simulate.core.state import NEVER
+from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
 from helios.simulate.snapshot import PendingRows, moment
-from helios.simulate.steppable import SteppableReplay, StopPoint
 
 # Predictions along a replay. They are causal: only ended jobs are learned from, and each job is predicted as it comes.
 
@@ -70,7 +68,7 @@ class ReplayPredictions:
 
     Parameters
     ----------
-    cluster : SteppableReplay
+    cluster : SimulatedCluster
     predictor : NamedPredictor
     predict_again_s : int, optional
         Time between two predictions of all pending jobs, s; None: they are not predicted again.
@@ -85,7 +83,7 @@ class ReplayPredictions:
 
     def __init__(
         self,
-        cluster: SteppableReplay,
+        cluster: SimulatedCluster,
         predictor: NamedPredictor,
         predict_again_s: int | None,
         estimator: BacklogEstimator | None = None,
@@ -181,7 +179,7 @@ class ReplayState:
     These are new jobs, jobs whose prediction changed, and jobs whose change has expired.
     """
 
-    def __init__(self, cluster: SteppableReplay) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self._upto = 0
         self._again: list[Positions] = []
@@ -302,6 +300,19 @@ class ReplayedService:
     _failures: int = 0
     _due_s: int = -NEVER
 
+    def to_json(self) -> dict[str, Any]:
+        """Return its results as plain values."""
+        outcomes = {result.value: jobs for result, jobs in sorted(self.outcomes.items())}
+        results = {"service": self.name, "asked": self.asked, "outcomes": outcomes}
+        return results | {"problems": dict(self.problems), "suspended": self.suspended}
+
+    def notes(self) -> list[str]:
+        """Return its problems in words."""
+        told = [f"Service {self.name} raised {times} times: {problem}" for problem, times in self.problems.items()]
+        if self.suspended:
+            told.append(f"Service {self.name} raised {self.failures_to_suspend} times running and was asked no more.")
+        return told
+
     def is_due(self, now_s: int) -> bool:
         """Return whether it may be called at ``now_s``."""
         return not self.suspended and now_s >= self._due_s
@@ -346,7 +357,7 @@ class ReplayedService:
 
 
 def replay_services(
-    cluster: SteppableReplay,
+    cluster: SimulatedCluster,
     active_services: Sequence[ReplayedService],
     *,
     predictor: NamedPredictor,
@@ -360,7 +371,7 @@ def replay_services(
 
     Parameters
     ----------
-    cluster : SteppableReplay
+    cluster : SimulatedCluster
         Advanced to its end.
     active_services : sequence of ReplayedService
         Called on the way; updated with their results.
@@ -399,7 +410,7 @@ class _ReplayRun:
 
     def __init__(
         self,
-        cluster: SteppableReplay,
+        cluster: SimulatedCluster,
         active_services: Sequence[ReplayedService],
         predictions: ReplayPredictions,
         claims: ReplayGuards,
@@ -408,7 +419,8 @@ class _ReplayRun:
     ) -> None:
         self._cluster, self._predictions, self._claims = cluster, predictions, claims
         self._active_services = [
-            (active, _applied_of(active, cluster) if jobwise else None) for active in active_services
+            (active, ReplayState(cluster) if jobwise and isinstance(active.service, JobwiseService) else None)
+            for active in active_services
         ]
         self._alarm_s = NEVER
 
@@ -435,33 +447,35 @@ class _ReplayRun:
     def stop(self, halt: StopPoint) -> None:
         """Call the predictor or the services that are due at a stop."""
         if halt.before:
-            self._hear(self._predictions.look_again(halt.moment_s))
+            jobs = self._predictions.look_again(halt.moment_s)
+            for _, applied in self._active_services:
+                if applied is not None and len(jobs):
+                    applied.changed(jobs)
             return
         self._predictions.follow()
         self._alarm_s = self._ask(halt.moment_s) if halt.choice else NEVER
-
-    def _hear(self, jobs: NDArray[np.int64]) -> None:
-        for _, applied in self._active_services:
-            if applied is not None and len(jobs):
-                applied.changed(jobs)
 
     def _ask(self, now_s: int) -> int:
         """Call the services that are due now.
 
         Returns when the next of the others is due, or NEVER.
         """
-        later_s, shown = NEVER, _Shown(self._cluster, self._predictions)
+        later_s = NEVER
+        snapshot: Snapshot | None = None
+        act: _Act | None
         apply: list[tuple[ReplayedService, ReplayState | None, _Act]] = []
         for number, (active, applied) in enumerate(self._active_services):
             if not active.is_due(now_s):
                 later_s = min(later_s, active.next_due_s())
                 continue
             if applied is None:
-                act = self._proposed(number, active, shown.snapshot(), now_s)
+                snapshot = snapshot or self._cluster.look(self._predictions.predictions)
+                proposals = active.proposals(snapshot, now_s=now_s)
+                act = None if proposals is None else partial(self._claims.act, number, proposals)
             else:
                 if apply:  # a service before it may overwrite or drop its changes, so it must request all of them again
                     applied.disturbed()
-                act = self._wished(number, active, applied, now_s)
+                act = self._request_changes(number, active, applied, now_s)
             if active.suspended:
                 act = partial(self._claims.release, number)
             if act is not None:
@@ -470,15 +484,7 @@ class _ReplayRun:
             self._count(active, applied, act())
         return later_s
 
-    def _proposed(self, number: int, active: ReplayedService, snapshot: Snapshot, now_s: int) -> _Act | None:
-        """Call a service for the whole queue.
-
-        None: it raised, and its applied changes stay.
-        """
-        proposals = active.proposals(snapshot, now_s=now_s)
-        return None if proposals is None else partial(self._claims.act, number, proposals)
-
-    def _wished(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
+    def _request_changes(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
         """Call a jobwise service for the jobs of which it may request something new.
 
         None: there is nothing to apply, or it raised.
@@ -504,29 +510,9 @@ class _ReplayRun:
                     other.disturbed()
 
 
-class _Shown:
-    """Snapshot that the services of one moment share.
-
-    It is made at the first use, so not at all where only jobwise services are called.
-    """
-
-    def __init__(self, cluster: SteppableReplay, predictions: ReplayPredictions) -> None:
-        self._cluster, self._predictions = cluster, predictions
-        self._snapshot: Snapshot | None = None
-
-    def snapshot(self) -> Snapshot:
-        if self._snapshot is None:
-            self._snapshot = self._cluster.look(self._predictions.predictions)
-        return self._snapshot
-
-
-def _applied_of(active: ReplayedService, cluster: SteppableReplay) -> ReplayState | None:
-    return ReplayState(cluster) if isinstance(active.service, JobwiseService) else None
-
-
 def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
     if len(changes.urgency) != n_jobs or len(changes.until) != n_jobs:
-        raise TypeError(f"{len(changes.urgency)} wishes that hold until {len(changes.until)} times, for {n_jobs} jobs")
+        raise TypeError(f"{len(changes.urgency)} urgencies and {len(changes.until)} expiry times for {n_jobs} jobs")
     if (np.abs(changes.urgency) > 1).any():
         raise ValueError("a change has an urgency that is not between -1 and 1")
     return changes
@@ -545,7 +531,7 @@ BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTim
 """Scenario of a Slurm site without Helios; backfill in a service replay plans in the same way."""
 CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
 """Replayed beside every service: the baseline, and an order without a model, which a service has to beat."""
-TOLERANCE = 10_000
+SITE_FACTOR_MOST = 10_000
 """Default bound of the SiteFactor; it limits the number of distinct urgencies."""
 PREDICT_AGAIN_S = 600
 """How often waiting jobs are predicted again, s, as in live cycles."""
@@ -557,34 +543,6 @@ LEAST_SAVED = 0.01
 _TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedServiceReport:
-    """Results of one service in a replay.
-
-    Attributes
-    ----------
-    service : str
-    asked : int
-        Number of calls.
-    outcomes : mapping of str to int
-        Number of jobs by the result of their change.
-    problems : mapping of str to int
-        Errors that it raised, and how often.
-    suspended : bool
-        It raised too often in a row and was called no more.
-    """
-
-    service: str
-    asked: int
-    outcomes: Mapping[str, int]
-    problems: Mapping[str, int]
-    suspended: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServiceReplay:
     """Results of a replay with services.
@@ -593,14 +551,14 @@ class ServiceReplay:
     ----------
     whatif : WhatIf
         The baseline, the control that needs no model, and the replay with the services; measured alike.
-    active_services : tuple of ReplayedServiceReport
+    active_services : tuple of ReplayedService
         One for each service.
     jobs_per_s : float
         Jobs replayed with the services per second of this computer's time.
     """
 
     whatif: WhatIf
-    active_services: tuple[ReplayedServiceReport, ...]
+    active_services: tuple[ReplayedService, ...]
     jobs_per_s: float
 
     def to_json(self) -> dict[str, Any]:
@@ -617,7 +575,7 @@ def simulate_services(
     services: Mapping[str, Service],
     *,
     every: timedelta | None = None,
-    tolerance: int = TOLERANCE,
+    site_factor_most: int = SITE_FACTOR_MOST,
     failures_to_suspend: int = FAILURES_TO_SUSPEND,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
@@ -636,7 +594,7 @@ def simulate_services(
         By name, in the order in which their changes are applied.
     every : timedelta, optional
         Least time between two calls of a service; None: each its own.
-    tolerance : int
+    site_factor_most : int
         Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded.
     failures_to_suspend : int
         Failures in a row after which a service is suspended (``control.failures_to_suspend``).
@@ -650,23 +608,21 @@ def simulate_services(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    staged = _staged(history, request, progress)
-    runs = [to_run(plan, staged.setup, None, progress) for plan in CONTROLS]
+    window = _ReplayedWindow(history, request, progress)
+    runs = [to_run(plan, window.setup, None, progress) for plan in CONTROLS]
     begun = perf_counter()
-    active_services = _active_services(services, every=every, failures_to_suspend=failures_to_suspend)
-    simulated, predictor = _played(
-        staged,
+    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
+    simulated, predictor = window.replay(
         active_services,
-        tolerance=tolerance,
+        site_factor_most=site_factor_most,
         predict_again_s=predict_again_s,
         most_of_one_user=most_of_one_user,
-        progress=progress,
     )
-    jobs_per_s = len(staged.setup.workload) / (perf_counter() - begun)
-    said = [*describe_sources(predictor), *(problem for active in active_services for problem in _said_of(active))]
+    jobs_per_s = len(window.setup.workload) / (perf_counter() - begun)
+    said = [*describe_sources(predictor), *(note for active in active_services for note in active.notes())]
     return ServiceReplay(
-        whatif=answer_request(history, staged.request, staged.setup, runs=[*runs, simulated], said=said),
-        active_services=tuple(map(_report, active_services)),
+        whatif=answer_request(history, window.request, window.setup, runs=[*runs, simulated], said=said),
+        active_services=tuple(active_services),
         jobs_per_s=jobs_per_s,
     )
 
@@ -749,44 +705,22 @@ def soft_limit_gain(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    staged = _staged(history, request, progress)
+    window = _ReplayedWindow(history, request, progress)
     others = dict(beside or {})
     without, with_them = (
-        _played(
-            staged,
-            _active_services(services, every=every),
-            most_of_one_user=most_of_one_user,
-            progress=progress,
-        )[0]
+        window.replay(replayed_services(services, every=every), most_of_one_user=most_of_one_user)[0]
         for services in (others, {**others, "soft_limits": soft_limits})
     )
     return _gain(without, with_them, seed=request.seed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReplayInputs:
-    cluster: str
-    request: WhatIfRequest
-    setup: ReplaySetup
-    taught: DurationModel | None
-    resource: str
-
-
-def _staged(history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> _ReplayInputs:
-    asked = replace(request, plans=[_TAUGHT])
-    setup = prepare_replay(history, asked)
-    return _ReplayInputs(
-        cluster=history.cluster,
-        request=asked,
-        setup=setup,
-        taught=train_predictor(history, setup, asked, progress),
-        resource=replayed_resource(history, asked),
-    )
-
-
-def _active_services(
+def replayed_services(
     services: Mapping[str, Service], *, every: timedelta | None, failures_to_suspend: int = FAILURES_TO_SUSPEND
 ) -> list[ReplayedService]:
+    """Return services as they enter a replay.
+
+    ``every`` is the least time between two calls; None: each service's own.
+    """
     return [
         ReplayedService(
             name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
@@ -795,52 +729,49 @@ def _active_services(
     ]
 
 
-def _played(
-    staged: _ReplayInputs,
-    active_services: Sequence[ReplayedService],
-    *,
-    tolerance: int = TOLERANCE,
-    predict_again_s: int | None = PREDICT_AGAIN_S,
-    most_of_one_user: float,
-    progress: Progress,
-) -> tuple[Run, ReplayTrainedPredictor]:
-    """Replay with services acting and measure the result.
+class _ReplayedWindow:
+    """A window of history with all that its replays have in common."""
 
-    The predictor is returned too.
-    """
-    setup, title = staged.setup, " + ".join(active.name for active in active_services) or Policy.FIFO.value
-    cluster = SimCluster(
-        setup.workload,
-        setup.machine.shape,
-        setup.machine.jobs,
-        estimates_s=setup.limit_s,
-        name=staged.cluster,
-        tolerance=tolerance,
-        resource=staged.resource,
-    )
-    predictor = predictor_for(setup, staged.taught, staged.request)
-    told = f"Rehearsing {title}"
-    progress(told, 0.0)
-    replay_services(
-        cluster,
-        active_services,
-        predictor=predictor,
-        predict_again_s=predict_again_s,
-        estimator=backlog_estimator_for(setup.workload, setup.machine.shape),
-        most_of_one_user=most_of_one_user,
-        progress=lambda done: progress(told, done / len(setup.workload)),
-    )
-    progress(told, 1.0)
-    run = measure(
-        setup,
-        policy=title,
-        run_times=None,
-        estimates=RunTimes.LIMIT.value,
-        backfill=Backfill.EASY.value,
-        started_s=cluster.started_s,
-        ended_s=cluster.ended_s,
-    )
-    return run, predictor
+    def __init__(self, history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> None:
+        self.request, self._progress = replace(request, plans=[_TAUGHT]), progress
+        self.setup = prepare_replay(history, self.request)
+        self._taught = train_predictor(history, self.setup, self.request, progress)
+        self._cluster, self._resource = history.cluster, replayed_resource(history, self.request)
+
+    def replay(
+        self,
+        active_services: Sequence[ReplayedService],
+        *,
+        site_factor_most: int = SITE_FACTOR_MOST,
+        predict_again_s: int | None = PREDICT_AGAIN_S,
+        most_of_one_user: float,
+    ) -> tuple[Run, ReplayTrainedPredictor]:
+        """Replay with services acting, and return the result, measured, with the predictor."""
+        setup, title = self.setup, " + ".join(active.name for active in active_services) or Policy.FIFO.value
+        cluster = SimCluster(
+            setup.workload,
+            setup.machine.shape,
+            setup.machine.jobs,
+            estimates_s=setup.limit_s,
+            name=self._cluster,
+            site_factor_most=site_factor_most,
+            resource=self._resource,
+        )
+        predictor, told = predictor_for(setup, self._taught, self.request), f"Replaying {title}"
+        self._progress(told, 0.0)
+        replay_services(
+            cluster,
+            active_services,
+            predictor=predictor,
+            predict_again_s=predict_again_s,
+            estimator=backlog_estimator_for(setup.workload, setup.machine.shape),
+            most_of_one_user=most_of_one_user,
+            progress=lambda done: self._progress(told, done / len(setup.workload)),
+        )
+        self._progress(told, 1.0)
+        about = {"policy": title, "estimates": RunTimes.LIMIT.value, "backfill": Backfill.EASY.value}
+        run = measure(setup, cluster.started_s, cluster.ended_s, **about)
+        return run, predictor
 
 
 def backlog_estimator_for(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
@@ -865,20 +796,3 @@ def _gain(without: Run, with_them: Run, *, seed: int) -> SoftLimitGain:
         longest_wait_with_s=with_them.summary.max_wait_s,
         saved_s=(float(low), float(high)),
     )
-
-
-def _report(active: ReplayedService) -> ReplayedServiceReport:
-    return ReplayedServiceReport(
-        service=active.name,
-        asked=active.asked,
-        outcomes={result.value: jobs for result, jobs in sorted(active.outcomes.items())},
-        problems=dict(active.problems),
-        suspended=active.suspended,
-    )
-
-
-def _said_of(active: ReplayedService) -> list[str]:
-    said = [f"Service {active.name} raised {times} times: {problem}" for problem, times in active.problems.items()]
-    if active.suspended:
-        said.append(f"Service {active.name} raised {active.failures_to_suspend} times running and was asked no more.")
-    return said

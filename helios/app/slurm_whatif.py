@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,15 +12,20 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.slurm_workload import SlurmJobs, simulate_services_on_slurm, slurm_jobs, trained_values
-from helios.app.whatif import describe_sources, refuse_reversed
+from helios.app.slurm_workload import InWorkloadOrder, SlurmJobs, simulate_services_on_slurm, slurm_jobs
+from helios.app.whatif import (
+    STARTS_EMPTY,
+    choose_window,
+    describe_sources,
+    measured_run,
+    refuse_reversed,
+    train_before,
+)
 from helios.errors import NotEnoughHistory
-from helios.metrics.queue import summarize_queue
-from helios.model import in_submission_order, seconds_of
+from helios.model import seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
 from helios.ports import JobwiseService, Progress, Service, no_progress
-from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
@@ -99,33 +104,16 @@ _SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
 """An arbitrary moment, at which a service is called for jobs that have not waited yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedPredictor:
-    """SiteFactors that a service requests for jobs at their submission.
-
-    Attributes
-    ----------
-    site_factor : int64 array of shape (n_jobs,)
-    notes : tuple of str
-        Which models predicted, for a person.
-    """
-
-    site_factor: NDArray[np.int64]
-    notes: tuple[str, ...]
-
-
 def learn_order(
-    jobs: SlurmJobs,
+    history: LoadedHistory,
+    setup: _SlurmReplaySetup,
     service: JobwiseService,
     *,
     ended_s: NDArray[np.float64],
-    before: pd.DataFrame,
-    cluster: str,
-    timezone: str,
     most: int,
     seed: int,
     progress: Progress,
-) -> TrainedPredictor:
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the SiteFactor that ``service`` would have each job submitted with.
 
     Parameters
@@ -133,62 +121,53 @@ def learn_order(
     ended_s : array of shape (n_jobs,)
         End of each job in the timeline that is learned from, s since the epoch. Only what had ended before a job's
         submission is used for it.
-    before : DataFrame
-        Earlier jobs, columns of ``JOBS``.
     most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
+
+    Returns
+    -------
+    site_factor : int64 array of shape (n_jobs,)
+    notes : tuple of str
+        Which models predicted, for a person.
     """
-    place = in_submission_order(jobs.jobs.assign(place=np.arange(len(jobs.jobs))))["place"].to_numpy()
-    predictor = ReplayTrainedPredictor(
-        jobs.jobs.iloc[place].reset_index(drop=True),
-        history=before,
-        model=trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress),
-        refit=True,
-        seed=seed,
-        timezone=timezone,
-    )
-    p50_s = np.empty(len(place))
-    p50_s[place] = _predicted(predictor, jobs.workload.submitted_s[place], ended_s[place], progress)
-    urgency = _wished(service, p50_s, jobs.workload.column("gpus"))
+    jobs, workload = setup.jobs.jobs, setup.jobs.workload
+    model = train_before(history, setup.before, jobs, seed=seed, progress=progress)
+    predictor = InWorkloadOrder(jobs, before=setup.before, model=model, seed=seed, timezone=history.timezone)
+    p50_s = _predicted(predictor, workload.submitted_s, ended_s, progress)
+    urgency = _requested(service, p50_s, workload.column("gpus"))
     factors = np.array([site_factor(change, most=most) for change in urgency], dtype=np.int64)
-    return TrainedPredictor(
-        site_factor=factors,
-        notes=(
-            f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: nobody is "
-            "promoted while he waits.",
-            *describe_sources(predictor),
-        ),
+    note = (
+        f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
+        "while it waits."
     )
+    return factors, (note, *describe_sources(predictor.online))
 
 
 def _predicted(
-    predictor: ReplayTrainedPredictor,
-    submitted_s: NDArray[np.float64],
-    ended_s: NDArray[np.float64],
-    progress: Progress,
+    predictor: InWorkloadOrder, submitted_s: NDArray[np.float64], ended_s: NDArray[np.float64], progress: Progress
 ) -> NDArray[np.float64]:
     """Return each job's predicted median at its submission, s.
 
     Submissions and ends are replayed in the order of time.
     """
-    second = np.floor(submitted_s).astype(np.int64)
-    last = np.ceil(ended_s).astype(np.int64)
-    by_end, p50_s, told = np.argsort(last, kind="stable"), np.empty(len(second)), 0
-    begins = np.flatnonzero(np.diff(second, prepend=second[0] - 1))
-    for number, (begin, end) in enumerate(zip(begins, [*begins[1:], len(second)], strict=True)):
-        now_s = int(second[begin])
+    second, last = np.floor(submitted_s).astype(np.int64), np.ceil(ended_s).astype(np.int64)
+    by_submission, by_end = (np.lexsort((predictor.place, at_s)) for at_s in (second, last))
+    p50_s, told = np.empty(len(second)), 0
+    groups = np.split(by_submission, np.flatnonzero(np.diff(second[by_submission])) + 1)
+    for number, jobs in enumerate(groups):
+        now_s = int(second[jobs[0]])
         upto = int(np.searchsorted(last[by_end], now_s, side="left"))
         if upto > told:
             predictor.ended(by_end[told:upto], last[by_end[told:upto]])
             told = upto
-        p50_s[begin:end] = predictor.submitted(np.arange(begin, end), now_s)[:, 1]
+        p50_s[jobs] = predictor.submitted(jobs, now_s)[:, 1]
         if number % 1_000 == 0:
-            progress("Predicting each job at its submission", begin / len(second))
+            progress("Predicting each job at its submission", number / len(groups))
     progress("Predicting each job at its submission", 1.0)
     return p50_s
 
 
-def _wished(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the urgency that the service requests for each job at submission.
 
     0 where it names none.
@@ -295,37 +274,44 @@ def slurm_whatif(
     JobLargerThanPartition
         A job does not fit the site as described.
     """
-    setup = _setup(history, request)
-    today = _replayed(setup, request.site, "Slurm as it is set up", progress)
-    learned = learn_order(
-        setup.jobs,
+    setup, site = _setup(history, request), request.site
+    today = _replayed(setup, site, "Slurm as it is set up", progress)
+    factors, said = learn_order(
+        history,
+        setup,
         Qssf(Qssf.Options()),
         ended_s=today.ended_s,
-        before=setup.before,
-        cluster=history.cluster,
-        timezone=history.timezone,
         most=request.site_factor_most,
         seed=request.seed,
         progress=progress,
     )
-    ordered = _replayed(setup, request.site, "Slurm, ordered by QSSF", progress, site_factor=learned.site_factor)
+    ordered = _replayed(setup, site, "Slurm, ordered by QSSF", progress, site_factor=factors)
     textbook_s = pooled_easy(
-        setup.jobs, request.site, resource=setup.resource, default_time_limit_s=request.default_time_limit_s
+        setup.jobs, site, resource=setup.resource, default_time_limit_s=request.default_time_limit_s
     )
     runs = [
-        _run(TODAY, setup, request.site, today.started_s, today.ended_s),
-        _run(WITH_QSSF, setup, request.site, ordered.started_s, ordered.ended_s, run_times="predicted"),
+        _run(setup, site, today.started_s, today.ended_s, policy=TODAY),
+        _run(setup, site, ordered.started_s, ordered.ended_s, policy=WITH_QSSF, run_times="predicted"),
     ]
-    said = list(learned.notes)
     if services:
-        run, acted = _simulated(history, request, setup, services, progress)
-        runs.append(run)
-        said += acted
+        title = f"{' + '.join(services)}, in cycles"
+        acted = simulate_services_on_slurm(
+            setup.jobs,
+            site,
+            services,
+            history=replace(history, jobs=setup.before),
+            most=request.site_factor_most,
+            most_of_one_user=request.most_of_one_user,
+            seed=request.seed,
+            progress=progress,
+        )
+        runs.append(_run(setup, site, acted.replay.started_s, acted.replay.ended_s, policy=title))
+        said += acted.notes
     if request.otherwise is not None:
         changed = _replayed(setup, request.otherwise, "other settings", progress)
-        runs.append(_run(OTHERWISE, setup, request.otherwise, changed.started_s, changed.ended_s))
+        runs.append(_run(setup, request.otherwise, changed.started_s, changed.ended_s, policy=OTHERWISE))
     textbook_ended_s = textbook_s + setup.jobs.workload.run_time_s
-    runs.append(_run(TEXTBOOK, setup, request.site, textbook_s, textbook_ended_s, estimates="limit"))
+    runs.append(_run(setup, site, textbook_s, textbook_ended_s, policy=TEXTBOOK, estimates="limit", backfill="easy"))
     return SlurmWhatIfResult(
         whatif=_answered(history, request, setup, runs, said),
         fidelity=_judged(setup, today.started_s, textbook_s),
@@ -343,23 +329,13 @@ class _SlurmReplaySetup:
 
 
 def _setup(history: LoadedHistory, request: SlurmWhatIfRequest) -> _SlurmReplaySetup:
-    submitted = history.jobs["submitted_at"]
-    since = pd.Timestamp(request.since) if request.since else submitted.min()
-    until = pd.Timestamp(request.until) if request.until else submitted.max() + timedelta(seconds=1)
-    opening = since - request.warm_up
-    window = history.jobs[(submitted >= opening) & (submitted < until)]
-    if window.empty:
-        raise NotEnoughHistory(
-            f"No job was submitted in the window; the history spans {submitted.min():%Y-%m-%d} to "
-            f"{submitted.max():%Y-%m-%d}.",
-            hint="Choose --from and --to within it.",
-        )
-    jobs = slurm_jobs(window, request.site)
+    window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
+    jobs = slurm_jobs(window.jobs, request.site)
     resource = "gpus" if bool((jobs.workload.column("gpus") > 0).any()) else "cpus"
-    counted = (jobs.jobs["submitted_at"] >= since).to_numpy() & (jobs.workload.column(resource) > 0)
+    counted = (jobs.jobs["submitted_at"] >= window.since).to_numpy() & (jobs.workload.column(resource) > 0)
     if not counted.any():
         raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
-    return _SlurmReplaySetup(jobs=jobs, counted=counted, before=history.jobs[submitted < opening], resource=resource)
+    return _SlurmReplaySetup(jobs=jobs, counted=counted, before=window.before, resource=resource)
 
 
 def _replayed(
@@ -376,66 +352,30 @@ def _replayed(
     return result
 
 
-def _simulated(
-    history: LoadedHistory,
-    request: SlurmWhatIfRequest,
-    setup: _SlurmReplaySetup,
-    services: Mapping[str, Service],
-    progress: Progress,
-) -> tuple[Run, tuple[str, ...]]:
-    """Replay today's setup with services acting in cycles.
-
-    Returns the measured run, and notes on what the services did.
-    """
-    found = simulate_services_on_slurm(
-        setup.jobs,
-        request.site,
-        services,
-        before=setup.before,
-        cluster=history.cluster,
-        timezone=history.timezone,
-        most=request.site_factor_most,
-        most_of_one_user=request.most_of_one_user,
-        seed=request.seed,
-        progress=progress,
-    )
-    title = f"{' + '.join(services)}, in cycles"
-    return _run(title, setup, request.site, found.replay.started_s, found.replay.ended_s), found.notes
-
-
 def _run(
-    policy: str,
     setup: _SlurmReplaySetup,
     site: SlurmSite,
     started_s: NDArray[np.float64],
     ended_s: NDArray[np.float64],
     *,
-    run_times: str | None = None,
-    estimates: str | None = None,
+    backfill: str = "none",
+    **about: Any,
 ) -> Run:
+    """Measure the counted jobs of a replay, in whole seconds."""
     counted, workload = setup.counted, setup.jobs.workload
     submitted, started, ended = (
         np.rint(times[counted]).astype(np.int64) for times in (workload.column("eligible_s"), started_s, ended_s)
     )
-    size = workload.column(setup.resource)[counted].astype(np.int32)
-    return Run(
-        policy=policy,
-        run_times=run_times,
-        estimates=estimates,
-        backfill="none" if estimates is None else "easy",
-        summary=summarize_queue(
-            submitted_s=submitted,
-            ended_s=ended,
-            run_time_s=ended - started,
-            gpus=size,
-            total_gpus=capacity(site, setup.resource),
-        ),
+    return measured_run(
         submitted_s=submitted,
         started_s=started,
         ended_s=ended,
-        wait_s=started - submitted,
-        gpus=size,
+        run_time_s=ended - started,
+        gpus=workload.column(setup.resource)[counted].astype(np.int32),
         users=setup.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        total_gpus=capacity(site, setup.resource),
+        backfill=backfill,
+        **about,
     )
 
 
@@ -458,7 +398,7 @@ def _answered(
     if request.changed:
         notes.append(f"Other settings: {request.changed}.")
     if not request.warm_up:
-        notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
+        notes.append(STARTS_EMPTY)
     return WhatIf(
         cluster=history.cluster,
         partitions={", ".join(partition.name for partition in site.partitions): int(pool.nodes[0])},

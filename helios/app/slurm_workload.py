@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
@@ -11,22 +11,24 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.app.history import LoadedHistory
 from helios.app.predictions import backlog_estimator
 from helios.app.service_replay import (
     FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
-    TOLERANCE,
+    SITE_FACTOR_MOST,
     NamedPredictor,
     ReplayedService,
     replay_services,
+    replayed_services,
 )
-from helios.app.whatif import describe_sources
+from helios.app.whatif import describe_sources, train_before
 from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import time_min
 from helios.ports import Progress, Service, no_progress
-from helios.predict.duration import DurationModel, train
+from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
 from helios.simulate.slurm.cluster import SimulatedSlurm
@@ -85,6 +87,7 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
     if everywhere:
         notes.append(f"{everywhere:,} jobs without a partition go to the site's default one.")
     if not keep.any():
+        notes.append("Do --slurm-conf and --sinfo describe the cluster that ran these jobs?")
         raise NotEnoughHistory("No job of the window can be replayed on this site.", hint="\n".join(notes))
     order = _with_tasks_in_order(jobs[keep])
     chosen = jobs[keep].iloc[order].reset_index(drop=True)
@@ -92,14 +95,7 @@ def slurm_jobs(jobs: pd.DataFrame, site: SlurmSite, *, nice: Ints | None = None)
     workload = _workload(chosen, site, [kept[place] for place in order], notes)
     if nice is not None:
         workload = replace(workload, nice=nice[keep][order])
-    return _startable(chosen, workload, site, notes)
-
-
-def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, notes: list[str]) -> SlurmJobs:
-    """Leave out the jobs that could never start.
-
-    Slurm would have refused them or kept them pending for ever.
-    """
+    # Slurm would have refused the others, or kept them pending for ever.
     fits = startable(workload, site)
     if not fits.any():
         raise NotEnoughHistory(
@@ -111,8 +107,8 @@ def _startable(jobs: pd.DataFrame, workload: SlurmWorkload, site: SlurmSite, not
             f"{int((~fits).sum()):,} jobs that ask for more nodes, resources or time than their partition has were "
             f"left out, as {workload.job_id[np.argmin(fits)]}."
         )
-        jobs, workload = jobs[fits].reset_index(drop=True), workload.kept(fits)
-    return SlurmJobs(jobs=jobs, workload=workload, notes=tuple(notes))
+        chosen, workload = chosen[fits].reset_index(drop=True), workload.kept(fits)
+    return SlurmJobs(jobs=chosen, workload=workload, notes=tuple(notes))
 
 
 def _asked_partitions(jobs: pd.DataFrame, site: SlurmSite) -> tuple[list[tuple[int, ...]], int]:
@@ -263,11 +259,9 @@ def simulate_services_on_slurm(
     site: SlurmSite,
     services: Mapping[str, Service],
     *,
-    before: pd.DataFrame,
-    cluster: str,
-    timezone: str,
+    history: LoadedHistory,
     every: timedelta | None = None,
-    most: int = TOLERANCE,
+    most: int = SITE_FACTOR_MOST,
     failures_to_suspend: int = FAILURES_TO_SUSPEND,
     predict_again_s: int | None = PREDICT_AGAIN_S,
     most_of_one_user: float = 1.0,
@@ -282,8 +276,8 @@ def simulate_services_on_slurm(
     ----------
     services : mapping of str to Service
         By name, in the order in which their changes are applied.
-    before : DataFrame
-        Earlier jobs, columns of ``JOBS``; the predictor learns from them.
+    history : LoadedHistory
+        The cluster with its earlier jobs; the predictor learns from them.
     every : timedelta, optional
         Least time between two calls of a service; None: each its own.
     most : int
@@ -298,51 +292,31 @@ def simulate_services_on_slurm(
     JobLargerThanPartition, PartitionUnknown
         A job could never start.
     """
-    active_services = [
-        ReplayedService(
-            name=name, service=it, every=it.every if every is None else every, failures_to_suspend=failures_to_suspend
-        )
-        for name, it in services.items()
-    ]
-    door = SimulatedSlurm(
-        jobs.workload, site, jobs.jobs, name=cluster, tolerance=most, latency=latency, time_min=time_min
+    active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
+    slurm = SimulatedSlurm(
+        jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
-    model = trained_values(before, jobs.jobs, cluster=cluster, timezone=timezone, seed=seed, progress=progress)
+    before, timezone = history.jobs, history.timezone
+    model = train_before(history, before, jobs.jobs, seed=seed, progress=progress)
     predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
-    told = f"Rehearsing {' + '.join(services)} on Slurm"
+    told = f"Replaying {' + '.join(services)} on Slurm"
     progress(told, 0.0)
     replay_services(
-        door,
+        slurm,
         active_services,
         predictor=predictor,
         predict_again_s=predict_again_s,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
-        estimator=backlog_estimator(door.look(None).nodes, jobs.jobs),
+        estimator=backlog_estimator(slurm.look(None).nodes, jobs.jobs),
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )
     progress(told, 1.0)
     return SlurmServiceReplay(
-        replay=door.timeline.result(),
+        replay=slurm.timeline.result(),
         active_services=tuple(active_services),
         notes=(*(_said_of(active) for active in active_services), *describe_sources(predictor.online)),
     )
-
-
-def trained_values(
-    before: pd.DataFrame, jobs: pd.DataFrame, *, cluster: str, timezone: str, seed: int, progress: Progress
-) -> DurationModel | None:
-    """Return a model of what had ended when the replay begins.
-
-    None: too little had ended, so the predictor learns during the replay alone.
-    """
-    if before.empty:
-        return None
-    opening = jobs["submitted_at"].min().to_pydatetime()
-    try:
-        return train(before, cluster=cluster, until=opening, seed=seed, timezone=timezone, progress=progress)
-    except NotEnoughHistory:
-        return None
 
 
 class InWorkloadOrder(NamedPredictor):
@@ -354,14 +328,16 @@ class InWorkloadOrder(NamedPredictor):
     ----------
     online : ReplayTrainedPredictor
         Learns during the replay; its jobs are in submission order.
+    place : int64 array of shape (n_jobs,)
+        Position of each job among these.
     """
 
     def __init__(
         self, jobs: pd.DataFrame, *, before: pd.DataFrame, model: DurationModel | None, seed: int, timezone: str
     ) -> None:
         there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
-        self._place = np.empty(len(jobs), dtype=np.int64)
-        self._place[there] = np.arange(len(jobs))
+        self.place = np.empty(len(jobs), dtype=np.int64)
+        self.place[there] = np.arange(len(jobs))
         self.online = ReplayTrainedPredictor(
             jobs.iloc[there].reset_index(drop=True), history=before, model=model, seed=seed, timezone=timezone
         )
@@ -373,37 +349,36 @@ class InWorkloadOrder(NamedPredictor):
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        self.online.ended(self._place[jobs], ended_s)
+        self.online.ended(self.place[jobs], ended_s)
 
     def submitted(self, jobs: Positions, now_s: int) -> NDArray[np.float64]:
         """Predict the run times of submitted ``jobs``.
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        order = np.argsort(self._place[jobs])
-        quantiles_s = np.empty((len(jobs), 3))
-        quantiles_s[order] = self.online.submitted(self._place[jobs][order], now_s)
-        self.source[jobs] = self.online.source[self._place[jobs]]
-        return quantiles_s
+        return self._in_order(jobs, lambda place: self.online.submitted(place, now_s))
 
     def waiting(self, jobs: Positions, now_s: int, *, running: Positions, since_s: Positions) -> NDArray[np.float64]:
         """Predict the run times of pending ``jobs`` again.
 
         See :class:`helios.ports.ReplayPredictor`.
         """
-        order = np.argsort(self._place[jobs])
+        on = self.place[running]
+        return self._in_order(jobs, lambda place: self.online.waiting(place, now_s, running=on, since_s=since_s))
+
+    def _in_order(self, jobs: Positions, predict: Callable[[Positions], NDArray[np.float64]]) -> NDArray[np.float64]:
+        place = self.place[jobs]
+        order = np.argsort(place)
         quantiles_s = np.empty((len(jobs), 3))
-        quantiles_s[order] = self.online.waiting(
-            self._place[jobs][order], now_s, running=self._place[running], since_s=since_s
-        )
-        self.source[jobs] = self.online.source[self._place[jobs]]
+        quantiles_s[order] = predict(place[order])
+        self.source[jobs] = self.online.source[place]
         return quantiles_s
 
 
 def _said_of(active: ReplayedService) -> str:
     did = ", ".join(f"{jobs:,} {result.value}" for result, jobs in sorted(active.outcomes.items())) or "nothing"
-    said = f"Service {active.name} was asked {active.asked:,} times; its proposals ended as: {did}."
+    said = f"Service {active.name} was called {active.asked:,} times; its requested changes ended as: {did}."
     if active.problems:
         first = "; ".join(f"{problem} ({times:,} times)" for problem, times in islice(active.problems.items(), 3))
-        said += f" It raised {first}{', and was asked no more' if active.suspended else ''}."
+        said += f" It raised {first}{', and was suspended' if active.suspended else ''}."
     return said

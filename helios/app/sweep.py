@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Estimates, Options, Policy, RunTimes, Scenario, read_options, scenarios
+from helios.app.scenarios import Policy, RunTimes, Scenario, read_options, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.config import zone
 from helios.errors import FileUnreadable, NotEnoughHistory, UsageError
@@ -110,9 +110,21 @@ class ResultsFile:
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self._stream = stream
         self.known: dict[str, Told] = {}
-        for number, line in enumerate(_whole_lines(stream), start=1):
-            key, told = _read(line, path, number)
-            if FIGURES in told or FIGURES not in self.known.get(key, {}):
+        stream.seek(0)
+        *lines, partial = stream.read().split(b"\n")
+        if partial:
+            stream.truncate(stream.tell() - len(partial))
+        stream.seek(0, os.SEEK_END)
+        for number, line in enumerate(lines, start=1):
+            try:
+                told: dict[str, Any] = json.loads(line)
+                key = str(told.pop("key"))
+            except (ValueError, KeyError, TypeError, AttributeError) as reason:
+                raise FileUnreadable(
+                    f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
+                ) from reason
+            told.pop("cell", None)
+            if FIGURES in told or not self.has(key):
                 self.known[key] = told
 
     def has(self, key: str) -> bool:
@@ -156,27 +168,6 @@ def read_results(path: Path) -> Iterator[ResultsFile]:
         yield ResultsFile(path, stream)
 
 
-def _whole_lines(stream: IO[bytes]) -> list[bytes]:
-    """Return the complete lines of a file, and cut off a partial last line."""
-    stream.seek(0)
-    written = stream.read()
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
-        stream.truncate(whole)
-    stream.seek(0, os.SEEK_END)
-    return written[:whole].splitlines()
-
-
-def _read(line: bytes, path: Path, number: int) -> tuple[str, Told]:
-    try:
-        told: dict[str, Any] = json.loads(line)
-        return str(told["key"]), {name: told[name] for name in told if name not in ("key", "cell")}
-    except (ValueError, KeyError, TypeError) as reason:
-        raise FileUnreadable(
-            f"{path}, line {number}, is no result of a sweep.", hint="Choose another file: --out FILE"
-        ) from reason
-
-
 # The plan of a sweep is a TOML file, whose lists are combined as a Cartesian product.
 
 ToldColumns = dict[str, list[Any]]
@@ -190,7 +181,7 @@ class _Table(BaseModel):
     @classmethod
     def _not_empty(cls, value: Any, about: ValidationInfo) -> Any:
         if value == []:
-            raise ValueError(f"nothing is replayed of an empty list; {_example(cls, about.field_name)}")
+            raise ValueError(f"an empty list replays nothing; {_example(cls, about.field_name)}")
         return value
 
 
@@ -220,17 +211,17 @@ class SweepPlan(_Table):
         default=[], description="Queue orders; else the controls of a what-if", examples=[["fifo", "qssf"]]
     )
     options: dict[Policy, list[ToldColumns]] = Field(
-        default={}, description="What policies are told, by policy: share, least"
+        default={}, description="Options of policies, by policy: share, least"
     )
     backfills: list[Backfill] = Field(default=[], description="What may pass a blocked head")
     estimates: list[RunTimes | int] = Field(default=[], description="Run times that backfill plans with")
-    run_times: list[RunTimes] = Field(default=[], description="Run times that orders believe in")
+    run_times: list[RunTimes] = Field(default=[], description="Run times that orders use")
     controls: bool = Field(default=True, description="Add what a site has today, and fewest GPUs first")
     windows: list[Window] = Field(default=[], description="Stretches of the history; else all of it")
     settings: SweepSettings = SweepSettings()
-    repeats: int = Field(default=0, ge=0, description="Draws of weeks of each; 0: the window as it was")
-    over: ResampledUnit | None = Field(default=None, description="What is drawn: weeks, days, seeds")
-    seeds: list[int] = Field(default=[], description="Of training, random placement and draws")
+    repeats: int = Field(default=0, ge=0, description="Random samples of weeks for each; 0: the window as it was")
+    over: ResampledUnit | None = Field(default=None, description="What is resampled: weeks, days, seeds")
+    seeds: list[int] = Field(default=[], description="Of training, random placement and samples")
     slurm: dict[str, Any] = Field(default={}, description="Workers as Slurm jobs: jobs, cores, memory, queue, ...")
 
     @field_validator("options", mode="before")
@@ -245,9 +236,7 @@ class SweepPlan(_Table):
     def _none_empty(cls, value: dict[Policy, list[ToldColumns]]) -> dict[Policy, list[ToldColumns]]:
         for policy, tables in value.items():
             if not tables or not all(values for told in tables for values in told.values()):
-                raise ValueError(
-                    f"nothing is replayed of an empty list; write {policy} = {{share = [0.9]}}, or leave it out"
-                )
+                raise ValueError(f"an empty list replays nothing; write {policy} = {{share = [0.9]}}, or leave it out")
         return value
 
 
@@ -293,7 +282,8 @@ def read_sweep_plan(path: Path) -> SweepPlan:
         ) from reason
     if 0 < plan.repeats < FEWEST_REPEATS:
         raise UsageError(
-            f"{plan.repeats} repeats say nothing of chance.", hint=f"Write {FEWEST_REPEATS} or more, or 0."
+            f"{plan.repeats} repeats are too few to tell a difference from chance.",
+            hint=f"Write repeats = {FEWEST_REPEATS} or more, or 0 for one replay of each.",
         )
     return plan
 
@@ -314,10 +304,11 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
         No replay is left, or a value is not understood.
     """
     replays, notes = _replays(plan)
+    repeats = range(1, plan.repeats + 1) if plan.repeats else (0,)
     cells = [
         SweepRun(request=replace(request, plans=(replay,)), repeat=repeat, over=plan.over)
-        for request in _questions(plan, base, timezone)
-        for repeat in (range(1, plan.repeats + 1) if plan.repeats else (0,))
+        for request in _requests(plan, base, timezone)
+        for repeat in repeats
         for replay in replays
     ]
     return Cross(cells=tuple(cells), notes=tuple(notes))
@@ -325,21 +316,42 @@ def cross_options(plan: SweepPlan, *, base: WhatIfRequest, timezone: str) -> Cro
 
 def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
     """Return the valid scenarios of a plan, and a note on each invalid one."""
+    if any(isinstance(value, int) and value < 1 for value in plan.estimates):
+        raise UsageError(
+            "estimates in the plan holds a number of seconds below 1.",
+            hint="Write limit, predicted, expected, true, or a number of seconds from 1 on.",
+        )
     chosen, notes = [], []
-    for policies, backfills, run_times in product(
-        _one_by_one(plan.policies), _one_by_one(plan.backfills), _or_none(plan.run_times)
-    ):
+    crossed: Iterable[tuple[Policy | None, Backfill | None, RunTimes | None]] = product(
+        plan.policies or (None,), plan.backfills or (None,), plan.run_times or (None,)
+    )
+    for policy, backfill, run_times in crossed:
         try:
             chosen += scenarios(
-                policies=policies, backfills=backfills, estimates=_as_asked(plan.estimates), run_times=run_times
+                policies=[policy] if policy else [],
+                backfills=[backfill] if backfill else [],
+                estimates=plan.estimates,
+                run_times=run_times,
             )
         except UsageError as reason:
-            notes.append(
-                f"Left out: {', '.join([*policies, *backfills, *([run_times] if run_times else [])])}. {reason.message}"
-            )
+            notes.append(f"Left out: {', '.join(filter(None, (policy, backfill, run_times)))}. {reason.message}")
     if not chosen:
-        raise UsageError("Nothing of the plan can be replayed.", hint="\n".join(notes))
-    chosen = _told(chosen, plan.options)
+        raise UsageError("No combination in the plan can be replayed.", hint="\n".join(notes))
+    if strangers := set(plan.options) - {scenario.policy for scenario in chosen}:
+        names = ", ".join(sorted(strangers))
+        raise UsageError(
+            f"The plan has options for {names}, but does not replay {names}.",
+            hint=f"Add {names} to policies, or leave the options out.",
+        )
+    options = {
+        policy: [
+            read_options(policy, dict(zip(table, values, strict=True)))
+            for table in tables
+            for values in product(*table.values())
+        ]
+        for policy, tables in plan.options.items()
+    }
+    chosen = [replace(one, options=told) for one in chosen for told in options.get(one.policy, [()])]
     if plan.controls:
         limit = RunTimes.LIMIT
         controls = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
@@ -347,61 +359,30 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
     return list(dict.fromkeys(chosen)), notes
 
 
-def _told(chosen: Sequence[Scenario], options: Mapping[Policy, Sequence[ToldColumns]]) -> list[Scenario]:
-    """Return each scenario once for every combination of its policy's options.
+def _requests(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[WhatIfRequest]:
+    """Yield a request for each window and combination of settings.
 
-    Scenarios of policies without options stay as they are.
+    The settings vary within a window.
     """
-    if strangers := set(options) - {plan.policy for plan in chosen}:
-        raise UsageError(
-            f"The options of {', '.join(sorted(strangers))} have no part: no such policy is replayed.",
-            hint="Add it to policies, or leave its options out.",
-        )
-    ways = {policy: [way for told in tables for way in _ways(policy, told)] for policy, tables in options.items()}
-    return [replace(plan, options=way) for plan in chosen for way in ways.get(plan.policy, [()])]
-
-
-def _ways(policy: Policy, told: ToldColumns) -> Iterator[Options]:
-    for values in product(*told.values()):
-        yield read_options(policy, dict(zip(told, values, strict=True)))
-
-
-def _one_by_one(values: Sequence[Any]) -> list[tuple[Any, ...]]:
-    return [(value,) for value in values] or [()]
-
-
-def _or_none(values: Sequence[RunTimes]) -> Sequence[RunTimes | None]:
-    return values or (None,)
-
-
-def _as_asked(values: Sequence[Estimates]) -> Sequence[Estimates]:
-    if any(isinstance(value, int) and value < 1 for value in values):
-        raise UsageError(
-            "estimates holds a number of seconds below 1.", hint="Write limit, predicted, expected, true or seconds."
-        )
-    return values
-
-
-def _questions(plan: SweepPlan, base: WhatIfRequest, timezone: str) -> Iterator[WhatIfRequest]:
     asked = plan.settings
-    machines = product(
-        [{"nodes": parse_nodes(text)} for text in asked.nodes] or [{}],
-        [{"gpus_per_node": count} for count in asked.gpus_per_node] or [{}],
-        [{"placement": placement} for placement in asked.placement] or [{}],
-        [{"plan_quantile": quantile} for quantile in asked.plan_quantile] or [{}],
-        [{"predict_again_s": repredict_interval_s(text) or 0} for text in asked.predict_again] or [{}],
-        [{"default_time_limit_s": int(length(text).total_seconds())} for text in asked.default_time_limit] or [{}],
-        [{"seed": seed} for seed in plan.seeds] or [{}],
-    )
-    settings: list[dict[str, Any]] = [{name: of for part in parts for name, of in part.items()} for parts in machines]
+    lists: dict[str, list[Any]] = {
+        "nodes": [parse_nodes(text) for text in asked.nodes],
+        "gpus_per_node": asked.gpus_per_node,
+        "placement": asked.placement,
+        "plan_quantile": asked.plan_quantile,
+        "predict_again_s": [repredict_interval_s(text) or 0 for text in asked.predict_again],
+        "default_time_limit_s": [int(length(text).total_seconds()) for text in asked.default_time_limit],
+        "seed": plan.seeds,
+    }
+    lists = {name: values for name, values in lists.items() if values}
     for window in plan.windows or [Window()]:
         within: dict[str, Any] = {
             "since": _moment(window.since, timezone) or base.since,
             "until": _moment(window.until, timezone) or base.until,
             "warm_up": base.warm_up if window.warm_up is None else length(window.warm_up),
         }
-        for setting in settings:
-            yield replace(base, **within, **setting)
+        for values in product(*lists.values()):
+            yield replace(base, **within, **dict(zip(lists, values, strict=True)))
 
 
 def repredict_interval_s(text: str) -> int | None:
@@ -487,12 +468,12 @@ def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told
     numbered = zip(cells, keys, strict=True)
     for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
         these = [(cell, told[key]) for cell, key in members]
-        yield Group(about=_about(these[0][0], request), rows=tuple(_rows(these)), differences=_differences(these))
-
-
-def _about(cell: SweepRun, request: Any) -> dict[str, Any]:
-    told = cell.to_json()
-    return {name: told[name] for name in told if name in request.__slots__ and name != "plans"}
+        about = these[0][0].to_json()
+        yield Group(
+            about={name: about[name] for name in about if name in request.__slots__ and name != "plans"},
+            rows=tuple(_rows(these)),
+            differences=_differences(these),
+        )
 
 
 def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:

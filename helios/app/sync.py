@@ -102,8 +102,9 @@ def sync_history(
     """
     with Warehouse.open(url) as warehouse:
         coverage = _coverage(warehouse, cluster)
-        begin = start or _began(coverage, now - FIRST_READING)
-        intervals = list(missing(_of(coverage, JOBS), begin=begin, now=now, window=window, overlap=overlap))
+        covered = _of(coverage, JOBS)
+        begin = start or (covered[0][0] if covered else now - FIRST_READING)
+        intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
         found = [0, 0, 0]
         notes: dict[str, None] = {}
         for number, (first, last) in enumerate(intervals):
@@ -114,7 +115,10 @@ def sync_history(
             warehouse.cover(cluster, source=JOBS, started_at=first, ended_at=last, read_at=now)
         events = 0
         for first, last in missing(_of(coverage, NODE_EVENTS), begin=begin, now=now, window=window, overlap=overlap):
-            events += _load_events(warehouse, accounting, cluster, first, last)
+            found_events = accounting.node_events(first, last)
+            if len(found_events):
+                warehouse.add_node_events(cluster, found_events)
+            events += len(found_events)
             warehouse.cover(cluster, source=NODE_EVENTS, started_at=first, ended_at=last, read_at=now)
         progress("Reading the accounting", 1.0)
     return SyncResult(
@@ -178,11 +182,6 @@ def _of(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, date
     return list(zip(starts, ends, strict=True))
 
 
-def _began(coverage: pd.DataFrame | None, otherwise: datetime) -> datetime:
-    covered = _of(coverage, JOBS)
-    return covered[0][0] if covered else otherwise
-
-
 def _load(
     warehouse: Warehouse, accounting: AccountingSource, cluster: str, first: datetime, last: datetime
 ) -> tuple[tuple[int, int, int], tuple[str, ...]]:
@@ -210,15 +209,6 @@ def _has_rows(path: Path) -> bool:
     with path.open("rb") as lines:
         next(lines, None)
         return next(lines, None) is not None
-
-
-def _load_events(
-    warehouse: Warehouse, accounting: AccountingSource, cluster: str, first: datetime, last: datetime
-) -> int:
-    events = accounting.node_events(first, last)
-    if len(events):
-        warehouse.add_node_events(cluster, events)
-    return len(events)
 
 
 def _suspicions(found: list[int], begin: datetime, now: datetime, coverage: pd.DataFrame | None) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,41 +68,20 @@ def trainer_at(dask: str) -> Trainer:
 
 
 def judge(
-    history: LoadedHistory,
-    *,
-    train_until: datetime | None,
-    test_fraction: float,
-    gpu_only: bool = False,
-    refit_every: timedelta | None = None,
-    seed: int = 0,
-    progress: Progress = no_progress,
+    history: LoadedHistory, *, train_until: datetime | None = None, test_fraction: float | None = None, **options: Any
 ) -> Evaluation:
     """Train on the earlier part of a history and score on the later.
 
-    The naive controls are scored beside the model.
-
-    Parameters
-    ----------
-    train_until : datetime, optional
-        The split; where None, the last ``test_fraction`` by submission order is the test.
-    refit_every : timedelta, optional
-        How often the trees are grown anew during the test; None: never.
-
-    Raises
-    ------
-    NotEnoughHistory
-        Either part is too short.
+    The naive controls are scored beside the model. The parameters are those of
+    :func:`helios.predict.evaluation.evaluate`; with ``train_until`` the fraction is ignored.
     """
     return evaluate(
         history.jobs,
         cluster=history.cluster,
+        timezone=history.timezone,
         train_until=train_until,
         test_fraction=None if train_until else test_fraction,
-        gpu_only=gpu_only,
-        refit_every=refit_every,
-        seed=seed,
-        timezone=history.timezone,
-        progress=progress,
+        **options,
     )
 
 

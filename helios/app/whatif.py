@@ -23,6 +23,8 @@ from helios.report.whatif import Named, Run, WhatIf
 from helios.simulate import Backfill, JobTrace, Placement, Replay, Reservation, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
+STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfRequest:
@@ -72,7 +74,7 @@ def refuse_reversed(since: datetime | None, until: datetime | None) -> None:
     """Raise UsageError where a window ends before it begins."""
     if since is not None and until is not None and since >= until:
         raise UsageError(
-            f"Nothing lies between --from {since:%Y-%m-%d %H:%M} and --to {until:%Y-%m-%d %H:%M} (UTC).",
+            f"The window ends before it begins: --from {since:%Y-%m-%d %H:%M}, --to {until:%Y-%m-%d %H:%M} (UTC).",
             hint="Give a --from that is before --to.",
         )
 
@@ -129,7 +131,7 @@ def answer_request(
     counted = setup.machine.jobs["submitted_at"][setup.counted]
     return WhatIf(
         cluster=history.cluster,
-        partitions=dict(zip(setup.machine.shape.partitions, setup.machine.shape.nodes.tolist(), strict=True)),
+        partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
         resource=replayed_resource(history, request),
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
@@ -160,12 +162,8 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
         As :func:`whatif`.
     """
     resource = replayed_resource(history, request)
-    submitted = history.jobs["submitted_at"]
-    first, end = submitted.min(), submitted.max() + timedelta(seconds=1)
-    since = pd.Timestamp(request.since) if request.since else first
-    until = pd.Timestamp(request.until) if request.until else end
-    opening = since - request.warm_up
-    replayable, notes = _replayable(history.jobs, opening, until, resource)
+    window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
+    replayable, notes = _replayable(window.jobs, resource)
     machine = replay_cluster_for(
         replayable,
         resource=resource,
@@ -173,41 +171,65 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
         gpus_per_node=request.gpus_per_node,
         skip_oversized=request.skip_oversized,
     )
-    counted = (machine.jobs["submitted_at"] >= since).to_numpy()
+    counted = (machine.jobs["submitted_at"] >= window.since).to_numpy()
     if not counted.any():
         raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(notes))
-    limit_s, assumed = _limits(machine.jobs, request.default_time_limit_s)
-    notes += assumed
+    if unlimited := int((~np.isfinite(machine.jobs["time_limit_s"].to_numpy())).sum()):
+        notes.append(
+            f"{unlimited:,} of {len(machine.jobs):,} jobs have no time limit; {request.default_time_limit_s / DAY_S:g} "
+            "days are assumed for them (whatif.default_time_limit_s)."
+        )
     if not request.warm_up:
-        notes.append("Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted.")
+        notes.append(STARTS_EMPTY)
+    submitted = history.jobs["submitted_at"]
+    end = submitted.max() + timedelta(seconds=1)
     return ReplaySetup(
         machine=machine,
-        workload=Workload(
-            job_id=machine.jobs["job_id"].to_numpy(dtype=object),
-            submitted_s=_seconds(machine.jobs["submitted_at"]),
-            run_time_s=machine.jobs["run_time_s"].to_numpy().astype(np.int64),
-            gpus=machine.size,
-            partition=machine.partition,
-        ),
+        workload=machine.workload(),
         counted=counted,
-        before=history.jobs[submitted < opening],
-        limit_s=limit_s,
+        before=window.before,
+        limit_s=machine.limits_s(request.default_time_limit_s),
         notes=tuple(notes),
         timezone=history.timezone,
-        window_s=(int(max(since, first).timestamp()), int(min(until, end).timestamp())),
+        window_s=(int(max(window.since, submitted.min()).timestamp()), int(min(window.until, end).timestamp())),
     )
 
 
-def _replayable(
-    jobs: pd.DataFrame, opening: pd.Timestamp, until: pd.Timestamp, resource: str
-) -> tuple[pd.DataFrame, list[str]]:
-    window = jobs[(jobs["submitted_at"] >= opening) & (jobs["submitted_at"] < until)]
-    if window.empty:
-        first, last = jobs["submitted_at"].min(), jobs["submitted_at"].max()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryWindow:
+    """Jobs of a window with its warm-up, and the earlier jobs."""
+
+    jobs: pd.DataFrame
+    before: pd.DataFrame
+    since: pd.Timestamp
+    until: pd.Timestamp
+
+
+def choose_window(
+    history: LoadedHistory, since: datetime | None, until: datetime | None, *, warm_up: timedelta
+) -> HistoryWindow:
+    """Return the jobs of a window, by default of the whole history.
+
+    Raises
+    ------
+    NotEnoughHistory
+        No job was submitted in it.
+    """
+    submitted = history.jobs["submitted_at"]
+    begin = pd.Timestamp(since) if since else submitted.min()
+    end = pd.Timestamp(until) if until else submitted.max() + timedelta(seconds=1)
+    opening = begin - warm_up
+    jobs = history.jobs[(submitted >= opening) & (submitted < end)]
+    if jobs.empty:
         raise NotEnoughHistory(
-            f"No job was submitted in the window; the history spans {first:%Y-%m-%d} to {last:%Y-%m-%d}.",
+            f"No job was submitted in the window; the history spans {submitted.min():%Y-%m-%d} to "
+            f"{submitted.max():%Y-%m-%d}.",
             hint="Choose --from and --to within it.",
         )
+    return HistoryWindow(jobs=jobs, before=history.jobs[submitted < opening], since=begin, until=end)
+
+
+def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list[str]]:
     notes = []
     if resource == "cpus":
         notes.append("No GPUs are replayed here: the CPUs that jobs hold take their place, --gpus-per-node a node.")
@@ -235,22 +257,6 @@ def _bounds_said(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _limits(jobs: pd.DataFrame, default_s: int) -> tuple[NDArray[np.int64], list[str]]:
-    """Return each job's time limit, s, and a note on missing ones.
-
-    A job without a limit, or with UNLIMITED, gets the default.
-    """
-    limit_s = jobs["time_limit_s"].to_numpy()
-    unlimited = ~np.isfinite(limit_s)
-    notes = []
-    if unlimited.any():
-        notes.append(
-            f"{int(unlimited.sum()):,} of {len(jobs):,} jobs have no time limit; {default_s / DAY_S:g} days are "
-            "assumed for them (whatif.default_time_limit_s)."
-        )
-    return np.where(unlimited, default_s, limit_s).astype(np.int64), notes
-
-
 def train_predictor(
     history: LoadedHistory, setup: ReplaySetup, request: WhatIfRequest, progress: Progress
 ) -> DurationModel | None:
@@ -258,17 +264,24 @@ def train_predictor(
 
     None: no scenario needs one, or too little had ended, so the predictor learns during the replay alone.
     """
-    if setup.before.empty or not any(plan.uses_predictions for plan in request.plans):
+    if not any(plan.uses_predictions for plan in request.plans):
         return None
-    opening = setup.machine.jobs["submitted_at"].iloc[0].to_pydatetime()
+    return train_before(history, setup.before, setup.machine.jobs, seed=request.seed, progress=progress)
+
+
+def train_before(
+    history: LoadedHistory, before: pd.DataFrame, jobs: pd.DataFrame, *, seed: int, progress: Progress
+) -> DurationModel | None:
+    """Return a model of what had ended ``before`` the first of ``jobs``.
+
+    None: too little had ended, so the predictor learns during the replay alone.
+    """
+    if before.empty:
+        return None
+    opening = jobs["submitted_at"].min().to_pydatetime()
     try:
         return train(
-            setup.before,
-            cluster=history.cluster,
-            until=opening,
-            seed=request.seed,
-            timezone=history.timezone,
-            progress=progress,
+            before, cluster=history.cluster, until=opening, seed=seed, timezone=history.timezone, progress=progress
         )
     except NotEnoughHistory:
         return None
@@ -313,58 +326,56 @@ def to_run(
     ``request`` gives the placement, the planning and the seed.
     """
     result = replay_scenario(plan, setup, predictor, progress, request=request)
-    return measure(
-        setup,
-        policy=plan.policy.value,
-        run_times=plan.run_times.value if plan.run_times else None,
-        estimates=plan.published_estimates,
-        backfill=plan.backfill.value,
-        options=dict(plan.options),
-        started_s=result.started_s,
-        ended_s=result.ended_s,
-        bound_s=result.bound_s,
-    )
+    return measure(setup, result.started_s, result.ended_s, bound_s=result.bound_s, **plan.parts)
 
 
 def measure(
-    setup: ReplaySetup,
-    *,
-    policy: str,
-    run_times: str | None,
-    estimates: str | None,
-    backfill: str,
-    started_s: NDArray[np.int64],
-    ended_s: NDArray[np.int64],
-    options: Mapping[str, Any] | None = None,
-    bound_s: int | None = None,
+    setup: ReplaySetup, started_s: NDArray[np.int64], ended_s: NDArray[np.int64], *, policy: str, **about: Any
 ) -> Run:
     """Measure the counted jobs of a replay.
 
-    ``started_s`` and ``ended_s`` are those of every job of the setup.
+    ``started_s`` and ``ended_s`` are those of every job of the setup, ``policy`` and ``about`` name the replay in the
+    fields of :class:`helios.report.whatif.Run`.
     """
     counted, workload = setup.counted, setup.workload
-    submitted_s, gpus = workload.submitted_s[counted], workload.gpus[counted]
-    started_s, ended_s, run_time_s = started_s[counted], ended_s[counted], workload.run_time_s[counted]
-    return Run(
+    return measured_run(
+        submitted_s=workload.submitted_s[counted],
+        started_s=started_s[counted],
+        ended_s=ended_s[counted],
+        run_time_s=workload.run_time_s[counted],
+        gpus=workload.gpus[counted],
+        users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        total_gpus=setup.machine.shape.total_gpus,
         policy=policy,
-        run_times=run_times,
-        estimates=estimates,
-        backfill=backfill,
-        options=options or {},
-        bound_s=bound_s,
-        summary=summarize_queue(
-            submitted_s=submitted_s,
-            ended_s=ended_s,
-            run_time_s=run_time_s,
-            gpus=gpus,
-            total_gpus=setup.machine.shape.total_gpus,
-        ),
+        **about,
+    )
+
+
+def measured_run(
+    *,
+    submitted_s: NDArray[np.int64],
+    started_s: NDArray[np.int64],
+    ended_s: NDArray[np.int64],
+    run_time_s: NDArray[np.int64],
+    gpus: NDArray[np.int32],
+    users: NDArray[np.int64],
+    total_gpus: int,
+    **about: Any,
+) -> Run:
+    """Return a replay with its figures, from arrays of one element a job.
+
+    ``about`` names the replay, as for :func:`measure`.
+    """
+    times = {"submitted_s": submitted_s, "ended_s": ended_s, "run_time_s": run_time_s}
+    return Run(
+        summary=summarize_queue(**times, gpus=gpus, total_gpus=total_gpus),
         submitted_s=submitted_s,
         started_s=started_s,
         ended_s=ended_s,
-        wait_s=wait(submitted_s=submitted_s, ended_s=ended_s, run_time_s=run_time_s),
+        wait_s=wait(**times),
         gpus=gpus,
-        users=setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
+        users=users,
+        **about,
     )
 
 
@@ -382,69 +393,38 @@ def replay_scenario(
     ``request`` gives the placement, the planning and the seed. ``watch`` traces one of its jobs.
     """
     request, workload = request or WhatIfRequest(plans=(plan,)), setup.workload
-    setup_name = f"Replaying {plan.policy}, {plan.backfill}" + (
-        f", {plan.published_estimates}" if plan.published_estimates else ""
-    )
+    source = f", {plan.published_estimates}" if plan.published_estimates else ""
+    setup_name = f"Replaying {plan.policy}, {plan.backfill}{source}"
     progress(setup_name, 0.0)
+    # Where the order or backfill uses predictions, the predictor gives them during the replay.
+    estimate_s: NDArray[np.int64] | None = workload.run_time_s
+    if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
+        estimate_s = None
+    elif plan.estimates is RunTimes.LIMIT:
+        estimate_s = setup.limit_s
+    elif isinstance(plan.estimates, int):
+        estimate_s = np.full(len(workload), plan.estimates, dtype=np.int64)
+    again_s = AGAIN_S.get(plan.policy) if request.predict_again_s is None else request.predict_again_s
+    bound: dict[str, Any] = {}
+    if (guard := wait_bound(plan.policy.value, plan.options)) is not None:
+        closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
+        bound = {"guard": guard, "reservation": closed}
     result = replay(
         workload,
         setup.machine.shape,
         backfill=plan.backfill,
         order=ORDERS[plan.policy],
         preemptive=plan.policy is Policy.SRTF,
-        run_time_s=_believed(plan, workload),
-        estimate_s=_planned(plan, setup),
+        run_time_s=None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64),
+        estimate_s=estimate_s,
         predictor=predictor,
         plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
-        predict_again_s=_again_s(plan, request) if predictor else None,
-        **_bound(plan),
+        predict_again_s=(again_s or None) if predictor else None,
+        **bound,
         placement=request.placement,
         seed=request.seed,
-        progress=lambda done: progress(setup_name, done / len(workload.submitted_s)),
+        progress=lambda done: progress(setup_name, done / len(workload)),
         watch=watch,
     )
     progress(setup_name, 1.0)
     return result
-
-
-def _again_s(plan: Scenario, request: WhatIfRequest) -> int | None:
-    asked = request.predict_again_s
-    return (AGAIN_S.get(plan.policy) if asked is None else asked) or None
-
-
-def _bound(plan: Scenario) -> dict[str, Any]:
-    """Return the arguments that bound waits.
-
-    ``balanced`` has a bound by default. For every order an option can set one, and ``patience = "never"`` removes it.
-    """
-    guard = wait_bound(plan.policy.value, plan.options)
-    if guard is None:
-        return {}
-    closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
-    return {"guard": guard, "reservation": closed}
-
-
-def _believed(plan: Scenario, workload: Workload) -> NDArray[np.float64] | None:
-    """Return the run times that the order uses.
-
-    None: a predictor gives them during the replay.
-    """
-    return None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64)
-
-
-def _planned(plan: Scenario, setup: ReplaySetup) -> NDArray[np.int64] | None:
-    """Return the run times that EASY plans with.
-
-    None: a predictor gives them during the replay.
-    """
-    if plan.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}:
-        return None
-    if plan.estimates is RunTimes.LIMIT:
-        return setup.limit_s
-    if isinstance(plan.estimates, int):
-        return np.full(len(setup.limit_s), plan.estimates, dtype=np.int64)
-    return setup.workload.run_time_s
-
-
-def _seconds(times: pd.Series) -> NDArray[np.int64]:
-    return times.to_numpy(dtype="datetime64[s]").astype(np.int64)

@@ -19,7 +19,7 @@ from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.operations import Operations
-from helios.cli.options import AsJson, Cluster, configuration
+from helios.cli.options import AsJson, Cluster, configuration, rename_services
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
@@ -81,7 +81,8 @@ def cycle_(
 
 def mode_(
     service: Annotated[
-        str | None, typer.Argument(help="Name of a service. Without one, the modes in force are shown.")
+        str | None,
+        typer.Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
     ] = None,
     mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[
@@ -195,7 +196,7 @@ def pause_(
         report, nodes, told = operations.everything_back(why, hidden=hidden)
     except HeliosError as problem:
         raise HeliosError(
-            f"Helios is paused, but what it set may still stand: {problem.message}", hint=problem.hint
+            f"Helios is paused, but not all of its changes could be reverted: {problem.message}", hint=problem.hint
         ) from problem
     found = {
         "paused": True,
@@ -415,10 +416,12 @@ def clear(
     before = cycles.remembered()
     if node is not None and node not in {*before.quarantined, *before.keep_off}:
         known = ", ".join({*before.quarantined, *before.keep_off}) or "none"
-        raise UsageError(f"{node} is not set apart.", hint=f"Set apart are: {known}. See helios power status")
+        raise UsageError(
+            f"Node {node} has no failed wake to clear.", hint=f"These have: {known}. See helios power status"
+        )
     memory = cycles.clear(node)
-    trusted = f"{node} is trusted again; if Slurm has it down: scontrol update nodename={node} state=resume"
-    left = f"Nodes still set apart: {', '.join(sorted(memory.quarantined)) or 'none'}."
+    trusted = f"{node} may be put to sleep again; if Slurm has it down: scontrol update nodename={node} state=resume"
+    left = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
     said = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
     found = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
     answer(found, *said, as_json=as_json)

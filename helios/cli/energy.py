@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from helios.app.demand_history import ForecastRequest, RequestedClusterShape, evaluate_forecasts, watch_cluster
-from helios.app.demand_history import watch_files as watch_series
+from helios.app.demand_history import (
+    ForecastRequest,
+    RequestedClusterShape,
+    evaluate_forecasts,
+    read_files,
+    watch_cluster,
+    watch_files,
+)
 from helios.app.replay_cluster import parse_nodes
 from helios.cli.options import (
     AsJson,
@@ -90,13 +96,15 @@ def whatif(
 
     It uses a series of busy nodes, or a cluster's own jobs. The other policies are: nodes always on, Slurm's idle timer
     at 10 and 30 minutes, the maximum of the last 3 h plus 5 nodes, the published rule of ces without knowledge of the
-    future, and an oracle that knows the future. On jobs, also node packing (with Slurm's idle timer, and with ces).
+    future, and an oracle that knows the future. On jobs, also the node fill order (with Slurm's idle timer, and with
+    ces).
     Watts, prices and boot times are those of section energy in helios.toml. Nothing touches a cluster.
     """
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace or machine.nodes):
         raise UsageError(
-            "--series is a series of nodes; --cluster, --trace and --nodes are about jobs.", hint="Give one."
+            "--series cannot be used with --cluster, --trace or --nodes.",
+            hint="Give a series of nodes (--series), or jobs (--cluster or --trace).",
         )
     settings = configuration().settings
     if wake_ups is not None:
@@ -132,22 +140,14 @@ def _on_series(
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
-    from helios.ingest.node_series import read_series, sum_series  # noqa: PLC0415 - as above
 
-    share = None if total is None else total / len(files)
-    read = [read_series(path, timezone=zone_name, total=share, gpus_per_node=per_node) for path in files]
-    one = read[0] if len(read) == 1 else sum_series(read, name=f"{files[0].parent.name} ({len(read)} files)")
+    one = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
     request = EnergySeriesRequest(
-        name=one.name,
-        start_s=one.start_s,
-        step_s=one.step_s,
-        active=one.active,
-        total=one.total,
-        window=_window(window, one.start_s, one.start_s + one.step_s * len(one.active)),
+        series=one,
+        window=_window(window, one.start_s, one.end_s),
         calendar=Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays)),
         options=ces_options(settings),
         gpus_per_node=per_node,
-        notes=tuple(note for series in read for note in series.notes),
     )
     return energy_on_series(
         request, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
@@ -164,6 +164,7 @@ def _on_jobs(
     progress: Progress,
 ) -> EnergyWhatIf:
     from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
     from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
 
     submitted = history.jobs["submitted_at"]
@@ -172,12 +173,17 @@ def _on_jobs(
             f"No job of {history.cluster} is known.",
             hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
         )
+    since, until = _window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1)
     request = EnergyJobsRequest(
-        window=_window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1),
+        replay=WhatIfRequest(
+            plans=(),
+            since=since,
+            until=until,
+            placement=Order(placement),
+            seed=settings.model.seed,
+            **machine.of(settings),
+        ),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
-        placement=Order(placement),
-        seed=settings.model.seed,
-        **machine.of(settings),
         options=ces_options(settings),
         history_days=settings.demand.history_days,
     )
@@ -209,8 +215,8 @@ def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
         raise UsageError(
-            "Nothing lies between --from and --to.",
-            hint=f"What there is goes from {goes}; leave some weeks of it before --from: they are learned from.",
+            "--from is not before --to, or not before the end of the data.",
+            hint=f"The data spans {goes}; leave some weeks of it before --from for the forecasts to learn from.",
         )
     end = min(until or after, after)
     return since or end - (end - first) / 4, end
@@ -268,13 +274,13 @@ def evaluate(
     """
     files = [*(series or []), *(more or [])]
     if files and (source.cluster or source.trace):
-        raise UsageError("--series and --cluster or --trace say two things.", hint="Give one of them.")
+        raise UsageError("--series cannot be used with --cluster or --trace.", hint="Give one of them.")
     settings = configuration().settings
     per_node = gpus_per_node or settings.whatif.gpus_per_node
     with progress_bars() as progress:
         if files:
             zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
-            watched = watch_series(
+            watched = watch_files(
                 files,
                 timezone=zone_name,
                 total=total,

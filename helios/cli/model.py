@@ -67,10 +67,10 @@ def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
         f"by {row['promoted_by']}: {row['why']}"
         for row in told
     ]
-    answer(told, *(lines or ["Nothing was ever decided: the newest model is in charge."]), as_json=as_json)
+    answer(told, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
 
 
-@commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'looked at it'")
+@commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'better last week'")
 def promote_(model_id: ModelId, cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = False) -> None:
     """Promote a model, so that predictions come from it.
 

@@ -17,7 +17,7 @@ import typer
 
 from helios.app.history import LoadedHistory, load_history, read_file
 from helios.cli.output import say
-from helios.config import Configuration, Settings, load_configuration, zone
+from helios.config import RENAMED_SERVICES, Configuration, Settings, load_configuration, zone
 from helios.errors import UsageError
 from helios.ingest import TraceFormat
 from helios.ports import Progress
@@ -105,13 +105,19 @@ class HistoryOptions:
 
     def read(self, progress: Progress) -> LoadedHistory:
         """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
-        return history_from(
-            trace=self.trace,
-            cluster=self.cluster,
-            trace_format=self.trace_format,
-            timezone=self.timezone,
-            progress=progress,
-        )
+        settings = configuration()
+        if self.trace is not None:
+            return read_file(
+                self.trace,
+                timezone=named_timezone(self.timezone, settings),
+                trace_format=self.trace_format,
+                cluster=self.cluster,
+                progress=progress,
+            )
+        progress("Reading the warehouse", 0.0)
+        history = load_history(url=settings.settings.database.url, cluster=self.cluster)
+        progress("Reading the warehouse", 1.0)
+        return history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +200,26 @@ def configuration() -> Configuration:
     return found
 
 
+def rename_services(given: Any) -> Any:
+    """Replace old names of services in what an option was given, with a note.
+
+    Each text is a list of names, or SERVICE.OPTION=VALUE.
+    """
+    if given is None or isinstance(given, str):
+        return given and _rename_services(given)
+    return [_rename_services(text) for text in given]
+
+
+def _rename_services(text: str) -> str:
+    names = text.split(",")
+    for place, name in enumerate(names):
+        service, dot, rest = name.partition(".")
+        if new := RENAMED_SERVICES.get(service.strip()):
+            say(f"note: {service.strip()} is called {new} now; the old name goes with the next release.")
+            names[place] = f"{new}{dot}{rest}"
+    return ",".join(names)
+
+
 @cache
 def _say_once(notes: tuple[str, ...]) -> None:
     for note in notes:
@@ -267,27 +293,3 @@ def duration(text: str | None) -> timedelta:
         It is not a length of time.
     """
     return timedelta(0) if text is None else length(text, or_none=True)
-
-
-def history_from(
-    *,
-    trace: Path | None,
-    cluster: str | None,
-    trace_format: TraceFormat | None,
-    timezone: str | None,
-    progress: Progress,
-) -> LoadedHistory:
-    """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
-    settings = configuration()
-    if trace is None:
-        progress("Reading the warehouse", 0.0)
-        history = load_history(url=settings.settings.database.url, cluster=cluster)
-        progress("Reading the warehouse", 1.0)
-        return history
-    return read_file(
-        trace,
-        timezone=named_timezone(timezone, settings),
-        trace_format=trace_format,
-        cluster=cluster,
-        progress=progress,
-    )

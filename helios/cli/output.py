@@ -107,10 +107,10 @@ class _Bars:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, setup: str, done: float) -> None:
-        if setup not in self._tasks:
-            self._tasks[setup] = self._bars.add_task(setup, total=1.0)
-        self._bars.update(self._tasks[setup], completed=done)
+    def __call__(self, step: str, done: float) -> None:
+        if step not in self._tasks:
+            self._tasks[step] = self._bars.add_task(step, total=1.0)
+        self._bars.update(self._tasks[step], completed=done)
 
 
 class _Lines:
@@ -122,10 +122,10 @@ class _Lines:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def __call__(self, setup: str, done: float) -> None:  # noqa: ARG002 - a line has no length
-        if setup not in self._seen:
-            self._seen.add(setup)
-            say(f"{setup} ...")
+    def __call__(self, step: str, done: float) -> None:  # noqa: ARG002 - a line has no length
+        if step not in self._seen:
+            self._seen.add(step)
+            say(f"{step} ...")
 
 
 def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:

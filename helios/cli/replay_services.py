@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from helios.actions import Result
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import repredict_interval_s
 from helios.app.whatif import WhatIfRequest
@@ -25,12 +26,12 @@ from helios.cli.options import (
     configuration,
     duration,
     expand,
+    rename_services,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, width, write_page
+from helios.cli.output import answer, progress_bars, say, say_notes, width
 from helios.config import Settings
 from helios.errors import UsageError
 from helios.ports import Domain, Service
-from helios.report.history import describe
 from helios.report.tables import whatif_table
 from helios.services.registry import build, domain_of
 
@@ -41,13 +42,16 @@ def simulate_(
     service: Annotated[
         list[str] | None,
         typer.Option(
-            "--service", help="Service that acts. If repeated, they act together. Default: the configured services."
+            "--service",
+            callback=rename_services,
+            help="Service that acts. If repeated, they act together. Default: the configured services.",
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
+            callback=rename_services,
             help="Set an option of a service: SERVICE.OPTION=VALUE, with the names of section services.SERVICE in "
             "helios.toml. May be repeated.",
         ),
@@ -93,7 +97,7 @@ def simulate_(
             request,
             services,
             every=duration(every) if every is not None else None,
-            tolerance=settings.slurm.site_factor_most,
+            site_factor_most=settings.slurm.site_factor_most,
             failures_to_suspend=settings.control.failures_to_suspend,
             most_of_one_user=settings.control.most_of_one_user,
             predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
@@ -101,14 +105,13 @@ def simulate_(
         )
     say_notes(result.whatif.notes)
     if report is not None:
-        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+        from helios.cli.whatif import write_whatif  # noqa: PLC0415 - only a page needs it
 
-        description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-        write_page(report, render_whatif(result.whatif, description=description))
+        write_whatif(report, history, result.whatif)
     table = whatif_table(result.whatif, width=width())
     answer(result.to_json(), table, "", _active_services(result), as_json=as_json)
     if not as_json:
-        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services asked.")
+        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
 
 
 def services_asked_for(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
@@ -135,15 +138,15 @@ def services_asked_for(settings: Settings, *, names: list[str] | None, options: 
     strangers = sorted(set(said) - set(chosen))
     if strangers:
         raise UsageError(
-            f"--set names {', '.join(strangers)}, which is not among them.",
-            hint=f"Services that act: {', '.join(chosen)}",
+            f"--set has an option for {', '.join(strangers)}, which does not act in this replay.",
+            hint=f"Add --service {strangers[0]}, or set options of: {', '.join(chosen) or 'none'}",
         )
     built = {name: build(name, {**settings.services.get(name, {}), **said.get(name, {})}) for name in chosen}
     on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
     if on_nodes and (names or len(on_nodes) == len(built)):
         raise UsageError(
-            f"{', '.join(on_nodes)} acts on nodes, and a service replay shows the waits of jobs.",
-            hint="See what it would do: helios energy whatif",
+            f"{', '.join(on_nodes)} acts on nodes; this command replays services that act on jobs.",
+            hint="To replay services that act on nodes: helios energy whatif",
         )
     return {name: service for name, service in built.items() if name not in on_nodes}
 
@@ -155,7 +158,9 @@ def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
         key, equals, value = text.partition("=")
         service, dot, name = key.strip().partition(".")
         if not (equals and dot and service and name):
-            raise UsageError(f"--set {text!r} is not understood.", hint="Write --set qssf.promote_after_s=7200")
+            raise UsageError(
+                f"--set {text!r} is not SERVICE.OPTION=VALUE.", hint="Write --set qssf.promote_after_s=7200"
+            )
         try:
             said.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as reason:
@@ -168,11 +173,11 @@ def _said(options: list[str]) -> Mapping[str, dict[str, Any]]:
 def _active_services(result: ServiceReplay) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("Service")
-    for name in ("Asked", "Jobs changed", "Unchanged", "Not changed", "Raised"):
+    for name in ("Calls", "Jobs changed", "Unchanged", "Not changed", "Raised"):
         table.add_column(name, justify="right")
     for active in result.active_services:
-        done, unchanged = active.outcomes.get("done", 0), active.outcomes.get("unchanged", 0)
+        done, unchanged = active.outcomes[Result.DONE], active.outcomes[Result.UNCHANGED]
         rest = sum(active.outcomes.values()) - done - unchanged
         raised = f"{sum(active.problems.values()):,}{', suspended' if active.suspended else ''}"
-        table.add_row(active.service, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
+        table.add_row(active.name, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
     return table

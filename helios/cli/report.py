@@ -13,14 +13,22 @@ import typer
 
 from helios.app import reports
 from helios.app.reports import ReportQuery
-from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand
+from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand, rename_services
 from helios.cli.output import say, say_notes, show_json
 from helios.errors import UsageError
-from helios.report.admin import Field, ReportTable, as_json, as_lines, chosen_fields, listing
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
 from helios.report.admin.queue import NOW, OVER_TIME
-from helios.report.admin.sacct_format import WORDS, as_parsable
+from helios.report.admin.sacct_format import (
+    WORDS,
+    Field,
+    ReportTable,
+    as_json,
+    as_lines,
+    as_parsable,
+    chosen_fields,
+    listing,
+)
 from helios.report.admin.shadow import moved_table, shadow_table
 from helios.report.admin.usage import fields_by
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
@@ -37,7 +45,10 @@ Start = Annotated[
     typer.Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
 ]
 End = Annotated[str | None, typer.Option("-E", "--endtime", help="End of the window. Default: now.")]
-Services = Annotated[list[str] | None, typer.Option("--service", help="Only these services, separated by commas.")]
+Services = Annotated[
+    list[str] | None,
+    typer.Option("--service", callback=rename_services, help="Only these services, separated by commas."),
+]
 Day = Annotated[str, typer.Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 
@@ -303,16 +314,7 @@ def nightly(
 
     settings = configuration().settings
     report = nightly_pages(
-        settings.database.url,
-        cluster,
-        day,
-        folder or Path(settings.report.folder),
-        now=datetime.now(UTC),
-        keep=settings.report.keep,
-        gpus_per_node=settings.whatif.gpus_per_node,
-        default_time_limit_s=settings.whatif.default_time_limit_s,
-        energy=settings.energy,
-        recipient=recipient,
+        settings, cluster, day, folder or Path(settings.report.folder), now=datetime.now(UTC), recipient=recipient
     )
     if json:
         show_json(asdict(report))

@@ -1,17 +1,30 @@
-"""Command ``helios whatif``, which replays a history under other queue policies."""
+"""Commands ``helios whatif``, ``helios whatif explain`` and ``helios whatif slurm``, which replay a history."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
+from helios.app.history import LoadedHistory
 from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
-from helios.app.sweep import FEWEST_REPEATS, repeats, repredict_interval_s
+from helios.app.sweep import (
+    FEWEST_REPEATS,
+    SweepPlan,
+    cross_options,
+    read_sweep_plan,
+    repeats,
+    repredict_interval_s,
+    sweep,
+)
 from helios.app.whatif import WhatIfRequest, whatif
-from helios.cli import job, whatif_slurm
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
@@ -24,30 +37,63 @@ from helios.cli.options import (
     WindowOptions,
     configuration,
     expand,
+    refuse_misplaced,
+    rename_services,
 )
-from helios.cli.output import progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.cli.whatif_sweep import (
-    Csv,
-    DaskAt,
-    Out,
-    Repeat,
-    RepeatOver,
-    SweepFile,
-    Workers,
-    engine_for,
-    run_sweep,
-    show_sweep,
-)
-from helios.errors import UsageError
+from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.errors import FileUnreadable, HeliosError, UsageError
+from helios.model import SlurmSite
+from helios.ports import Progress
 from helios.report.history import describe
-from helios.report.significance import of_one_replay
+from helios.report.significance import Differences, ResampledUnit, of_one_replay
+from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
+from helios.report.whatif import WhatIf
 from helios.report.whatif_text import nobody_waits
 from helios.simulate import Backfill
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
+
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        min=0,
+        help="Replay each scenario this often, each time with other random weeks of the window (days or arrivals in a "
+        "short window), to see which differences are more than chance. Use 20. 0: one replay, with intervals from its "
+        "own weeks or days.",
+    ),
+]
+RepeatOver = Annotated[
+    ResampledUnit | None, typer.Option("--repeat-over", help="Repeat over random weeks, days or seeds (arrival times).")
+]
+SweepFile = Annotated[
+    Path | None,
+    typer.Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="File for the results of the sweep. After an interruption, the same command goes on from it."
+    ),
+]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the results of the sweep to this CSV file.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
+    ),
+]
+DaskAt = Annotated[
+    str | None,
+    typer.Option(
+        "--dask", help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."
+    ),
+]
 
 
 @commands.callback(invoke_without_command=True)
@@ -158,10 +204,7 @@ def whatif_(
         return
     say_notes(result.notes)
     if report is not None:
-        from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
-
-        description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-        write_page(report, render_whatif(result, description=description, differences=differences))
+        write_whatif(report, history, result, differences)
     if as_json:
         show_json(result.to_json() | {"differences": differences.to_json()})
         return
@@ -170,6 +213,14 @@ def whatif_(
         show("", differences_table(differences))
     if report is None:
         say("Plots, and who gains and who pays: add --report whatif.html")
+
+
+def write_whatif(path: Path, history: LoadedHistory, result: WhatIf, differences: Differences | None = None) -> None:
+    """Write the page of a what-if."""
+    from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
+
+    description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
+    write_page(path, render_whatif(result, description=description, differences=differences))
 
 
 def _refuse_contradictions(
@@ -181,11 +232,14 @@ def _refuse_contradictions(
     """
     ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
     if ignored and sweep:
-        raise UsageError(f"{', '.join(ignored)} has no part in a sweep.", hint="Write it into the plan of --sweep.")
+        raise UsageError(f"{', '.join(ignored)} cannot be used with --sweep.", hint="Write it into the plan instead.")
     if ignored:
-        raise UsageError(f"{', '.join(ignored)} belongs to a sweep.", hint="Give a plan: --sweep PLAN.toml")
+        raise UsageError(f"{', '.join(ignored)} is for sweeps only.", hint="Give a plan: --sweep PLAN.toml")
     if 0 < repeat < FEWEST_REPEATS:
-        raise UsageError(f"{repeat} repeats say nothing of chance.", hint=f"--repeat {FEWEST_REPEATS} or more; 20 do.")
+        raise UsageError(
+            f"{repeat} repeats are too few to tell a difference from chance.",
+            hint=f"Use --repeat 20, at least {FEWEST_REPEATS}.",
+        )
 
 
 def _split(given: list[str] | None) -> list[str]:
@@ -213,10 +267,286 @@ def read_estimate(word: str) -> Estimates:
         return RunTimes(word)
     except ValueError as reason:
         raise UsageError(
-            f"--estimates {word!r} is not understood.",
+            f"--estimates has no {word!r}.",
             hint="Write limit, predicted, expected, true or a number of seconds.",
         ) from reason
 
 
-job.add_to(commands)
-whatif_slurm.add_to(commands)
+# Sweeps, repeats and parallel replays.
+
+
+def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None) -> Engine:
+    """Return what runs the replays.
+
+    Raises
+    ------
+    UsageError
+        The plan does not describe the Slurm jobs.
+    """
+    if dask != "slurm":
+        if dask:
+            return partial(run_on_dask, address=dask)
+        return partial(run_in_processes, workers=workers) if workers > 1 else run_here
+    if plan is None or not plan.slurm:
+        raise UsageError(
+            "--dask slurm needs a plan with a table [slurm], which says what jobs to submit.",
+            hint="Give --sweep PLAN.toml, and write jobs, cores, memory, walltime, queue and account in its [slurm].",
+        )
+    options = {name: value for name, value in plan.slurm.items() if name not in ("jobs", "wait")}
+    return partial(run_on_slurm, jobs=int(plan.slurm.get("jobs", 1)), options=options)
+
+
+def all_cores() -> int:
+    """Return the number of cores that this process may use.
+
+    1 if Dask is not installed, with a note.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if cores > 1 and find_spec("distributed") is None:
+        say("note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores.")
+        return 1
+    return cores
+
+
+def run_sweep(
+    path: Path,
+    history: LoadedHistory,
+    base: WhatIfRequest,
+    *,
+    out: Path | None,
+    dask: str | None,
+    workers: int | None,
+    progress: Progress,
+) -> Sweep:
+    """Replay every combination of the plan in ``path``.
+
+    What the plan does not say is taken from ``base``.
+
+    Raises
+    ------
+    UsageError
+        The plan cannot be used, or the results cannot be written.
+    """
+    plan = read_sweep_plan(path)
+    asked = cross_options(plan, base=base, timezone=history.timezone)
+    engine = engine_for(dask=dask, workers=workers or (1 if dask else all_cores()), plan=plan)
+    into = out or path.with_suffix(".results.jsonl")
+    try:
+        return sweep(history, asked, out=into, engine=engine, progress=progress)
+    except KeyboardInterrupt:
+        say(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
+        raise
+
+
+def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
+    """Show the results of a sweep.
+
+    Raises
+    ------
+    UsageError
+        ``csv`` cannot be written.
+    typer.Exit
+        Cells failed.
+    """
+    say_notes(found.notes)
+    if csv is not None:
+        _write(csv, sweep_csv(found))
+    if as_json:
+        show_json(found.to_json())
+    else:
+        show(sweep_tables(found))
+        say(f"Results: {found.results}")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as reason:
+        raise UsageError(f"The CSV cannot be written: {reason}", hint="Choose another place: --csv FILE") from reason
+
+
+# The wait of one job in a replay.
+
+
+@commands.command("explain", epilog="Example: helios whatif explain 12345 --nodes gpu=16 --policy qssf")
+@expand
+def explain_in_replay(
+    *,
+    context: typer.Context,
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
+        ),
+    ],
+    source: HistoryOptions,
+    machine: Machine,
+    window: WindowOptions,
+    policy: Annotated[Policy, typer.Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
+    backfill: Annotated[
+        Backfill, typer.Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")
+    ] = Backfill.EASY,
+    estimates: Annotated[
+        str,
+        typer.Option("--estimates", help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true."),
+    ] = "limit",
+    run_times: Annotated[
+        RunTimes | None,
+        typer.Option("--run-times", help="Run times that the policies qssf and sjf order by: predicted or true."),
+    ] = None,
+    resource: OfResource = None,
+    oversized: IfOversized = Oversized.FAIL,
+    as_json: AsJson = False,
+) -> None:
+    """Say why one job waited in a replay.
+
+    It shows which jobs were ahead of it and what it waited for. Without --policy the replay is what a Slurm site has
+    today (FIFO with EASY backfill by time limits). With another policy, it also shows when the job would have started
+    in today's order. For a job that waits now, use helios why.
+    """
+    from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - only this command needs it
+    from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
+
+    refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
+    settings = configuration().settings
+    with progress_bars() as progress:
+        history = source.read(progress)
+        request = WhatIfRequest(
+            plans=scenarios(
+                policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
+            ),
+            **window.of(history),
+            **machine.of(settings),
+            resource=resource,
+            skip_oversized=oversized is Oversized.SKIP,
+            seed=settings.model.seed,
+        )
+        story = explain_wait(history, request, job, progress=progress)
+    say_notes(story.notes)
+    answer(story.to_json(), wait_table(story), as_json=as_json)
+
+
+# Replays under the rules of Slurm.
+
+
+@commands.command("slurm")
+@expand
+def slurm(
+    *,
+    context: typer.Context,
+    slurm_conf: Annotated[
+        Path, typer.Option("--slurm-conf", help="File with slurm.conf, or with the output of scontrol show config.")
+    ],
+    qos: Annotated[Path | None, typer.Option("--qos", help="File with the output of sacctmgr show qos -P.")] = None,
+    assoc: Annotated[
+        Path | None,
+        typer.Option(
+            "--assoc",
+            help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too.",
+        ),
+    ] = None,
+    sinfo: Annotated[
+        Path | None,
+        typer.Option(
+            "--sinfo",
+            help="File with the output of scontrol show node; scontrol show partition, "
+            "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'.",
+        ),
+    ] = None,
+    source: HistoryOptions,
+    window: WindowOptions,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Also replay with this line of slurm.conf, such as PriorityWeightFairshare=0. May be repeated.",
+        ),
+    ] = None,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--service",
+            callback=rename_services,
+            help="Also replay with this service acting, as it is configured. May be repeated.",
+        ),
+    ] = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a site's jobs under the rules of its own Slurm.
+
+    It replays Slurm as it is set up, ordered by Helios, and with other settings. The rules are multifactor priority and
+    fair share, main and backfill passes, partitions that share nodes, and limits. If the history has start times, the
+    replay is compared with them. A replay that does not repeat the past says little about other settings. Nothing
+    touches a cluster, and no Slurm is needed here.
+
+    Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
+    """
+    from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - only this command needs it
+    from helios.cli.replay_services import services_asked_for  # noqa: PLC0415 - as above
+    from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
+    from helios.slurm.site import read_site  # noqa: PLC0415 - as above
+
+    refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")
+    texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
+    conf, changes = _text(slurm_conf) or "", [_setting(text) for text in settings or []]
+    chosen = configuration().settings
+    services = services_asked_for(chosen, names=service, options=[]) if service else None
+    site = read_site(conf, **texts)
+    otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
+    with progress_bars() as progress:
+        history = source.read(progress)
+        request = SlurmWhatIfRequest(
+            site=site,
+            otherwise=otherwise,
+            changed=", ".join(changes),
+            **window.of(history),
+            site_factor_most=chosen.slurm.site_factor_most,
+            most_of_one_user=chosen.control.most_of_one_user,
+            default_time_limit_s=chosen.whatif.default_time_limit_s,
+            seed=chosen.model.seed,
+        )
+        found = slurm_whatif(history, request, services=services, progress=progress)
+    say_notes(found.whatif.notes)
+    if report is not None:
+        write_whatif(report, history, found.whatif)
+    if as_json:
+        show_json(found.to_json())
+        return
+    show(whatif_table(found.whatif, width=width()))
+    if found.fidelity:
+        show("", fidelity_table(found.fidelity))
+    else:
+        say("The history has too few recorded starts to compare this replay with.")
+
+
+def _text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as reason:
+        raise FileUnreadable(f"{path}: {reason.strerror}", hint="Give the path of a text file.") from reason
+
+
+def _changed(read: Callable[[], SlurmSite], changes: Sequence[str]) -> SlurmSite:
+    """Read a site with ``changes``.
+
+    Without them it could be read, so an error names them.
+    """
+    try:
+        return read()
+    except HeliosError as reason:
+        _, _, message = reason.message.rpartition(": ")
+        raise UsageError(f"--set {' --set '.join(changes)}: {message}", hint=reason.hint) from reason
+
+
+def _setting(text: str) -> str:
+    key, _, value = text.partition("=")
+    if not key.strip() or not value.strip():
+        raise UsageError(
+            f"--set {text!r} is not KEY=VALUE.", hint="Write a line of slurm.conf: PriorityWeightFairshare=0"
+        )
+    return text

@@ -7,9 +7,8 @@ and ledgers are used through their interfaces only. The time is an argument.
 from __future__ import annotations
 
 from helios.control.applied import AppliedChange, AppliedChanges, Tolerance, Undo
-from helios.control.circuit_breaker import BreakerState, CircuitBreaker, Fault, ServiceSuspension
-from helios.control.cycle import ActiveService
-from helios.control.jobs import release, run_cycle
+from helios.control.cycle import ActiveService, Cycle
+from helios.control.jobs import JobDomain, release
 from helios.control.modes import (
     CanaryCluster,
     CanaryNodes,
@@ -19,10 +18,20 @@ from helios.control.modes import (
     cluster_for_mode,
     node_cluster_for_mode,
 )
-from helios.control.nodes import release_nodes, run_node_cycle
+from helios.control.nodes import NodeDomain, release_nodes
 from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.report import CycleReport, NodeCycleReport
-from helios.control.state import ControllerState, Failure, NodeControllerState, WakeUp, clear_service
+from helios.control.state import (
+    BreakerState,
+    CircuitBreaker,
+    ControllerState,
+    Failure,
+    Fault,
+    NodeControllerState,
+    ServiceSuspension,
+    WakeUp,
+    clear_failed_wakes,
+)
 
 __all__ = [
     "ActiveService",
@@ -33,11 +42,14 @@ __all__ = [
     "CanaryNodes",
     "CircuitBreaker",
     "ControllerState",
+    "Cycle",
     "CycleReport",
     "Failure",
     "Fault",
+    "JobDomain",
     "NodeControllerState",
     "NodeCycleReport",
+    "NodeDomain",
     "Preconditions",
     "ServiceMode",
     "ServiceSuspension",
@@ -46,12 +58,10 @@ __all__ = [
     "Tolerance",
     "Undo",
     "WakeUp",
-    "clear_service",
+    "clear_failed_wakes",
     "cluster_for_mode",
     "node_cluster_for_mode",
     "release",
     "release_nodes",
-    "run_cycle",
-    "run_node_cycle",
     "suspension_reasons",
 ]

@@ -83,8 +83,8 @@ class AuditLog:
         self.bad = False
         self.notes: list[str] = []
         self.waiting: Counter[str] = Counter()
-        self._said_before = said or {}
-        self._said: dict[str, set[str]] = {}
+        self._digests_before = said or {}
+        self._digests: dict[str, set[str]] = {}
 
     @property
     def said(self) -> dict[str, frozenset[str]]:
@@ -92,7 +92,7 @@ class AuditLog:
 
         For a service that was not asked they are those of before.
         """
-        return {**self._said_before, **{service: frozenset(digests) for service, digests in self._said.items()}}
+        return {**self._digests_before, **{service: frozenset(digests) for service, digests in self._digests.items()}}
 
     def sums(self) -> dict[str, dict[Result, int]]:
         """Return the number of outcomes by service and result."""
@@ -107,7 +107,7 @@ class AuditLog:
 
         Its earlier refusals are forgotten.
         """
-        self._said[service] = set()
+        self._digests[service] = set()
 
     def say(self, line: AuditEntry) -> None:
         """Add an entry."""
@@ -146,22 +146,22 @@ class AuditLog:
 
         False for an empty message.
         """
-        before = self._said_before.get(service, frozenset())
+        before = self._digests_before.get(service, frozenset())
         if not message and not before:
             return False
         self.asks(service)
         if not message:
             return False
         digest = hashlib.blake2b(message.encode(errors="surrogatepass"), digest_size=6).hexdigest()
-        self._said[service].add(digest)
+        self._digests[service].add(digest)
         return digest not in before
 
     def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
         if outcome.result not in _OUT_OF_PLACE | {Result.REFUSED}:
             return True
         digest = state_digest(outcome)
-        self._said.setdefault(service, set()).add(digest)
-        return digest not in self._said_before.get(service, frozenset())
+        self._digests.setdefault(service, set()).add(digest)
+        return digest not in self._digests_before.get(service, frozenset())
 
     def _entry(self, service: str, mode: str, outcome: Outcome | NodeOutcome) -> AuditEntry:
         target = outcome_target(outcome)

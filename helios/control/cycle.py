@@ -19,7 +19,7 @@ from helios.control.applied import AppliedByKey, AppliedChange, AppliedChanges, 
 from helios.control.audit import HELIOS, PAUSED, AuditEntry, AuditLog
 from helios.control.guards import GuardResult
 from helios.control.modes import ServiceMode
-from helios.control.preconditions import Preconditions, is_cut_short
+from helios.control.preconditions import Preconditions, why_cut_short
 from helios.control.release import ReleaseResult, release_entries
 from helios.control.state import ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost
@@ -196,15 +196,23 @@ class _Stopped(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Cycle:
-    """One cycle in progress.
+    """One cycle of all services that act on one domain of a cluster.
 
     Attributes
     ----------
+    ledger : Ledger
+        Ledger of the domain, with its own lease.
+    now : datetime
+        Start of the cycle, from which the lease lasts.
+    holder : str
+        Name of this Helios, the same in all its cycles and after a restart.
+    memory : ControllerState
+        State from the report of the previous cycle.
+    paused : callable
+        Returns why Helios is paused, or an empty text. It is called again before each write.
     undo, undone : callable
         Write the changes that would have to be reverted outside of the database, and read them. They are written before
         anything is done. If this raises a :class:`HeliosError`, nothing is done.
-    paused : callable
-        Returns why Helios is paused, or an empty text. It is called again before each write.
     applied : AppliedChanges
         Applied changes as observed, on which decisions are based.
     known : AppliedChanges
@@ -251,7 +259,27 @@ class Cycle:
         expectation: Callable[[Snapshot], Snapshot],
         conditions: Callable[[Snapshot], Preconditions],
     ) -> Any:
-        """Run the cycle and return the domain's report."""
+        """Run the cycle and return the domain's report.
+
+        If anything fails before the first write, nothing is written and ``suspended`` has the reason. A pause reverts
+        everything that Helios set, with or without the database. Otherwise applied changes stay while cycles are
+        suspended.
+
+        Parameters
+        ----------
+        services : sequence of ActiveService
+            In the order of configuration, which decides who owns a setting that two services ask for.
+        expectation : callable
+            Returns the snapshot with predictions.
+        conditions : callable
+            Returns the preconditions. It should not fail without a database, but use None for unknown values.
+
+        Raises
+        ------
+        Exception
+            Only for a defect of Helios itself. A service's error is recorded, and a ``HeliosError`` is a reason to do
+            nothing.
+        """
         try:
             self._take_lease()
             snapshot = self._observe(expectation)
@@ -321,7 +349,7 @@ class Cycle:
         try:
             self.domain.observe(self, expectation)
         except HeliosError as error:
-            raise Suspended(*self.faults, f"the cluster could not be looked at: {error.message}") from error
+            raise Suspended(*self.faults, f"the cluster could not be read: {error.message}") from error
         if self.snapshot is None:
             raise RuntimeError(f"the domain of {self.domain.name} left no snapshot")
         return self.snapshot
@@ -332,7 +360,7 @@ class Cycle:
         except HeliosError as error:
             raise Suspended(*self.faults, f"the conditions are not known: {error.message}") from error
         reasons = self.domain.check_preconditions(self, world)
-        seen = {} if is_cut_short(snapshot, self.memory) else self._seen(snapshot)
+        seen = {} if why_cut_short(snapshot, self.memory) else self._seen(snapshot)
         self.memory = replace(self.memory, controller=world.controller or self.memory.controller, **seen)
         if world.paused:
             self.mode = PAUSED

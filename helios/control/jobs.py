@@ -22,7 +22,6 @@ from helios.control.observed import PendingJob, carried_values, pending_jobs
 from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
 from helios.control.report import CycleReport, cycle_counts
-from helios.control.state import ControllerState
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
 from helios.ports import Cluster, Domain, Ledger
@@ -34,60 +33,6 @@ OF_THE_HIDDEN = (
     "them helios pause --hidden"
 )
 OF_THE_UNPROVED = "If they are Helios' own, its database and state folder lost: helios-release.sh --by-mark"
-
-
-def run_cycle(
-    *,
-    active_services: Sequence[ActiveService],
-    cluster: Cluster,
-    expectation: Callable[[Snapshot], Snapshot],
-    ledger: Ledger,
-    conditions: Callable[[Snapshot], Preconditions],
-    settings: Settings,
-    now: datetime,
-    holder: str,
-    memory: ControllerState,
-    paused: Callable[[], str] = lambda: "",
-) -> CycleReport:
-    """Run one cycle of all services that act on jobs of one cluster.
-
-    If anything fails before the first write, nothing is written and ``suspended`` has the reason. A pause reverts
-    everything that Helios set, with or without the database. Otherwise applied changes stay while cycles are suspended.
-
-    Parameters
-    ----------
-    active_services : sequence of ActiveService
-        In the order of configuration, which decides who owns a setting that two services ask for.
-    expectation : callable
-        Returns the snapshot with predictions.
-    conditions : callable
-        Returns the preconditions. It should not fail without a database, but use None for unknown values.
-    now : datetime
-        Start of the cycle, from which the lease lasts.
-    holder : str
-        Name of this Helios, the same in all its cycles and after a restart.
-    memory : ControllerState
-        State from the report of the previous cycle.
-    paused : callable
-        Returns why Helios is paused, or an empty text. It is called again before each write.
-
-    Raises
-    ------
-    Exception
-        Only for a defect of Helios itself. A service's error is recorded, and a ``HeliosError`` is a reason to do
-        nothing.
-    """
-    cycle = Cycle(
-        domain=JobDomain(cluster, settings),
-        ledger=ledger,
-        settings=settings,
-        now=now,
-        holder=holder,
-        memory=memory,
-        paused=paused,
-    )
-    report: CycleReport = cycle.run(active_services, expectation=expectation, conditions=conditions)
-    return report
 
 
 class JobDomain:

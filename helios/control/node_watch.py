@@ -112,7 +112,7 @@ def _power(memory: NodeControllerState, applied: AppliedChanges, look: NodeObser
         if node.down:
             memory, line = _found_down(memory, row, node, look)
         elif row.value == AWAKE:
-            memory, line = _told_before_a_crash(memory, node, look), None
+            memory, line = _watch_wake_after_crash(memory, node, look), None
         else:
             memory, line = _woken_by_others(memory, row, node, look)
         lines += [line] if line is not None else []
@@ -124,7 +124,9 @@ def _may_fall_yet(row: AppliedChange, node: ObservedNode, look: NodeObservation)
     return entered_only and node.power is NodePower.AWAKE and look.at - row.written_at < FALLS_WITHIN
 
 
-def _told_before_a_crash(memory: NodeControllerState, node: ObservedNode, look: NodeObservation) -> NodeControllerState:
+def _watch_wake_after_crash(
+    memory: NodeControllerState, node: ObservedNode, look: NodeObservation
+) -> NodeControllerState:
     if node.power is not NodePower.WAKING:
         return memory
     return memory.with_wake(node.name, WakeUp(since=look.at, by="Helios"))

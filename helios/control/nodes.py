@@ -46,7 +46,7 @@ from helios.control.node_guards import (
 )
 from helios.control.node_watch import NodeObservation, shadow_entries, update_nodes
 from helios.control.observed import ObservedNode, observed_nodes, partitions_wanted
-from helios.control.preconditions import Preconditions, cluster_suspension_reasons, is_cut_short
+from helios.control.preconditions import Preconditions, cluster_suspension_reasons, why_cut_short
 from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
 from helios.control.report import NodeCycleReport, node_cycle_counts, wanted_awake
 from helios.control.state import NodeControllerState, WakeUp
@@ -62,54 +62,6 @@ THE_LIST = "the keep-awake list"
 NOT_KNOWN = "there is neither book nor undo file: what Helios did to nodes is not known here"
 COST = [NodeSetting.POWER, NodeSetting.KEEP_AWAKE, NodeSetting.WEIGHT]
 """Priority of settings for the writes of a cycle."""
-
-
-def run_node_cycle(
-    *,
-    active_services: Sequence[ActiveService],
-    cluster: NodeCluster,
-    expectation: Callable[[Snapshot], Snapshot],
-    ledger: Ledger,
-    conditions: Callable[[Snapshot], Preconditions],
-    settings: Settings,
-    now: datetime,
-    holder: str,
-    memory: NodeControllerState,
-    undo: Callable[[Undo], None],
-    undone: Callable[[], Undo] = Undo,
-    paused: Callable[[], str] = lambda: "",
-) -> NodeCycleReport:
-    """Run one cycle of all services that act on nodes of one cluster.
-
-    It is like :func:`helios.control.run_cycle`, with the differences below. A pause wakes everything that Helios put to
-    sleep and restores weights and list, in each cycle until nothing remains.
-
-    Parameters
-    ----------
-    expectation : callable
-        Returns the snapshot with the demand for nodes, and predictions. Without demand nodes are woken, and none is put
-        to sleep.
-    ledger : Ledger
-        Ledger of the domain of nodes, with its own lease and ``APPLIED_NODE_CHANGES``.
-    undo : callable
-        Writes the changes that would have to be reverted outside of the database. It is called before anything is done.
-        If it raises a :class:`HeliosError`, nothing is done.
-    undone : callable
-        Reads what ``undo`` wrote last.
-    """
-    cycle = Cycle(
-        domain=NodeDomain(cluster, settings, memory),
-        ledger=ledger,
-        settings=settings,
-        now=now,
-        holder=holder,
-        memory=memory.cycle,
-        paused=paused,
-        undo=undo,
-        undone=undone,
-    )
-    report: NodeCycleReport = cycle.run(active_services, expectation=expectation, conditions=conditions)
-    return report
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +93,11 @@ class NodeActivity:
 
 
 class NodeDomain:
-    """Domain of the nodes of a cluster."""
+    """Domain of the nodes of a cluster.
+
+    A pause wakes everything that Helios put to sleep and restores weights and list, in each cycle until nothing
+    remains. Without a demand for nodes in the expected snapshot, nodes are woken and none is put to sleep.
+    """
 
     name = Domain.NODES
     table = APPLIED_NODE_CHANGES
@@ -202,7 +158,7 @@ class NodeDomain:
         reasons = cluster_suspension_reasons(
             conditions, self.settings.control, snapshot=context.snapshot, memory=cycle.memory, now=cycle.now
         )
-        if is_cut_short(context.snapshot, cycle.memory):
+        if why_cut_short(context.snapshot, cycle.memory):
             return reasons
         look = NodeObservation(
             nodes=context.nodes,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Required, TypedDict
+from typing import Any
 
 import pandas as pd
 
@@ -20,23 +20,17 @@ from helios.model import NODE_TALLIES, NodePower, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CycleReport:
-    """Observations, decisions and actions of one cycle.
+class DomainReport:
+    """Observations, decisions and actions of one cycle, as every domain has them.
 
     Attributes
     ----------
     taken_at : datetime
         Time of the snapshot, or start of the cycle without one.
-    acted : int
-        Number of jobs changed on the cluster.
     suspended : tuple of str
         Why nothing was done, for a person; empty where services were asked.
     counts : mapping
         Number of outcomes by service and result, including shadows.
-    pending, running : int
-        Number of jobs, with each array task counted.
-    gpus_pending, gpus_running : int
-        Requested and allocated GPUs.
     decisions : DataFrame
         Audit entries of this cycle, columns of ``DECISIONS``, whether or not they could be recorded.
     seen : bool
@@ -46,49 +40,57 @@ class CycleReport:
     leads : bool
         Whether this Helios had the lease. A standby's state must not replace that of the leader.
     remaining : tuple of str, optional
-        After reverting everything, jobs with changes that are still applied. None where they could not be observed.
+        After reverting everything, targets with changes that are still applied, such as nodes that fall asleep and can
+        be woken only later. None where they could not be observed.
     notes : tuple of str
         Further messages for the operator.
-    memory : ControllerState
-        State to be stored, and passed to the next cycle.
     """
 
     taken_at: datetime
-    acted: int
-    suspended: tuple[str, ...]
-    counts: Mapping[str, Mapping[Result, int]]
-    pending: int = 0
-    running: int = 0
-    gpus_pending: int = 0
-    gpus_running: int = 0
+    suspended: tuple[str, ...] = ()
+    counts: Mapping[str, Mapping[Result, int]] = field(default_factory=dict)
     decisions: pd.DataFrame
     seen: bool = True
-    recorded: bool
-    leads: bool
+    recorded: bool = True
+    leads: bool = True
     remaining: tuple[str, ...] | None = ()
     notes: tuple[str, ...] = ()
-    memory: ControllerState = field(default_factory=ControllerState)
 
     @property
     def clean(self) -> bool:
         """Whether nothing that was to be reverted is left, as far as observed."""
         return self.remaining == ()
 
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CycleReport(DomainReport):
+    """Report of one cycle on jobs.
+
+    Attributes
+    ----------
+    acted : int
+        Number of jobs changed on the cluster.
+    pending, running : int
+        Number of jobs, with each array task counted.
+    gpus_pending, gpus_running : int
+        Requested and allocated GPUs.
+    memory : ControllerState
+        State to be stored, and passed to the next cycle.
+    """
+
+    acted: int
+    pending: int = 0
+    running: int = 0
+    gpus_pending: int = 0
+    gpus_running: int = 0
+    memory: ControllerState = field(default_factory=ControllerState)
+
     def counts_json(self) -> str:
         """Return the counts as in ``CYCLES``."""
         return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
 
 
-class CycleCounts(TypedDict, total=False):
-    """Sums of a snapshot, with names as in ``CycleReport``."""
-
-    pending: int
-    running: int
-    gpus_pending: int
-    gpus_running: int
-
-
-def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
+def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
     """Return the jobs and GPUs of a snapshot, named as in ``CycleReport``.
 
     It is empty without a snapshot.
@@ -108,77 +110,38 @@ def cycle_counts(snapshot: Snapshot | None) -> CycleCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeCycleReport:
-    """Observations, decisions and actions on nodes in one cycle.
+class NodeCycleReport(DomainReport):
+    """Report of one cycle on nodes.
 
     Attributes
     ----------
-    taken_at : datetime
-        Time of the snapshot, or start of the cycle without one.
     slept, woken, weighed : tuple of str
         Nodes put to sleep, woken, and given another weight, on the cluster.
-    suspended : tuple of str
-        Why nothing was done, for a person; empty where services were asked.
-    counts : mapping
-        Number of outcomes by service and result, including shadows.
     nodes : mapping
         Number of nodes by ``NodePower``, without nodes that are down.
     asleep_by_helios : int
         Number of nodes asleep, or falling asleep, because of Helios.
-    decisions : DataFrame
-        Audit entries of this cycle, columns of ``DECISIONS``, whether or not they could be recorded.
     tallies : DataFrame
         Columns of ``NODE_TALLIES``, a row for each pool; empty where the nodes could not be observed.
-    seen, recorded, leads : bool
-        Whether the cluster could be observed, every entry was recorded, and this Helios had the lease. A standby's
-        state must not replace that of the leader.
-    remaining : tuple of str, optional
-        After reverting everything, nodes with changes that are still applied, such as nodes that fall asleep and can
-        be woken only later. None where they could not be observed.
-    notes : tuple of str
-        Further messages for the operator.
     protected : str
         Why nothing is put to sleep until a person clears it; empty where nodes may be put to sleep.
     memory : NodeControllerState
         State to be stored, and passed to the next cycle.
     """
 
-    taken_at: datetime
     slept: tuple[str, ...] = ()
     woken: tuple[str, ...] = ()
     weighed: tuple[str, ...] = ()
-    suspended: tuple[str, ...] = ()
-    counts: Mapping[str, Mapping[Result, int]] = field(default_factory=dict)
     nodes: Mapping[NodePower, int] = field(default_factory=dict)
     asleep_by_helios: int = 0
-    decisions: pd.DataFrame
     tallies: pd.DataFrame = field(default_factory=NODE_TALLIES.empty)
-    seen: bool = True
-    recorded: bool = True
-    leads: bool = True
-    remaining: tuple[str, ...] | None = ()
-    notes: tuple[str, ...] = ()
     protected: str = ""
     memory: NodeControllerState = field(default_factory=NodeControllerState)
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing that was to be reverted is left, as far as observed."""
-        return self.remaining == ()
-
-
-class NodeCycleCounts(TypedDict, total=False):
-    """Sums of a snapshot of nodes, with names as in ``NodeCycleReport``."""
-
-    taken_at: Required[datetime]
-    nodes: Mapping[NodePower, int]
-    asleep_by_helios: int
-    tallies: pd.DataFrame
 
 
 def node_cycle_counts(
     snapshot: Snapshot | None, applied: AppliedChanges, *, at: datetime, wanted: Mapping[str, float] | None = None
-) -> NodeCycleCounts:
+) -> dict[str, Any]:
     """Return the sums of a snapshot of nodes.
 
     Parameters
@@ -191,19 +154,14 @@ def node_cycle_counts(
     if snapshot is None:
         return {"taken_at": at}
     nodes = observed_nodes(snapshot)
+    powers = Counter(node.power for node in nodes.values())
     ours = count_asleep_by_helios(nodes, applied)
     return {
         "taken_at": snapshot.taken_at,
-        "nodes": power_states(nodes),
+        "nodes": {power: powers[power] for power in NodePower},
         "asleep_by_helios": len(ours),
         "tallies": service_tallies(nodes, at=snapshot.taken_at, ours=ours, wanted=wanted or {}),
     }
-
-
-def power_states(nodes: Mapping[str, ObservedNode]) -> dict[NodePower, int]:
-    """Return the number of nodes in each power state."""
-    found = Counter(node.power for node in nodes.values())
-    return {power: found[power] for power in NodePower}
 
 
 def count_asleep_by_helios(nodes: Mapping[str, ObservedNode], applied: AppliedChanges) -> frozenset[str]:

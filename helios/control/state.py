@@ -1,6 +1,7 @@
-"""State of control between cycles.
+"""State of control between cycles, with the circuit breaker and the suspension of services.
 
-It is stored as text, so that a restart loses nothing.
+It is stored as JSON text, so that a restart loses nothing and shortens no wait. The functions are pure: the time is an
+argument.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, WrapSerializer
 
 from helios.actions import NodeOutcome, Outcome
-from helios.config import Power
-from helios.control.circuit_breaker import CircuitBreaker, ServiceSuspension
+from helios.config import Control, Power
 from helios.errors import MemoryDamaged
 
 EARLY = 0.1
@@ -26,9 +29,156 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 RENAMED = {"turn": "cycle", "still": "suspended", "bench": "suspension"}
 """Old names of keys, before migration 0006, which changes columns but not stored texts."""
 
+Time = Annotated[datetime, BeforeValidator(datetime.fromisoformat), PlainSerializer(datetime.isoformat)]
+"""Stored in ISO 8601, with the offset as ``+00:00``."""
+State = TypeVar("State", "ControllerState", "NodeControllerState")
 
-def _read(text: str) -> dict[str, Any]:
-    return {RENAMED.get(key, key): value for key, value in json.loads(text).items()}
+
+def _to_json(state: ControllerState | NodeControllerState) -> str:
+    return json.dumps(_STORED[type(state)].dump_python(state, mode="json"))
+
+
+def _from_json(kind: type[State], text: str, *, of: str) -> State:
+    try:
+        plain = {RENAMED.get(key, key): value for key, value in json.loads(text).items()}
+        state: State = _STORED[kind].validate_python(_complete(kind, plain))
+    except UNREADABLE as reason:
+        raise MemoryDamaged(
+            f"the stored state of {of} cannot be read: {' '.join(str(reason).split())}",
+            hint="Helios changes nothing until then. To start without it: helios pause, then helios resume.",
+        ) from reason
+    return state
+
+
+def _complete(kind: type[Any], plain: Any) -> Any:
+    """Return the stored fields of a dataclass.
+
+    Raises ValueError where one is missing: its default would lose an open breaker or a quarantine.
+    """
+    if missing := [each.name for each in fields(kind) if each.name not in plain]:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    return plain
+
+
+class BreakerState(StrEnum):
+    """State of the circuit breaker, whether cycles may write."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+    """The wait is over; the result of the next cycle that writes decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitBreaker:
+    """Stored state of the circuit breaker.
+
+    Attributes
+    ----------
+    bad_in_row : int
+        Bad cycles that wrote since the last good one.
+    opened_at : datetime, optional
+        When it opened last; None where it is closed.
+    """
+
+    bad_in_row: int = 0
+    opened_at: Time | None = None
+
+    def state(self, *, now: datetime, settings: Control) -> BreakerState:
+        """Return whether cycles may write now."""
+        if self.opened_at is None:
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if now >= self.closes_at(settings) else BreakerState.OPEN
+
+    def closes_at(self, settings: Control) -> datetime:
+        """Return when an open breaker allows a trial cycle.
+
+        Raises
+        ------
+        ValueError
+            It is closed.
+        """
+        if self.opened_at is None:
+            raise ValueError("the breaker is closed")
+        return self.opened_at + timedelta(seconds=settings.breaker_s)
+
+    def after_a_good_cycle(self) -> CircuitBreaker:
+        """Return the breaker after a cycle in which every write was verified."""
+        return CircuitBreaker()
+
+    def after_a_bad_cycle(self, *, now: datetime, settings: Control) -> CircuitBreaker:
+        """Return the breaker after a cycle in which a write failed.
+
+        A write that reads back as something else counts as failed.
+        """
+        bad = self.bad_in_row + 1
+        opens = self.opened_at is not None or bad >= settings.mismatches_to_open
+        return CircuitBreaker(bad_in_row=bad, opened_at=now if opens else None)
+
+
+# Suspension of services. One that fails repeatedly is not asked until a person clears it, or until a day has passed.
+
+SUSPENDED_FOR = timedelta(days=1)
+"""How long a service stays suspended: long enough to be noticed, and no longer than most passing faults need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Failures of a service in a row, with time and error of the last."""
+
+    in_row: int
+    last_at: Time
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSuspension:
+    """Failures in a row of each service.
+
+    Services that succeeded last time have no entry.
+    """
+
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+
+    def after_a_failure(self, service: str, *, what: str, now: datetime) -> ServiceSuspension:
+        """Return the suspensions after ``service`` failed with ``what``."""
+        before = self.faults.get(service)
+        in_row = 1 if before is None else before.in_row + 1
+        return ServiceSuspension(faults={**self.faults, service: Fault(in_row=in_row, last_at=now, what=what)})
+
+    def without(self, service: str) -> ServiceSuspension:
+        """Return the suspensions without ``service``.
+
+        Used after it succeeded, or after a person ended its suspension.
+        """
+        return ServiceSuspension(faults={name: fault for name, fault in self.faults.items() if name != service})
+
+    def why_not(self, service: str, *, now: datetime, failures: int) -> str:
+        """Return why ``service`` is suspended, for a person.
+
+        Empty where it is not.
+
+        Parameters
+        ----------
+        failures : int
+            Failures in a row that suspend a service. After the suspension one more failure suspends it again.
+        """
+        fault = self.faults.get(service)
+        if fault is None or fault.in_row < failures or now - fault.last_at >= SUSPENDED_FOR:
+            return ""
+        until = f"{fault.last_at + SUSPENDED_FOR:%Y-%m-%d %H:%M} UTC"
+        return f"service {service} failed {fault.in_row} times in a row and is suspended until {until}: {fault.what}"
+
+
+# How the parts of a state are stored.
+
+StoredBreaker = Annotated[CircuitBreaker, BeforeValidator(lambda plain: _complete(CircuitBreaker, plain))]
+StoredSuspension = Annotated[
+    ServiceSuspension,
+    BeforeValidator(lambda plain: {"faults": plain}),
+    WrapSerializer(lambda suspension, stored: stored(suspension)["faults"]),
+]
+StoredDigests = Annotated[frozenset[str], PlainSerializer(sorted)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +201,14 @@ class ControllerState:
         Digests of the refusals and failures already logged, by service.
     """
 
-    asked_at: Mapping[str, datetime] = field(default_factory=dict)
-    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
-    suspension: ServiceSuspension = field(default_factory=ServiceSuspension)
+    asked_at: Mapping[str, Time] = field(default_factory=dict)
+    breaker: StoredBreaker = field(default_factory=CircuitBreaker)
+    suspension: StoredSuspension = field(default_factory=ServiceSuspension)
     controller: str | None = None
     pending: int | None = None
     nodes: int | None = None
     suspended: tuple[str, ...] = ()
-    said: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    said: Mapping[str, StoredDigests] = field(default_factory=dict)
 
     def is_due(self, service: str, *, every: timedelta, now: datetime) -> bool:
         """Return whether it is time to ask ``service`` again.
@@ -70,18 +220,7 @@ class ControllerState:
 
     def to_json(self) -> str:
         """Return the state as JSON text."""
-        return json.dumps(
-            {
-                "asked_at": {service: at.isoformat() for service, at in self.asked_at.items()},
-                "breaker": self.breaker.to_json(),
-                "suspension": self.suspension.to_json(),
-                "controller": self.controller,
-                "pending": self.pending,
-                "nodes": self.nodes,
-                "suspended": list(self.suspended),
-                "said": {service: sorted(digests) for service, digests in self.said.items()},
-            }
-        )
+        return _to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> ControllerState:
@@ -92,23 +231,7 @@ class ControllerState:
         MemoryDamaged
             The text is something else. To continue with an empty state would lose an open breaker.
         """
-        try:
-            plain = _read(text)
-            return cls(
-                asked_at={service: datetime.fromisoformat(at) for service, at in plain["asked_at"].items()},
-                breaker=CircuitBreaker.from_json(plain["breaker"]),
-                suspension=ServiceSuspension.from_json(plain["suspension"]),
-                controller=plain["controller"],
-                pending=plain["pending"],
-                nodes=plain["nodes"],
-                suspended=tuple(plain["suspended"]),
-                said={service: frozenset(digests) for service, digests in plain["said"].items()},
-            )
-        except UNREADABLE as reason:
-            raise MemoryDamaged(
-                f"what control remembers of its last cycle cannot be read: {reason}",
-                hint="Helios keeps still. To start without a memory: helios pause, then helios resume.",
-            ) from reason
+        return _from_json(cls, text, of="the last cycle")
 
 
 def outcome_target(outcome: Outcome | NodeOutcome) -> str:
@@ -144,7 +267,7 @@ class WakeUp:
         Who requested it, for a person.
     """
 
-    since: datetime
+    since: Time
     by: str
 
 
@@ -153,8 +276,28 @@ class Failure:
     """A node that did not wake, with the time and a description."""
 
     node: str
-    at: datetime
+    at: Time
     what: str
+
+
+StoredCycle = Annotated[
+    ControllerState, BeforeValidator(ControllerState.from_json), PlainSerializer(ControllerState.to_json)
+]
+StoredWakeUp = Annotated[
+    WakeUp,
+    BeforeValidator(lambda pair: dict(zip(("since", "by"), pair, strict=True))),
+    WrapSerializer(lambda wake, stored: list(stored(wake).values())),
+]
+StoredFailure = Annotated[
+    Failure,
+    BeforeValidator(lambda three: dict(zip(("node", "at", "what"), three, strict=True))),
+    WrapSerializer(lambda failure, stored: list(stored(failure).values())),
+]
+StoredQuarantine = Annotated[
+    Mapping[str, StoredFailure],
+    BeforeValidator(lambda failures: {failure[0]: failure for failure in failures}),
+    WrapSerializer(lambda quarantined, stored: list(stored(quarantined).values())),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,15 +326,15 @@ class NodeControllerState:
         Nodes that somebody woke soon after Helios had put them to sleep, and until when Helios leaves them awake.
     """
 
-    cycle: ControllerState = field(default_factory=ControllerState)
-    looked_at: datetime | None = None
-    idle: Mapping[str, datetime] = field(default_factory=dict)
-    slept: Mapping[str, tuple[datetime, ...]] = field(default_factory=dict)
-    wakes: Mapping[str, WakeUp] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
-    quarantined: Mapping[str, Failure] = field(default_factory=dict)
-    protected_at: datetime | None = None
-    keep_off: Mapping[str, datetime] = field(default_factory=dict)
+    cycle: StoredCycle = field(default_factory=ControllerState)
+    looked_at: Time | None = None
+    idle: Mapping[str, Time] = field(default_factory=dict)
+    slept: Mapping[str, tuple[Time, ...]] = field(default_factory=dict)
+    wakes: Mapping[str, StoredWakeUp] = field(default_factory=dict)
+    failures: tuple[StoredFailure, ...] = ()
+    quarantined: StoredQuarantine = field(default_factory=dict)
+    protected_at: Time | None = None
+    keep_off: Mapping[str, Time] = field(default_factory=dict)
 
     @property
     def protected(self) -> str:
@@ -247,19 +390,7 @@ class NodeControllerState:
 
     def to_json(self) -> str:
         """Return the state as JSON text."""
-        return json.dumps(
-            {
-                "cycle": self.cycle.to_json(),
-                "looked_at": self.looked_at and self.looked_at.isoformat(),
-                "idle": _told(self.idle),
-                "slept": {node: [at.isoformat() for at in times] for node, times in self.slept.items()},
-                "wakes": {node: [wake.since.isoformat(), wake.by] for node, wake in self.wakes.items()},
-                "failures": [_failure_told(failure) for failure in self.failures],
-                "quarantined": [_failure_told(failure) for failure in self.quarantined.values()],
-                "protected_at": self.protected_at and self.protected_at.isoformat(),
-                "keep_off": _told(self.keep_off),
-            }
-        )
+        return _to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> NodeControllerState:
@@ -270,31 +401,10 @@ class NodeControllerState:
         MemoryDamaged
             The text is something else. To continue with an empty state would lose a quarantine.
         """
-        try:
-            plain = _read(text)
-            quarantined = [_failure(entry) for entry in plain["quarantined"]]
-            return cls(
-                cycle=ControllerState.from_json(plain["cycle"]),
-                looked_at=_moment(plain["looked_at"]),
-                idle=_moments(plain["idle"]),
-                slept={node: tuple(map(datetime.fromisoformat, times)) for node, times in plain["slept"].items()},
-                wakes={
-                    node: WakeUp(since=datetime.fromisoformat(since), by=str(by))
-                    for node, (since, by) in plain["wakes"].items()
-                },
-                failures=tuple(_failure(entry) for entry in plain["failures"]),
-                quarantined={failure.node: failure for failure in quarantined},
-                protected_at=_moment(plain["protected_at"]),
-                keep_off=_moments(plain["keep_off"]),
-            )
-        except UNREADABLE as reason:
-            raise MemoryDamaged(
-                f"what control remembers of the nodes cannot be read: {reason}",
-                hint="Helios keeps still. To start without a memory: helios pause, then helios resume.",
-            ) from reason
+        return _from_json(cls, text, of="the nodes")
 
 
-def clear_service(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
+def clear_failed_wakes(memory: NodeControllerState, node: str | None = None) -> NodeControllerState:
     """Return the state after a person cleared failed wakes.
 
     The nodes may be put to sleep again.
@@ -315,22 +425,4 @@ def clear_service(memory: NodeControllerState, node: str | None = None) -> NodeC
     )
 
 
-def _told(moments: Mapping[str, datetime]) -> dict[str, str]:
-    return {name: at.isoformat() for name, at in moments.items()}
-
-
-def _moments(plain: Mapping[str, str]) -> dict[str, datetime]:
-    return {name: datetime.fromisoformat(at) for name, at in plain.items()}
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
-def _failure_told(failure: Failure) -> list[str]:
-    return [failure.node, failure.at.isoformat(), failure.what]
-
-
-def _failure(plain: Any) -> Failure:
-    node, at, what = plain
-    return Failure(node=str(node), at=datetime.fromisoformat(at), what=str(what))
+_STORED: dict[Any, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (ControllerState, NodeControllerState)}

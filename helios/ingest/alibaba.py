@@ -33,13 +33,13 @@ from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
 from helios.ingest.lines import head
-from helios.ingest.parse import NEVER, Instants, category, instants, job_states, known_values, numbers, strings
+from helios.ingest.parse import NEVER, Instants, category, known_values, numbers, strings
+from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JobState
 
 # Tasks lie in no order, so the whole table of tasks is summed by job before the first job is read. That takes some 60
 # bytes of memory for each task, and as many for each group tag.
 
-MIB_PER_GIB = 1024.0
 PER_CENT = 0.01
 _LINES_LOOKED_AT = 20
 _STATUS = frozenset({"Terminated", "Failed", "Running", "Waiting"})
@@ -99,85 +99,34 @@ TASKS = Table(
 GROUP_TAGS = Table(name="pai_group_tag_table", names=("inst_id", "user", "gpu_type_spec", "group", "workload"))
 
 
-class Tasks:
-    """Requested resources of each job, summed over its tasks.
+def _sum_tasks(rows: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return the requested resources of each job, summed over its tasks.
 
-    It also keeps the earliest start of a task, which is the start of the job, and the GPU types.
+    The index is of :func:`hash_names`. The earliest start of a task is the start of the job; the GPU types are joined.
     """
-
-    def __init__(self) -> None:
-        self._rows: list[pd.DataFrame] = []
-        self._jobs = pd.DataFrame()
-
-    def add(self, rows: DelimitedRows, results: CheckResults) -> None:
-        """Add rows of the task table, and refuse those that make no sense."""
-        results.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
-        instances = np.nan_to_num(_amount(rows, "inst_num", results), nan=1.0)
-        asked = {field: _amount(rows, field, results) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
-        started = _amount(rows, "start_time", results)
-        frame = pd.DataFrame(
-            {
-                "job": hash_names(rows.columns["job_name"]),
-                "gpus": asked["plan_gpu"] * PER_CENT,
-                "cpus": asked["plan_cpu"] * PER_CENT,
-                "memory_mib": asked["plan_mem"] * MIB_PER_GIB,
-                "started_s": np.where(started > 0, started, np.nan),
-                "gpu_type": pd.Series(category(rows.columns["gpu_type"])).astype(object),
-            }
-        )
-        self._rows.append(frame[results.accepted])
-
-    def close(self) -> None:
-        """Sum the added rows by job.
-
-        Call it once, after the last :meth:`add`.
-        """
-        rows = pd.concat(self._rows, ignore_index=True) if self._rows else _NO_TASKS
-        self._rows = []
-        jobs = rows.groupby("job")
-        self._jobs = jobs[["gpus", "cpus", "memory_mib"]].sum(min_count=1)
-        self._jobs["started_s"] = jobs["started_s"].min()
-        self._jobs["gpu_type"] = _kinds(rows[rows["gpus"] > 0])
-        self._jobs["has_task"] = True
-
-    def of(self, jobs: pa.Array) -> pd.DataFrame:
-        """Return the summed tasks of each named job, in the given order.
-
-        Columns: ``gpus``, ``cpus``, ``memory_mib``, ``started_s``, ``gpu_type`` and ``has_task``. A job without tasks
-        has NaN in every column.
-        """
-        return self._jobs.reindex(hash_names(jobs)).reset_index(drop=True)
+    tasks = pd.concat([_NO_TASKS, *rows], ignore_index=True) if rows else _NO_TASKS
+    by_job = tasks.groupby("job")
+    jobs = by_job[["gpus", "cpus", "memory_mib"]].sum(min_count=1)
+    return jobs.assign(started_s=by_job["started_s"].min(), gpu_type=_kinds(tasks[tasks["gpus"] > 0]), has_task=True)
 
 
-class GroupTags:
-    """The group tag of each job instance.
-
-    Jobs with the same tag run the same task repeatedly, as the trace's authors found; it is read as the job's name.
-    """
-
-    def __init__(self) -> None:
-        self._rows: list[pd.Series[Any]] = []
-        self._tags: pd.Series[Any] = pd.Series([], index=pd.Index([], dtype=np.uint64), dtype="category")
-
-    def add(self, rows: DelimitedRows) -> None:
-        """Add rows of the tag table."""
-        tags = pd.Series(category(rows.columns["group"]), index=hash_names(rows.columns["inst_id"]))
-        self._rows.append(tags[tags.notna()])
-
-    def close(self) -> None:
-        """Build the index of tags by job instance.
-
-        Call it once, after the last :meth:`add`. Of several tags for one instance the first counts.
-        """
-        if self._rows:
-            tags = pd.concat([tags.astype(object) for tags in self._rows]).astype("category")
-            self._tags = tags[~tags.index.duplicated()]
-        self._rows = []
-
-    def of(self, instances: pa.Array) -> pa.Array:
-        """Return the tag of each ``inst_id``, null where there is none."""
-        found = self._tags.reindex(hash_names(instances))
-        return pa.array(found.astype(object).where(found.notna(), None), pa.string())
+def _task_rows(rows: DelimitedRows, results: CheckResults) -> pd.DataFrame:
+    """Return the rows of a task table, refusing those that make no sense."""
+    results.refuse(rows.columns["job_name"].is_null().to_numpy(zero_copy_only=False), Reason.MISSING_JOB_ID)
+    instances = np.nan_to_num(_amount(rows, "inst_num", results), nan=1.0)
+    asked = {field: _amount(rows, field, results) * instances for field in ("plan_gpu", "plan_cpu", "plan_mem")}
+    started = _amount(rows, "start_time", results)
+    frame = pd.DataFrame(
+        {
+            "job": hash_names(rows.columns["job_name"]),
+            "gpus": asked["plan_gpu"] * PER_CENT,
+            "cpus": asked["plan_cpu"] * PER_CENT,
+            "memory_mib": asked["plan_mem"] * MIB_PER_GIB,
+            "started_s": np.where(started > 0, started, np.nan),
+            "gpu_type": pd.Series(category(rows.columns["gpu_type"])).astype(object),
+        }
+    )
+    return frame[results.accepted]
 
 
 def hash_names(names: pa.Array) -> NDArray[np.uint64]:
@@ -276,27 +225,32 @@ def _refuse_other_tables(path: Path) -> None:
         )
 
 
-def _tasks(reading: FileReading) -> Generator[JobRows, None, Tasks]:
+def _tasks(reading: FileReading) -> Generator[JobRows, None, pd.DataFrame]:
     """Read and sum the task table.
 
     Rows of it that make no sense are yielded as rejects, without jobs.
     """
-    tasks = Tasks()
+    tasks: list[pd.DataFrame] = []
     for rows in _rows_beside(reading, TASKS):
         results = CheckResults(len(rows))
-        tasks.add(rows, results)
+        tasks.append(_task_rows(rows, results))
         yield from _refusals(rows, results, TASKS)
-    tasks.close()
-    return tasks
+    return _sum_tasks(tasks)
 
 
-def _tags(reading: FileReading) -> Generator[JobRows, None, GroupTags]:
-    tags = GroupTags()
+def _tags(reading: FileReading) -> Generator[JobRows, None, pd.Series[Any]]:
+    """Read the group tag of each job instance.
+
+    The index is of :func:`hash_names`. Jobs with the same tag run the same task repeatedly, as the trace's authors
+    found; it is read as the job's name. Of several tags for one instance the first counts.
+    """
+    found = [pd.Series([], index=pd.Index([], dtype=np.uint64), dtype=object)]
     for rows in _rows_beside(reading, GROUP_TAGS) if reading.wants("name") else ():
-        tags.add(rows)
+        tags = pd.Series(category(rows.columns["group"]), index=hash_names(rows.columns["inst_id"]))
+        found.append(tags[tags.notna()].astype(object))
         yield from _refusals(rows, CheckResults(len(rows)), GROUP_TAGS)
-    tags.close()
-    return tags
+    known = pd.concat(found).astype("category")
+    return known[~known.index.duplicated()]
 
 
 def _rows_beside(reading: FileReading, table: Table) -> Iterator[DelimitedRows]:
@@ -326,54 +280,36 @@ def _refusals(rows: DelimitedRows, results: CheckResults, table: Table) -> Itera
     )
 
 
-def _draft(rows: DelimitedRows, reading: FileReading, tasks: Tasks, tags: GroupTags) -> JobRows:
-    results = CheckResults(len(rows))
-    asked = tasks.of(rows.columns["job_name"])
-    jobs: dict[str, Any] = {"job_id": strings(rows.columns["job_name"]), "state": _states(rows, results)}
-    jobs["submitted_at"] = _instants(_seconds(rows, "start_time", results), results)
-    jobs["started_at"] = _instants(asked["started_s"].to_numpy(dtype=np.float64), results)
-    if reading.only is None:
-        _read_run(jobs, rows, results)
-        _read_sizes(jobs, asked, reading)
-        jobs["user"] = category(rows.columns["user"])
-        jobs["name"] = strings(tags.of(rows.columns["inst_id"]))
-        reading.tally[NO_TAG] += int(jobs["name"].isna().sum())
-    return rows.draft(jobs, results)
-
-
-def _states(rows: DelimitedRows, results: CheckResults) -> pd.Categorical:
+def _draft(rows: DelimitedRows, reading: FileReading, tasks: pd.DataFrame, tags: pd.Series[Any]) -> JobRows:
+    job = Translation(rows, reading)
+    asked = tasks.reindex(hash_names(rows.columns["job_name"])).reset_index(drop=True)
+    job.read_strings(job_id="job_name")
     texts = known_values(rows.columns["status"])
     words = pc.index_in(texts, value_set=_THEIR_STATES)
-    states, bad = job_states(pc.coalesce(_OUR_STATES.take(words), texts))
-    results.refuse(bad, Reason.UNKNOWN_STATE)
-    return states
+    job.read_states(pc.coalesce(_OUR_STATES.take(words), texts))
+    job.jobs["submitted_at"] = _instants(job, "start_time")
+    job.jobs["started_at"] = job.instants(asked["started_s"].to_numpy(dtype=np.float64))
+    if reading.only is None:
+        job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NEVER, _instants(job, "end_time"))
+        job.jobs["run_time_s"] = job.run_time_s()
+        _read_sizes(job, asked)
+        job.read_categories(user="user")
+        found = tags.reindex(hash_names(rows.columns["inst_id"])).astype(object)
+        job.jobs["name"] = strings(pa.array(found.where(found.notna(), None), pa.string()))
+        reading.tally[NO_TAG] += int(job.jobs["name"].isna().sum())
+    return job.draft()
 
 
-def _seconds(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
-    values, bad = numbers(rows.columns[field])
-    results.refuse(bad, Reason.UNREADABLE_NUMBER)
+def _instants(job: Translation, field: str) -> Instants:
+    seconds = job.numbers(field)
     # The trace has 0 for an unknown time; the notebook of its authors reads it so.
-    return np.where(values == 0, np.nan, values)
+    return job.instants(np.where(seconds == 0, np.nan, seconds))
 
 
-def _instants(seconds: NDArray[np.float64], results: CheckResults) -> Instants:
-    found, bad = instants(seconds)
-    results.refuse(bad, Reason.UNREADABLE_TIME)
-    return found
-
-
-def _read_run(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults) -> None:
-    over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
-    jobs["ended_at"] = np.where(over, _instants(_seconds(rows, "end_time", results), results), NEVER)
-    jobs["run_time_s"] = (jobs["ended_at"] - jobs["started_at"]) / np.timedelta64(1, "s")
-
-
-def _read_sizes(jobs: dict[str, Any], asked: pd.DataFrame, reading: FileReading) -> None:
+def _read_sizes(job: Translation, asked: pd.DataFrame) -> None:
     gpus = np.nan_to_num(asked["gpus"].to_numpy(dtype=np.float64)).round(_DECIMALS)
-    whole = np.ceil(gpus)
-    reading.tally[FRACTIONS] += int(np.sum(whole != gpus))
-    reading.tally[NO_TASK] += int(asked["has_task"].isna().sum())
-    jobs["gpus"] = whole
-    jobs["gpu_type"] = pd.Categorical(asked["gpu_type"])
-    for name in ("cpus", "memory_mib"):
-        jobs[name] = asked[name].to_numpy(dtype=np.float64)
+    job.jobs["gpus"] = whole = np.ceil(gpus)
+    job.reading.tally[FRACTIONS] += int(np.sum(whole != gpus))
+    job.reading.tally[NO_TASK] += int(asked["has_task"].isna().sum())
+    job.jobs["gpu_type"] = pd.Categorical(asked["gpu_type"])
+    job.jobs |= {name: asked[name].to_numpy(dtype=np.float64) for name in ("cpus", "memory_mib")}

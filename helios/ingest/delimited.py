@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from helios.ingest.checks import CheckResults, Mask, Reason
-from helios.ingest.job_rows import FileReading, JobRows, Refused
+from helios.ingest.checks import Mask, Reason
+from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, blocks
 
 # Repair of rows that were broken by newlines or separators inside a field.
@@ -134,24 +134,23 @@ def repair(runs: Iterable[tuple[int, list[bytes]]], dialect: Dialect, *, first_l
         Line number of position 0.
     """
     repaired = Repaired()
-    for position, lines in runs:
-        _repair_run(lines, dialect, first_line + position, repaired)
+    for start, lines in runs:
+        run, position = _Run(lines, dialect), 0
+        while position < len(lines):
+            number = first_line + start + position
+            reason, _ = _decoded(lines[position])
+            found = None if reason else run.row_at(position)
+            if found is None:
+                repaired.refused.append(Refused(number, reason or Reason.WRONG_FIELD_COUNT, lines[position]))
+                position += 1
+                continue
+            repaired.lines.append(number)
+            repaired.fields.append(found.fields)
+            repaired.rejoined += found.rejoined
+            if found.lines > 1:
+                repaired.texts[number] = b"\n".join(lines[position : position + found.lines])
+            position += found.lines
     return repaired
-
-
-def _repair_run(lines: list[bytes], dialect: Dialect, number: int, repaired: Repaired) -> None:
-    run = _Run(lines, dialect)
-    position = 0
-    while position < len(lines):
-        reason, _ = _decoded(lines[position])
-        found = None if reason else run.row_at(position)
-        if found is None:
-            reason = reason or Reason.WRONG_FIELD_COUNT
-            repaired.refused.append(Refused(number + position, reason, lines[position]))
-            position += 1
-            continue
-        _accept(repaired, number + position, lines[position : position + found.lines], found)
-        position += found.lines
 
 
 class _Row(NamedTuple):
@@ -229,14 +228,6 @@ class _Run:
         if not quoted and any(self.dialect.begins_row(self.dialect.split(text)) for _, text in decoded[1:]):
             return None
         return "\n".join(text for _, text in decoded)
-
-
-def _accept(repaired: Repaired, line: int, lines: list[bytes], found: _Row) -> None:
-    repaired.lines.append(line)
-    repaired.fields.append(found.fields)
-    repaired.rejoined += found.rejoined
-    if len(lines) > 1:
-        repaired.texts[line] = b"\n".join(lines)
 
 
 def _decoded(line: bytes) -> tuple[Reason | None, str]:
@@ -319,30 +310,6 @@ class DelimitedRows:
         texts = np.empty(len(self), dtype=object)
         texts[:] = [self._text(line) for line in self.line.tolist()]
         return pd.util.hash_array(texts, categorize=False)
-
-    def draft(
-        self,
-        jobs: dict[str, Any],
-        results: CheckResults,
-        *,
-        skipped: Mask | None = None,
-        clusters: frozenset[str] = frozenset(),
-    ) -> JobRows:
-        """Return these rows translated into ``jobs``.
-
-        The arguments are described at :class:`JobRows`. With ``skipped`` None, no row is skipped.
-        """
-        return JobRows(
-            jobs=jobs,
-            line=self.line,
-            results=results,
-            skipped=np.zeros(len(self), dtype=np.bool_) if skipped is None else skipped,
-            refused=self.refused,
-            bytes_read=self.block.bytes_read,
-            texts=self.texts,
-            fingerprints=self.fingerprints,
-            clusters=clusters,
-        )
 
     def _text(self, line: int) -> bytes:
         if line in self.whole_texts:

@@ -1,8 +1,15 @@
-"""Reader and writer of the published Helios layout.
+"""Reader and writer of the published Helios layout, and reader of AcmeTrace job logs.
 
 A file has one line of comma-separated fields for each job, and the names of the columns in its first line. Source:
 github.com/S-Lab-System-Group/HeliosData, ``cluster_log.csv``. Two more columns are read and written where they exist:
 ``name`` (also ``jobname``) and ``time_limit`` (seconds, or a Slurm duration).
+
+AcmeTrace's job logs have these columns and a workload type. Their times carry a UTC offset. The file of the Kalos
+cluster also gives the memory of each pod. Source: github.com/InternLM/AcmeTrace, ``trace_seren.csv`` and
+``trace_kalos.csv``; Hu et al., *Characterization of Large Language Model Development in the Datacenter*, NSDI 2024.
+880,740 jobs, March to August 2023. Their ``duration`` is not read: in Seren it is end minus start, in Kalos end minus
+*submission*, whatever its README says (its own example: submitted 11:00:58, started 11:01:08, ended 11:01:16, duration
+18).
 """
 
 from __future__ import annotations
@@ -10,48 +17,25 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head
-from helios.ingest.parse import (
-    NEVER,
-    Instants,
-    category,
-    durations,
-    job_states,
-    known_values,
-    numbers,
-    spans,
-    strings,
-    tells_zone,
-)
+from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
+from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JOBS, JobState
 
-REQUIRED = ("job_id", "submit_time")
 FIELDS = (
-    "job_id",
-    "user",
-    "vc",
-    "gpu_num",
-    "cpu_num",
-    "node_num",
-    "state",
-    "submit_time",
-    "start_time",
-    "end_time",
-    "duration",
-    "queue",
+    *("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state"),
+    *("submit_time", "start_time", "end_time", "duration", "queue"),
 )
 EXTRA_FIELDS = ("name", "jobname", "time_limit")
 
@@ -84,32 +68,34 @@ class Wording:
     gib_each_node: str | None = None
 
 
-PUBLISHED = Wording(layout="helios", required=REQUIRED, fields=FIELDS, name=("name", "jobname"))
-MIB_PER_GIB = 1024.0
+PUBLISHED = Wording(layout="helios", required=("job_id", "submit_time"), fields=FIELDS, name=("name", "jobname"))
+ACME = Wording(
+    layout="acme",
+    required=("job_id", "submit_time", "type", "gpu_time"),
+    fields=(
+        *("job_id", "user", "node_num", "gpu_num", "cpu_num", "mem_per_pod_gb", "type", "state"),
+        *("submit_time", "start_time", "end_time", "duration", "queue", "gpu_time"),
+    ),
+    name=("type",),
+    duration_is_run_time=False,
+    gib_each_node="mem_per_pod_gb",
+)
+# Shanghai AI Lab. Seren's times say +08:00 and Kalos' +00:00; the days of both are those of Shanghai.
+ACME_ZONE = "Asia/Shanghai"
+_SIZES = {"gpus": "gpu_num", "cpus": "cpu_num", "nodes": "node_num"}
 _UNFINISHED = (JobState.PENDING.value, JobState.RUNNING.value, JobState.SUSPENDED.value)
 REJOINED = "rows broken by a newline or a comma in a field were put together again"
 
 
-def fits(start: bytes) -> bool:
-    """Return whether a file's first line has the columns of the Helios layout."""
-    return set(REQUIRED) <= set(column_names(start))
+def has_columns(start: bytes, wording: Wording) -> bool:
+    """Return whether a file's first line has the columns that every file of ``wording`` has."""
+    return set(wording.required) <= set(column_names(start))
 
 
 def column_names(start: bytes) -> tuple[str, ...]:
     """Return the column names in a file's first line, in lower case."""
     line = start.partition(b"\n")[0].decode("utf-8", errors="replace")
     return tuple(name.strip().strip('"').lower() for name in line.split(","))
-
-
-def drafts(reading: FileReading) -> Iterator[JobRows]:
-    """Yield a file of the Helios layout as translated rows.
-
-    Raises
-    ------
-    FormatUnknown
-        The first line does not name the columns ``job_id`` and ``submit_time``.
-    """
-    return translate(reading, PUBLISHED)
 
 
 def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
@@ -133,7 +119,16 @@ def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
         yield _draft(rows, reading, wording)
 
 
-LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start))
+def _layout(wording: Wording, *, zone: str = "UTC") -> Layout:
+    return Layout(
+        fits=partial(has_columns, wording=wording),
+        drafts=partial(translate, wording=wording),
+        local_times=lambda start: not tells_zone(start),
+        zone=zone,
+    )
+
+
+LAYOUT, ACME_LAYOUT = _layout(PUBLISHED), _layout(ACME, zone=ACME_ZONE)
 
 
 def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
@@ -189,70 +184,32 @@ def _columns(reading: FileReading, wording: Wording) -> list[str]:
 
 
 def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
-    results = CheckResults(len(rows))
-    jobs: dict[str, Any] = {"job_id": strings(_column(rows, "job_id"))}
-    state, bad = job_states(known_values(_column(rows, "state")))
-    results.refuse(bad, Reason.UNKNOWN_STATE)
-    jobs["state"] = state
-    _read_times(jobs, rows, reading, results)
+    job = Translation(rows, reading)
+    job.read_strings(job_id="job_id")
+    job.read_states(known_values(job.texts("state")))
+    job.jobs["submitted_at"] = submitted = job.times("submit_time")
+    started = job.times("start_time", not_before=submitted)
+    job.jobs["started_at"] = np.where(np.isnat(started), submitted + spans(job.numbers("queue")), started)
     if reading.only is None:
-        _read_run(jobs, rows, reading, results, wording)
-        _read_sizes(jobs, rows, results, wording)
-        for name, field in (("user", "user"), ("partition", "vc")):
-            jobs[name] = category(_column(rows, field))
-        jobs["name"] = strings(_column(rows, *wording.name))
-    return rows.draft(jobs, results)
+        _read_run(job, wording)
+        job.jobs |= {name: job.numbers(field) for name, field in _SIZES.items()}
+        job.jobs["gpus"] = np.nan_to_num(job.jobs["gpus"])
+        job.jobs["time_limit_s"] = job.durations("time_limit", bare_unit_s=1.0)
+        if wording.gib_each_node is not None:
+            job.jobs["memory_mib"] = job.numbers(wording.gib_each_node) * MIB_PER_GIB * job.jobs["nodes"]
+        job.read_categories(user="user", partition="vc")
+        job.jobs["name"] = strings(job.texts(*wording.name))
+    return job.draft()
 
 
-def _read_times(jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults) -> None:
-    submitted = _time(rows, "submit_time", reading, results, None)
-    started = _time(rows, "start_time", reading, results, submitted)
-    waited = _number(rows, "queue", results)
-    jobs["submitted_at"] = submitted
-    jobs["started_at"] = np.where(np.isnat(started), submitted + spans(waited), started)
-
-
-def _read_run(
-    jobs: dict[str, Any], rows: DelimitedRows, reading: FileReading, results: CheckResults, wording: Wording
-) -> None:
-    started = jobs["started_at"]
-    over = ~np.asarray(jobs["state"].isin(_UNFINISHED))
-    ended = _time(rows, "end_time", reading, results, np.fmax(jobs["submitted_at"], started))
-    duration = _number(rows, "duration" if wording.duration_is_run_time else "", results)
-    jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
-    lasted = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
+def _read_run(job: Translation, wording: Wording) -> None:
+    started, over = job.jobs["started_at"], ~job.is_in(_UNFINISHED)
+    ended = job.times("end_time", not_before=np.fmax(job.jobs["submitted_at"], started))
+    duration = job.numbers("duration" if wording.duration_is_run_time else "")
+    job.jobs["ended_at"] = np.where(over, np.where(np.isnat(ended), started + spans(duration), ended), NEVER)
     # The duration was counted by Slurm. The difference of two local times is wrong by an hour where clocks change.
-    jobs["run_time_s"] = np.where(over, np.where(np.isnan(duration), lasted, duration), np.nan)
-
-
-def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, wording: Wording) -> None:
-    for name, field in (("gpus", "gpu_num"), ("cpus", "cpu_num"), ("nodes", "node_num")):
-        jobs[name] = _number(rows, field, results)
-    jobs["gpus"] = np.nan_to_num(jobs["gpus"])
-    limit, bad = durations(_column(rows, "time_limit"), bare_unit_s=1.0)
-    results.refuse(bad, Reason.UNREADABLE_DURATION)
-    jobs["time_limit_s"] = limit
-    if wording.gib_each_node is not None:
-        jobs["memory_mib"] = _number(rows, wording.gib_each_node, results) * MIB_PER_GIB * jobs["nodes"]
-
-
-def _column(rows: DelimitedRows, *names: str) -> pa.Array:
-    found = rows.column(*names)
-    return pa.nulls(len(rows), pa.string()) if found is None else found
-
-
-def _time(
-    rows: DelimitedRows, field: str, reading: FileReading, results: CheckResults, not_before: Instants | None
-) -> Instants:
-    values, bad = reading.clock.read(_column(rows, field), not_before=not_before)
-    results.refuse(bad, Reason.UNREADABLE_TIME)
-    return values
-
-
-def _number(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
-    values, bad = numbers(_column(rows, field))
-    results.refuse(bad, Reason.UNREADABLE_NUMBER)
-    return values
+    run_time_s = np.where(np.isnan(duration), job.run_time_s(), duration)
+    job.jobs["run_time_s"] = np.where(over, run_time_s, np.nan)
 
 
 def _needs_quotes(layout: pd.DataFrame) -> bool:

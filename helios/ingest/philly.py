@@ -20,21 +20,20 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import Fields, as_text, read_records, value_at
 from helios.ingest.lines import head
-from helios.ingest.parse import Instants, category, job_states, known_values, numbers, strings, tells_zone
+from helios.ingest.parse import Instants, known_values, tells_zone
+from helios.ingest.translation import Translation
 from helios.model import JobState
 
 # The machine utilisation files beside the log name PDT and PST.
 ZONE = "America/Los_Angeles"
 FIELDS = ("job_id", "user", "vc", "state", "submitted", "before", "started", "ended", "gpus", "nodes", "node_list")
+_TIMES = {"submitted_at": "submitted", "eligible_at": "before", "started_at": "started", "ended_at": "ended"}
 _STATES = {"Pass": JobState.COMPLETED, "Killed": JobState.CANCELLED, "Failed": JobState.FAILED}
 _MEMBER = re.compile(rb'"(jobid|submitted_time|attempts)"\s*:')
 Record = dict[str, str | None]
@@ -117,42 +116,14 @@ def _state(status: Any, last: Fields) -> str | None:
 
 
 def _draft(rows: DelimitedRows, reading: FileReading) -> JobRows:
-    results = CheckResults(len(rows))
-    states, bad = job_states(known_values(rows.columns["state"]))
-    results.refuse(bad, Reason.UNKNOWN_STATE)
-    jobs = {
-        "job_id": strings(rows.columns["job_id"]),
-        "state": states,
-        **_times(rows, reading, results),
-        "gpus": _number(rows.columns["gpus"], results),
-        "nodes": _number(rows.columns["nodes"], results),
-        "user": category(rows.columns["user"]),
-        "partition": category(rows.columns["vc"]),
-        "node_list": category(rows.columns["node_list"]),
-    }
-    return rows.draft(jobs, results)
-
-
-def _times(rows: DelimitedRows, reading: FileReading, results: CheckResults) -> dict[str, Any]:
-    def read(name: str, not_before: Instants | None) -> Instants:
-        found, bad = reading.clock.read(rows.columns[name], not_before=not_before)
-        results.refuse(bad, Reason.UNREADABLE_TIME)
-        return found
-
-    submitted = read("submitted", None)
-    eligible = read("before", submitted)
-    started = read("started", np.fmax(submitted, eligible))
-    ended = read("ended", np.fmax(np.fmax(submitted, eligible), started))
-    return {
-        "submitted_at": submitted,
-        "eligible_at": eligible,
-        "started_at": started,
-        "ended_at": ended,
-        "run_time_s": (ended - started) / np.timedelta64(1, "s"),
-    }
-
-
-def _number(texts: pa.Array, results: CheckResults) -> NDArray[np.float64]:
-    values, bad = numbers(texts)
-    results.refuse(bad, Reason.UNREADABLE_NUMBER)
-    return values
+    job = Translation(rows, reading)
+    job.read_states(known_values(rows.columns["state"]))
+    before: Instants | None = None
+    for name, field in _TIMES.items():
+        job.jobs[name] = job.times(field, not_before=before)
+        before = job.jobs[name] if before is None else np.fmax(before, job.jobs[name])
+    job.jobs["run_time_s"] = job.run_time_s()
+    job.jobs |= {name: job.numbers(name) for name in ("gpus", "nodes")}
+    job.read_strings(job_id="job_id")
+    job.read_categories(user="user", partition="vc", node_list="node_list")
+    return job.draft()

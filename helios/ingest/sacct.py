@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,54 +19,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import CheckResults, Mask, Reason
+from helios.ingest.checks import Mask, Reason
 from helios.ingest.counted import Counted, counts_digest, read_counted
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import file_sha256, head
-from helios.ingest.parse import (
-    NEVER,
-    Instants,
-    category,
-    durations,
-    job_states,
-    known_values,
-    numbers,
-    spans,
-    strings,
-    tells_zone,
-)
+from helios.ingest.parse import NEVER, Instants, category, known_values, spans, strings, tells_zone
 from helios.ingest.slurm_values import DistinctColumn, Tres, gpus_per_node, job_ids, memories, tres_lists
+from helios.ingest.translation import Translation
 from helios.model import JobState
 
 # The 26 fields of a dump without a header, as in Open XDMoD's shredder and its reference data.
 RAW_FIELDS = (
-    "jobid",
-    "jobidraw",
-    "cluster",
-    "partition",
-    "qos",
-    "account",
-    "group",
-    "gid",
-    "user",
-    "uid",
-    "submit",
-    "eligible",
-    "start",
-    "end",
-    "elapsed",
-    "exitcode",
-    "state",
-    "nnodes",
-    "ncpus",
-    "reqcpus",
-    "reqmem",
-    "reqtres",
-    "alloctres",
-    "timelimit",
-    "nodelist",
-    "jobname",
+    *("jobid", "jobidraw", "cluster", "partition", "qos", "account", "group", "gid", "user", "uid"),
+    *("submit", "eligible", "start", "end", "elapsed", "exitcode", "state", "nnodes", "ncpus", "reqcpus"),
+    *("reqmem", "reqtres", "alloctres", "timelimit", "nodelist", "jobname"),
 )
 
 # Columns of JOBS and the sacct fields that give them, the best first.
@@ -90,23 +56,10 @@ SOURCES = {
     "node_list": ("nodelist", "nodes"),
 }
 _OTHER_FIELDS = (
-    "jobid",
-    "cluster",
-    "clustername",
-    "elapsed",
-    "elapsedraw",
-    "timelimit",
-    "timelimitraw",
-    "nnodes",
-    "allocnodes",
-    "reqnodes",
-    "reqcpus",
-    "ncpus",
-    "alloccpus",
-    "reqmem",
-    "reqgres",
-    "allocgres",
+    *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
+    *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres"),
 )
+_LABELS = ("group", "account", "qos", "partition", "exit_code", "tres_requested", "tres_allocated", "node_list")
 _FREE_TEXT = (
     *("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints"),
     *("wckey", "extra", "stdin", "stdout", "stderr", "container", "account"),
@@ -203,7 +156,7 @@ def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
 
     The columns of ``rows`` have the names of sacct's fields in lower case.
     """
-    return _Translation(rows, reading).draft()
+    return _SacctTranslation(rows, reading).translated()
 
 
 def fields_wanted(reading: FileReading) -> list[str]:
@@ -309,26 +262,25 @@ def _time_places(names: Sequence[str], until: int) -> list[int]:
     return [place for place, name in enumerate(names[:until]) if name in ("submit", "eligible", "start", "end")]
 
 
-class _Translation:
-    """One batch of rows while it is translated into columns of ``JOBS``."""
+class _SacctTranslation(Translation):
+    """Translation of sacct's fields."""
 
-    def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
-        self.rows = rows
-        self.reading = reading
-        self.results = CheckResults(len(rows))
-        self.jobs: dict[str, Any] = {}
-
-    def draft(self) -> JobRows:
+    def translated(self) -> JobRows:
+        """Return the rows, translated."""
         skipped = self._identify()
-        self._read_states()
+        if (states := self.rows.column(*SOURCES["state"])) is not None:
+            self.read_states(states)
         self._read_times()
         if self.reading.only is None:
-            self._read_durations()
+            self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
+            elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
+            self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
+            self._complete_runs(elapsed)
             self._read_sizes()
             self._read_labels()
             self.reading.tally[STEPS] += int(skipped.sum())
         clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
-        return self.rows.draft(self.jobs, self.results, skipped=skipped, clusters=clusters)
+        return self.draft(skipped=skipped, clusters=clusters)
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
@@ -343,44 +295,19 @@ class _Translation:
         self.jobs["het_job_offset"] = parts.het_job_offset
         return parts.is_step
 
-    def _read_states(self) -> None:
-        texts = self.rows.column(*SOURCES["state"])
-        if texts is not None:
-            self.jobs["state"], bad = job_states(texts)
-            self.results.refuse(bad, Reason.UNKNOWN_STATE)
-
     def _read_times(self) -> None:
         before: Instants | None = None
         for name in ("submitted_at", "eligible_at", "started_at", "ended_at"):
-            texts = self.rows.column(*SOURCES[name])
-            if texts is None or not self.reading.wants(name):
-                continue
-            self.jobs[name], bad = self.reading.clock.read(texts, not_before=before)
-            self.results.refuse(bad, Reason.UNREADABLE_TIME)
-            before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
-
-    def _read_durations(self) -> None:
-        limit = self._durations(("timelimit", 60.0), ("timelimitraw", 60.0))
-        self.jobs["time_limit_s"] = limit
-        elapsed = self._durations(("elapsedraw", 1.0), ("elapsed", 1.0))
-        self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
-        self._complete_runs(elapsed)
-
-    def _durations(self, *fields: tuple[str, float]) -> NDArray[np.float64]:
-        for name, unit_s in fields:
-            texts = self.rows.column(name)
-            if texts is not None:
-                values, bad = durations(texts, bare_unit_s=unit_s)
-                self.results.refuse(bad, Reason.UNREADABLE_DURATION)
-                return values
-        return np.full(len(self.rows), np.nan)
+            if self.rows.column(*SOURCES[name]) is not None and self.reading.wants(name):
+                self.jobs[name] = self.times(*SOURCES[name], not_before=before)
+                before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 
     def _complete_runs(self, elapsed: NDArray[np.float64]) -> None:
         """Complete start, end and run time from each other.
 
         For a running job sacct prints the elapsed time so far. So only jobs that have ended get an end and a run time.
         """
-        over = self._is_over()
+        over = np.ones(len(self.rows), dtype=np.bool_) if "state" not in self.jobs else ~self.is_in(_UNFINISHED)
         start, end = self._time("started_at"), np.where(over, self._time("ended_at"), NEVER)
         span = spans(elapsed)
         ran = over & (elapsed > 0)
@@ -394,10 +321,6 @@ class _Translation:
     def _time(self, name: str) -> Instants:
         return self.jobs[name] if name in self.jobs else np.full(len(self.rows), NEVER)
 
-    def _is_over(self) -> Mask:
-        state = self.jobs.get("state")
-        return np.ones(len(self.rows), dtype=np.bool_) if state is None else ~np.asarray(state.isin(_UNFINISHED))
-
     def _never_started(self, start: Instants, end: Instants) -> Mask:
         # Up to Slurm 20.02 a job that was cancelled while pending has the time of the cancellation as start and end.
         nodes, state = self.rows.column(*SOURCES["node_list"]), self.jobs.get("state")
@@ -410,33 +333,18 @@ class _Translation:
 
     def _read_sizes(self) -> None:
         asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
-        nodes = self._first(
-            self._counts("allocnodes"), self._counts("nnodes"), given.floats("nodes"), self._counts("reqnodes")
-        )
-        cpus = self._first(
-            self._counts("reqcpus"), asked.floats("cpus"), self._counts("ncpus"), self._counts("alloccpus")
-        )
+        counts = self.numbers
+        nodes = self._first(counts("allocnodes"), counts("nnodes"), given.floats("nodes"), counts("reqnodes"))
+        cpus = self._first(counts("reqcpus"), asked.floats("cpus"), counts("ncpus"), counts("alloccpus"))
         self.jobs["nodes"] = self._first(nodes, asked.floats("nodes"))
         self.jobs["cpus"] = self._first(cpus, given.floats("cpus"))
         self._read_gpus(asked, given)
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
-        texts = self.rows.column(*fields)
-        found = tres_lists(self._nothing() if texts is None else texts)
+        found = tres_lists(self.texts(*fields))
         self.results.refuse(found.unreadable, Reason.UNREADABLE_TRES)
         return found
-
-    def _nothing(self) -> pa.Array:
-        return pa.nulls(len(self.rows), pa.string())
-
-    def _counts(self, field: str) -> NDArray[np.float64]:
-        texts = self.rows.column(field)
-        if texts is None:
-            return np.full(len(self.rows), np.nan)
-        values, bad = numbers(texts)
-        self.results.refuse(bad, Reason.UNREADABLE_NUMBER)
-        return values
 
     def _first(self, *choices: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return for each row the first choice that is known and not 0.
@@ -458,8 +366,7 @@ class _Translation:
         self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
 
     def _memory(self) -> NDArray[np.float64]:
-        texts = self.rows.column("reqmem")
-        found = memories(self._nothing() if texts is None else texts)
+        found = memories(self.texts("reqmem"))
         self.results.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
         mib, each_cpu, each_node = (found.floats(name) for name in ("mib", "each_cpu", "each_node"))
         return np.select(
@@ -467,25 +374,14 @@ class _Translation:
         )
 
     def _read_labels(self) -> None:
-        for name in (
-            "group",
-            "account",
-            "qos",
-            "partition",
-            "exit_code",
-            "tres_requested",
-            "tres_allocated",
-            "node_list",
-        ):
-            texts = self.rows.column(*SOURCES[name])
-            if texts is not None:
-                self.jobs[name] = category(texts)
+        for name in _LABELS:
+            if self.rows.column(*SOURCES[name]) is not None:
+                self.jobs[name] = category(self.texts(*SOURCES[name]))
         users = [texts for field in SOURCES["user"] if (texts := self.rows.column(field)) is not None]
         if users:
             self.jobs["user"] = category(pc.coalesce(*users))
-        names = self.rows.column(*SOURCES["name"])
-        if names is not None:
-            self.jobs["name"] = strings(names)
+        if self.rows.column(*SOURCES["name"]) is not None:
+            self.jobs["name"] = strings(self.texts(*SOURCES["name"]))
 
 
 def _distinct_known(texts: pa.Array | None) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,32 +17,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
-from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head
-from helios.ingest.parse import NEVER, Instants, category, instants, numbers, strings
+from helios.ingest.parse import NEVER, category
+from helios.ingest.translation import Translation
 from helios.model import JobState
 
 FIELDS = (
-    "job",
-    "submit",
-    "wait",
-    "run",
-    "procs",
-    "cpu_time",
-    "memory",
-    "requested_procs",
-    "requested_time",
-    "requested_memory",
-    "status",
-    "user",
-    "group",
-    "executable",
-    "queue",
-    "partition",
-    "preceding",
-    "think",
+    *("job", "submit", "wait", "run", "procs", "cpu_time", "memory", "requested_procs", "requested_time"),
+    *("requested_memory", "status", "user", "group", "executable", "queue", "partition", "preceding", "think"),
 )
 KIB_PER_MIB = 1024.0
 _STATES = {0: JobState.FAILED, 1: JobState.COMPLETED, 5: JobState.CANCELLED}
@@ -93,60 +76,50 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
 
 
+class _SwfTranslation(Translation):
+    """Translation of fields in which -1 means unknown."""
+
+    def numbers(self, *fields: str) -> NDArray[np.float64]:
+        values = super().numbers(*fields)
+        return np.where(values == -1, np.nan, values)
+
+    def texts(self, *fields: str) -> pa.Array:
+        texts = super().texts(*fields)
+        return pc.if_else(pc.equal(texts, "-1"), pa.scalar(None, pa.string()), texts)
+
+
 def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> JobRows:
-    results = CheckResults(len(rows))
-    status = _number(rows, "status", results)
-    jobs: dict[str, Any] = {"job_id": strings(_label(rows, "job")), "state": _states(status)}
+    job = _SwfTranslation(rows, reading)
+    status = job.numbers("status")
+    job.read_strings(job_id="job")
+    job.jobs["state"] = _states(status)
     skipped = np.isin(status, _PARTIAL)
     reading.tally[PARTIAL] += int(skipped.sum())
-    submit = _number(rows, "submit", results)
-    jobs["submitted_at"] = _instants(unix_start_s + submit, results)
-    wait = _number(rows, "wait", results)
-    jobs["started_at"] = _instants(unix_start_s + submit + wait, results)
+    submitted_s = unix_start_s + job.numbers("submit")
+    job.jobs["submitted_at"] = job.instants(submitted_s)
+    left_queue_s = submitted_s + job.numbers("wait")
+    job.jobs["started_at"] = job.instants(left_queue_s)
     if reading.only is None:
-        _read_run(jobs, rows, results, unix_start_s + submit + wait)
-        _read_sizes(jobs, rows, results)
-        _read_labels(jobs, rows)
-    return rows.draft(jobs, results, skipped=skipped)
+        _read_run(job, left_queue_s)
+        asked = job.numbers("requested_procs")
+        job.jobs["cpus"] = cpus = np.where(asked > 0, asked, job.numbers("procs"))
+        job.jobs["gpus"] = np.zeros(len(rows))
+        job.jobs["time_limit_s"] = job.numbers("requested_time")
+        job.jobs["memory_mib"] = job.numbers("requested_memory") / KIB_PER_MIB * cpus
+        job.read_categories(user="user", group="group")
+        job.jobs["partition"] = category(pc.coalesce(job.texts("queue"), job.texts("partition")))
+        job.read_strings(name="executable")
+    return job.draft(skipped=skipped)
 
 
-def _read_run(
-    jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults, left_queue_s: NDArray[np.float64]
-) -> None:
-    run, procs = _number(rows, "run", results), _number(rows, "procs", results)
+def _read_run(job: Translation, left_queue_s: NDArray[np.float64]) -> None:
+    run, procs = job.numbers("run"), job.numbers("procs")
     # By the standard, a job that was cancelled before it started waited until the cancellation, and has neither run
     # time nor processors.
-    cancelled = np.asarray(jobs["state"] == JobState.CANCELLED.value)
-    unstarted = cancelled & ~(run > 0) & ~(procs > 0)
-    jobs["started_at"] = np.where(unstarted, NEVER, jobs["started_at"])
-    jobs["ended_at"] = _instants(left_queue_s + np.where(unstarted, 0.0, run), results)
-    jobs["run_time_s"] = np.where(unstarted, np.nan, run)
-
-
-def _read_sizes(jobs: dict[str, Any], rows: DelimitedRows, results: CheckResults) -> None:
-    asked = _number(rows, "requested_procs", results)
-    jobs["cpus"] = np.where(asked > 0, asked, _number(rows, "procs", results))
-    jobs["gpus"] = np.zeros(len(rows))
-    jobs["time_limit_s"] = _number(rows, "requested_time", results)
-    jobs["memory_mib"] = _number(rows, "requested_memory", results) / KIB_PER_MIB * jobs["cpus"]
-
-
-def _read_labels(jobs: dict[str, Any], rows: DelimitedRows) -> None:
-    jobs["user"] = category(_label(rows, "user"))
-    jobs["group"] = category(_label(rows, "group"))
-    jobs["partition"] = category(pc.coalesce(_label(rows, "queue"), _label(rows, "partition")))
-    jobs["name"] = strings(_label(rows, "executable"))
-
-
-def _number(rows: DelimitedRows, field: str, results: CheckResults) -> NDArray[np.float64]:
-    values, bad = numbers(rows.columns[field])
-    results.refuse(bad, Reason.UNREADABLE_NUMBER)
-    return np.where(values == -1, np.nan, values)
-
-
-def _label(rows: DelimitedRows, field: str) -> pa.Array:
-    texts = rows.columns[field]
-    return pc.if_else(pc.equal(texts, "-1"), pa.scalar(None, pa.string()), texts)
+    unstarted = job.is_in((JobState.CANCELLED.value,)) & ~(run > 0) & ~(procs > 0)
+    job.jobs["started_at"] = np.where(unstarted, NEVER, job.jobs["started_at"])
+    job.jobs["ended_at"] = job.instants(left_queue_s + np.where(unstarted, 0.0, run))
+    job.jobs["run_time_s"] = np.where(unstarted, np.nan, run)
 
 
 def _states(status: NDArray[np.float64]) -> pd.Categorical:
@@ -155,9 +128,3 @@ def _states(status: NDArray[np.float64]) -> pd.Categorical:
         codes[status == number] = code
     names = pd.Index([state.value for state in _STATES.values()], dtype="str")
     return pd.Categorical.from_codes(codes, categories=names)
-
-
-def _instants(seconds: NDArray[np.float64], results: CheckResults) -> Instants:
-    found, bad = instants(seconds)
-    results.refuse(bad, Reason.UNREADABLE_TIME)
-    return found

@@ -43,6 +43,11 @@ class NodeSeconds:
             **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(NodeSeconds)}
         )
 
+    def __sub__(self, other: NodeSeconds) -> NodeSeconds:
+        return NodeSeconds(
+            **{field.name: getattr(self, field.name) - getattr(other, field.name) for field in fields(NodeSeconds)}
+        )
+
     @property
     def powered(self) -> float:
         """Node seconds that were not spent asleep."""

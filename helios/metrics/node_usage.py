@@ -114,25 +114,36 @@ def most_at_once(
     of = group[intervals.node] if len(intervals.node) else np.zeros(0, dtype=np.int64)
     for number in range(n_groups):
         mine = (of == number) & (intervals.end_s > first_s)
-        most[number] = _most(intervals.start_s[mine], intervals.end_s[mine], first_s, step_s, n_steps)
+        start_s, end_s = intervals.start_s[mine], intervals.end_s[mine]
+        size = np.ones(len(start_s))
+        most[number] = most_held(start_s, end_s, size, first_s=first_s, step_s=step_s, n_steps=n_steps)
     return most
 
 
-def _most(start_s: Seconds, end_s: Seconds, first_s: int, step_s: int, n_steps: int) -> NDArray[np.float64]:
-    """Return the largest number at once in each step.
+def most_held(
+    start_s: Seconds, end_s: Seconds, size: NDArray[np.float64], *, first_s: int, step_s: int, n_steps: int
+) -> NDArray[np.float64]:
+    """Return the peak of what is held together in each step.
 
-    It is reached at the begin of the step, or at one of the starts within it.
+    Parameters
+    ----------
+    start_s, end_s : int64 arrays of shape (n,)
+        From when to when something is held.
+    size : float64 array of shape (n,)
+        How much of it.
+    first_s, step_s, n_steps : int
+        As for :func:`most_at_once`.
     """
-    edges_s = first_s + step_s * np.arange(n_steps, dtype=np.int64)
-    starts, ends = np.sort(start_s), np.sort(end_s)
-    most = _at(starts, ends, edges_s).astype(np.float64)
-    within = starts[(starts >= first_s) & (starts < first_s + step_s * n_steps)]
-    np.maximum.at(most, (within - first_s) // step_s, _at(starts, ends, within))
-    return most
-
-
-def _at(starts: Seconds, ends: Seconds, moments_s: Seconds) -> NDArray[np.int64]:
-    return np.searchsorted(starts, moments_s, side="right") - np.searchsorted(ends, moments_s, side="right")
+    at_s, change = np.concatenate([start_s, end_s]), np.concatenate([size, -size])
+    order = np.argsort(at_s, kind="stable")
+    moments, last = np.unique(at_s[order], return_index=True)
+    held = np.add.accumulate(np.add.reduceat(change[order], last)) if len(moments) else np.zeros(0)
+    edges = first_s + step_s * np.arange(n_steps, dtype=np.int64)
+    before = np.searchsorted(moments, edges, side="right") - 1
+    most = np.where(before >= 0, held[before] if len(held) else 0.0, 0.0)
+    within = (moments >= first_s) & (moments < first_s + step_s * n_steps)
+    np.maximum.at(most, (moments[within] - first_s) // step_s, held[within])
+    return np.maximum(most, 0.0)
 
 
 def _expanded(text: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Frames of what Helios records about itself.
 
-Modes, cycles, decisions, applied changes, the models in charge, and what was read.
+Modes, cycles, decisions, applied changes, the active models, and what was read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Mode(StrEnum):
 
 
 class AuditStep(StrEnum):
-    """What was decided about the model in charge of a cluster."""
+    """What was decided about the active model of a cluster."""
 
     PROMOTED = "promoted"
     KEPT = "kept"
@@ -32,8 +32,8 @@ PROMOTIONS = FrameKind(
     columns=columns(
         ("promoted_at", TIME, "When it was decided"),
         ("step", "category", "Step: promoted, kept or rolled back"),
-        ("model_id", "str", "The model in charge from then on; missing: none, shrinkage predicts"),
-        ("previous", "str", "The model in charge until then; missing as above"),
+        ("model_id", "str", "The model active from then on; missing: none, shrinkage predicts"),
+        ("previous", "str", "The model active until then; missing as above"),
         ("candidate", "str", "The model that was judged; missing: none was"),
         ("promoted_by", "str", "Who decided: a person's login, or nightly"),
         ("why", "str", "Why, for a person"),

@@ -156,7 +156,7 @@ class ModelRecord:
     manifest : dict
         What it was trained on and how: see ``docs/predictions.md``; empty for a model of a Helios that wrote none.
     confirmed_at : datetime, optional
-        When it was last put or left in charge of its cluster; None: it is not in charge, or that was never decided.
+        When it was last promoted or kept as the active model; None: it is not active, or that was never decided.
     """
 
     model_id: str
@@ -174,7 +174,7 @@ class ModelRecord:
     def known_good_at(self) -> datetime:
         """When it was last known to be the best available.
 
-        When it was trained, or since then put or left in charge.
+        When it was trained, or since then promoted or kept.
         """
         return max(self.trained_at, self.confirmed_at or self.trained_at)
 

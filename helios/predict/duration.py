@@ -45,7 +45,7 @@ from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 ROUNDS = 250
 PARAMETERS = {
     "objective": "quantile",
-    "num_leaves": 31,  # against 15: docs/predictions.md
+    "num_leaves": 31,  # against 15: docs/experiments.md
     "learning_rate": 0.08,
     "min_data_in_leaf": 40,
     "bagging_fraction": 0.8,
@@ -389,9 +389,9 @@ def _best_trust(model: DurationModel, features: NDArray[np.float32], run_time_s:
     return next(trust for trust, score in zip(TRUSTS, scores, strict=True) if score >= max(scores) - CLEARLY)
 
 
-def _stretch(progress: Progress, first: float, last: float, setup: str, done: float) -> None:
+def _stretch(progress: Progress, first: float, last: float, step: str, done: float) -> None:
     """Report progress ``done`` as a part of the range from ``first`` to ``last``."""
-    progress(setup, first + (last - first) * done)
+    progress(step, first + (last - first) * done)
 
 
 def refuse_too_few(ended: int, until: datetime | None) -> None:

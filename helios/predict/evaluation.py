@@ -112,7 +112,10 @@ def evaluate(
         Too few jobs ended before the moment, or none with a known run time was submitted after it.
     """
     if refit_every is not None and refit_every <= timedelta(0):
-        raise UsageError("The trees cannot be grown anew every 0 s.", hint="Write 7d, or leave --refit-every out.")
+        raise UsageError(
+            "The time between two trainings (--refit-every) must be longer than 0.",
+            hint="Write 7d, or leave --refit-every out to train once.",
+        )
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
     first_test, split_s = _split(table, train_until, test_fraction)
@@ -136,7 +139,7 @@ def evaluate(
     learned = _as_learned(course, features, table.submitted_s, first_test)
     figures = scores_for(calibrated_quantiles(model, table, features, learned)[tested], judged)
     controls = _controls(table, features, taught, tested, judged)
-    grown = [f"The trees were grown anew {len(course) - 1} times during the test."] if len(course) > 1 else []
+    grown = [f"The model was trained again {len(course) - 1} times during the test."] if len(course) > 1 else []
     return Evaluation(
         cluster=cluster,
         train_until=moment,
@@ -154,7 +157,10 @@ def evaluate(
 def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> tuple[int, int]:
     """Return the first job to evaluate on, and the time of the split, s."""
     if (moment is None) == (fraction is None):
-        raise UsageError("Say either a moment to train until or a fraction of the jobs to test on.")
+        raise UsageError(
+            "Either a time to train until or a share of the jobs to test on is needed, and not both.",
+            hint="Give --train-until 2020-09-01 or --test-fraction 0.3.",
+        )
     if table.n == 0:
         raise NotEnoughHistory("There are no jobs.", hint="Load a trace first: helios trace load FILE.")
     if moment is not None:

@@ -47,15 +47,6 @@ from helios.predict.trees import predict_trees
 BASES = ("user+size", "user", "group", "size", "all")
 """Codes of :func:`fallback_level` by position, from the narrowest group to the widest."""
 
-BASIS_WORDS = {
-    "user+size": "jobs of this user with this size and time limit",
-    "user": "jobs of this user, none of them with this size and time limit",
-    "group": "jobs of this account; none of this user has ended",
-    "size": "jobs of others with this size, time limit and partition; none of this user or account has ended",
-    "all": "all jobs of the cluster; none of this user, account or request has ended",
-}
-"""Meaning of each of ``BASES``, for a person. Each text continues a sentence after "rests on"."""
-
 _USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
 
 
@@ -155,14 +146,6 @@ class RecentInGroup:
     last: int
     shortest_s: float
     longest_s: float
-
-
-def recent_in_group(table: JobTable, basis: str) -> RecentInGroup | None:
-    """Return the last ended jobs of the last job's ``basis``.
-
-    ``basis`` is one of ``BASES``. None where none had ended.
-    """
-    return _recent(table, group_columns(table), basis)
 
 
 def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
@@ -378,7 +361,7 @@ def explain_last(
         steps=_steps(history, events, row[0]),
         corrections=_corrections(model, row, np.log1p(quantiles[1])),
         features={name: float(value) for name, value in zip(FEATURES, row[0], strict=True)},
-        recent=recent_in_group(table, basis),
+        recent=_recent(table, events.groups, basis),
         resembling=similar_jobs(table, most=alike),
     )
 

@@ -170,7 +170,8 @@ class JobTable:
         submitted_s = _seconds(jobs["submitted_at"])
         if (np.diff(submitted_s) < 0).any():
             raise FrameInvalid(
-                "the jobs are not in submission order", hint="Order them with helios.model.in_submission_order."
+                "The jobs are not in submission order: one was submitted before the job above it.",
+                hint="Order them first: helios.model.in_submission_order(jobs).",
             )
         local = jobs["submitted_at"].dt.tz_convert(timezone).dt
         return cls(

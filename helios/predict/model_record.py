@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any
@@ -40,35 +39,13 @@ TRAINED_ON = ("job_id", "restart", *READ)
 """Columns of ``JOBS`` that training reads, and those that identify a job. Training needs no others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """Training data and settings of a model.
-
-    Attributes
-    ----------
-    first_submission, last_submission : datetime
-        First and last submission of the jobs in training.
-    digest : str
-        SHA-256 of those jobs, independent of the order in which they were loaded.
-    seed : int
-    parameters : mapping
-        Parameters of the training.
-    inputs : Inputs
-        Distributions of the features; see :mod:`helios.predict.drift`.
-    """
-
-    first_submission: datetime
-    last_submission: datetime
-    digest: str
-    seed: int
-    parameters: Mapping[str, Any]
-    inputs: Inputs
-
-
 def describe_provenance(
     model: DurationModel, jobs: pd.DataFrame, *, table: JobTable, features: NDArray[np.float32], seed: int
-) -> Provenance:
-    """Return the provenance of ``model``.
+) -> dict[str, Any]:
+    """Return what ``model`` was trained on and how, as plain values for its manifest.
+
+    They are the first and last submission, the SHA-256 of the jobs, the parameters, and the distributions of the
+    features (:mod:`helios.predict.drift`).
 
     Parameters
     ----------
@@ -81,14 +58,14 @@ def describe_provenance(
 
     rows = rows_learned_from(table, model.trained_until)
     submitted = jobs["submitted_at"].iloc[rows]
-    return Provenance(
-        first_submission=submitted.min().to_pydatetime(),
-        last_submission=submitted.max().to_pydatetime(),
-        digest=model_digest(jobs.iloc[rows]),
-        seed=seed,
-        parameters=PARAMETERS | {"rounds": ROUNDS, "quantiles": list(QUANTILES), "most_jobs": MOST_JOBS},
-        inputs=training_inputs(features, table, rows),
-    )
+    return {
+        "first_submission": submitted.min().to_pydatetime().isoformat(),
+        "last_submission": submitted.max().to_pydatetime().isoformat(),
+        "digest": model_digest(jobs.iloc[rows]),
+        "seed": seed,
+        "parameters": PARAMETERS | {"rounds": ROUNDS, "quantiles": list(QUANTILES), "most_jobs": MOST_JOBS},
+        "inputs": training_inputs(features, table, rows).to_json(),
+    }
 
 
 def rows_learned_from(table: JobTable, until: datetime) -> NDArray[np.int64]:
@@ -114,7 +91,7 @@ def to_record(
     *,
     trained_at: datetime,
     scores: Mapping[str, Any] | None = None,
-    provenance: Provenance | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> ModelRecord:
     """Return ``model`` as a record for the warehouse.
 
@@ -124,10 +101,10 @@ def to_record(
         The current time, aware. It is not part of the model's text.
     scores : mapping, optional
         Scores of its evaluation as plain values.
-    provenance : Provenance, optional
-        None to leave it out of the manifest.
+    provenance : mapping, optional
+        As :func:`describe_provenance` gives it; None to leave it out of the manifest.
     """
-    manifest = _manifest(model, scores=scores or {}, provenance=provenance)
+    manifest = _manifest(model, scores=scores or {}) | dict(provenance or {})
     artifact = {
         "format": FORMAT,
         "manifest": manifest,
@@ -176,7 +153,7 @@ def from_record(record: ModelRecord) -> DurationModel:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
             f"Model {record.model_id} cannot be read: {reason}",
-            hint="Train it anew: helios model train. Until then, put another in charge: helios model rollback.",
+            hint="Train a new one: helios model train --promote. Or go back to the one before: helios model rollback.",
         ) from reason
 
 
@@ -196,7 +173,7 @@ def inputs_in(manifest: Mapping[str, Any]) -> Inputs | None:
     except (KeyError, TypeError, ValueError, AttributeError) as reason:
         raise ModelUnreadable(
             f"What a model says of its training cannot be read: {reason!r}",
-            hint="Train it anew: helios model train.",
+            hint="Train a new model: helios model train.",
         ) from reason
 
 
@@ -233,7 +210,7 @@ def _plain(value: Any) -> int | float | str:
     return plain if np.isfinite(plain) else str(plain)
 
 
-def _manifest(model: DurationModel, *, scores: Mapping[str, Any], provenance: Provenance | None) -> dict[str, Any]:
+def _manifest(model: DurationModel, *, scores: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "cluster": model.cluster,
         "trained_until": model.trained_until.isoformat(),
@@ -245,18 +222,6 @@ def _manifest(model: DurationModel, *, scores: Mapping[str, Any], provenance: Pr
         else {"until": model.backtest.until.isoformat(), "jobs": model.backtest.jobs},
         "versions": {"helios": version("helios-slurm"), "lightgbm": version("lightgbm")},
         "scores": dict(scores),
-        **(_told(provenance) if provenance else {}),
-    }
-
-
-def _told(provenance: Provenance) -> dict[str, Any]:
-    return {
-        "first_submission": provenance.first_submission.isoformat(),
-        "last_submission": provenance.last_submission.isoformat(),
-        "digest": provenance.digest,
-        "seed": provenance.seed,
-        "parameters": dict(provenance.parameters),
-        "inputs": provenance.inputs.to_json(),
     }
 
 

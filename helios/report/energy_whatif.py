@@ -35,7 +35,7 @@ class PolicyResult:
     ----------
     policy : str
         ``always_on``, ``idle_timer_10min``, ``max_3h_plus_5``, ``ces_published``, ``ces``, ``oracle``,
-        ``packing``, ``ces+packing``, ...
+        ``node_fill_order``, ``ces+node_fill_order``, ...
     mean_sleeping_nodes : float
         Nodes not powered (neither awake nor on the way), averaged over time.
     node_utilization_before, node_utilization_after : float
@@ -250,22 +250,35 @@ def _columns(*, jobs: bool, width: int) -> list[str]:
 
 
 def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str]:
+    """Return the cells of a policy by heading.
+
+    The headings are those of the terminal and those of the page.
+    """
     low, high = policy.wakeups_per_day_interval
-    longest, each = policy.longest_delay_s, policy.nodes_per_wakeup
     saved = policy.saved_kwh / baseline.energy_kwh if baseline and baseline.energy_kwh else None
+    in_use, each = percent(policy.node_utilization_after, 1), figure(policy.nodes_per_wakeup, 1)
+    delayed = "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}"
+    short = f"{policy.node_hours_short:,.1f}"
     return {
         "Asleep": f"{policy.mean_sleeping_nodes:.1f}",
-        "Used": percent(policy.node_utilization_after, 1),
+        "Used": in_use,
+        "In use": in_use,
         "Wakes/day": f"{policy.wakeups_per_day:.2f}",
+        "Wake-ups a day": f"{policy.wakeups_per_day:.2f} ({low:.2f}-{high:.2f})",
         "95 %": f"{low:.2f}-{high:.2f}",
-        "Short node-h": f"{policy.node_hours_short:,.1f}",
-        "Delayed": "-" if policy.jobs_delayed is None else f"{policy.jobs_delayed:,}",
-        "Longest": duration_in_words(longest) if longest else "-",
+        "Short node-h": short,
+        "Short, node h": short,
+        "Delayed": delayed,
+        "Jobs delayed": delayed,
+        "Longest": duration_in_words(policy.longest_delay_s) if policy.longest_delay_s else "-",
         "Sleeps/day": f"{policy.sleeps_per_day:.2f}",
-        "Nodes/wake": figure(each, 1),
+        "Nodes/wake": each,
+        "Nodes each": each,
         "Short/day": f"{policy.short_node_events_per_day:.2f}",
+        "kWh": f"{policy.energy_kwh:,.0f}",
         "MWh": f"{policy.energy_kwh / 1e3:,.1f}",
         "Saved": percent(saved, 1),
+        "Saved kWh": f"{policy.saved_kwh + 0.0:,.0f}",
         "Cost": f"{policy.cost:,.0f} {policy.currency}",
         "CO2 t": f"{policy.co2_kg / 1e3:,.1f}",
     }
@@ -273,18 +286,7 @@ def _cells(policy: PolicyResult, baseline: PolicyResult | None) -> dict[str, str
 
 def policy_cells(policy: PolicyResult, names: Sequence[str]) -> list[str]:
     """Return the row of a policy on a page, its name first."""
-    low, high = policy.wakeups_per_day_interval
-    delayed = policy.jobs_delayed
-    cells = {
-        "Asleep": f"{policy.mean_sleeping_nodes:.1f}",
-        "In use": percent(policy.node_utilization_after, 1),
-        "Wake-ups a day": f"{policy.wakeups_per_day:.2f} ({low:.2f}-{high:.2f})",
-        "Nodes each": figure(policy.nodes_per_wakeup, 1),
-        "Short, node h": f"{policy.node_hours_short:,.1f}",
-        "Jobs delayed": "-" if delayed is None else f"{delayed:,}",
-        "kWh": f"{policy.energy_kwh:,.0f}",
-        "Saved kWh": f"{policy.saved_kwh + 0.0:,.0f}",
-    }
+    cells = _cells(policy, None)
     return [policy.policy, *(cells[name] for name in names)]
 
 
@@ -325,4 +327,4 @@ def _colour(policy: str) -> str:
         return ORANGE
     if policy.startswith("ces"):
         return BLUE
-    return GREEN if "packing" in policy else INK
+    return GREEN if "node_fill_order" in policy else INK

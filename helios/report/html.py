@@ -112,13 +112,19 @@ class TableCells:
 class PageSection:
     """A part of a page.
 
-    The first one is the summary and shows no title.
+    The first one is the summary and shows no title. One without content is left out.
+
+    Attributes
+    ----------
+    figures : sequence of callable
+        Each draws a figure as :func:`inline` takes it.
+    tables : sequence of ReportTable or TableCells
     """
 
     title: str = ""
     sentences: Sequence[str] = ()
-    figures: Sequence[Markup | None] = ()
-    tables: Sequence[TableCells] = ()
+    figures: Sequence[Callable[..., str | None]] = ()
+    tables: Sequence[ReportTable | TableCells] = ()
     notes: Sequence[str] = ()
 
 
@@ -126,8 +132,14 @@ def render_sections(
     title: str, subtitle: str, sections: Sequence[PageSection], *, alarming: bool = False, footer: str = ""
 ) -> str:
     """Return a page of sentences, figures and tables."""
+    filled = []
+    for section in sections:
+        figures = [figure for draw in section.figures if (figure := inline(draw))]
+        tables = [table if isinstance(table, TableCells) else to_cells(table) for table in section.tables]
+        if section.sentences or figures or tables:
+            filled.append((section, figures, tables))
     return _PAGES.get_template("sections.html.j2").render(
-        title=title, subtitle=subtitle, sections=sections, alarming=alarming, footer=footer
+        title=title, subtitle=subtitle, sections=filled, alarming=alarming, footer=footer
     )
 
 
@@ -153,14 +165,11 @@ def to_cells(answer: ReportTable) -> TableCells:
 def render_energy(ledger: EnergyLedger) -> str:
     """Return the page of an energy ledger."""
     answer = energy_answer(ledger)
-    drawn = {
-        "What the nodes did": inline(nodes_over_time, ledger),
-        "What sleep saved": inline(saved_by_day, ledger),
-    }
     sections = [
         PageSection(sentences=energy_sentences(ledger)),
-        *(PageSection(title=title, figures=[figure]) for title, figure in drawn.items() if figure),
-        PageSection(title="Node hours, energy and money", tables=[to_cells(answer)], notes=ledger.notes),
+        PageSection(title="What the nodes did", figures=[partial(nodes_over_time, ledger)]),
+        PageSection(title="What sleep saved", figures=[partial(saved_by_day, ledger)]),
+        PageSection(title="Node hours, energy and money", tables=[answer], notes=ledger.notes),
     ]
     return render_sections(answer.title, f"Times on the cluster's own clock ({ledger.timezone}).", sections)
 
@@ -173,7 +182,7 @@ def render_energy_whatif(found: EnergyWhatIf) -> str:
     first, end = found.window
     sections = [
         PageSection(sentences=energy_verdict(found)),
-        PageSection(title="Nodes asleep against wake-ups", figures=[inline(energy_figure, found)]),
+        PageSection(title="Nodes asleep against wake-ups", figures=[partial(energy_figure, found)]),
         PageSection(
             title="Every policy",
             sentences=[
@@ -233,14 +242,14 @@ def _history(description: Description | None) -> dict[str, Markup | None]:
     }
 
 
-def inline(draw: Callable[..., str | None], shown: Any) -> Markup | None:
+def inline(draw: Callable[..., str | None], *shown: Any) -> Markup | None:
     """Draw a figure in a wide and a narrow form.
 
     The page shows the one that fits the screen. None where there is nothing to draw.
 
     A figure is marked as safe: it is ours, and its texts are escaped by the drawing library.
     """
-    wide, narrow = draw(shown), draw(shown, narrow=True)
+    wide, narrow = draw(*shown), draw(*shown, narrow=True)
     if wide is None or narrow is None:
         return None
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(Markup(wide), Markup(narrow))

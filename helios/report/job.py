@@ -19,7 +19,7 @@ from helios.units import duration_in_words
 
 # Slurm's reasons why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
 REASONS = {
-    "None": "Slurm has not looked at it yet",
+    "None": "Slurm has not considered it yet",
     "Priority": "other jobs come before it",
     "Resources": "it is next in line and waits for free nodes",
     "Dependency": "it waits for another job that it depends on",
@@ -44,7 +44,7 @@ REASONS = {
 ACTIVITY = {
     "done": "set {after}",
     "would": "would have set {after}",
-    "refused": "asked for {after} and was refused",
+    "refused": "requested {after} and was refused",
     "mismatch": "set {after}, and something else was read back",
     "failed": "could not set {after}",
 }

@@ -15,10 +15,10 @@ from helios.report.tables import WIDE, figure, plain_table
 from helios.units import best_unit, change, duration, percent
 
 PROMOTED = "*"
-NAMES = {"model": "new model", "in charge": "model in charge", "user_last": "user's last ended job"}
+NAMES = {"model": "new model", "active": "active model", "user_last": "user's last ended job"}
 SHOWN_FEATURES = 10
 TRIED = {"promoted": "would be promoted", "kept": "would not be promoted"}
-STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is back in charge"}
+STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": "is active again"}
 
 
 def models_table(
@@ -70,7 +70,7 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
         "inside the interval as it was learned, before it is calibrated. In brackets: what chance allows (90 %, "
-        f"drawing whole {comparison['drawn']} anew).[/]"
+        f"whole {comparison['drawn']} resampled).[/]"
     )
     sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
     return Group(caption, "", table, "", beside, "", *sentences, *(escape(note) for note in notes), "", legend)
@@ -79,11 +79,11 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
 def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
     """Describe what became of a model, in sentences.
 
-    Whether it was promoted, why, and which model is in charge.
+    Whether it was promoted, why, and which model is active.
     """
     step, model_id = outcome["step"], outcome["model_id"]
     if step is None:
-        first = f"{model_id} is kept and in charge of nothing: {outcome['why']}."
+        first = f"{model_id} is kept and not used: {outcome['why']}."
     else:
         did = STEPS[step] if outcome["written"] else f"{TRIED[step]} (nothing was written)"
         first = f"{model_id} {did}: {outcome['why']}."
@@ -127,13 +127,13 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
 
 def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None) -> list[str]:
     chosen = [model["model_id"] for model in models if model["promoted"]]
-    said = [f"{PROMOTED} in charge: {chosen[0]}." if chosen else "No model is in charge: shrinkage predicts."]
+    said = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
         at = _minute(last["promoted_at"])
         said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
-        said.append("Nothing was ever decided: the newest is in charge.")
+        said.append("Nothing was ever decided: the newest is active.")
     said += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
     if drift:
         said.append(f"Drift: {drift}.")
@@ -148,14 +148,14 @@ def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
 def _who(outcome: Mapping[str, Any]) -> list[str]:
     promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
     if not outcome["written"]:
-        return [f"In charge, as before: {before}."]
+        return [f"Active, as before: {before}."]
     if promoted == model_id:
-        return [f"In charge: {promoted}" + (f", before it {before}." if before != promoted else ".")]
+        return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
     if promoted == "shrinkage":
-        said = "In charge: shrinkage, which needs no training."
-        return [said, f"Put it in charge all the same: helios model promote {model_id}"]
-    judge = f"Judge both: helios model compare {promoted} {model_id}"
-    return [f"In charge: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
+        said = "Active: shrinkage, which needs no training."
+        return [said, f"Promote it all the same: helios model promote {model_id}"]
+    judge = f"Compare both: helios model compare {promoted} {model_id}"
+    return [f"Active: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
 
 
 def _sentence(comparison: Mapping[str, Any], name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,191 +18,8 @@ from helios.units import duration, duration_in_words, percent
 if TYPE_CHECKING:
     from helios.predict.explain import Explained, RecentInGroup
 
-Features = Mapping[str, float]
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
-
-LAST_OF = {
-    "user": "of this user",
-    "user_limit": "of this user and limit",
-    "user_any_limit": "of this user and size, whatever the limit",
-    "user_size": "of this user, size and limit",
-    "user_family": "of this user and a kindred name",
-    "user_stem": "of this user and name, digits aside",
-    "user_name": "of this user, name and size",
-    "account": "of this account",
-    "request": "of anyone of this size and limit",
-    "partition": "of anyone in this partition",
-    "global": "of anyone",
-}
-"""By level: whose last ended jobs are meant."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Phrase:
-    """Wording of a group of related features.
-
-    Attributes
-    ----------
-    features : str
-        Which, as a pattern; levels that are added bring features of these forms.
-    needs : tuple of str
-        Features whose values ``known`` takes.
-    known : callable
-    otherwise : str
-        The clause where any of ``needs`` is unknown.
-    """
-
-    features: str
-    needs: tuple[str, ...]
-    known: Callable[..., str]
-    otherwise: str = ""
-
-
-def _time(log_s: float) -> str:
-    return duration_in_words(max(float(np.expm1(log_s)), 0.0))
-
-
-def _count(log_number: float) -> int:
-    return round(float(np.expm1(log_number)))
-
-
-def _counted(number: float, unit: str) -> str:
-    return f"{number:,.0f} {unit}{'' if number == 1 else 's'}"
-
-
-def _unended(unended: float, age: float) -> str:
-    if not _count(unended):
-        return "no other job of this user waits or runs"
-    mean = "" if np.isnan(age) else f", for {_time(age)} on average"
-    return f"{_counted(_count(unended), 'job')} of this user wait or run{mean}"
-
-
-def _rhythm(gap: float, burst: float) -> str:
-    place = f", job {_count(burst) + 1} of a burst" if np.expm1(burst) >= 0.5 else ""
-    return f"submitted {_time(gap)} after this user's last{place}"
-
-
-def _request(gpus: float, log_cpus: float, log_nodes: float) -> str:
-    asked = ((gpus, "GPU"), (float(np.expm1(log_cpus)), "CPU"), (float(np.expm1(log_nodes)), "node"))
-    told = [_counted(round(number), unit) for number, unit in asked if number > 0]
-    return f"it asks for {', '.join(told)}" if told else "what it asks for"
-
-
-_PHRASES = {
-    "request": _Phrase(
-        "gpus|log_(cpus|nodes|memory)", ("gpus", "log_cpus?", "log_nodes?"), _request, "what it asks for"
-    ),
-    "limit": _Phrase(
-        "log_limit",
-        ("log_limit",),
-        lambda limit: f"its time limit of {_time(limit)}" if np.isfinite(limit) else "it has no time limit",
-        "its time limit, which is unknown",
-    ),
-    "time": _Phrase(
-        "hour|weekday",
-        ("hour", "weekday"),
-        lambda hour, day: f"submitted on a {WEEKDAYS[int(day) % 7]} at {int(hour)} h, the site's time",
-        "when it was submitted",
-    ),
-    "spread": _Phrase(
-        "(anchor|neighbour|user_any_limit)_sd",
-        ("anchor_sd",),
-        lambda spread: f"such run times vary by a factor of {np.exp(spread):.1f}",
-        "how run times vary",
-    ),
-    "neighbours": _Phrase(
-        "neighbour_(mean|weight)|nearest(_distance)?",
-        ("neighbour_mean",),
-        lambda near: f"this user's jobs most like it: {_time(near)}",
-        "no job of this user has ended",
-    ),
-    "limit_share": _Phrase(
-        r"user_(limit|last)_share|\w+_by_limit",
-        ("user_limit_share",),
-        lambda share: f"this user's jobs use {percent(share)} of their limit",
-        "nothing is known of their limits",
-    ),
-    "failed_share": _Phrase(
-        "user_failed_share|user_last_failed",
-        ("user_failed_share",),
-        lambda share: f"{percent(share)} of this user's jobs fail",
-        "nothing is known of failures",
-    ),
-    "recent": _Phrase(
-        "user_recent_(median|least|most)",
-        ("user_recent_least", "user_recent_most"),
-        lambda least, most: f"this user's latest jobs ran {_time(least)} to {_time(most)}",
-        "how long this user's latest jobs ran",
-    ),
-    "end_gap": _Phrase(
-        "user(_any_limit)?_end_gap",
-        ("user_end_gap",),
-        lambda gap: f"a job of this user ended {_time(gap)} before",
-        "when a job of this user last ended",
-    ),
-    "unended": _Phrase(r"\w+_unended(_age)?", ("user_unended", "user_unended_age?"), _unended),
-    "experience": _Phrase(
-        r"user_submitted|\w+_ended",
-        ("user_ended", "user_size_ended"),
-        lambda ended, alike: f"{_counted(_count(ended), 'job')} of this user ended, {_count(alike):,} of them like it",
-        "how many jobs of this user ended",
-    ),
-    "rhythm": _Phrase(
-        r"user_burst|\w+_submission_gap",
-        ("user_submission_gap", "user_burst?"),
-        _rhythm,
-        "this is this user's first job",
-    ),
-    "averages": _Phrase(r"anchor|\w+_mean", (), lambda: "the averages above, weighed anew"),
-    "every_job": _Phrase("every_job", (), lambda: "what the averages miss for any job here"),
-    "afterwards": _Phrase("afterwards", (), lambda: "what is done to the answer"),
-}
-"""By group; a feature belongs to the first whose pattern fits. After a feature, ``?``: it may be unknown."""
-
-_ABOUT_USER = {"neighbours", "limit_share", "failed_share", "recent", "end_gap", "experience", "unended", "rhythm"}
-
-
-def describe_group(feature: str) -> str:
-    """Return the group that a feature belongs to.
-
-    A feature without words is a group of its own.
-    """
-    if match := re.fullmatch(r"(\w+_last)_\d+", feature):
-        return match[1]
-    return next((group for group, words in _PHRASES.items() if re.fullmatch(words.features, feature)), feature)
-
-
-def has_words(feature: str) -> bool:
-    """Return whether words were written for a feature."""
-    group = describe_group(feature)
-    return group in _PHRASES or group.removesuffix("_last") in LAST_OF
-
-
-def phrase(group: str, features: Features) -> str:
-    """Describe a group of features as a clause.
-
-    Groups are those of :func:`describe_group`.
-    """
-    level = group.removesuffix("_last")
-    if group in _ABOUT_USER or level.startswith("user"):
-        ended = features.get("user_ended", np.nan)
-        if np.isnan(ended):
-            return "its user is unknown"
-        if not _count(ended) and group not in {"unended", "rhythm"}:
-            return "no job of this user has ended"
-    if group != level and level in LAST_OF:
-        recent = (features.get(f"{group}_{age}", np.nan) for age in range(1, 10))
-        times = ", ".join(duration(max(float(np.expm1(value)), 0.0)) for value in recent if not np.isnan(value))
-        return f"the last {LAST_OF[level]} ran {times}" if times else f"no job {LAST_OF[level]} has ended"
-    if group in _PHRASES:
-        words = _PHRASES[group]
-        values = [features.get(name.removesuffix("?"), np.nan) for name in words.needs]
-        lacks = any(np.isnan(value) for value, name in zip(values, words.needs, strict=True) if name[-1] != "?")
-        return words.otherwise if lacks else words.known(*values)
-    value, name = features.get(group, np.nan), group.replace("_", " ")
-    return f"{name}: unknown" if np.isnan(value) else f"{name}: {value:.3g}"
-
 
 STEP_WORDS = {
     "prior": "a guess before any job has ended",
@@ -214,12 +31,124 @@ STEP_WORDS = {
     "user_limit": "this user's jobs with this limit",
     "user_any_limit": "this user's jobs of this size, whatever the limit",
     "user_size": "this user's jobs of this size and limit",
-    "user_family": "this user's jobs of a kindred name",
-    "user_stem": "this user's jobs named so, digits aside",
+    "user_family": "this user's jobs of a similar name",
+    "user_stem": "this user's jobs of this name, digits aside",
     "user_name": "this user's jobs of this name and size",
-    "neighbours": "this user's latest jobs, those like it most",
+    "neighbours": "this user's latest jobs, the most similar ones above all",
 }
 """What is averaged at each step of the shrinkage: ``helios.predict.causal_stats.LEVELS`` and the steps beside them."""
+
+
+def _seconds(log_s: float) -> float:
+    return max(float(np.expm1(log_s)), 0.0)
+
+
+def _time(log_s: float) -> str:
+    return duration_in_words(_seconds(log_s)) if np.isfinite(log_s) else "none"
+
+
+def _number(log_number: float) -> str:
+    return f"{round(float(np.expm1(log_number))):,}"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureGroup:
+    """Related features, whose contributions are shown as one.
+
+    Attributes
+    ----------
+    name : str
+        For a person.
+    features : str
+        Its features, as a pattern; levels that are added bring features of these forms.
+    shown : mapping of str to callable
+        The features whose values are shown, and how each is written.
+    """
+
+    name: str
+    features: str
+    shown: Mapping[str, Callable[[float], str]] = field(default_factory=dict)
+
+
+FEATURE_GROUPS = (
+    FeatureGroup(
+        "request",
+        "gpus|log_(cpus|nodes|memory)",
+        {
+            "gpus": lambda gpus: _counted(gpus, "GPU") if gpus else "",
+            "log_cpus": lambda cpus: _counted(round(_seconds(cpus)), "CPU"),
+            "log_nodes": lambda nodes: _counted(round(_seconds(nodes)), "node"),
+        },
+    ),
+    FeatureGroup("time limit", "log_limit", {"log_limit": _time}),
+    FeatureGroup(
+        "submitted, in the site's time",
+        "hour|weekday",
+        {"weekday": lambda day: WEEKDAYS[int(day) % 7], "hour": lambda hour: f"{int(hour)} h"},
+    ),
+    FeatureGroup(
+        "factor by which such run times vary",
+        "(anchor|neighbour|user_any_limit)_sd",
+        {"anchor_sd": lambda spread: f"{np.exp(spread):.1f}"},
+    ),
+    FeatureGroup(
+        "this user's most similar jobs",
+        "neighbour_(mean|weight)|nearest(_distance)?",
+        {"neighbour_mean": _time},
+    ),
+    FeatureGroup(
+        "share of the limit that this user's jobs use",
+        r"user_(limit|last)_share|\w+_by_limit",
+        {"user_limit_share": percent},
+    ),
+    FeatureGroup(
+        "share of this user's jobs that fail", "user_failed_share|user_last_failed", {"user_failed_share": percent}
+    ),
+    FeatureGroup(
+        "this user's latest jobs, shortest and longest",
+        "user_recent_(median|least|most)",
+        {"user_recent_least": _time, "user_recent_most": _time},
+    ),
+    FeatureGroup("time since a job of this user ended", "user(_any_limit)?_end_gap", {"user_end_gap": _time}),
+    FeatureGroup("this user's other jobs that wait or run", r"\w+_unended(_age)?", {"user_unended": _number}),
+    FeatureGroup(
+        "this user's ended jobs, and those like this one",
+        r"user_submitted|\w+_ended",
+        {"user_ended": _number, "user_size_ended": _number},
+    ),
+    FeatureGroup(
+        "time since this user's last submission", r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}
+    ),
+    FeatureGroup("the averages above, weighted again", r"anchor|\w+_mean"),
+    FeatureGroup("what the averages miss for any job here", EVERY_JOB),
+    FeatureGroup("what is done to the answer", AFTERWARDS),
+    *(
+        FeatureGroup(
+            f"{words}, the last",
+            rf"{level}_last_\d+",
+            dict.fromkeys((f"{level}_last_{age}" for age in range(1, 10)), _time),
+        )
+        for level, words in STEP_WORDS.items()
+    ),
+)
+"""A feature belongs to the first group whose pattern fits."""
+UNKNOWN = "what is unknown of this job"
+
+
+def describe_feature(feature: str, features: Mapping[str, float]) -> str:
+    """Return the name of a feature's group with the group's values.
+
+    ``UNKNOWN`` where it has values and none is known. A feature without a group is shown by its own name.
+    """
+    groups = (group for group in FEATURE_GROUPS if re.fullmatch(group.features, feature))
+    own = FeatureGroup(feature.replace("_", " "), feature, {feature: lambda value: f"{value:.3g}"})
+    group = next(groups, own)
+    values = {name: features.get(name, np.nan) for name in group.shown}
+    known = [group.shown[name](value) for name, value in values.items() if not np.isnan(value)]
+    if known:
+        return f"{group.name}: {', '.join(filter(None, known))}"
+    return UNKNOWN if group.shown else group.name
+
 
 BASIS_WORDS = {
     "user+size": "of {user} of this size and limit",
@@ -397,7 +326,7 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
     together: dict[str, float] = {}
     for name, factor in explained.corrections.items():
         if name != AFTERWARDS:
-            words = phrase(describe_group(name), explained.features)
+            words = describe_feature(name, explained.features)
             together[words] = together.get(words, 1.0) * factor
     ranked = sorted(together.items(), key=lambda part: -abs(np.log(part[1])))
     told = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
@@ -440,6 +369,10 @@ def _similar_jobs(alike: tuple[PastJob, ...]) -> RenderableType:
         cells = (job.job_id, f"{job.ended_at:%Y-%m-%d %H:%M}", _size(job.gpus, job.cpus), _limit(job.time_limit_s))
         table.add_row(*map(escape, (*cells, duration(job.run_time_s), ", ".join(differs) or "nothing")))
     return table
+
+
+def _counted(number: float, unit: str) -> str:
+    return f"{number:,.0f} {unit}{'' if number == 1 else 's'}"
 
 
 def _size(gpus: int, cpus: float) -> str:

@@ -138,7 +138,7 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
     """
     caption = (
         f"{escape(str(answer['cluster']))}: learned from {answer['train_jobs']:,} jobs that had ended by "
-        f"{answer['train_until'][:16].replace('T', ' ')} UTC, judged on {answer['jobs']:,} submitted since."
+        f"{answer['train_until'][:16].replace('T', ' ')} UTC, evaluated on {answer['jobs']:,} submitted since."
     )
     rows = {"Helios": answer} | {CONTROL_NAMES.get(name, name): found for name, found in answer["controls"].items()}
     if answer.get("at_start"):
@@ -150,7 +150,7 @@ def evaluation_table(answer: Mapping[str, Any]) -> RenderableType:
 
 
 _LEGEND = (
-    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are drawn anew (days, where none is known); by burst: "
+    "[dim]Rank corr.: Spearman; 90 % range: of it, when users are resampled (days, where none is known); by burst: "
     "of bursts of alike jobs, each taken as one. Log error: median; 0.69 is a factor of 2. Bias: mean log error; above "
     "0 predicts too long. <=10 %: share of jobs predicted within 10 %. p10-p90: share of jobs inside the predicted "
     "interval; 80 % is right. Width: p90 over p10, as a factor.[/]"

@@ -48,8 +48,8 @@ class Run:
     """
 
     policy: str
-    run_times: str | None
-    estimates: str | None
+    run_times: str | None = None
+    estimates: str | None = None
     backfill: str
     summary: QueueSummary
     submitted_s: NDArray[np.int64]

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from helios.config import RENAMED_SERVICES
 from helios.errors import ServiceInvalid, ServiceUnknown
 from helios.ports import Domain, Service
 
@@ -114,7 +115,7 @@ def find(name: str) -> type[Any]:
     ServiceUnknown, ServiceInvalid
         As :func:`build`.
     """
-    entries = _entries()
+    entries, name = _entries(), RENAMED_SERVICES.get(name, name)
     if name not in entries:
         raise ServiceUnknown(
             f"No service {name!r} is installed.",
@@ -225,7 +226,7 @@ def _flaws_of_options(options: Any) -> list[str]:
 def _entries() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
-        same_name = found.setdefault(entry.name, [])
+        same_name = found.setdefault(RENAMED_SERVICES.get(entry.name, entry.name), [])
         if all(entry.value != other.value for other in same_name):  # an editable install may be found twice
             same_name.append(entry)
     return found
@@ -247,7 +248,7 @@ def _loaded(name: str, entries: list[EntryPoint]) -> type[Any]:
         ) from reason
     flaws = find_flaws(service_class)
     if flaws:
-        raise ServiceInvalid(f"Service {name} ({entry.value}) is none: {'; '.join(flaws)}.")
+        raise ServiceInvalid(f"{entry.value} cannot be used as service {name}: {'; '.join(flaws)}.")
     return service_class  # type: ignore[no-any-return]  # because an entry point loads anything; it was just checked
 
 

@@ -17,7 +17,7 @@ from helios.errors import UsageError
 from helios.metrics.backlog import EVERY_S, LEAST_S, BacklogEstimator, age_discount
 from helios.simulate.core.events import put_anew
 from helios.simulate.core.state import NEVER, EngineState
-from helios.simulate.predictor_feed import JobKeys
+from helios.simulate.predictor_feed import JobKeys, PendingIndex
 
 LEAST_WEIGHT = 1e-6
 """Weight of the key of a job that has waited for as long as the bound, until the next pass promotes it."""
@@ -98,7 +98,8 @@ class BacklogBound:
     def __init__(self, state: EngineState, backlog: Backlog, scores: JobKeys, carry: Callable[..., bool]) -> None:
         self._state, self._backlog, self._scores, self._carry = state, backlog, scores, carry
         self._due_s = int(state.jobs["submitted_s"][0]) + backlog.every_s if len(state.jobs) else NEVER
-        self._first_waiting = self._told = 0
+        self._told = 0
+        self._index = PendingIndex(state.jobs["started_s"])
         self._estimator = BacklogEstimator(
             partition=state.jobs["partition"],
             gpus=state.jobs["gpus"],
@@ -117,7 +118,7 @@ class BacklogBound:
     def _look(self, now: int) -> None:
         self._due_s = now + self._backlog.every_s
         jobs, arrived = self._state.jobs, int(self._state.clock["arrived"][0])
-        waiting = self._waiting(arrived)
+        waiting = self._index.waiting(arrived)
         running = self._state.ends[: int(self._state.clock["running"][0])]
         ended = self._ended_since()
         longest_s = self._estimator.look(
@@ -134,15 +135,9 @@ class BacklogBound:
     def _fade(self, waiting: NDArray[np.int64], now: int, patience_s: int) -> None:
         waited_s = now - self._state.jobs["submitted_s"][waiting]
         keys = self._scores.weigh(waiting, age_discount(waited_s, patience_s) + LEAST_WEIGHT)
-        put_anew(self._state, waiting, keys=keys, estimates_s=self._scores.plans[waiting])
+        put_anew(self._state, waiting, keys, self._scores.plans[waiting])
 
     def _ended_since(self) -> NDArray[np.int64]:
         """Return the jobs that have ended since the last update."""
         told, self._told = self._told, int(self._state.clock["ended"][0])
         return self._state.ended[told : self._told]
-
-    def _waiting(self, arrived: int) -> NDArray[np.int64]:
-        started_s = self._state.jobs["started_s"]
-        waiting = np.flatnonzero(started_s[self._first_waiting : arrived] == NEVER) + self._first_waiting
-        self._first_waiting = int(waiting[0]) if len(waiting) else arrived
-        return waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from helios.actions import (
 from helios.errors import UsageError
 from helios.model import NodePower, PowerSettings
 from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
-from helios.simulate.core.stepping import keep_awake, put_to_sleep, rank_nodes, wake_up
+from helios.simulate.core.stepping import keep_awake, rank_nodes, set_power
 
 POWERS = {
     AWAKE: NodePower.AWAKE,
@@ -93,7 +94,7 @@ class NodeActions:
         nodes["idle_since_s"] = self._state.partitions["counted_s"][0]
         kept = set(sleep.keep_awake)
         for node, name in enumerate(self._names):
-            keep_awake(self._state, node, kept=name in kept)
+            keep_awake(self._state, node, name in kept)
 
     @property
     def settings(self) -> PowerSettings | None:
@@ -173,33 +174,33 @@ class NodeActions:
     # Power.
 
     def _put_to_sleep(self, name: str, action: PowerDown, now: int) -> NodeOutcome:
-        outcome = _Outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
+        outcome = _outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
         if name not in self._number:
-            return outcome(Result.FAILED, remark="there is no such node")
+            return outcome(result=Result.FAILED, remark="there is no such node")
         node = self._number[name]
         power, free = self._state.nodes["power"][node], self._state.nodes["free"][node]
         if power in (ASLEEP, FALLING):
-            return outcome(Result.UNCHANGED, after=self._state_of(name))
+            return outcome(result=Result.UNCHANGED, after=self._state_of(name))
         if self.sleep is None:
-            return outcome(Result.REFUSED, remark="nodes do not sleep here")
+            return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
         if node in self.excluded_reason:
-            return outcome(Result.REFUSED, remark=self.excluded_reason[node])
+            return outcome(result=Result.REFUSED, remark=self.excluded_reason[node])
         if power == WAKING or free < self._size[node]:
-            return outcome(Result.REFUSED, remark="it is not idle")
-        put_to_sleep(self._state, np.array([node]), now=now)
-        return outcome(Result.DONE, after=self._state_of(name))
+            return outcome(result=Result.REFUSED, remark="it is not idle")
+        set_power(self._state, np.array([node]), FALLING, now)
+        return outcome(result=Result.DONE, after=self._state_of(name))
 
     def _woken(self, name: str, action: PowerUp | RevertNodes, now: int) -> NodeOutcome:
-        outcome = _Outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
+        outcome = _outcome(action, NodeSetting.POWER, name, before=self._state_of(name))
         if name not in self._number:
-            return outcome(Result.FAILED, remark="there is no such node")
+            return outcome(result=Result.FAILED, remark="there is no such node")
         power = self._state.nodes["power"][self._number[name]]
         if power == FALLING:
-            return outcome(Result.POSTPONED, remark="it is falling asleep and cannot be called back")
+            return outcome(result=Result.POSTPONED, remark="it is falling asleep and cannot be called back")
         if power != ASLEEP:
-            return outcome(Result.UNCHANGED, after=self._state_of(name))
-        wake_up(self._state, np.array([self._number[name]]), now=now)
-        return outcome(Result.DONE, after=self._state_of(name))
+            return outcome(result=Result.UNCHANGED, after=self._state_of(name))
+        set_power(self._state, np.array([self._number[name]]), WAKING, now)
+        return outcome(result=Result.DONE, after=self._state_of(name))
 
     def _state_of(self, name: str) -> str:
         """Return the state and flags of a node as Slurm writes them.
@@ -217,19 +218,19 @@ class NodeActions:
     # The keep-awake list.
 
     def _kept(self, listed: str, action: KeepAwake | RevertNodes) -> NodeOutcome:
-        outcome = _Outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
+        outcome = _outcome(action, NodeSetting.KEEP_AWAKE, "", before=self._keeps)
         strangers = [name for name in _names(listed) if name not in self._number]
         if strangers:
-            return outcome(Result.FAILED, remark=f"there is no node {strangers[0]}")
+            return outcome(result=Result.FAILED, remark=f"there is no node {strangers[0]}")
         if self.sleep is None:
-            return outcome(Result.REFUSED, remark="nodes do not sleep here")
+            return outcome(result=Result.REFUSED, remark="nodes do not sleep here")
         if listed == self._keeps:
-            return outcome(Result.UNCHANGED, after=self._keeps)
+            return outcome(result=Result.UNCHANGED, after=self._keeps)
         before, after = set(_names(self._keeps)), set(_names(listed))
         for name in before ^ after:
-            keep_awake(self._state, self._number[name], kept=name in after)
+            keep_awake(self._state, self._number[name], name in after)
         self._keeps = listed
-        return outcome(Result.DONE, after=listed)
+        return outcome(result=Result.DONE, after=listed)
 
     # Weights.
 
@@ -263,30 +264,20 @@ class NodeActions:
             rank_nodes(self._state, after)
         for name in names:
             if name not in self._number:
-                yield _Outcome(action, NodeSetting.WEIGHT, name)(Result.FAILED, remark="there is no such node")
+                yield _outcome(action, NodeSetting.WEIGHT, name)(result=Result.FAILED, remark="there is no such node")
                 continue
             was, now_is = int(before[self._number[name]]), int(after[self._number[name]])
-            outcome = _Outcome(action, NodeSetting.WEIGHT, name, before=f"Weight {was}")
-            yield outcome(Result.UNCHANGED if was == now_is else Result.DONE, after=f"Weight {now_is}")
+            outcome = _outcome(action, NodeSetting.WEIGHT, name, before=f"Weight {was}")
+            yield outcome(result=Result.UNCHANGED if was == now_is else Result.DONE, after=f"Weight {now_is}")
 
 
-class _Outcome:
-    """Outcome of a node action that lacks only its result."""
+def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> Callable[..., NodeOutcome]:
+    """Return a function that completes the outcome of an action.
 
-    def __init__(self, action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> None:
-        self._action, self._setting, self._node, self._before = action, setting, node, before
-
-    def __call__(self, result: Result, *, after: str = "", remark: str = "") -> NodeOutcome:
-        return NodeOutcome(
-            action=type(self._action).__name__,
-            setting=self._setting,
-            node=self._node,
-            result=result,
-            reason=self._action.reason,
-            before=self._before,
-            after=after,
-            remark=remark,
-        )
+    It takes ``result``, ``after`` and ``remark``.
+    """
+    name = type(action).__name__
+    return partial(NodeOutcome, action=name, setting=setting, node=node, reason=action.reason, before=before)
 
 
 def _names(listed: str) -> tuple[str, ...]:

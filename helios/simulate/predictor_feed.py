@@ -111,6 +111,29 @@ class JobKeys:
         return quantiles
 
 
+class PendingIndex:
+    """Positions of the jobs that wait, kept up to date while a replay goes on.
+
+    Parameters
+    ----------
+    started_s : int64 array of shape (n_jobs,)
+        Start of each job; ``NEVER`` where it has not started.
+    """
+
+    def __init__(self, started_s: NDArray[np.int64]) -> None:
+        self._started_s, self._arrived = started_s, 0
+        self._waiting = np.empty(0, dtype=np.int64)
+
+    def waiting(self, arrived: int) -> NDArray[np.int64]:
+        """Return the positions, ascending, of those of the first ``arrived`` jobs that wait."""
+        jobs = self._waiting
+        if arrived > self._arrived:
+            jobs = np.concatenate((jobs, np.arange(self._arrived, arrived)))
+            self._arrived = arrived
+        self._waiting = jobs[self._started_s[jobs] == NEVER]
+        return self._waiting
+
+
 class PredictorQueries:
     """Queries to the predictor in the timeline of a replay.
 
@@ -129,7 +152,8 @@ class PredictorQueries:
         self.due_s = NEVER
         self._state, self._scores, self._predictor = state, scores, predictor
         self._again_s = predict_again_s
-        self._told = self._first_waiting = 0
+        self._told = 0
+        self._index = PendingIndex(state.jobs["started_s"])
 
     def ask(self, these: slice, now: int) -> None:
         """Ask about jobs submitted ``now``, and about pending ones if that is due."""
@@ -144,21 +168,12 @@ class PredictorQueries:
         """Ask about all pending jobs and queue them anew by the answers."""
         self.due_s = now + (self._again_s or NEVER)
         self._tell()
-        if len(jobs := self._waiting()):
+        if len(jobs := self._index.waiting(int(self._state.clock["arrived"][0]))):
             running = self._state.ends[: self._state.clock["running"][0]].astype(np.int64)
             since_s = self._state.jobs["resumed_s"][running]
             quantiles = self._predictor.waiting(jobs, now, running=running, since_s=since_s)
             keys, plans = self._scores.queue_anew(quantiles, jobs)
-            put_anew(self._state, jobs, keys=keys, estimates_s=plans)
-
-    def _waiting(self) -> NDArray[np.int64]:
-        arrived, started_s = int(self._state.clock["arrived"][0]), self._state.jobs["started_s"]
-        waits = started_s[self._first_waiting : arrived] == NEVER
-        if not waits.any():
-            self._first_waiting = arrived
-            return np.empty(0, dtype=np.int64)
-        self._first_waiting += int(np.argmax(waits))
-        return np.flatnonzero(started_s[self._first_waiting : arrived] == NEVER) + self._first_waiting
+            put_anew(self._state, jobs, keys, plans)
 
     def _tell(self) -> None:
         ended = int(self._state.clock["ended"][0])

@@ -6,7 +6,6 @@ Frames of running jobs and of nodes are made when they are first read, since few
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
 from helios.ownership import MARK, STEP
-from helios.simulate.core.state import EngineState
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.workload import ClusterShape, Workload
+from helios.simulate.workload import Workload
 
 # Rows of the queue: values that no event changes, and values that may change, as of one moment.
 #
@@ -101,7 +99,7 @@ class PendingRows:
     """Pending jobs of a replay at one moment.
 
     A frame, or one column, is made on request. Values that may change later are copies of that moment; None: the whole
-    column is missing.
+    column is missing. ``own_priority`` is the scheduler's; None: it is that of the urgencies.
     """
 
     facts: QueueFacts
@@ -111,10 +109,12 @@ class PendingRows:
     steps: int
     excluded_reason: list[str | None] | None
     held: NDArray[np.bool_] | None
-    quantiles_s: NDArray[np.float64] | None
-    source: NDArray[np.int16] | None
-    sources: tuple[str, ...]
-    longest_backlog_s: float
+    quantiles_s: NDArray[np.float64] | None = None
+    source: NDArray[np.int16] | None = None
+    sources: tuple[str, ...] = ()
+    longest_backlog_s: float = math.nan
+    own_priority: NDArray[np.float64] | None = None
+    user_soft_limit_s: NDArray[np.float64] | None = None
 
     def frame(self) -> pd.DataFrame:
         """Return columns of ``QUEUE``."""
@@ -132,9 +132,11 @@ class PendingRows:
 
     @property
     def priority(self) -> NDArray[np.float64]:
-        """Priority that the SiteFactor of each job's urgency would give it."""
-        steps = np.rint(self.urgency * (self.steps or EXACT_STEPS))
-        priority: NDArray[np.float64] = BASE_PRIORITY + steps * STEP + np.sign(self.urgency) * MARK
+        """Priority of each job, by default that of its urgency as a SiteFactor."""
+        priority = self.own_priority
+        if priority is None:
+            steps = np.rint(self.urgency * (self.steps or EXACT_STEPS))
+            priority = BASE_PRIORITY + steps * STEP + np.sign(self.urgency) * MARK
         return priority if self.held is None else np.where(self.held, 0.0, priority)
 
 
@@ -151,6 +153,7 @@ _OWN: dict[str, Callable[[PendingRows], Any]] = {
     "p50_s": _quantile(1),
     "p90_s": _quantile(2),
     "source": lambda rows: None if rows.source is None else encode(rows.source, rows.sources),
+    "user_soft_limit_s": lambda rows: rows.user_soft_limit_s,
 }
 """Columns that may change during a replay; None: the whole column is missing."""
 
@@ -182,24 +185,6 @@ def _category(words: tuple[str, ...]) -> Any:
     return pd.CategoricalDtype(list(words))
 
 
-_FIXED = [name for name in JOBS.names if name in QUEUE.by_name and name not in ("state", "started_at", "node_list")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JobMarks:
-    """Values that were set on the jobs of a replay.
-
-    Arrays have shape (n_jobs,). ``steps`` is the number of steps between 0 and 1 that urgencies are rounded to; 0: they
-    are not rounded. ``excluded_reason`` says, by position, why a job must be left alone. ``held`` are positions.
-    """
-
-    urgency: NDArray[np.float64]
-    soft_limit_s: NDArray[np.float64]
-    steps: int
-    excluded_reason: dict[int, str]
-    held: set[int]
-
-
 def unique_ids(workload: Workload | SlurmWorkload) -> list[str]:
     """Return a distinct name for each job.
 
@@ -221,127 +206,70 @@ class SnapshotBuilder:
 
     Parameters
     ----------
-    jobs : DataFrame
-        Columns of ``JOBS``, in the order of the workload.
-    resource : str
-        ``gpus`` or ``cpus``: what the field ``gpus`` of the workload counts.
+    queue : DataFrame
+        Columns of ``QUEUE``: each job of the workload as it is while it is pending and unchanged.
+    nodes : DataFrame
+        Columns of ``NODE_STATES``: each node while it is idle.
     """
 
-    def __init__(
-        self, workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, *, job_ids: list[str], resource: str
-    ) -> None:
-        self._facts = QueueFacts(_queue(workload, shape, jobs, job_ids, resource))
-        self._nodes = _nodes(shape, resource)
-        self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
-        self._names = self._nodes["name"].tolist()
-        self._resource = resource
+    def __init__(self, queue: pd.DataFrame, nodes: pd.DataFrame) -> None:
+        self.facts = QueueFacts(queue)
+        self.names: list[str] = nodes["name"].tolist()
+        self._nodes = nodes
 
-    def pending(self, jobs: Jobs, marks: JobMarks, predictions: Predictions | None) -> PendingRows:
-        """Return the rows of pending ``jobs``, in that order, as of now."""
-        return PendingRows(
-            facts=self._facts,
-            jobs=jobs,
-            urgency=marks.urgency.take(jobs),
-            soft_limit_s=marks.soft_limit_s.take(jobs),
-            steps=marks.steps,
-            excluded_reason=[marks.excluded_reason.get(job) for job in jobs.tolist()]
-            if marks.excluded_reason
-            else None,
-            held=np.array([job in marks.held for job in jobs.tolist()], dtype=bool) if marks.held else None,
-            quantiles_s=None if predictions is None else predictions.quantiles_s.take(jobs, axis=0),
-            source=None if predictions is None else predictions.source.take(jobs),
-            sources=() if predictions is None else tuple(predictions.sources),
-            longest_backlog_s=math.nan if predictions is None else float(predictions.longest_backlog_s),
-        )
+    def running(
+        self, jobs: Jobs, *, started_s: Jobs, shares: NDArray[np.void], first_share: Jobs, **own: Any
+    ) -> Callable[[], pd.DataFrame]:
+        """Return a function that makes the frame of running ``jobs``, in that order.
 
-    def running(self, jobs: Jobs, tables: EngineState) -> Callable[[], pd.DataFrame]:
-        """Return a function that makes the frame of running ``jobs``.
-
-        Its rows are in that order and as of now.
+        ``shares`` are those of the nodes that jobs hold, of which each job has a chain. ``own`` are further columns.
         """
-        # A job whose nodes are still waking is shown as started when it got them: when they are up lies in the future.
-        late = tables.jobs["resumed_s"][jobs] > tables.clock["now_s"][0]
-        started_s = tables.jobs["started_s"][jobs] - np.where(late, tables.jobs["late_s"][jobs], 0)
-        held = tables.jobs["first_share"][jobs]
-        shares = tables.shares.copy()
+        shares = shares.copy()
 
         def made() -> pd.DataFrame:
-            places = pd.Categorical([self._place(shares, share) for share in held.tolist()])
+            held = [sorted(set(_nodes_held(shares, share))) for share in first_share.tolist()]
             first = np.zeros(len(jobs), dtype=np.int8)
-            state = encode(first, (JobState.RUNNING.value,))
-            own = {"started_at": times(started_s).array, "node_list": places, "state": state}
-            return self._facts.frame(jobs, own | {"reason": encode(first - 1, ())})
+            columns = {
+                "started_at": times(started_s).array,
+                "node_list": pd.Categorical([",".join(self.names[node] for node in nodes) for nodes in held]),
+                "state": encode(first, (JobState.RUNNING.value,)),
+                "reason": encode(first - 1, ()),
+            }
+            return self.facts.frame(jobs, columns | own)
 
         return made
 
-    @property
-    def facts(self) -> QueueFacts:
-        """Columns that no event changes, for all jobs."""
-        return self._facts
+    def nodes(
+        self, free: NDArray[Any], held: NDArray[Any], columns: Callable[[], dict[str, Any]]
+    ) -> Callable[[], pd.DataFrame]:
+        """Return a function that makes the frame of all nodes.
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the nodes, in the order of the state."""
-        return self._names
-
-    def nodes(self, tables: EngineState, changing: Callable[[], dict[str, Any]]) -> Callable[[], pd.DataFrame]:
-        """Return a function that makes the frame of all nodes as of now.
-
-        ``changing`` makes its columns of power and weight.
+        ``free`` and ``held`` are of the resource by which a node is idle, mixed or allocated. ``columns`` makes the
+        other columns that change.
         """
-        free = tables.nodes["free"].copy()
 
         def made() -> pd.DataFrame:
-            held = self._size - free
-            level = (held > 0).astype(np.int8) + (free == 0)
-            seen = self._nodes.copy()
-            seen["state"] = encode(level, ("IDLE", "MIXED", "ALLOCATED"))
-            seen[f"{self._resource}_held"] = held.astype(np.int32 if self._resource == "gpus" else np.float64)
-            return NODE_STATES.conform(seen.assign(**changing()))
+            level = (held > 0).astype(np.int8) + ((free == 0) & (held > 0))
+            state = encode(level, ("IDLE", "MIXED", "ALLOCATED"))
+            return NODE_STATES.conform(self._nodes.assign(state=state, **columns()))
 
         return made
 
-    def _place(self, shares: NDArray[np.void], share: int) -> str:
-        """Return the names of the nodes in the chain that begins at ``share``."""
-        return ",".join(self._names[node] for node in sorted(nodes_held(shares, share)))
+
+def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """Return all jobs as they are while they are pending and unchanged.
+
+    ``columns`` are those that the workload has in place of the jobs, columns of ``JOBS``.
+    """
+    fixed = [name for name in JOBS.names if name in QUEUE.by_name and name not in (*_OF_A_RUN, *columns)]
+    known = jobs[fixed].reset_index(drop=True)
+    return QUEUE.conform(known.assign(tasks=1, state=JobState.PENDING.value, reason="Priority", **columns))
 
 
-def _queue(
-    workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, job_ids: list[str], resource: str
-) -> pd.DataFrame:
-    """Return all jobs as they are while they are pending and unchanged."""
-    known = jobs[_FIXED].reset_index(drop=True)
-    submitted_at = times(workload.submitted_s)
-    known = known.assign(
-        job_id=job_ids,
-        tasks=1,
-        partition=encode(workload.partition, tuple(shape.partitions)),
-        state=JobState.PENDING.value,
-        reason="Priority",
-        submitted_at=submitted_at,
-        eligible_at=submitted_at,
-    )
-    known[resource] = workload.gpus
-    return QUEUE.conform(known)
+_OF_A_RUN = ("state", "started_at", "node_list")
 
 
-def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:
-    names = [
-        f"{partition}{number}"
-        for partition, nodes in zip(shape.partitions, shape.nodes.tolist(), strict=True)
-        for number in range(1, nodes + 1)
-    ]
-    frame = {
-        "name": names,
-        "partitions": np.repeat(np.array(shape.partitions, dtype=object), shape.nodes),
-        resource: np.repeat(shape.gpus_per_node, shape.nodes),
-        f"{resource}_held": 0,
-        "weight": 1.0,
-    }
-    return NODE_STATES.conform(pd.DataFrame(frame))
-
-
-def nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
+def _nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
     """Return the nodes of the chain of shares that begins at ``share``.
 
     They are in the order of the chain. -1 ends it.
@@ -370,8 +298,7 @@ _LAZY = ("pending", "running", "nodes")
 class QueueColumns:
     """Running jobs and nodes at one moment, read from the tables on request.
 
-    Before time goes on, :meth:`kept` has to be called for an instance that is still in use; :class:`CachedSnapshot`
-    does so.
+    Before time goes on, :meth:`kept` has to be called for an instance that is still in use.
     """
 
     __slots__ = ("__weakref__", "_frames", "_read")
@@ -396,41 +323,6 @@ class QueueColumns:
     def nodes(self) -> pd.DataFrame:
         """Return columns of ``NODE_STATES``."""
         return self.kept()["nodes"]()
-
-
-class CachedSnapshot:
-    """Cache of the columns of the present moment.
-
-    All snapshots that are taken before time goes on share them.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Callable[[], QueueColumns | None] = _nothing
-
-    def now(self, read: Callable[[], Frames]) -> QueueColumns:
-        """Return the columns of now.
-
-        If they are not cached, ``read`` gives the functions that make their frames.
-        """
-        context = self._seen()
-        if context is None:
-            context = QueueColumns(read)
-            self._seen = weakref.ref(context)
-        return context
-
-    def leave(self) -> None:
-        """Fix the content of snapshots still in use.
-
-        It has to be called before time goes on.
-        """
-        context = self._seen()
-        if context is not None:
-            context.kept()
-        self._seen = _nothing
-
-
-def _nothing() -> None:
-    """Return None, as the weak reference to a deleted object does."""
 
 
 class LazySnapshot(Snapshot):

@@ -119,7 +119,7 @@ class CommandsBackend(Backend):
         answers = [""] * len(changes)
 
         def write_lane(first: int) -> None:
-            answers[first::_LANES] = self._said([_command(change) for change in changes[first::_LANES]])
+            answers[first::_LANES] = self._answers([_command(change) for change in changes[first::_LANES]])
 
         with ThreadPoolExecutor(max_workers=_LANES) as pool:
             list(pool.map(write_lane, range(min(_LANES, len(changes)))))
@@ -130,12 +130,12 @@ class CommandsBackend(Backend):
 
         Nodes with the same change share one command.
         """
-        return write_in_batches(changes, lambda batches: self._said([_node_command(batch) for batch in batches]))
+        return write_in_batches(changes, lambda batches: self._answers([_node_command(batch) for batch in batches]))
 
     def close(self) -> None:
         """Do nothing, because no process outlives its call."""
 
-    def _said(self, commands: Sequence[str]) -> list[str]:
+    def _answers(self, commands: Sequence[str]) -> list[str]:
         """Return the answers to commands.
 
         They are separated by words between the commands that scontrol reports as invalid.

@@ -361,11 +361,11 @@ def _parsed(text: str, path: Path) -> HookTable:
     generation, published, expires, count, size = map(int, facts[1].split(" "))
     body = rest[:size]
     if len(body) != size or rest[size:] != _last_line(generation, count):
-        raise HookTableInvalid(f"the hook's table {path} is cut short, or goes on after its end", hint=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} is cut short or too long", hint=_ANEW)
     if _sum_of_all(facts[1], body) != int(facts[2]):
         raise HookTableInvalid(f"the hook's table {path} has a wrong checksum", hint=_ANEW)
     if max(published, expires) > _LAST_S:
-        raise HookTableInvalid(f"the hook's table {path} is from a time that no clock has", hint=_ANEW)
+        raise HookTableInvalid(f"the hook's table {path} has an impossible time", hint=_ANEW)
     rows = [_row(line, path) for line in body.split("\n")[:-1]]
     if len(rows) != count:
         raise HookTableInvalid(f"the hook's table {path} has {len(rows)} rows, not {count}", hint=_ANEW)
@@ -381,7 +381,7 @@ def _row(line: str, path: Path) -> HookRow:
     parts = _ROW.fullmatch(line)
     try:
         if parts is None:
-            raise ValueError("it has not six fields")
+            raise ValueError("it does not have six fields")
         user, partition, gpus, limit, site_factor, time_min = parts.groups()
         if max(abs(int(site_factor)), int(time_min)) >= _TOO_LARGE:
             raise ValueError("a value is larger than Slurm has")

@@ -441,7 +441,7 @@ def _administrator(ground: PreflightContext) -> Iterator[Finding]:
         yield _finding("administrator", f"user {ground.user} may change nodes")
         return
     hint = (
-        "Nodes take an administrator, jobs an operator. Give the turns on nodes a user of their own, and: "
+        "Nodes take an administrator, jobs an operator. Run the cycles on nodes as a user of their own, and: "
         f"sacctmgr modify user {ground.user} set adminlevel=Administrator"
     )
     message = f"user {ground.user} may not change nodes: {quoted(said)}"

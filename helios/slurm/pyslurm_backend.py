@@ -149,7 +149,7 @@ class Worker:
         if status is None:
             return ""
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"The pyslurm worker {how}{self._said()}."
+        return f"The pyslurm worker {how}{self._error_output()}."
 
     def end(self) -> None:
         """Let the worker end by itself, and kill it if it does not."""
@@ -183,7 +183,9 @@ class Worker:
         while True:
             ready = self._selector.select(max(until - time.monotonic(), 0))
             if not ready:
-                raise WorkerLost(f"The pyslurm worker did not answer within {within_s:g} s{self._said()}.", died=False)
+                raise WorkerLost(
+                    f"The pyslurm worker did not answer within {within_s:g} s{self._error_output()}.", died=False
+                )
             for key, _ in ready:
                 text = os.read(key.fd, 1 << 20)
                 if key.fileobj is self._output:
@@ -203,7 +205,7 @@ class Worker:
             self._process.wait(_GOODBYE_S)
         return WorkerLost(self.ended() or "The pyslurm worker closed its standard output.", died=True)
 
-    def _said(self) -> str:
+    def _error_output(self) -> str:
         text = " ".join(self._complaint.decode("utf-8", "replace").split())
         return f"; it said: {text}" if text else ""
 

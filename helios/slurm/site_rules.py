@@ -33,7 +33,7 @@ _SWITCHES = {
 }
 _NO_BEARING = frozenset({
     "bf_yield_interval", "bf_yield_sleep", "bf_yield_rpc_cnt", "bf_max_time", "max_rpc_cnt",
-    "nohold_on_prolog_fail", "max_script_size", "disable_job_shrink", "disable_hetjob_steps", "bf_node_space_size",
+    "nohold_on_prolog_fail", "max_script_size", "disable_job_shrink", "disable_hetjob_steps",
     "bf_job_part_count_reserve", "build_queue_timeout", "max_depend_depth", "salloc_wait_nodes", "sbatch_wait_nodes",
     "kill_invalid_depend", "allow_zero_lic", "default_gbytes", "spec_cores_first", "step_retry_count",
     "step_retry_time", "enable_hetero_jobs", "bf_window_linear", "preempt_reorder_count", "preempt_strict_order",

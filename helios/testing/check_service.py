@@ -373,7 +373,7 @@ def _complaints(service: type[Any] | Service) -> Iterator[str]:
 
 def _complaints_about(make: Make, title: str, snapshot: Snapshot, *, on_nodes: bool) -> list[str]:
     try:
-        return [f"{title}: {complaint}" for complaint in _judged(make, snapshot, on_nodes=on_nodes)]
+        return [f"{title}: {complaint}" for complaint in _answer_complaints(make, snapshot, on_nodes=on_nodes)]
     except Exception as raised:  # because a service is anybody's code
         what = f"{type(raised).__name__}: {raised}"
         return [f"{title}: it raised {what}; return no action for what cannot be judged"]
@@ -402,7 +402,7 @@ def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
         yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
 
 
-def _judged(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
+def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
     before, demand = _contents(snapshot), demand_contents(snapshot)
     first = list(make().decide(snapshot))
     service = make()

@@ -549,13 +549,17 @@ class FakeNodes(PoweredNodes):
         change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="", reason=reason)
         before = self.keep_awake
         if not self.can_keep_awake:
-            return change.outcome(Result.REFUSED, before=_said(before), remark="SuspendExcNodes cannot be changed live")
+            return change.outcome(
+                Result.REFUSED, before=_describe_list(before), remark="SuspendExcNodes cannot be changed live"
+            )
         if expand(before) == expand(wanted):
-            return change.outcome(Result.UNCHANGED, before=_said(before), after=_said(before))
+            return change.outcome(Result.UNCHANGED, before=_describe_list(before), after=_describe_list(before))
         if answer := self._written(""):
-            return change.outcome(Result.FAILED, before=_said(before), remark=answer)
+            return change.outcome(Result.FAILED, before=_describe_list(before), remark=answer)
         self.keep_awake = before if self._swallows() else wanted
-        return change.judged(self.keep_awake == wanted, before=_said(before), after=_said(self.keep_awake))
+        return change.judged(
+            self.keep_awake == wanted, before=_describe_list(before), after=_describe_list(self.keep_awake)
+        )
 
     def _fill(self, action: FillFirst) -> list[NodeOutcome]:
         remembered = dict(action.own)
@@ -611,7 +615,7 @@ class FakeNodes(PoweredNodes):
             raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
 
 
-def _said(keep_awake: str) -> str:
+def _describe_list(keep_awake: str) -> str:
     return f"SuspendExcNodes {keep_awake or '(null)'}"
 
 

@@ -91,7 +91,8 @@ def grant(
     roles = [role for role in (jobs, nodes, reader) if role]
     if len(set(roles)) < len(roles):
         raise UsageError(
-            "The roles are to be different ones.", hint="Make one for each: CREATE ROLE helios_nodes LOGIN"
+            "Two daemons or readers were given the same role.",
+            hint="Each needs a role of its own. Make one: CREATE ROLE helios_nodes LOGIN",
         )
     with writing(engine, alone=True) as connection:
         for role in roles:
@@ -116,7 +117,7 @@ def _refuse_unfit(connection: Connection, role: str) -> None:
         raise UsageError(f"There is no role {role!r} in this database.", hint=f"Make it: CREATE ROLE {role} LOGIN")
     if found:
         raise UsageError(
-            f"Role {role!r} is a superuser, or the one you are connected as: no grant holds it back.",
+            f"Role {role!r} is a superuser, or the one you are connected as: grants do not limit it.",
             hint="Connect as the owner of the tables, and give the daemons roles of their own.",
         )
 

@@ -239,7 +239,7 @@ def _one(cluster_id: int, model_id: str) -> Select[Any]:
 
 def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotEnoughHistory:
     if model_id is None and decided:
-        message = f"No model is in charge of cluster {cluster!r}: shrinkage predicts, as was decided."
+        message = f"No model of cluster {cluster!r} is active: shrinkage predicts, as was decided."
         return NotEnoughHistory(message, hint=f"See why, and what there is: helios model list --cluster {cluster}")
     wanted = "no model" if model_id is None else f"no model {model_id!r}"
     hint = f"See what there is: helios model list --cluster {cluster}. Train one: helios model train"

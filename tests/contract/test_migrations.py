@@ -57,10 +57,10 @@ def move(database: str, way: str, revision: str) -> None:
             context.run_migrations()
 
 
-def fill(database: str) -> None:
-    """Insert the rows of revision 0005."""
+def fill(database: str, rows_of: dict[str, list[dict[str, Any]]]) -> None:
+    """Insert rows by table."""
     with engine_for(database).begin() as connection:
-        for table, rows in OF_0005.items():
+        for table, rows in rows_of.items():
             for row in rows:
                 values = ", ".join(f":{name}" for name in row)
                 connection.execute(text(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({values})"), row)
@@ -101,21 +101,71 @@ NEW_NAMES = {
 
 def test_everything_is_found_under_its_new_name_and_after_a_downgrade_under_the_old_one(database: str) -> None:
     move(database, "up", "0005")
-    fill(database)
+    fill(database, OF_0005)
     with Warehouse.open(database, create=False) as warehouse:
-        assert warehouse.upgrade() == ["0006"]
+        assert warehouse.upgrade() == ["0006", "0007"]
         assert read(warehouse) == NEW_NAMES
     move(database, "down", "0005")
     assert {table: stored(database, table, rows) for table, rows in OF_0005.items()} == OF_0005
-    move(database, "up", "0006")
+    move(database, "up", "0007")
     with Warehouse.open(database) as warehouse:
         assert read(warehouse) == NEW_NAMES
         warehouse.add_cycles("venus", CYCLES.conform(warehouse.cycles("venus").tail(1)))  # numbered after the others
         assert len(warehouse.cycles("venus")) == 3
 
 
-def test_no_constraint_index_or_sequence_keeps_an_old_name(database: str) -> None:
+STATE = '{"asked_at": {"packing": "2020"}, "cycle": "{\\"said\\": {\\"packing\\": [], \\"repacking\\": []}}"}'
+OF_0006: dict[str, list[dict[str, Any]]] = {
+    "clusters": [CLUSTER],
+    "modes": [
+        {"mode_id": number, "cluster_id": 1, "service": service, "mode": "active", "set_at": AT}
+        | {"set_by": "me", "reason": f"a trial of {service}"}
+        for number, service in enumerate(("packing", "ces"), start=1)
+    ],
+    "decisions": [DECISION | {"action": "FillFirst", "service": service} for service in ("packing", "qssf")],
+    "applied_changes": [
+        APPLIED
+        | {"service": service, "setting": "order", "job_id": "7", "submitted_at": AT, "value": 0.5, "overridden": 0}
+        for service in ("packing",)
+    ],
+    "applied_node_changes": [
+        APPLIED
+        | {"service": service, "setting": "weight", "node": service, "value": "tier 1", "own": "1", "overridden": 0}
+        for service in ("packing", "ces")
+    ],
+    "cycles": [CYCLE | {"gpus_pending": 9, "gpus_running": 8, "counts": '{"qssf": {}, "packing": {"done": 2}}'}],
+    "memories": [{"cluster_id": 1, "name": "nodes", "text": STATE, "written_at": AT}],
+}
+
+
+def with_new_name(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows as migration 0007 leaves them: names are renamed, words in texts for a person are not."""
+
+    def renamed(column: str, value: Any) -> Any:
+        if column == "service" and value == "packing":
+            return "node_fill_order"
+        if column not in {"counts", "text"}:
+            return value
+        return value.replace('"packing"', '"node_fill_order"').replace('\\"packing\\"', '\\"node_fill_order\\"')
+
+    return [{column: renamed(column, value) for column, value in row.items()} for row in rows]
+
+
+def test_packing_is_node_fill_order_wherever_a_service_is_named_and_back_again(database: str) -> None:
     move(database, "up", "0006")
+    fill(database, OF_0006)
+    renamed = {table: with_new_name(rows) for table, rows in OF_0006.items()}
+    assert renamed["memories"][0]["text"].count("node_fill_order") == 2
+    move(database, "up", "0007")
+    assert {table: stored(database, table, rows) for table, rows in renamed.items()} == renamed
+    with Warehouse.open(database) as warehouse:
+        assert set(warehouse.modes("venus")["service"]) == {"node_fill_order", "ces"}
+    move(database, "down", "0006")
+    assert {table: stored(database, table, rows) for table, rows in OF_0006.items()} == OF_0006
+
+
+def test_no_constraint_index_or_sequence_keeps_an_old_name(database: str) -> None:
+    move(database, "up", "0007")
     names = [index["name"] for index in inspect(engine_for(database)).get_indexes("cycles")]
     assert names == ["ix_cycles_cluster_id_taken_at"]
     if make_url(database).get_backend_name() == "postgresql":  # on SQLite they have none, or cannot be renamed
@@ -132,7 +182,7 @@ def roles(postgres: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Return the URL of a filled database at revision 0005, and the names of three roles that may not do anything."""
     names = {name: f"helios_{name}_{uuid4().hex[:8]}" for name in ("jobs", "nodes", "reader")}
     with fresh_database(postgres) as owner:
-        move(owner, "up", "0006")
+        move(owner, "up", "0007")
         with engine_for(owner).begin() as connection:
             for role in names.values():
                 connection.execute(text(f"CREATE ROLE {role} LOGIN"))
@@ -159,10 +209,12 @@ def test_grants_and_policies_survive_the_new_names(roles: tuple[str, dict[str, s
     assert any("domain" in rows for _, rows in granted)
     move(owner, "down", "0005")
     before = dict(rights(owner))
+    assert any("'packing'" in rows for rows in before.values())
+    assert not any("node_fill_order" in rows for rows in before.values())
     assert before["standings"] == dict(granted)["applied_changes"]
     assert any("office" in rows for rows in before.values())
-    fill(owner)
-    move(owner, "up", "0006")
+    fill(owner, OF_0005)
+    move(owner, "up", "0007")
     assert rights(owner) == granted
     with Warehouse.open(make_url(owner).set(username=names["jobs"]).render_as_string(hide_password=False)) as warehouse:
         assert read(warehouse) == NEW_NAMES
@@ -181,7 +233,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006"]
+        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006", "0007"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.cycles("venus").empty
@@ -201,7 +253,7 @@ def test_models_survive_the_way_to_manifests_and_back(database: str) -> None:
     with Warehouse.open(database) as warehouse:
         warehouse.add_model(record)
     move(database, "down", "0003")
-    move(database, "up", "0006")
+    move(database, "up", "0007")
     with Warehouse.open(database) as warehouse:
         assert warehouse.model("venus") == record
         assert warehouse.promotions("venus").empty
@@ -215,7 +267,7 @@ def test_the_lease_of_the_jobs_survives_the_way_to_domains_and_back(database: st
     move(database, "down", "0002")
     with engine_for(database).connect() as connection:
         assert connection.execute(text("SELECT token, holder FROM leases")).all() == [(token, "a")]
-    move(database, "up", "0006")
+    move(database, "up", "0007")
     with Warehouse.open(database) as warehouse:
         assert warehouse.lease("venus") == before
         assert warehouse.lease("venus", domain=Domain.NODES) is None

@@ -50,7 +50,7 @@ class Helios:
 
     def cycle(self, operations: Operations | None = None) -> CycleReport:
         cycles = (operations or self.operations).cycles
-        return cycles.cycle(modes=cycles.modes_for_a_cycle())
+        return cycles.cycle(modes=cycles.modes())
 
     def cycle_that_asks(self, operations: Operations | None = None) -> CycleReport:
         """Take cycles until the service is due again and was asked."""
@@ -257,7 +257,7 @@ def test_a_stopped_controller_is_a_reason_to_suspend_and_helios_goes_on_by_itsel
     helios.cycle()
     helios.rig.control("stop", "slurmctld")
     try:
-        assert any("could not be looked at" in reason for reason in helios.cycle().suspended)
+        assert any("could not be read" in reason for reason in helios.cycle().suspended)
         with pytest.raises(HeliosError):
             release_jobs(helios.operations.release("while it is away"))
     finally:

@@ -20,14 +20,14 @@ __all__ = ["little_demand_for_all"]
 
 @pytest.fixture
 def site(sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """Helios with packing active, and n1 and n4 asleep because of it."""
+    """Helios with node_fill_order active, and n1 and n4 asleep because of it."""
     monkeypatch.setenv("SLURM_CONF", sleepy.environment["SLURM_CONF"])
     helios = Helios(sleepy, tmp_path)
     helios.another().read()
     helios.sleeps("n1", "n4")
-    (tmp_path / "helios.toml").write_text("[services.packing]\nevery_s = 1\n")
+    (tmp_path / "helios.toml").write_text("[services.node_fill_order]\nevery_s = 1\n")
     made = Site(sleepy, tmp_path)
-    made.helios("mode", "packing", "active", "--reason", "a test")
+    made.helios("mode", "node_fill_order", "active", "--reason", "a test")
     yield made
     made.end()
     sleepy.run("scontrol", "reconfigure")

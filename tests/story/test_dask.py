@@ -133,7 +133,7 @@ def test_what_tells_the_progress_can_be_read_by_a_worker_that_has_no_helios() ->
 def test_progress_is_heard_while_the_workers_learn_and_never_cycles_back(address: str) -> None:
     heard: list[float] = []
     DaskTrainer(address=address)(
-        a_training_set(5000), quantiles=(0.1, 0.9), seed=0, progress=lambda setup, done: heard.append(done)
+        a_training_set(5000), quantiles=(0.1, 0.9), seed=0, progress=lambda step, done: heard.append(done)
     )
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
@@ -173,7 +173,7 @@ def test_a_worker_killed_during_the_training_is_named(doomed: tuple[str, dict[st
     lost = sorted(process_of)[0]
     killed: list[float] = []
 
-    def kill(setup: str, done: float) -> None:
+    def kill(step: str, done: float) -> None:
         if not killed:
             killed.append(done)
             os.kill(process_of[lost], signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_a_worker_that_falls_silent_is_not_waited_for_longer_than_said(doomed: t
                 a_training_set(20_000),
                 quantiles=QUANTILES,
                 seed=0,
-                progress=lambda setup, done: os.kill(silent, signal.SIGSTOP),
+                progress=lambda step, done: os.kill(silent, signal.SIGSTOP),
             )
     finally:
         os.kill(silent, signal.SIGKILL)

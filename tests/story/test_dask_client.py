@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helios.app.executors import DaskScheduler
+from helios.app.executors import run_on_dask
 from helios.dask_client import connected, refuse_other_releases
 from helios.errors import DaskMismatch, DaskUnavailable
 from helios.predict.dask_training import DaskTrainer
@@ -121,7 +121,7 @@ def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytes
     monkeypatch.setattr(distributed.Client, "get_versions", told)
     history = a_site(1.0, jobs=20)
     with pytest.raises(DaskMismatch, match=r"tcp://odd has helios-slurm 0.1, here(?s:.)*Helios too: "):
-        next(DaskScheduler(address=cluster.scheduler_address)(history, ()))
+        next(run_on_dask(history, (), address=cluster.scheduler_address))
     training_set = TrainingSet(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
     with pytest.raises(DaskMismatch, match=r"tcp://odd has lightgbm 0.1, here(?s:.)*Or train here"):
         DaskTrainer(address=cluster.scheduler_address)(training_set, quantiles=(0.5,), seed=0)

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
 def test_every_page_is_in_the_table_of_contents() -> None:
     contents = (ROOT / "docs" / "README.md").read_text()
     assert [page.name for page in ROOT.glob("docs/*.md") if f"({page.name}" not in contents] == ["README.md"]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.name)
+def test_blocks_of_code_are_closed_and_examples_of_toml_are_toml(page: Path) -> None:
+    fences = [line for line in page.read_text().splitlines() if line.startswith("```")]
+    assert all(line == "```" for line in fences[1::2])
+    assert len(fences) % 2 == 0
+    for example in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        tomllib.loads(example)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -40,4 +40,4 @@ def test_a_job_of_a_trace_file_is_explained_by_a_model_of_that_moment(site: Heli
 def test_an_unknown_job_is_misuse_and_says_that_the_queue_was_not_seen(site: Helios) -> None:
     said = site("model", "explain", "99999999999", code=2).err
     assert "No job 99999999999 is in the history of venus" in said
-    assert "cannot be looked at" in said
+    assert "cannot be read" in said

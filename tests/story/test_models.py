@@ -40,8 +40,8 @@ def test_models_are_trained_compared_promoted_and_rolled_back(tmp_path: Path) ->
     assert {"shrinkage", "user_last", first["model_id"]} == set(told["against"])
     site("model", "promote", second["model_id"], "--why", "fresher")
     assert [model["promoted"] for model in site("model", "list", "--json").json] == [True, False]
-    assert f"{first['model_id']} is back in charge: too new" in site("model", "rollback", "--why", "too new").out
-    assert f"* in charge: {first['model_id']}" in site("model", "list").out
+    assert f"{first['model_id']} is active again: too new" in site("model", "rollback", "--why", "too new").out
+    assert f"* active: {first['model_id']}" in site("model", "list").out
 
 
 def test_the_night_decides_and_says_why(site: Helios) -> None:

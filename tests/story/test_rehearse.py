@@ -55,8 +55,8 @@ def test_what_was_assumed_is_said(answer: Answer) -> None:
     assert "note: Each replay starts on an empty cluster" in answer.err
 
 
-def test_the_same_request_gets_the_same_answer(site: Helios, answer: Answer) -> None:
-    assert site(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").out == answer.out
+def test_the_same_request_gets_the_same_answer(folder: Path, answer: Answer) -> None:
+    assert shell(folder, alone=True)(*REHEARSE, "--service", "qssf", "--every", "10min", "--json").out == answer.out
 
 
 def test_an_option_set_here_changes_what_the_service_does(site: Helios, runs: Any) -> None:

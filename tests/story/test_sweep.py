@@ -8,13 +8,14 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from helios.app.executors import DaskScheduler, FinishedRun, Processes, SlurmExecutor, SweepRun, run_here
+from helios.app.executors import FinishedRun, SweepRun, run_here, run_in_processes, run_on_dask, run_on_slurm
 from helios.app.history import LoadedHistory
 from helios.app.scenarios import OPTIONS
 from helios.app.sweep import Cross, SweepPlan, SweepSettings, cross_options, read_sweep_plan, sweep
@@ -79,7 +80,7 @@ def lines(folder: Path) -> list[bytes]:
 def test_processes_write_the_same_lines_as_one(
     history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
-    sweep(history, asked, out=tmp_path / "out.jsonl", engine=Processes(workers=2))
+    sweep(history, asked, out=tmp_path / "out.jsonl", engine=partial(run_in_processes, workers=2))
     assert lines(tmp_path) == truth
     assert len(truth) == len(asked.cells) == 50
     assert sum(b'"failed"' in line for line in truth) == 25
@@ -91,7 +92,7 @@ def test_a_worker_killed_amid_the_sweep_costs_no_line(
     killed: list[int] = []
 
     def engine(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        with closing(DaskScheduler(address=doomed.scheduler_address)(history, cells)) as replays:
+        with closing(run_on_dask(history, cells, address=doomed.scheduler_address)) as replays:
             for number, done in enumerate(replays):
                 if number == 5:
                     killed.append(kill_a_busy_worker(doomed))
@@ -115,7 +116,7 @@ def test_a_sweep_that_was_killed_goes_on_elsewhere(
     doomed: Any, history: LoadedHistory, asked: Cross, truth: list[bytes], tmp_path: Path
 ) -> None:
     def dying(history: LoadedHistory, cells: Sequence[SweepRun]) -> Generator[FinishedRun, None, None]:
-        with closing(DaskScheduler(address=doomed.scheduler_address)(history, cells)) as replays:
+        with closing(run_on_dask(history, cells, address=doomed.scheduler_address)) as replays:
             for number, done in enumerate(replays):
                 if number == 30:
                     raise KeyboardInterrupt
@@ -145,15 +146,15 @@ def test_the_history_reaches_a_worker_once_and_one_that_joins_late_too(doomed: A
 
 def test_an_address_where_nobody_answers_is_named(history: LoadedHistory, asked: Cross, tmp_path: Path) -> None:
     with pytest.raises(DaskUnavailable, match=r"No Dask scheduler answers at nowhere.*(?s:.)*tcp://HOST:8786"):
-        sweep(history, asked, out=tmp_path / "out.jsonl", engine=DaskScheduler(address="nowhere"))
+        sweep(history, asked, out=tmp_path / "out.jsonl", engine=partial(run_on_dask, address="nowhere"))
 
 
 def test_without_dask_the_extra_to_install_is_named(
     history: LoadedHistory, asked: Cross, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, engine, extra in (
-        ("distributed", Processes(workers=2), "dask"),
-        ("dask_jobqueue", SlurmExecutor(jobs=1), "jobqueue"),
+        ("distributed", partial(run_in_processes, workers=2), "dask"),
+        ("dask_jobqueue", run_on_slurm, "jobqueue"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(DaskUnavailable, match=rf"pip install 'helios-slurm\[{extra}\]'"):
@@ -165,7 +166,7 @@ def test_slurm_s_table_is_refused_where_dask_jobqueue_does_not_understand_it(
 ) -> None:
     pytest.importorskip("dask_jobqueue", reason="the extra [jobqueue] is not installed")
     with pytest.raises(DaskUnavailable, match=r"refuses the table \[slurm\]"):
-        next(iter(SlurmExecutor(jobs=1, options={"cores": 1, "memory": "1GB", "quue": "gpu"})(history, asked.cells)))
+        next(run_on_slurm(history, asked.cells, options={"cores": 1, "memory": "1GB", "quue": "gpu"}))
 
 
 @pytest.fixture
@@ -218,10 +219,10 @@ def test_repeats_say_how_sure_the_differences_are(site: Helios) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--sweep", "plan.toml", "--policy", "fifo"), "--policy has no part in a sweep"),
-        (("--out", "x"), "--out belongs to a sweep"),
-        (("--repeat", "2"), "2 repeats say nothing of chance"),
-        (("--sweep", "plan.toml", "--dask", "slurm"), "needs to know what to ask Slurm for"),
+        (("--sweep", "plan.toml", "--policy", "fifo"), "--policy cannot be used with --sweep"),
+        (("--out", "x"), "--out is for sweeps only"),
+        (("--repeat", "2"), "2 repeats are too few"),
+        (("--sweep", "plan.toml", "--dask", "slurm"), "needs a plan with a table [slurm]"),
         (("--sweep", "nowhere.toml"), "nowhere.toml: No such file or directory"),
     ],
 )

@@ -40,5 +40,5 @@ def test_the_site_s_own_warehouse_is_not_touched(trial: Answer, folder: Path) ->
 
 
 def test_the_same_seed_gives_the_same_answer(trial: Answer, folder: Path) -> None:
-    again = shell(folder)("try", "--days", 8, "--folder", folder / "again")
+    again = shell(folder, alone=True)("try", "--days", 8, "--folder", folder / "again")
     assert again.out == trial.out

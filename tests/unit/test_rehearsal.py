@@ -289,7 +289,7 @@ def test_the_least_time_between_questions_can_be_set_for_all() -> None:
 
 def test_a_suspended_service_is_said_aloud() -> None:
     result = simulated(a_history(), {"toy": Toy(broken)})
-    assert any("toy raised 3 times running and was asked no more" in note for note in result.whatif.notes)
+    assert any("toy raised 3 times in a row and was suspended" in note for note in result.whatif.notes)
     assert result.to_json()["services"][0]["problems"] == {"ZeroDivisionError: of all things": 3}
 
 
@@ -400,11 +400,11 @@ def test_without_a_name_the_services_of_the_configuration_are_simulated_in_its_o
     ("names", "options", "error", "said"),
     [
         (["qsff"], [], ServiceUnknown, "Installed are:.*qssf"),
-        (["qssf"], ["promote"], UsageError, "is not understood"),
-        (["qssf"], ["qssf.=3"], UsageError, "is not understood"),
+        (["qssf"], ["promote"], UsageError, "is not SERVICE.OPTION=VALUE"),
+        (["qssf"], ["qssf.=3"], UsageError, "is not SERVICE.OPTION=VALUE"),
         (["qssf"], ["qssf.levels=many"], UsageError, "not a TOML value"),
         (["qssf"], ["qssf.level=3"], ServiceInvalid, "levels: int"),
-        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "not among them"),
+        (["qssf"], ["soft_limits.margin=2.0"], UsageError, "does not act in this replay"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_with_what_can(

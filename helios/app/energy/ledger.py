@@ -7,7 +7,7 @@ jobs at the same times on the same nodes under another policy of sleep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,6 +42,8 @@ from helios.warehouse import Warehouse
 # In truth the job would have waited for that boot. The comparison therefore favours the timer, and the savings against
 # it are rather too small than too large.
 
+Amounts = Mapping[str, NDArray[np.float64]]
+"""Amounts by name, of groups of nodes in intervals of time."""
 DRAWS = 2_000
 """Bootstrap samples of the days; with so many, the ends of the interval move by less than a twentieth of its width."""
 FEWEST_DAYS = 5
@@ -123,65 +125,47 @@ LEAST_SEEN = 0.5
 """Share of an interval that counts must cover for a result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tallied:
-    """Node seconds of all pools in each time interval, from counts.
+def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """Return node counts (``NODE_TALLIES``) as node seconds of all pools between ``edges_s``.
 
-    NaN where too little of the interval was covered.
-
-    Attributes
-    ----------
-    total_s : float64 array of shape (n,)
-        In service.
-    asleep_s : float64 array of shape (n,)
-        Asleep.
-    helios_s : float64 array of shape (n,)
-        Asleep because Helios asked for it.
-    wanted_s : float64 array of shape (n,)
-        Wanted awake by a service. Pools for which no service was asked count with the nodes that were awake; NaN where
-        none was asked for any pool.
+    Returns
+    -------
+    dict of float64 arrays of shape (n_intervals,)
+        In service (``total``), ``asleep``, asleep because Helios asked for it (``helios``), and ``wanted`` awake by a
+        service. Pools for which no service was called count as wanted with the nodes that were awake; NaN where no
+        service was called for any pool. All are NaN where too little of the interval was covered.
     """
-
-    total_s: NDArray[np.float64]
-    asleep_s: NDArray[np.float64]
-    helios_s: NDArray[np.float64]
-    wanted_s: NDArray[np.float64]
-
-
-def tally_states(tallies: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> Tallied:
-    """Return node counts (``NODE_TALLIES``) as node seconds between ``edges_s``."""
     if tallies.empty:
-        nothing = np.full(len(edges_s) - 1, np.nan)
-        return Tallied(total_s=nothing, asleep_s=nothing, helios_s=nothing, wanted_s=nothing)
+        return dict.fromkeys(("total", "asleep", "helios", "wanted"), np.full(len(edges_s) - 1, np.nan))
     rows = tallies.sort_values(["pool", "taken_at"], kind="stable")
     pool = rows["pool"].cat.codes.to_numpy().astype(np.int64)
     start_s = seconds(rows["taken_at"])
     same = np.append(pool[1:] == pool[:-1], False)
     end_s = np.where(same, np.minimum(np.append(start_s[1:], 0), start_s + HOLDS_S), start_s + HOLDS_S).astype(np.int64)
+    one_group = np.zeros(int(pool.max()) + 1, dtype=np.int64)
 
     def summed(weight: NDArray[np.float64]) -> NDArray[np.float64]:
         spans = Spans(node=pool, start_s=start_s, end_s=end_s, weight=weight)
-        found: NDArray[np.float64] = sum_by_bin(
-            spans, edges_s=edges_s, group=np.zeros(int(pool.max()) + 1, dtype=np.int64), n_groups=1
-        )[0]
+        found: NDArray[np.float64] = sum_by_bin(spans, edges_s=edges_s, group=one_group, n_groups=1)[0]
         return found
 
-    n_pools = len(np.unique(pool))
-    seen = summed(np.ones(len(pool))) / (n_pools * np.diff(edges_s))
-    asked = summed(rows["wanted"].notna().to_numpy().astype(np.float64)) > 0
-    asleep, falling = (rows[name].to_numpy(dtype=np.float64) for name in ("asleep", "falling_asleep"))
-    helios = rows["by_helios"].to_numpy(dtype=np.float64) * asleep / np.maximum(asleep + falling, 1)
-    total = rows["total"].to_numpy(dtype=np.float64)
-    wanted = np.where(rows["wanted"].isna(), total - asleep - falling, rows["wanted"])
+    asleep, falling, total, by_helios = (
+        rows[name].to_numpy(dtype=np.float64) for name in ("asleep", "falling_asleep", "total", "by_helios")
+    )
+    counts = {
+        "total": total,
+        "asleep": asleep,
+        "helios": by_helios * asleep / np.maximum(asleep + falling, 1),
+        "wanted": np.where(rows["wanted"].isna(), total - asleep - falling, rows["wanted"]),
+    }
+    seen = summed(np.ones(len(pool))) / (len(np.unique(pool)) * np.diff(edges_s))
     enough = seen >= LEAST_SEEN
     # The covered part of an interval stands for the rest of it.
-    share = np.where(enough, np.maximum(seen, LEAST_SEEN), 1.0)
-    return Tallied(
-        total_s=np.where(enough, summed(total) / share, np.nan),
-        asleep_s=np.where(enough, summed(asleep) / share, np.nan),
-        helios_s=np.where(enough, summed(helios) / share, np.nan),
-        wanted_s=np.where(enough & asked, summed(wanted) / share, np.nan),
-    )
+    share = np.where(enough, seen, 1.0)
+    found = {name: np.where(enough, summed(count) / share, np.nan) for name, count in counts.items()}
+    called = summed(rows["wanted"].notna().to_numpy().astype(np.float64)) > 0
+    found["wanted"] = np.where(called, found["wanted"], np.nan)
+    return found
 
 
 # Price and carbon of a kWh, from a file of hourly values or from two constants.
@@ -201,7 +185,6 @@ class Tariff:
     price_per_kwh, co2_g_per_kwh : float64 arrays of shape (n,)
     before : pair of float
         Price and carbon before the first of them, the constants of the configuration.
-    currency : str
     source : str
         The file; empty for the configuration.
     """
@@ -210,7 +193,6 @@ class Tariff:
     price_per_kwh: NDArray[np.float64]
     co2_g_per_kwh: NDArray[np.float64]
     before: tuple[float, float]
-    currency: str
     source: str = ""
 
     def cost_of(
@@ -271,31 +253,9 @@ def tariff_from(energy: Energy) -> Tariff:
     """
     before = (energy.price_per_kwh, energy.co2_g_per_kwh)
     if not energy.hourly:
-        nothing = np.array([], dtype=np.float64)
-        return Tariff(
-            since_s=nothing.astype(np.int64),
-            price_per_kwh=nothing,
-            co2_g_per_kwh=nothing,
-            before=before,
-            currency=energy.currency,
-        )
+        since_s, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return Tariff(since_s=since_s, price_per_kwh=nothing, co2_g_per_kwh=nothing, before=before)
     path = Path(energy.hourly).expanduser()
-    table = _read(path)
-    return Tariff(
-        since_s=table[TIME].to_numpy(dtype=np.int64),
-        price_per_kwh=_numbers(table, PRICE, path, otherwise=before[0]),
-        co2_g_per_kwh=_numbers(table, CARBON, path, otherwise=before[1]),
-        before=before,
-        currency=energy.currency,
-        source=str(path),
-    )
-
-
-def _read(path: Path) -> pd.DataFrame:
-    """Return the tariff file sorted by time, in s since the epoch.
-
-    Of several lines with one time the last counts.
-    """
     try:
         table = pd.read_csv(path, dtype="str", skipinitialspace=True)
     except (OSError, UnicodeDecodeError) as reason:
@@ -307,22 +267,27 @@ def _read(path: Path) -> pd.DataFrame:
         there = ", ".join(map(str, table.columns)) or "none"
         raise FormatUnknown(f"{path} has the columns {there}.", hint=_HINT)
     moments = pd.to_datetime(table[TIME], utc=True, errors="coerce", format="ISO8601")
-    if moments.isna().any():
-        wrong = int(np.flatnonzero(moments.isna().to_numpy())[0])
-        raise FormatUnknown(f"{path}, line {wrong + 2}: {table[TIME].iloc[wrong]!r} is no time.", hint=_HINT)
-    seconds = moments.to_numpy(dtype="datetime64[s]").astype(np.int64)
-    return table.assign(**{TIME: seconds}).sort_values(TIME, kind="stable").drop_duplicates(TIME, keep="last")
+    _refuse(moments.isna(), table, path, TIME, "no time")
+    told = pd.DataFrame({TIME: moments.to_numpy(dtype="datetime64[s]").astype(np.int64)})
+    for name, constant in zip((PRICE, CARBON), before, strict=True):
+        told[name] = pd.to_numeric(table[name], errors="coerce") if name in table else constant
+        _refuse(~np.isfinite(told[name]), table, path, name, "no number")
+    # Of several lines with one time the last counts.
+    told = told.sort_values(TIME, kind="stable").drop_duplicates(TIME, keep="last")
+    since_s, price, carbon = (told[name].to_numpy() for name in (TIME, PRICE, CARBON))
+    return Tariff(
+        since_s=since_s,
+        price_per_kwh=price.astype(np.float64),
+        co2_g_per_kwh=carbon.astype(np.float64),
+        before=before,
+        source=str(path),
+    )
 
 
-def _numbers(table: pd.DataFrame, name: str, path: Path, *, otherwise: float) -> NDArray[np.float64]:
-    if name not in table:
-        return np.full(len(table), otherwise)
-    read: Any = pd.to_numeric(table[name], errors="coerce")
-    if not np.isfinite(read).all():
-        wrong = int(np.flatnonzero(~np.isfinite(read.to_numpy()))[0])
-        line = int(table.index[wrong]) + 2
-        raise FormatUnknown(f"{path}, line {line}: {name} is {table[name].iloc[wrong]!r}, no number.", hint=_HINT)
-    return np.asarray(read, dtype=np.float64)
+def _refuse(wrong: pd.Series, table: pd.DataFrame, path: Path, name: str, what: str) -> None:
+    """Raise FormatUnknown for the first wrong value of a column."""
+    for row in np.flatnonzero(wrong.to_numpy())[:1]:
+        raise FormatUnknown(f"{path}, line {row + 2}: {name} is {table[name].iloc[row]!r}, {what}.", hint=_HINT)
 
 
 def _step_s(since_s: NDArray[np.int64]) -> int:
@@ -378,13 +343,23 @@ def energy_ledger(
     tariff = tariff_from(energy)
     recorded = recorded_nodes(warehouse, cluster, since=since - LEAD, until=until, energy=energy)
     edges_s, day = _edges(since, until, timezone)
-    looks = tally_states(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
-    applied_now = _Book(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
-    pools = applied_now.amounts(recorded.pool, len(recorded.pools))
-    rows = _rows(by, applied_now, pools, day=day, since=since, timezone=timezone)
-    helios_s = np.where(np.isnan(looks.helios_s), pools["helios"].sum(axis=0), looks.helios_s)
-    helios_kwh = helios_s * (applied_now.rates[NodePowerState.IDLE] - applied_now.rates[NodePowerState.ASLEEP])
-    unseen_kwh = pools["unseen_s"].sum(axis=0) * applied_now.rates[NodePowerState.IDLE]
+    days, first = int(day[-1]) + 1, pd.Timestamp(since).tz_convert(timezone).normalize()
+    dates = [first + pd.DateOffset(days=later) for later in range(days)]
+    counted = tally_states(warehouse.node_tallies(cluster, since - timedelta(hours=1), until), edges_s=edges_s)
+    account = _Account(recorded=recorded, edges_s=edges_s, energy=energy, tariff=tariff)
+    pools = account.amounts(recorded.pool, len(recorded.pools))
+    by_day = {name: np.bincount(day, weights=amount.sum(axis=0)).astype(np.float64) for name, amount in pools.items()}
+    if by == "day":
+        rows = _table([f"{moment:%Y-%m-%d}" for moment in dates], by_day)
+    elif by == "partition":
+        rows = _table(recorded.pools, {name: amount.sum(axis=1) for name, amount in pools.items()})
+    else:
+        each = account.amounts(np.arange(len(recorded.nodes), dtype=np.int64), len(recorded.nodes))
+        rows = _table(recorded.nodes, {name: amount.sum(axis=1) for name, amount in each.items()})
+    rates = account.rates
+    helios_s = np.where(np.isnan(counted["helios"]), pools["helios"].sum(axis=0), counted["helios"])
+    helios_kwh = helios_s * (rates[NodePowerState.IDLE] - rates[NodePowerState.ASLEEP])
+    unseen_kwh = pools["unseen_s"].sum(axis=0) * rates[NodePowerState.IDLE]
     return EnergyLedger(
         cluster=cluster,
         timezone=timezone,
@@ -392,27 +367,27 @@ def energy_ledger(
         end=until,
         by=by,
         nodes=len(recorded.nodes),
-        days=int(day[-1]) + 1,
+        days=days,
         currency=energy.currency,
         rows=rows,
         total={name: float(rows[name].sum()) for name in rows.columns if name != "line"} | {"line": "all"},
-        savings=tuple(_saving(name, pools, day, woken=applied_now.wakes_under(name)) for name in _policies()),
+        savings=tuple(_saving(name, pools, by_day, woken=account.wakes_under(name)) for name in _policies()),
         wakes=count_wakes(recorded.times, begin_s=int(edges_s[0])),
         helios_node_hours=float(helios_s.sum()) / HOUR_S,
         helios_kwh=float(helios_kwh.sum()),
         helios_cost=float(tariff.cost_of(helios_kwh, edges_s=edges_s)[0].sum()),
         unseen_kwh=float(unseen_kwh.sum()),
         unseen_cost=float(tariff.cost_of(unseen_kwh, edges_s=edges_s)[0].sum()),
-        levels=_levels(pools, looks, edges_s),
-        daily=_daily(pools, day, since, timezone),
+        levels=_levels(pools, counted["wanted"], edges_s),
+        daily=pd.DataFrame({"time": dates, **{policy: by_day[f"{policy} kwh"] for policy in _policies()}}),
         band=BAND,
         watts={name: float(getattr(energy, name)) for name in _WATTS},
-        notes=tuple(_notes(applied_now, pools, looks, days=int(day[-1]) + 1)),
+        notes=tuple(_notes(account, pools, counted, days=days)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Book:
+class _Account:
     """Computation of node seconds, energy and cost from recorded node states."""
 
     recorded: Recorded
@@ -507,28 +482,9 @@ def _edges(since: datetime, until: datetime, timezone: str) -> tuple[NDArray[np.
     return edges_s, np.searchsorted(midnights, edges_s[:-1], side="right").astype(np.int64)
 
 
-def _rows(
-    by: str,
-    applied_now: _Book,
-    pools: dict[str, NDArray[np.float64]],
-    *,
-    day: NDArray[np.int64],
-    since: datetime,
-    timezone: str,
-) -> pd.DataFrame:
-    if by == "day":
-        lines = [f"{moment:%Y-%m-%d}" for moment in _days(since, timezone, int(day[-1]) + 1)]
-        return _table(lines, {name: _by_day(amount, day) for name, amount in pools.items()})
-    if by == "partition":
-        return _table(list(applied_now.recorded.pools), {name: amount.sum(axis=1) for name, amount in pools.items()})
-    nodes = applied_now.recorded.nodes
-    each = applied_now.amounts(np.arange(len(nodes), dtype=np.int64), len(nodes))
-    return _table(list(nodes), {name: amount.sum(axis=1) for name, amount in each.items()})
-
-
-def _table(lines: list[str], sums: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
+def _table(lines: Sequence[str], sums: Amounts) -> pd.DataFrame:
     hours = {name.removesuffix("_s") + "_h": sums[name] / HOUR_S for name in sums if name.endswith("_s")}
-    table = pd.DataFrame({"line": pd.Series(lines, dtype="str"), **hours})
+    table = pd.DataFrame({"line": pd.Series(list(lines), dtype="str"), **hours})
     table["moving_h"] = table["falling_asleep_h"] + table["waking_h"]
     table["unknown_h"] += table["unseen_h"]
     for name in ("kwh", "cost", "co2_kg", "idle_kwh", "idle_cost"):
@@ -540,12 +496,18 @@ def _table(lines: list[str], sums: Mapping[str, NDArray[np.float64]]) -> pd.Data
     return table
 
 
-def _saving(policy: str, pools: Mapping[str, NDArray[np.float64]], day: NDArray[np.int64], *, woken: int) -> Saving:
-    of_day = _by_day(pools[f"{policy} kwh"], day)
-    low, high = ledger_interval(of_day, band=BAND)
+def _saving(
+    policy: str,
+    pools: Amounts,
+    by_day: Amounts,
+    *,
+    woken: int,
+) -> Saving:
+    saved_by_day = by_day[f"{policy} kwh"]
+    low, high = ledger_interval(saved_by_day, band=BAND)
     return Saving(
         against=policy,
-        kwh=float(of_day.sum()),
+        kwh=float(saved_by_day.sum()),
         low_kwh=low,
         high_kwh=high,
         cost=float(pools[f"{policy} cost"].sum()),
@@ -554,14 +516,7 @@ def _saving(policy: str, pools: Mapping[str, NDArray[np.float64]], day: NDArray[
     )
 
 
-def _daily(
-    pools: Mapping[str, NDArray[np.float64]], day: NDArray[np.int64], since: datetime, timezone: str
-) -> pd.DataFrame:
-    saved = {policy: _by_day(pools[f"{policy} kwh"], day) for policy in _policies()}
-    return pd.DataFrame({"time": _days(since, timezone, int(day[-1]) + 1), **saved})
-
-
-def _levels(pools: Mapping[str, NDArray[np.float64]], looks: Tallied, edges_s: NDArray[np.int64]) -> pd.DataFrame:
+def _levels(pools: Amounts, wanted_s: NDArray[np.float64], edges_s: NDArray[np.int64]) -> pd.DataFrame:
     """Return the mean number of nodes in each state over time.
 
     Points are hours, or several hours where a figure could not show more.
@@ -573,7 +528,7 @@ def _levels(pools: Mapping[str, NDArray[np.float64]], looks: Tallied, edges_s: N
     unknown = of.pop("unseen") + of.pop("unknown")
     moving = of.pop("falling_asleep") + of.pop("waking")
     # NaN where the wanted number is unknown in any part of the interval.
-    wanted = np.add.reduceat(looks.wanted_s, first) / length_s
+    wanted = np.add.reduceat(wanted_s, first) / length_s
     return pd.DataFrame(
         {
             "time": pd.to_datetime(ends_s[:-1], unit="s", utc=True),
@@ -589,30 +544,26 @@ def _levels(pools: Mapping[str, NDArray[np.float64]], looks: Tallied, edges_s: N
 _LEVELS = ("busy", "idle", "asleep", "out", "falling_asleep", "waking", "unseen", "unknown")
 
 
-def _by_day(amount: NDArray[np.float64], day: NDArray[np.int64]) -> NDArray[np.float64]:
-    summed: NDArray[np.float64] = np.bincount(day, weights=amount.sum(axis=0)).astype(np.float64)
-    return summed
-
-
-def _days(since: datetime, timezone: str, number: int) -> list[pd.Timestamp]:
-    first = pd.Timestamp(since).tz_convert(timezone).normalize()
-    return [first + pd.DateOffset(days=later) for later in range(number)]
-
-
-def _notes(applied_now: _Book, pools: Mapping[str, NDArray[np.float64]], looks: Tallied, *, days: int) -> Iterator[str]:
+def _notes(
+    account: _Account,
+    pools: Amounts,
+    counted: Amounts,
+    *,
+    days: int,
+) -> Iterator[str]:
     """Yield what is not known and what was assumed, most important first."""
-    energy, edges_s = applied_now.energy, applied_now.edges_s
-    yield from applied_now.recorded.notes
-    total_s = len(applied_now.recorded.nodes) * float(edges_s[-1] - edges_s[0])
+    energy, edges_s = account.energy, account.edges_s
+    yield from account.recorded.notes
+    total_s = len(account.recorded.nodes) * float(edges_s[-1] - edges_s[0])
     unknown_s = float(pools["unknown_s"].sum() + pools["unseen_s"].sum())
     if unknown_s > 0:
         share = percent(unknown_s / total_s, 0 if unknown_s >= 0.1 * total_s else 1)
         share = "Less than 0.1 %" if unknown_s < 0.0005 * total_s else share
         yield f"{share} of the node hours are unknown: no energy is counted for them, and no saving."
-    yield from _mismatch(pools, looks)
+    yield from _mismatch(pools, counted)
     if days < FEWEST_DAYS:
-        counted = f"{days} day{'s' if days > 1 else ''}"
-        yield f"The window is {counted}: too few to say how days differ; intervals are those of the wattages alone."
+        window = f"{days} day{'s' if days > 1 else ''}"
+        yield f"The window is {window}: too few to say how days differ; intervals are those of the wattages alone."
     else:
         yield "Intervals: 95 % of what days like these could have come to, widened by the error of the wattages."
     yield (
@@ -621,21 +572,22 @@ def _notes(applied_now: _Book, pools: Mapping[str, NDArray[np.float64]], looks: 
         f"{percent(BAND)}; falling asleep and waking to last {energy.shutdown_s:g} s and {energy.boot_s:g} s. "
         f"Costs are in {energy.currency}."
     )
-    yield from applied_now.tariff.notes(int(edges_s[0]), int(edges_s[-1]))
+    yield from account.tariff.notes(int(edges_s[0]), int(edges_s[-1]))
 
 
-def _mismatch(pools: Mapping[str, NDArray[np.float64]], looks: Tallied) -> Iterator[str]:
-    seen = ~np.isnan(looks.asleep_s)
-    looked, told = float(looks.asleep_s[seen].sum()), float(pools["asleep_s"].sum(axis=0)[seen].sum())
+def _mismatch(pools: Amounts, counted: Amounts) -> Iterator[str]:
+    seen = ~np.isnan(counted["asleep"])
+    looked, told = float(counted["asleep"][seen].sum()), float(pools["asleep_s"].sum(axis=0)[seen].sum())
     if abs(looked - told) > 0.1 * max(looked, told) and abs(looked - told) > HOUR_S:
         yield (
             f"Helios saw {looked / HOUR_S:,.0f} node hours asleep, Slurm's accounting tells of {told / HOUR_S:,.0f} in "
             "the same time; the accounting is counted (a sleeping node that was resumed or undrained drops out of it)."
         )
     served = sum(pools[f"{state.name.lower()}_s"].sum(axis=0) for state in (NodePowerState.BUSY, *SPARE))[seen].sum()
-    counted = float(looks.total_s[seen].sum())
-    if served > 1.05 * counted > 0:
+    in_service = float(counted["total"][seen].sum())
+    if served > 1.05 * in_service > 0:
         yield (
-            f"Helios counted {counted / HOUR_S:,.0f} node hours in service, the ledger {served / HOUR_S:,.0f} in the "
-            "same time: nodes that left the cluster, or that are down without a word in the accounting, count as idle."
+            f"Helios counted {in_service / HOUR_S:,.0f} node hours in service, the ledger {served / HOUR_S:,.0f} in "
+            "the same time: nodes that left the cluster, or that are down without a word in the accounting, count as "
+            "idle."
         )

@@ -172,8 +172,11 @@ def power_spans(
     text = known["state"].astype("str").fillna("")
     out = text.str.contains(_OUT).to_numpy(dtype=bool)
     asleep = text.str.contains(_ASLEEP).to_numpy(dtype=bool) & ~out
-    failed = _fails_to_wake(node, start_s, end_s, out)
-    awake_s = np.where(failed, _next(start_s, 0), end_s + int(boot_s)).astype(np.int64)
+    # The node failed to wake where its next event says soon after that it is out of service.
+    next_s, next_node, next_out = np.append(start_s, 0)[1:], np.append(node, -1)[1:], np.append(out, 0)[1:]
+    soon = (next_s >= end_s) & (next_s - end_s <= LONGEST_WAKE_S)
+    failed = (next_node == node) & (next_out > 0) & soon
+    awake_s = np.where(failed, next_s, end_s + int(boot_s)).astype(np.int64)
     return PowerSpans(
         asleep=_spans(asleep, node, start_s, end_s),
         falling=_spans(asleep, node, start_s - int(shutdown_s), start_s),
@@ -309,24 +312,6 @@ def seconds(moments: pd.Series[Any]) -> NDArray[np.int64]:
     return found
 
 
-def _fails_to_wake(
-    node: NDArray[np.int64], start_s: NDArray[np.int64], end_s: NDArray[np.int64], out: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """Return for each event whether the node was down soon after it.
-
-    The node's next event must say that it is out of service, within ``LONGEST_WAKE_S``.
-    """
-    later_s = _next(start_s, 0) - end_s
-    fails: NDArray[np.bool_] = (
-        (_next(node, -1) == node) & (_next(out.astype(np.int64), 0) > 0) & (later_s >= 0) & (later_s <= LONGEST_WAKE_S)
-    )
-    return fails
-
-
-def _next(values: NDArray[np.int64], after: int) -> NDArray[np.int64]:
-    return np.append(values, after)[1:]
-
-
 def _swept(
     layers: Sequence[Spans], n_nodes: int, begin_s: int, end_s: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.int64]]]:
@@ -425,22 +410,22 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
     if not pools_of:
         raise NotEnoughHistory(
             f"The history of {cluster} names no nodes between {since:%Y-%m-%d %H:%M} and {until:%Y-%m-%d %H:%M %Z}: no "
-            "job says where it ran, and no night has written down the cluster's nodes.",
+            "job says where it ran, and the nightly task has not recorded the cluster's nodes.",
             hint="Choose a window that the history covers (-S, -E); load history with Slurm's NodeList, or read it: "
             "helios trace sync. From the sizes of jobs alone: helios energy whatif",
         )
     places = {node: place for place, node in enumerate(sorted(pools_of))}
     begin_s, end_s = int(since.timestamp()), int(until.timestamp())
-    read = _read(warehouse, cluster)
-    on = [tuple(places[node] for node in names) for names in lists]
-    gpus, cpus = job_spans(jobs, on, known_until_s=_known_until(read.jobs, end_s))
-    power = power_spans(
-        events,
-        places,
-        known_until_s=_known_until(read.events, end_s),
-        boot_s=energy.boot_s,
-        shutdown_s=energy.shutdown_s,
+    of_jobs, of_events, from_files = _read_intervals(warehouse, cluster)
+    jobs_until_s, events_until_s = (
+        min(end_s, max((last for _, last in read), default=0)) for read in (of_jobs, of_events)
     )
+    on = [tuple(places[node] for node in names) for names in lists]
+    gpus, cpus = job_spans(jobs, on, known_until_s=jobs_until_s)
+    power = power_spans(
+        events, places, known_until_s=events_until_s, boot_s=energy.boot_s, shutdown_s=energy.shutdown_s
+    )
+    orders = _orders(warehouse, cluster, places, (since, until))
     n_nodes, pools = len(places), sorted(set(pools_of.values()))
     return Recorded(
         nodes=tuple(places),
@@ -452,25 +437,14 @@ def recorded_nodes(warehouse: Warehouse, cluster: str, *, since: datetime, until
             end_s=end_s,
             busy=gpus,
             power=power,
-            unread_jobs=unread_spans(read.jobs, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
-            unread_events=unread_spans(read.events, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
-            by_helios=sleep_reasons(
-                power.asleep, _orders(warehouse, cluster, places, (since, until)), within_s=ORDER_HOLDS_S
-            ),
+            unread_jobs=unread_spans(of_jobs, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
+            unread_events=unread_spans(of_events, n_nodes=n_nodes, begin_s=begin_s, end_s=end_s),
+            by_helios=sleep_reasons(power.asleep, orders, within_s=ORDER_HOLDS_S),
         ),
         gpus=gpus,
         cpus=cpus,
-        notes=tuple(_notes(jobs, lists, unclear, read, no_nodes=nodes.empty)),
+        notes=tuple(_notes(jobs, lists, unclear, no_events=not of_events, from_files=from_files, no_nodes=nodes.empty)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """Time intervals of history that were read, s since the epoch."""
-
-    jobs: tuple[tuple[int, int], ...]
-    events: tuple[tuple[int, int], ...]
-    from_files: bool
 
 
 def _jobs(warehouse: Warehouse, cluster: str, since: datetime, until: datetime) -> pd.DataFrame:
@@ -524,32 +498,25 @@ def _pools(nodes: pd.DataFrame, jobs: pd.DataFrame, lists: Sequence[Sequence[str
     return found
 
 
-def _read(warehouse: Warehouse, cluster: str) -> _Read:
-    """Return the time intervals of history that were read.
+def _read_intervals(warehouse: Warehouse, cluster: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]], bool]:
+    """Return the time intervals of which jobs and node events were read.
 
-    Live readings have recorded coverage. Files count from the first job's submission to the last one's.
+    The last value says whether files were read. Live readings have recorded coverage; files count from the first job's
+    submission to the last one's.
     """
     coverage = warehouse.coverage(cluster)
-    of_jobs, of_events = (_intervals(coverage, source) for source in ("jobs", "node_events"))
+    starts, ends = (seconds(coverage[name]).tolist() for name in ("started_at", "ended_at"))
+    read: dict[str, list[tuple[int, int]]] = {"jobs": [], "node_events": []}
+    for source, start, end in zip(coverage["source"], starts, ends, strict=True):
+        read.setdefault(str(source), []).append((start, end))
     loads = warehouse.loads(cluster)
     # Live readings are loaded under a path that begins with "sacct "; see helios.app.sync.
     files = loads[~loads["path"].str.startswith("sacct ") & loads["watermark"].notna()]
-    if files.empty:
-        return _Read(jobs=of_jobs, events=of_events, from_files=False)
-    known = warehouse.clusters()
-    first = pd.Timestamp(known.loc[known["name"] == cluster, "first_submitted_at"].iloc[0])
-    in_files = (int(first.timestamp()), int(pd.Timestamp(files["watermark"].max()).timestamp()))
-    return _Read(jobs=(*of_jobs, in_files), events=of_events, from_files=True)
-
-
-def _intervals(coverage: pd.DataFrame, source: str) -> tuple[tuple[int, int], ...]:
-    rows = coverage[(coverage["source"] == source).to_numpy()]
-    starts, ends = (seconds(rows[name]).tolist() for name in ("started_at", "ended_at"))
-    return tuple(zip(starts, ends, strict=True))
-
-
-def _known_until(read: Sequence[tuple[int, int]], end_s: int) -> int:
-    return min(end_s, max((last for _, last in read), default=0))
+    if len(files):
+        known = warehouse.clusters()
+        first = pd.Timestamp(known.loc[known["name"] == cluster, "first_submitted_at"].iloc[0])
+        read["jobs"].append((int(first.timestamp()), int(pd.Timestamp(files["watermark"].max()).timestamp())))
+    return read["jobs"], read["node_events"], bool(len(files))
 
 
 def _orders(warehouse: Warehouse, cluster: str, places: Mapping[str, int], window: tuple[datetime, datetime]) -> Spans:
@@ -563,7 +530,13 @@ def _orders(warehouse: Warehouse, cluster: str, places: Mapping[str, int], windo
 
 
 def _notes(
-    jobs: pd.DataFrame, lists: Sequence[Sequence[str]], unclear: Sequence[str], read: _Read, *, no_nodes: bool
+    jobs: pd.DataFrame,
+    lists: Sequence[Sequence[str]],
+    unclear: Sequence[str],
+    *,
+    no_events: bool,
+    from_files: bool,
+    no_nodes: bool,
 ) -> Iterator[str]:
     nowhere = np.array([not nodes for nodes in lists], dtype=bool)
     if nowhere.any():
@@ -572,15 +545,15 @@ def _notes(
             f"{int(nowhere.sum()):,} of {len(jobs):,} jobs do not say on which nodes they ran{example}: those nodes "
             "count as without a job."
         )
-    if not read.events:
+    if no_events:
         yield (
-            "Slurm's node events were never read, so that nobody knows which nodes slept or were down: helios trace "
-            "sync reads them, and so does the daemon."
+            "Slurm's node events were never read, so it is not known which nodes slept or were down: helios trace sync "
+            "reads them, and so does the daemon."
         )
-    if read.from_files:
+    if from_files:
         yield "Of history loaded from files it is taken that no job is missing between the first and the last."
     if no_nodes:
         yield (
-            "No night has written down the cluster's nodes yet: nodes on which no job ran and of which Slurm tells "
-            "nothing are not known, and not counted."
+            "The nightly task has not recorded the cluster's nodes yet: nodes without a job and without a node event "
+            "are not known, and not counted."
         )

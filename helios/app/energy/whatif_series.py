@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,16 @@ from numpy.typing import NDArray
 from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
-from helios.metrics.energy import NodeSeconds, energy_kwh
+from helios.metrics.energy import energy_kwh
 from helios.metrics.statistics import poisson_interval
-from helios.model import STEP_S, Demand
+from helios.model import STEP_S, Demand, NodeSeries
 from helios.ports import Progress, no_progress
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, assemble
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import CesOptions, published_options, target_levels
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
+from helios.units import DAY_S
 
 Steps = NDArray[np.float64]
 
@@ -39,14 +41,8 @@ class EnergySeriesRequest:
 
     Attributes
     ----------
-    name : str
-        Shown to the reader.
-    start_s : int
-        Start of the first value, s since the epoch.
-    step_s : int
-        Length of a step; it divides ten minutes.
-    active, total : float64 arrays of shape (n_steps,)
-        Nodes busy, and nodes in service; oldest first, no gaps.
+    series : NodeSeries
+        Its step divides ten minutes.
     window : pair of datetime
         First moment that counts, and the first that does not; aware. All before it is history.
     calendar : Calendar
@@ -55,20 +51,13 @@ class EnergySeriesRequest:
         Options of CES.
     gpus_per_node : int
         All of them draw power while a node is busy.
-    notes : tuple of str
-        Notes from reading the series.
     """
 
-    name: str
-    start_s: int
-    step_s: int
-    active: Steps
-    total: Steps
+    series: NodeSeries
     window: tuple[datetime, datetime]
     calendar: Calendar
     options: CesOptions = field(default_factory=CesOptions)
     gpus_per_node: int = 8
-    notes: tuple[str, ...] = ()
 
 
 def energy_on_series(
@@ -93,12 +82,61 @@ def energy_on_series(
     runs: dict[str, SeriesRun] = {}
     for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, request.options)):
         progress(f"Replaying {policy}", done / 6)
-        runs[policy] = _replayed(cut, levels, energy, may_sleep_between=every_step)
+        runs[policy] = _replayed(cut, levels, energy, request.gpus_per_node, may_sleep_between=every_step)
     needed = np.maximum(cut.busy, np.append(cut.busy[1:], cut.busy[-1]))[cut.first :]
     # The oracle may wake as often as CES did; it knows a step ahead, which is a boot.
-    runs["oracle"] = _replayed(cut, cut.oracle_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes)), energy)
+    levels = cut.oracle_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes))
+    runs["oracle"] = _replayed(cut, levels, energy, request.gpus_per_node)
     progress("Replaying oracle", 1.0)
-    return _answer(request, cut, runs, energy, source=demand.source)
+    window_s = (cut.start_s + cut.first * STEP_S, cut.ended_s)
+    return EnergyWhatIf(
+        kind="series",
+        name=request.series.name,
+        window=(datetime.fromtimestamp(window_s[0], UTC), datetime.fromtimestamp(window_s[1], UTC)),
+        total_nodes=float(cut.total[cut.first :].mean()),
+        policies=tuple(
+            policy_result(policy, run, runs["always_on"], energy, window_s=window_s) for policy, run in runs.items()
+        ),
+        notes=(*request.series.notes, *_notes(cut, request, energy, demand.source)),
+    )
+
+
+def policy_result(
+    policy: str,
+    run: SeriesRun,
+    always_on: SeriesRun,
+    energy: Energy,
+    *,
+    window_s: tuple[int, int],
+    **of_jobs: Any,
+) -> PolicyResult:
+    """Return what a policy did in a window, beside leaving all nodes on.
+
+    ``of_jobs`` is what only a replay of jobs knows, in the fields of ``PolicyResult``.
+    """
+    begin_s, end_s = window_s
+    days = (end_s - begin_s) / DAY_S
+    kwh, always_kwh = (np.array([energy_kwh(hour, energy) for hour in one.hourly]) for one in (run, always_on))
+    edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
+    cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
+    return PolicyResult(
+        policy=policy,
+        mean_sleeping_nodes=run.mean_asleep,
+        node_utilization_before=run.utilization_before,
+        node_utilization_after=run.seconds.utilization,
+        wakeups_per_day=run.wakes / days,
+        sleeps_per_day=run.sleeps / days,
+        short_node_events_per_day=run.shortages / days,
+        energy_kwh=float(kwh.sum()),
+        wakeups_per_day_interval=poisson_interval(run.wakes, days),
+        nodes_per_wakeup=run.woken / run.wakes if run.wakes else None,
+        node_hours_short=run.short_s / HOUR_S,
+        cost=float(cost.sum()),
+        currency=energy.currency,
+        co2_kg=float(co2_kg.sum()),
+        saved_kwh=float(always_kwh.sum() - kwh.sum()),
+        **of_jobs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,30 +184,32 @@ class _Cut:
 
 
 def _cut(request: EnergySeriesRequest) -> _Cut:
-    if STEP_S % request.step_s:
+    series, step_s = request.series, request.series.step_s
+    if STEP_S % step_s:
         raise NotEnoughHistory(
-            f"{request.name} has steps of {request.step_s} s, which do not divide {STEP_S} s",
-            hint="Give a series of a value each minute, or each ten minutes.",
+            f"{series.name} has steps of {step_s} s, and {STEP_S} s is no multiple of that.",
+            hint="Give a series with a value each minute, or each ten minutes.",
         )
-    each = STEP_S // request.step_s
+    each = STEP_S // step_s
     begin_s, end_s = (int(moment.timestamp()) for moment in request.window)
-    skipped = -request.start_s % STEP_S // request.step_s
-    start_s = request.start_s + skipped * request.step_s
+    skipped = -series.start_s % STEP_S // step_s
+    start_s = series.start_s + skipped * step_s
     after = (end_s - start_s) // STEP_S
     first = -(-(begin_s - start_s) // STEP_S)
-    there = (len(request.active) - skipped) // each
+    there = (len(series) - skipped) // each
     if not DAY <= first < after <= there:
         raise NotEnoughHistory(
-            f"{request.name} goes from {_written(start_s)} to {_written(start_s + there * STEP_S)}; "
-            f"asked was {_written(begin_s)} to {_written(end_s)}",
-            hint="Ask for a window within the series, with some weeks before it: they are what is learned from.",
+            f"The window from {_written(begin_s)} to {_written(end_s)} cannot be replayed: {series.name} spans "
+            f"{_written(start_s)} to {_written(start_s + there * STEP_S)}, and forecasts need at least a day before "
+            "the window.",
+            hint="Choose --from and --to within the series, with some weeks before --from to learn from.",
         )
     fine = slice(skipped, skipped + after * each)
-    total = request.total[fine].astype(np.float64)
-    busy = np.minimum(request.active[fine], total).astype(np.float64)
+    total = series.total[fine].astype(np.float64)
+    busy = np.minimum(series.active[fine], total).astype(np.float64)
     return _Cut(
         start_s=start_s,
-        step_s=request.step_s,
+        step_s=step_s,
         first=first,
         each=each,
         fine_busy=busy,
@@ -191,7 +231,7 @@ def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, pro
         history_steps=history_days * DAY,
         progress=progress,
     )
-    return assemble({request.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
+    return assemble({request.series.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
 
 
 def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[str, Steps, bool]]:
@@ -210,9 +250,11 @@ def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[
         yield policy, cut.in_force(levels), False
 
 
-def _replayed(cut: _Cut, levels: Steps, energy: Energy, *, may_sleep_between: bool = False) -> SeriesRun:
+def _replayed(
+    cut: _Cut, levels: Steps, energy: Energy, gpus_per_node: int, *, may_sleep_between: bool = False
+) -> SeriesRun:
     from_step = cut.run_in * cut.each
-    return replay_levels(
+    run = replay_levels(
         cut.fine_busy[from_step:],
         cut.fine_total[from_step:],
         levels,
@@ -223,65 +265,7 @@ def _replayed(cut: _Cut, levels: Steps, energy: Energy, *, may_sleep_between: bo
         count_from=(cut.first - cut.run_in) * cut.each,
         may_sleep_between=may_sleep_between,
     )
-
-
-def _answer(
-    request: EnergySeriesRequest, cut: _Cut, runs: dict[str, SeriesRun], energy: Energy, *, source: str
-) -> EnergyWhatIf:
-    begin_s = cut.start_s + cut.first * STEP_S
-    always_kwh = float(_hourly_kwh(runs["always_on"], energy, request.gpus_per_node).sum())
-    results = [
-        _result(policy, run, energy, request, begin_s=begin_s, end_s=cut.ended_s, always_kwh=always_kwh)
-        for policy, run in runs.items()
-    ]
-    return EnergyWhatIf(
-        kind="series",
-        name=request.name,
-        window=(datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(cut.ended_s, UTC)),
-        total_nodes=float(cut.total[cut.first :].mean()),
-        policies=tuple(results),
-        notes=(*request.notes, *_notes(cut, request, energy, source)),
-    )
-
-
-def _result(
-    policy: str,
-    run: SeriesRun,
-    energy: Energy,
-    request: EnergySeriesRequest,
-    *,
-    begin_s: int,
-    end_s: int,
-    always_kwh: float,
-) -> PolicyResult:
-    days, kwh = (end_s - begin_s) / 86_400, _hourly_kwh(run, energy, request.gpus_per_node)
-    edges_s = np.append(begin_s + HOUR_S * np.arange(len(kwh)), end_s)
-    cost, co2_kg = tariff_from(energy).cost_of(kwh, edges_s=edges_s)
-    return PolicyResult(
-        policy=policy,
-        mean_sleeping_nodes=run.mean_asleep,
-        node_utilization_before=run.utilization_before,
-        node_utilization_after=run.seconds.utilization,
-        wakeups_per_day=run.wakes / days,
-        sleeps_per_day=run.sleeps / days,
-        short_node_events_per_day=run.shortages / days,
-        energy_kwh=float(kwh.sum()),
-        wakeups_per_day_interval=poisson_interval(run.wakes, days),
-        nodes_per_wakeup=run.woken / run.wakes if run.wakes else None,
-        node_hours_short=run.short_s / 3_600,
-        cost=float(cost.sum()),
-        currency=energy.currency,
-        co2_kg=float(co2_kg.sum()),
-        saved_kwh=always_kwh - float(kwh.sum()),
-    )
-
-
-def _hourly_kwh(run: SeriesRun, energy: Energy, gpus_per_node: int) -> Steps:
-    return np.array([energy_kwh(_with_gpus(seconds, gpus_per_node), energy) for seconds in run.hourly])
-
-
-def _with_gpus(seconds: NodeSeconds, gpus_per_node: int) -> NodeSeconds:
-    return replace(seconds, gpus_busy=seconds.busy * gpus_per_node)
+    return replace(run, hourly=tuple(replace(hour, gpus_busy=hour.busy * gpus_per_node) for hour in run.hourly))
 
 
 def _notes(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:

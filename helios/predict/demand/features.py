@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
 from helios.jit import cached_jit, inline_jit
+from helios.metrics.node_usage import whole_seconds
 from helios.model import STEP_S
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, DemandJobState
 
@@ -192,6 +194,39 @@ class _Jobs(NamedTuple):
     nodes: NDArray[np.float64]
     kind: NDArray[np.int64]
     recurs: NDArray[np.bool_]
+
+
+def campaigns(jobs: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the number of each job's campaign.
+
+    A campaign is the jobs of one user with one name and GPU count.
+    """
+    return np.asarray(jobs.groupby(["user", "name", "gpus"], observed=True, dropna=False).ngroup(), dtype=np.int64)
+
+
+def state_of_jobs(
+    jobs: pd.DataFrame,
+    *,
+    nodes: NDArray[np.float64],
+    predicted_s: NDArray[np.float64],
+    ends_of_steps_s: NDArray[np.int64],
+) -> DemandJobState:
+    """Return the state of the jobs in a frame at each step.
+
+    See :func:`job_state`; ``jobs`` has columns of ``JOBS``.
+    """
+    submitted_s, started_s, ended_s = (
+        whole_seconds(jobs[name], otherwise=NEVER_S) for name in ("submitted_at", "started_at", "ended_at")
+    )
+    return job_state(
+        submitted_s=submitted_s,
+        started_s=started_s,
+        ended_s=ended_s,
+        nodes=nodes,
+        predicted_s=predicted_s,
+        group=campaigns(jobs),
+        ends_of_steps_s=ends_of_steps_s,
+    )
 
 
 def job_state(

@@ -28,7 +28,7 @@ from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 # smallest leaf. Even so they are only part of the forecast: an expected value is drawn towards persistence, and a
 # quantile of the maximum at least half way to the empirical one of all rises so far. The quantile is then moved by its
 # misses in the last weeks (rolling conformal prediction: Gibbs and Candes 2021), as far as there is evidence. What was
-# tried is in docs/power.md.
+# tried is in docs/experiments.md.
 
 ROUNDS = 60
 EVERY = 3

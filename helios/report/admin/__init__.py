@@ -4,16 +4,3 @@ Pure functions from frames to rows, and from rows to text. ``sacct_format`` defi
 ``usage``, ``queue``, ``predictions``, ``decisions`` and ``shadow`` each answer one question; ``nightly`` combines the
 most important parts of a day.
 """
-
-from helios.report.admin.sacct_format import (
-    Field,
-    FieldKind,
-    ReportTable,
-    as_json,
-    as_lines,
-    chosen_fields,
-    listing,
-    moment_in_words,
-)
-
-__all__ = ["Field", "FieldKind", "ReportTable", "as_json", "as_lines", "chosen_fields", "listing", "moment_in_words"]

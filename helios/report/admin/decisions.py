@@ -37,20 +37,24 @@ BY_SERVICE = declare_fields(
     ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
     ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
-    ("Turns", "cycles", FieldKind.COUNT, 6, "Cycles that left a line; of helios every cycle, where recorded"),
-    ("Proposed", "proposed", FieldKind.COUNT, 8, "Lines about jobs and nodes; what already was so leaves none"),
-    ("Done", "done", FieldKind.COUNT, 6, "Written and read back"),
-    ("Would", "would", FieldKind.COUNT, 6, "Of a shadow: would have been written"),
-    ("Refused", "refused", FieldKind.COUNT, 7, "A guard or the cluster's door said no"),
+    (
+        "Cycles",
+        "cycles",
+        FieldKind.COUNT,
+        6,
+        "Cycles with an entry in the audit log; of helios every cycle, where recorded",
+    ),
+    ("Proposed", "proposed", FieldKind.COUNT, 8, "Changes of jobs and nodes; what already was so is not counted"),
+    ("Done", "done", FieldKind.COUNT, 4, "Written and read back"),
+    ("Would", "would", FieldKind.COUNT, 5, "Of a shadow: would have been written"),
+    ("Refused", "refused", FieldKind.COUNT, 7, "A guard, or a check before the write, refused it"),
     ("Mismatch", "mismatch", FieldKind.COUNT, 8, "Something else was read back"),
     ("Failed", "failed", FieldKind.COUNT, 6, "The cluster refused or did not answer"),
     ("Postponed", "postponed", FieldKind.COUNT, 9, "The budget was spent; asked again"),
     ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
-    ("Still", "suspended", FieldKind.COUNT, 5, "Cycles in which nothing was done on purpose"),
-    ("StillReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason for that"),
+    ("Suspended", "suspended", FieldKind.COUNT, 9, "Cycles in which Helios was suspended and wrote nothing"),
+    ("SuspendedReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason why it was suspended"),
 )
-
-HIDDEN_BY_SERVICE = {"ModeChgs", "Postponed", "Gone", "StillReason"}
 
 
 def decision_rows(
@@ -131,18 +135,18 @@ def service_days(
             "Day",
             "Service",
             "Mode",
-            "Turns",
+            "Cycles",
             "Proposed",
             "Done",
             "Would",
             "Refused",
             "Mismatch",
             "Failed",
-            "Still",
+            "Suspended",
         ),
         rows=_by_day_and_service(table),
         empty="Nothing was decided in this window.",
-        notes=() if known else ("Cycles are those that left a line in the audit; quiet ones leave none.",),
+        notes=() if known else ("Only cycles with an entry in the audit log are counted.",),
         timezone=timezone,
     )
 

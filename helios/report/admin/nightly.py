@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.message import EmailMessage
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, MultipleLocator
 from numpy.typing import NDArray
 
 from helios.actions import Result
@@ -30,13 +32,17 @@ from helios.report.admin.sacct_format import (
 )
 from helios.report.admin.shadow import ShadowDay, shadow_table
 from helios.report.admin.usage import usage_by, wait_s
+from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, local_times
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
-from helios.units import change, duration_in_words, percent
+from helios.report.energy_charts import nodes_over_time, saved_by_day
+from helios.report.html import PageSection, render_sections
+from helios.units import change, duration, duration_in_words, percent
 
 WEEKS_BEFORE = 4
 MOST_WAITING, MOST_PARTITIONS, MOST_WORST, MOST_REASONS = 10, 12, 8, 3
 FAILED_WAKE = "FailedWake"
 """``action`` of the audit entry that control writes when a node did not wake."""
+TICKS_S = (1, 5, 15, 60, 300, 900, 3_600, 3 * 3_600, 6 * 3_600, 12 * 3_600, 86_400, 2 * 86_400, 7 * 86_400)
 SAME = 0.05
 """Relative difference of a day's waits to the weeks before below which it is called ordinary."""
 WORST = declare_fields(
@@ -58,8 +64,6 @@ DAYS = declare_fields(
 )
 
 
-DID, WAITS, QUEUE = "What Helios did", "How long jobs waited", "Who waits longest"
-ENERGY, ACCURACY = "What nodes asleep saved", "How far off predictions were"
 WIDTH = 76
 """Columns of the mail; RFC 5322 asks for at most 78."""
 TIE = "\N{NO-BREAK SPACE}"
@@ -116,26 +120,8 @@ class Night:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Section:
-    """A part of a report.
-
-    Attributes
-    ----------
-    sentences : sequence of str
-        The most important first.
-    tables : sequence of ReportTable
-        Each shows columns that fit a mail.
-    """
-
-    title: str
-    sentences: Sequence[str] = ()
-    tables: Sequence[ReportTable] = ()
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digest:
-    """Content of a nightly report.
+    """Content of a nightly report, from which page and mail are made.
 
     Attributes
     ----------
@@ -143,14 +129,8 @@ class Digest:
         For a mail, without line breaks.
     alarming : bool
         Whether something did not go as it should.
-    sections : sequence of Section
-        The most important first.
-    daily : DataFrame
-        A row for each day of the four weeks and the day: ``time``, ``submitted``, ``started``, waits, GPUs.
-    hourly : DataFrame
-        The queue of the day, as :func:`~helios.report.admin.queue.levels` gives it.
-    energy : NightEnergy, optional
-        None: no node of the cluster is known.
+    sections : sequence of PageSection
+        The most important first. Their tables are :class:`ReportTable` and fit a mail.
     """
 
     cluster: str
@@ -158,10 +138,7 @@ class Digest:
     begin: datetime
     subject: str
     alarming: bool
-    sections: Sequence[Section]
-    daily: pd.DataFrame
-    hourly: pd.DataFrame
-    energy: NightEnergy | None = None
+    sections: Sequence[PageSection]
 
 
 def nightly_digest(night: Night) -> Digest:
@@ -182,20 +159,22 @@ def nightly_digest(night: Night) -> Digest:
         *_refusals(night.decisions),
         *_suspensions(night.cycles, services),
     ]
-    columns = "service%-9,mode%-6,turns,proposed,done,would,refused,mismatch,failed,still"
+    columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
-        Section(title=DID, sentences=did, tables=[_shown(services, columns)]),
-        Section(
-            title=WAITS,
+        PageSection(title="What Helios did", sentences=did, tables=[_shown(services, columns)]),
+        PageSection(
+            title="How long jobs waited",
             sentences=list(_waits(daily)),
+            figures=[partial(waits_by_day, daily, zone)],
             tables=[
                 _days(daily, night),
                 _shown(partitions, "partition,jobs,meanwait,p50wait,p95wait,maxwait,failed", most=MOST_PARTITIONS),
             ],
         ),
-        Section(
-            title=QUEUE,
+        PageSection(
+            title="Who waits longest",
             sentences=list(_waiters(waiting, at=_end_of(night))),
+            figures=[partial(queue_by_hour, levels(night.jobs, edges_s=_hours(night)), zone)],
             tables=[
                 _shown(
                     replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None),
@@ -205,8 +184,10 @@ def nightly_digest(night: Night) -> Digest:
             ],
         ),
         *([_energy_section(night.energy)] if night.energy else []),
-        Section(title=ACCURACY, sentences=list(_accuracy(ended, night)), tables=[_worst(ended, night)]),
-        Section(
+        PageSection(
+            title="How far off predictions were", sentences=list(_accuracy(ended, night)), tables=[_worst(ended, night)]
+        ),
+        PageSection(
             title="What the shadow would have changed",
             sentences=night.shadow.sentences,
             tables=[
@@ -223,9 +204,18 @@ def nightly_digest(night: Night) -> Digest:
         subject=_subject(night, services, daily, alarming=alarming),
         alarming=alarming,
         sections=sections,
-        daily=daily,
-        hourly=levels(night.jobs, edges_s=_hours(night)),
-        energy=night.energy,
+    )
+
+
+def render_nightly(digest: Digest) -> str:
+    """Return the page of a night."""
+    return render_sections(
+        f"{digest.cluster}, {pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}",
+        f"Times on the cluster's own clock ({digest.timezone}).",
+        digest.sections,
+        alarming=digest.alarming,
+        footer="Written by Helios from history and its own audit; to write it, nothing on the cluster was read or "
+        "changed.",
     )
 
 
@@ -237,7 +227,7 @@ def as_text(digest: Digest) -> str:
     return "\n".join(line.rstrip() for line in _lines(digest)) + "\n"
 
 
-def as_mail(digest: Digest, *, page: str, page_name: str, sender: str, recipient: str) -> bytes:
+def as_mail(digest: Digest, *, page: str, page_name: str, recipient: str) -> bytes:
     """Return the digest as a mail with the page attached.
 
     The message is complete: ``sendmail -t < FILE`` sends it.
@@ -249,12 +239,12 @@ def as_mail(digest: Digest, *, page: str, page_name: str, sender: str, recipient
     ----------
     page, page_name : str
         The HTML page and the name of its file.
-    sender, recipient : str
-        Addresses.
+    recipient : str
+        Its address.
     """
     message = EmailMessage()
     message["Subject"] = digest.subject
-    message["From"] = sender
+    message["From"] = "helios"
     message["To"] = recipient
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(as_text(digest))
@@ -271,7 +261,7 @@ def _lines(digest: Digest) -> Iterator[str]:
         for sentence in (*section.sentences, *section.notes):
             yield from _wrapped(write_values(sentence, FieldKind.TEXT), "* ", "  ")
         for table in section.tables:
-            if len(table.rows):
+            if isinstance(table, ReportTable) and len(table.rows):
                 lines = as_lines(table, chosen_fields(table, None))
                 yield from ("", table.title[:WIDTH])
                 yield from (line if len(line) <= WIDTH else line[: WIDTH - 1] + CUT for line in lines)
@@ -293,12 +283,13 @@ def _shown(table: ReportTable, columns: str, *, most: int | None = None) -> Repo
     )
 
 
-def _energy_section(energy: NightEnergy) -> Section:
+def _energy_section(energy: NightEnergy) -> PageSection:
     before = [savings(energy.days)] if energy.days.slept and energy.days.days > 1 else []
     table = _shown(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
-    return Section(
-        title=ENERGY,
+    return PageSection(
+        title="What nodes asleep saved",
         sentences=[*energy_sentences(energy.day), *before],
+        figures=[partial(nodes_over_time, energy.day), partial(saved_by_day, energy.days)],
         tables=[replace(table, title="Energy")],
         notes=energy.day.notes,
     )
@@ -370,7 +361,7 @@ def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
     failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
     if nodes := fold(failed["target"].astype("str")):
         yield (
-            f"Failed to wake: {nodes}. Helios puts none to sleep that failed until somebody has looked at it: "
+            f"Failed to wake: {nodes}. Helios leaves them awake until somebody has checked them: "
             "helios power status, then helios power clear NODE."
         )
 
@@ -407,7 +398,7 @@ def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     of = f" of {len(cycles):,}" if len(cycles) else ""
     reasons = services.rows["suspended_reason"].dropna()
     why = f", mostly because {reasons.iloc[0]}" if len(reasons) else ""
-    yield f"It suspended on purpose in {suspended:,}{of} cycles{why}."
+    yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of} cycles{why}."
 
 
 def _before(daily: pd.DataFrame, column: str) -> float | None:
@@ -524,3 +515,55 @@ def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
         empty="No predicted job ended that day.",
         timezone=night.timezone,
     )
+
+
+def waits_by_day(daily: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
+    """Draw mean and p95 wait of the jobs started on each day.
+
+    None where no start is known.
+    """
+    if daily["mean_wait_s"].isna().all():
+        return None
+    days = local_times(daily["time"], timezone)
+    with canvas("Mean and p95 wait of each day of the last four weeks", height=2.4, narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        colours = [PALE] * (len(days) - 1) + [ORANGE]
+        axes.bar(days, daily["p95_wait_s"], color=colours, width=0.8, label="one in 20 waits longer")
+        axes.plot(days, daily["mean_wait_s"], color=BLUE, marker="o", ms=3.5, lw=1.4, label="mean")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MultipleLocator(_tick_s(float(daily["p95_wait_s"].max()))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration(seconds) if seconds else "0"))
+        date_axis(axes, narrow=narrow, offset=False)
+        drawing.figure.legend(loc="outside lower center", ncols=2)
+    return drawing.svg
+
+
+def queue_by_hour(hourly: pd.DataFrame, timezone: str, *, narrow: bool = False) -> str | None:
+    """Draw the hourly means of waiting and running jobs of the day.
+
+    GPUs in place of jobs where any are used or waited for. None where nothing waited or ran.
+    """
+    if not (hourly["waiting"].any() or hourly["running"].any()):
+        return None
+    gpus = bool(hourly["running_gpus"].any() or hourly["waiting_gpus"].any())
+    unit, suffix = ("GPUs", "_gpus") if gpus else ("jobs", "")
+    # The last hour is drawn to its end.
+    hourly = pd.concat([hourly, hourly.tail(1).assign(time=hourly["time"].iloc[-1] + pd.Timedelta(hours=1))])
+    hours = local_times(hourly["time"], timezone)
+    with canvas(f"Waiting and running {unit} of the day by hour", height=2.2, narrow=narrow) as drawing:
+        axes = drawing.panels[0]
+        axes.fill_between(hours, hourly[f"running{suffix}"], step="post", color=PALE, label=f"{unit} in use")
+        axes.step(hours, hourly[f"waiting{suffix}"], where="post", color=BLUE, lw=1.8, label=f"{unit} waited for")
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(unit, color=GREY)
+        date_axis(axes, narrow=narrow, offset=False)
+        drawing.figure.legend(loc="outside lower center", ncols=2)
+    return drawing.svg
+
+
+def _tick_s(top_s: float) -> float:
+    """Return a round tick distance for an axis from 0 to ``top_s``.
+
+    In s; the shortest with at most four ticks.
+    """
+    return next((tick for tick in TICKS_S if top_s <= 4 * tick), top_s / 4)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -109,12 +109,12 @@ class ShadowDay:
     begin: datetime
     timezone: str
     decided: int
-    earlier: int
-    later: int
+    earlier: int = 0
+    later: int = 0
     recorded: ShadowWaits | None
-    without: ShadowWaits | None
-    with_decisions: ShadowWaits | None
-    moved: pd.DataFrame
+    without: ShadowWaits | None = None
+    with_decisions: ShadowWaits | None = None
+    moved: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=[field.column for field in MOVED]))
     notes: tuple[str, ...] = ()
 
     @property

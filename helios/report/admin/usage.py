@@ -5,7 +5,7 @@ Every figure is over the jobs submitted in the window.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -193,11 +193,6 @@ def fields_by(group: str) -> tuple[Field, ...]:
     """Return the fields of ``usage_by``."""
     name = GROUPS[group]
     return (Field(name=name, column="group", kind=FieldKind.TEXT, width=12, doc=f"{name} of the jobs"), *FIGURES)
-
-
-def overall(jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime) -> Mapping[str, Any]:
-    """Return the figures of ``usage_by`` over all of ``jobs``, by column."""
-    return _total(_table(with_first_prediction(jobs, predictions), "user", at))
 
 
 def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:

@@ -284,7 +284,7 @@ class Ces:
         nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
         if not nodes:
             return []
-        pools = self._judged(snapshot, nodes)
+        pools = self._assess_pools(snapshot, nodes)
         woken = [PowerUp(node=node.name, reason=pool.why_awake) for pool in pools for node in pool.up]
         if self.options.mechanism == "keep_awake":
             # The list keeps awake what is awake, but wakes nothing.
@@ -294,19 +294,19 @@ class Ces:
         ]
         return [*woken, *slept]
 
-    def _judged(self, snapshot: Snapshot, nodes: Sequence[Node]) -> list[_Judged]:
+    def _assess_pools(self, snapshot: Snapshot, nodes: Sequence[Node]) -> list[_PoolAssessment]:
         demand = snapshot.demand
         if demand is None:
             return []
         queued = nodes_wanted_by_queue(snapshot, nodes)
         fresh = abs(snapshot.taken_at.timestamp() - demand.ended_s) <= OLD_S
         of_pool = groupby(sorted(nodes, key=lambda node: node.pool), key=lambda node: node.pool)
-        judged: list[_Judged] = []
+        judged: list[_PoolAssessment] = []
         taken: set[str] = set()
         for name, members in of_pool:
             if name not in demand.pools or not demand.busy.shape[1]:
                 continue
-            pool = self._judged_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
+            pool = self._assess_pool(demand, name, list(members), queued.get(name, 0.0), fresh=fresh)
             awake = [node for node in nodes if node.name not in taken]
             count = pool.powered - pool.level
             down = to_sleep(pool.may_sleep(self.options.mechanism), count, everywhere=awake)
@@ -315,7 +315,9 @@ class Ces:
             judged.append(pool)
         return judged
 
-    def _judged_pool(self, demand: Demand, name: str, members: list[Node], queued: float, *, fresh: bool) -> _Judged:
+    def _assess_pool(
+        self, demand: Demand, name: str, members: list[Node], queued: float, *, fresh: bool
+    ) -> _PoolAssessment:
         place = demand.pools.index(name)
         level, setting = level_now(demand, place, self.options, memo=self._memo)
         while len(self._memo) > MOST_REMEMBERED:
@@ -323,7 +325,7 @@ class Ces:
         needed = sum(node.busy for node in members) + queued
         if needed + self.options.spare > level:
             level = needed + (setting.up if setting else self.options.sigma)
-        return _Judged(
+        return _PoolAssessment(
             name=name,
             members=tuple(members),
             level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
@@ -333,7 +335,7 @@ class Ces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class _PoolAssessment:
     """Decision about one pool.
 
     It has the number of nodes to be awake, and the nodes that change for it.
@@ -375,7 +377,7 @@ class _Judged:
         return f"{of}{likely}; {spare} kept in reserve"
 
 
-def _kept_awake(pools: Sequence[_Judged], nodes: Sequence[Node]) -> KeepAwake:
+def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[Node]) -> KeepAwake:
     free = {node.name for pool in pools for node in pool.down}
     woken = {node.name for pool in pools for node in pool.up}
     kept = tuple(node.name for node in nodes if (node.powered and node.name not in free) or node.name in woken)

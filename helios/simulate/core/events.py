@@ -106,7 +106,8 @@ def schedule_touched(state: EngineState, now: int) -> None:
         time_out(state, now)
 
 
-def run(state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+@entry_point
+def run(state: EngineState, scored: int, until_s: int, budget: int) -> bool:
     """Run the replay until job number ``scored`` is about to arrive.
 
     The state is changed in place.
@@ -117,10 +118,10 @@ def run(state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -
         Keys and estimates of the first ``scored`` jobs must be in ``state.pending``.
     scored : int
         Jobs whose keys are known; all those of one submit time together.
-    budget : int
-        Arrivals and ends after which it returns anyway.
     until_s : int
         Stop also before the first moment from then on, s since the epoch.
+    budget : int
+        Arrivals and ends after which it returns anyway.
 
     Returns
     -------
@@ -128,11 +129,6 @@ def run(state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -
         Whether such a moment, or the end of the replay, was reached. ``next_s`` of the clock is that moment; NEVER: the
         end.
     """
-    return _carry_on(state, scored, until_s, budget)
-
-
-@entry_point
-def _carry_on(state: EngineState, scored: int, until_s: int, budget: int) -> bool:
     while budget > 0:
         now = next_moment(state)
         if now == NEVER or now >= until_s or awaits(state, now, scored):
@@ -143,20 +139,14 @@ def _carry_on(state: EngineState, scored: int, until_s: int, budget: int) -> boo
     return False
 
 
+@entry_point
 def put_anew(
-    state: EngineState, jobs: NDArray[np.int64], *, keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
+    state: EngineState, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
 ) -> None:
     """Give pending ``jobs`` new keys and estimates.
 
     All three have the same length. A pass of the jobs' partitions is then due.
     """
-    _put_anew(state, jobs, keys, estimates_s)
-
-
-@entry_point
-def _put_anew(
-    state: EngineState, jobs: NDArray[np.int64], keys: NDArray[np.float64], estimates_s: NDArray[np.int64]
-) -> None:
     for place in range(len(jobs)):
         job = jobs[place]
         remove(state, job)

@@ -12,6 +12,7 @@ from helios.jit import kernel
 from helios.simulate.core.nodes import count_delay, home_of
 from helios.simulate.core.placement import forget, lift, place
 from helios.simulate.core.state import EASY, NEVER, NOBODY, NODES, EngineState
+from helios.simulate.ends import drop, rise
 
 OVERDUE = -1
 """Value of ``granted_s`` of a job past its estimate, where such jobs are listed apart."""
@@ -33,7 +34,7 @@ def start(state: EngineState, job: int, now: int) -> None:
         its.started_s = up_s
     its.resumed_s = up_s
     its.ends_s = up_s + its.remaining_s
-    _rise(state, job, clock.running)
+    rise(state.ends, state.jobs["ends_s"], state.jobs["place"], job, clock.running)
     clock.running += 1
     if clock.preemptive:
         its.expected_s = its.ends_s
@@ -53,10 +54,7 @@ def stop(state: EngineState, job: int) -> None:
     forget(state, job)
     state.partitions[state.jobs[job].partition].planned_for = NOBODY
     clock.running -= 1
-    place, last = state.jobs[job].place, state.ends[clock.running]
-    if last != job:
-        _rise(state, last, place)
-        _sink(state, last, state.jobs[last].place)
+    drop(state.ends, state.jobs["ends_s"], state.jobs["place"], job, clock.running)
     if clock.backfill == NODES and state.jobs[job].granted_s == OVERDUE:
         _forget_overdue(state, job)
     elif clock.preemptive or clock.backfill >= EASY:
@@ -215,44 +213,6 @@ def next_falling(state: EngineState, partition: int, place: int) -> int:
     while place < n_falling and home_of(state, falling_node(state, place)) != partition:
         place += 1
     return place
-
-
-@kernel
-def _rise(state: EngineState, job: int, place: int) -> None:
-    """Move ``job`` up the heap of ends as far as it belongs.
-
-    It begins at ``place``, which is free.
-    """
-    jobs, ends = state.jobs, state.ends
-    while place > 0:
-        parent = ends[(place - 1) // 2]
-        if not _ends_before(state, job, parent):
-            break
-        ends[place], jobs[parent].place = parent, place
-        place = (place - 1) // 2
-    ends[place], jobs[job].place = job, place
-
-
-@kernel
-def _sink(state: EngineState, job: int, place: int) -> None:
-    """Move ``job`` down the heap of ends, from ``place``, as far as it belongs."""
-    jobs, ends, n_running = state.jobs, state.ends, state.clock[0].running
-    while 2 * place + 1 < n_running:
-        child = 2 * place + 1
-        if child + 1 < n_running and _ends_before(state, ends[child + 1], ends[child]):
-            child += 1
-        if not _ends_before(state, ends[child], job):
-            break
-        ends[place], jobs[ends[child]].place = ends[child], place
-        place = child
-    ends[place], jobs[job].place = job, place
-
-
-@kernel
-def _ends_before(state: EngineState, job: int, other: int) -> bool:
-    mine: int = state.jobs[job].ends_s
-    theirs: int = state.jobs[other].ends_s
-    return mine < theirs or (mine == theirs and job < other)
 
 
 @kernel

@@ -16,7 +16,7 @@ from helios.jit import entry_point, kernel
 from helios.simulate.core.events import admit_due, end_due, next_moment, schedule_touched, touch
 from helios.simulate.core.nodes import bring_up, enlist, fall, home_of, strike, wake
 from helios.simulate.core.queue import push, remove
-from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WAKING, WORD_BITS, EngineState
+from helios.simulate.core.state import AWAKE, FALLING, N_SETS, NEVER, WORD_BITS, EngineState
 
 _Jobs = NDArray[np.int64]
 BEFORE, QUIET, CHOICE = 0, 1, 2
@@ -76,6 +76,12 @@ class Orders(NamedTuple):
     bar: NDArray[np.uint8]
 
 
+def step_columns(state: EngineState) -> StepColumns:
+    """Return the counts of a replay before its first submission."""
+    upto, (arrived, ended) = np.zeros(2, dtype=np.int64), np.zeros((2, len(state.partitions)), dtype=np.int64)
+    return StepColumns(upto=upto, arrived=arrived, ended=ended)
+
+
 @kernel
 def _may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
     """Return whether the order of the queue may matter ``now``.
@@ -123,9 +129,8 @@ def _set(state: EngineState, orders: Orders, job: int, level: float) -> int:
     return DONE
 
 
-def advance_replay(
-    state: EngineState, seen: StepColumns, stops: Stops, *, now: int, between: bool = False
-) -> tuple[int, int]:
+@entry_point
+def advance_replay(state: EngineState, seen: StepColumns, stops: Stops, now: int, between: bool) -> tuple[int, int]:
     """Make the passes due ``now`` and advance to the next stop.
 
     The pass of the moment where it stops stays due.
@@ -142,11 +147,6 @@ def advance_replay(
     where : int
         BEFORE, QUIET or CHOICE.
     """
-    return _go_on(state, seen, stops, now, between)
-
-
-@entry_point
-def _go_on(state: EngineState, seen: StepColumns, stops: Stops, now: int, between: bool) -> tuple[int, int]:
     state.clock[0].now_s = now
     alarm, due = stops.alarm, not between
     while True:
@@ -216,54 +216,9 @@ def _order(  # noqa: PLR0917 - numba kernels are called by position
         counts[results[place]] += 1
 
 
-class PendingIndex:
-    """Index of the pending jobs, kept up to date while a replay goes on.
-
-    Parameters
-    ----------
-    state : EngineState
-        A replay before its first submission.
-    """
-
-    def __init__(self, state: EngineState) -> None:
-        self._state = state
-        self._waiting = np.empty(len(state.jobs), dtype=np.int64)
-        self._tally = np.zeros(2, dtype=np.int64)  # jobs in _waiting, and jobs that had arrived at the last call
-        n_partitions = len(state.partitions)
-        self.seen = StepColumns(
-            upto=np.zeros(2, dtype=np.int64),
-            arrived=np.zeros(n_partitions, dtype=np.int64),
-            ended=np.zeros(n_partitions, dtype=np.int64),
-        )
-
-    def waiting(self) -> _Jobs:
-        """Return the positions of the pending jobs, ascending."""
-        n_waiting = _wait(self._state, self._waiting, self._tally)
-        return self._waiting[:n_waiting].copy()
-
-    def has_choice(self, now: int) -> bool:
-        """Return whether the order of the queue may matter ``now``.
-
-        That is so if a job that fits by count has waited since before ``now``, or waits beside another of its
-        partition.
-        """
-        return _choose(self._state, self.seen, now)
-
-
 @entry_point
-def _wait(state: EngineState, waiting: _Jobs, tally: _Jobs) -> int:
-    n_known, n_seen, n_left = tally[0], tally[1], 0
-    for place in range(n_known + state.clock[0].arrived - n_seen):
-        job = waiting[place] if place < n_known else n_seen + place - n_known
-        if state.jobs[job].started_s == NEVER:
-            waiting[n_left] = job
-            n_left += 1
-    tally[0], tally[1] = n_left, state.clock[0].arrived
-    return n_left
-
-
-@entry_point
-def _choose(state: EngineState, seen: StepColumns, now: int) -> bool:
+def may_choose(state: EngineState, seen: StepColumns, now: int) -> bool:
+    """Return whether the order of the queue may matter ``now``."""
     return _may_choose(state, seen, now)
 
 
@@ -292,18 +247,9 @@ def admit(state: EngineState, jobs: _Jobs) -> None:
         touch(state, state.jobs[jobs[place]].partition)
 
 
-def put_to_sleep(state: EngineState, nodes: _Jobs, *, now: int) -> None:
-    """Put ``nodes``, which are idle and awake, to sleep."""
-    _steer(state, nodes, FALLING, now)
-
-
-def wake_up(state: EngineState, nodes: _Jobs, *, now: int) -> None:
-    """Wake ``nodes``, which are asleep."""
-    _steer(state, nodes, WAKING, now)
-
-
 @entry_point
-def _steer(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
+def set_power(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
+    """Put idle ``nodes`` that are awake to sleep (FALLING), or wake sleeping ones (WAKING)."""
     state.clock[0].now_s = now
     for place in range(len(nodes)):
         if power == FALLING:
@@ -312,28 +258,20 @@ def _steer(state: EngineState, nodes: _Jobs, power: int, now: int) -> None:
             wake(state, home_of(state, nodes[place]), nodes[place])
 
 
-def keep_awake(state: EngineState, node: int, *, kept: bool) -> None:
-    """Exclude ``node`` from the idle timer, or include it again."""
-    _keep(state, node, int(kept))
-
-
 @entry_point
-def _keep(state: EngineState, node: int, kept: int) -> None:
+def keep_awake(state: EngineState, node: int, kept: bool) -> None:
+    """Exclude ``node`` from the idle timer, or include it again."""
     its = state.nodes[node]
-    its.kept = kept
+    its.kept = int(kept)
     if kept:
         strike(state, node)
     elif its.power == AWAKE and its.free == state.partitions[home_of(state, node)].gpus_per_node:
         enlist(state, node)
 
 
-def count_up(state: EngineState, *, now: int) -> None:
-    """Count node seconds up to ``now``."""
-    _count(state, now)
-
-
 @entry_point
-def _count(state: EngineState, now: int) -> None:
+def count_up(state: EngineState, now: int) -> None:
+    """Count node seconds up to ``now``."""
     state.clock[0].now_s = now
     for partition in range(len(state.partitions)):
         bring_up(state, partition)

@@ -2,32 +2,41 @@
 
 It implements the same port as a real one. Unlike :class:`helios.simulate.SimCluster` it does not start at once what can
 start: passes come in Slurm's own rhythm, and an urgency is a SiteFactor among the other terms of the priority.
+
+Helios sets SiteFactor and TimeMin, in Slurm's own values. A SiteFactor without Helios' mark is an administrator's, a
+TimeMin that Helios did not set is the user's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, Outcome, Reorder, Result
-from helios.errors import UsageError, WorkloadInvalid
+from helios import ownership
+from helios.actions import JobAction, JobSetting, Outcome, Result
+from helios.changes import GONE, ChangeContext, SettingChange, judge_change, setting_changes, slurm_value_mapping
+from helios.errors import UsageError
+from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
-from helios.ownership import whole_minutes
+from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.slurm.events import carry_on, is_over
-from helios.simulate.slurm.jobs import SimulatedSettings, SlurmSnapshotBuilder
 from helios.simulate.slurm.replay import SlurmTimeline
-from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW
+from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.snapshot import CachedSnapshot, Frames, Jobs, LazySnapshot, PendingRows, Predictions, unique_ids
-from helios.simulate.steppable import StopPoint
+from helios.simulate.snapshot import Frames, Jobs, SnapshotBuilder, pending_queue, times, unique_ids
+
+_DONE, _UNCHANGED, _REFUSED, _GONE = 0, 1, 2, 3
+_RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
 
 
-class SimulatedSlurm:
+class SimulatedSlurm(SimulatedCluster):
     """Simulated ``Cluster`` in a workload's timeline under Slurm's rules.
 
     Times are given in whole seconds, rounded down, and kept in milliseconds. Where it stops, jobs have ended and been
@@ -44,7 +53,7 @@ class SimulatedSlurm:
         heterogeneous job is ``excluded_reason``.
     name : str
         The cluster's name.
-    tolerance : int
+    site_factor_most : int
         Bound of the SiteFactor (``slurm.site_factor_most``).
     latency : SlurmLatency, optional
         How quickly the controller reacts.
@@ -59,6 +68,8 @@ class SimulatedSlurm:
         ``jobs`` has not one row for each job.
     """
 
+    _state: SlurmState
+
     def __init__(
         self,
         workload: SlurmWorkload,
@@ -66,65 +77,45 @@ class SimulatedSlurm:
         jobs: pd.DataFrame,
         *,
         name: str = "replay",
-        tolerance: int = 10_000,
+        site_factor_most: int = 10_000,
         latency: SlurmLatency | None = None,
-        time_min: Callable[[timedelta], int] = whole_minutes,
+        time_min: Callable[[timedelta], int] = ownership.whole_minutes,
     ) -> None:
-        if len(workload) != len(jobs):
-            raise WorkloadInvalid(f"{len(jobs)} rows for {len(workload)} jobs")
-        self.name = name
-        self._timeline = SlurmTimeline(workload, site, latency=latency)
-        self._state = self._timeline.state
+        refuse_unequal(jobs=len(workload), rows=len(jobs))
+        self.timeline = SlurmTimeline(workload, site, latency=latency)
+        self._state = self.timeline.state
         self._submitted_ms: Jobs = np.rint(workload.submitted_s * MS).astype(np.int64)
         self._now_ms: Jobs = self._state.clock["now_ms"]
-        self._started_s = np.full(len(jobs), NEVER)
-        self._ended_s = np.full(len(jobs), NEVER)
-        self._n_started = self._n_ended = self._n_arrived = self._first_waiting = 0
+        self.now_s = int(self._now_ms[0]) // MS
+        self.started_s, self.ended_s = np.full(len(jobs), NEVER), np.full(len(jobs), NEVER)
+        self._n_started = self._n_ended = self._n_arrived = 0
         job_ids = unique_ids(workload)
-        self._view = SlurmSnapshotBuilder(workload, site, jobs, self._state, job_ids=job_ids)
-        self._setting_kinds = SimulatedSettings(
-            self._timeline,
-            self._view.facts,
-            started_s=self._started_s,
-            arrived=lambda: self._n_arrived,
-            job_ids=job_ids,
-            excluded_reason={
-                int(job): "part of a heterogeneous job" for job in np.flatnonzero(jobs["het_job_id"].notna())
-            },
-            tolerance=tolerance,
-            soft_limits=site.scheduling.time_min_is_soft,
-            time_min=time_min,
-        )
+        self._nodes = _nodes(site)
+        view = SnapshotBuilder(_queue(workload, jobs, job_ids), self._nodes)
+        super().__init__(name, jobs, view, job_ids=job_ids, site_factor_most=site_factor_most)
+        self._soft_limits = site.scheduling.time_min_is_soft
+        site_factor = partial(ownership.site_factor, most=site_factor_most)
+        self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
+        # Columns of the tables, which live as long as the timeline.
+        self._site: Jobs = self._state.jobs["site"]
+        self._minutes: Jobs = self._state.jobs["time_min"]
+        self._is_held: Jobs = self._state.jobs["is_held"]
+        self._own_minutes = np.zeros(len(jobs), dtype=np.int64)
+        self._kept = np.zeros(len(jobs), dtype=np.bool_)
+        self._kept[list(self._excluded_reason)] = True
         self._array = workload.column("array")
         self._all_want_gpus = bool((workload.column("gpus") > 0).all())
-        self._sight = CachedSnapshot()
 
     # Time.
-
-    @property
-    def now_s(self) -> int:
-        """Clock, s since the epoch."""
-        return int(self._now_ms[0]) // MS
 
     def next_event_s(self) -> float | None:
         """Return when nodes are freed or a job enters the queue next.
 
         Only jobs that run already are known to free nodes: a job that starts later may end before that. None: never.
         """
-        return self._timeline.next_event_s()
+        return self.timeline.next_event_s()
 
-    def advance(self, until_s: int) -> None:
-        """Advance the clock to ``until_s``.
-
-        The ends and submissions of that moment happen; passes due then wait until time goes on.
-
-        Raises
-        ------
-        UsageError
-            ``until_s`` lies in the past.
-        """
-        if until_s < self.now_s:
-            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+    def _advance(self, until_s: int) -> None:
         if until_s * MS >= self._now_ms[0]:
             self._carry(until_s * MS, first_event=False)
 
@@ -165,8 +156,9 @@ class SimulatedSlurm:
         return self._events() > events
 
     def _carry(self, until_ms: int, *, first_event: bool) -> None:
-        self._sight.leave()
-        carry_on(self._state, until_ms=until_ms, leave_due=True, first_event=first_event)
+        self._leave()
+        carry_on(self._state, until_ms, True, first_event)
+        self.now_s = int(self._now_ms[0]) // MS
         self._n_arrived = int(np.searchsorted(self._submitted_ms, self._now_ms[0], side="right"))
         self._note_starts()
 
@@ -174,9 +166,9 @@ class SimulatedSlurm:
         clock, jobs = self._state.clock[0], self._state.jobs
         if clock["starts"] > self._n_started:
             started = np.concatenate((self._state.ends[: clock["running"]], self.ended[self._n_ended :]))
-            self._started_s[started] = jobs["started_ms"][started] // MS
+            self.started_s[started] = jobs["started_ms"][started] // MS
         fresh = self.ended[self._n_ended :]
-        self._ended_s[fresh] = jobs["ended_ms"][fresh] // MS
+        self.ended_s[fresh] = jobs["ended_ms"][fresh] // MS
         self._n_started, self._n_ended = int(clock["starts"]), int(clock["ended"])
 
     def _events(self) -> int:
@@ -187,17 +179,12 @@ class SimulatedSlurm:
         return int(self._submitted_ms[self._n_arrived]) if self._n_arrived < len(self._submitted_ms) else NEVER
 
     def _next_ms(self) -> int:
-        event_s = self._timeline.next_event_s()
+        event_s = self.timeline.next_event_s()
         return min(NEVER if event_s is None else round(event_s * MS), self._next_submission_ms())
 
     def _is_over(self) -> bool:
-        n_jobs = len(self._started_s)
+        n_jobs = len(self.started_s)
         return self._n_ended == n_jobs or (self._n_arrived == n_jobs and is_over(self._state))
-
-    @property
-    def timeline(self) -> SlurmTimeline:
-        """Timeline of the cluster."""
-        return self._timeline
 
     @property
     def arrived(self) -> int:
@@ -206,27 +193,6 @@ class SimulatedSlurm:
         They are the first ones of the workload.
         """
         return self._n_arrived
-
-    @property
-    def ended(self) -> Jobs:
-        """Positions of the jobs whose nodes are free again, in order of time."""
-        return self._state.ended[: int(self._state.clock["ended"][0])]
-
-    @property
-    def started_s(self) -> Jobs:
-        """Start of each job, s since the epoch.
-
-        ``NEVER`` where it has not started.
-        """
-        return self._started_s
-
-    @property
-    def ended_s(self) -> Jobs:
-        """End of each job, s since the epoch.
-
-        ``NEVER`` where it has not ended.
-        """
-        return self._ended_s
 
     def has_choice(self) -> bool:
         """Return whether jobs are queued and something is free.
@@ -238,56 +204,159 @@ class SimulatedSlurm:
             return False
         return not self._all_want_gpus or bool((self._state.free_gpus[NOW] > 0).any())
 
-    # The port.
+    # Contents of snapshots.
 
-    def snapshot(self) -> LazySnapshot:
-        """Return a snapshot without predictions."""
-        return self.look(None)
+    def _run_since_s(self) -> Jobs:
+        return self.started_s
 
-    def look(self, predictions: Predictions | None) -> LazySnapshot:
-        """Return a snapshot with predictions in the rows of pending jobs."""
-        return LazySnapshot.at(
-            self.now_s,
-            cluster=self.name,
-            pending=self.rows(self._queue(), predictions),
-            context=self._sight.now(self._frames),
-        )
+    def _queue(self) -> Jobs:
+        """Return the pending jobs in Slurm's order.
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
-        """Return the rows of pending ``jobs``, given by position."""
-        return self._view.pending(jobs, self._setting_kinds, predictions)
-
-    def waiting(self) -> Jobs:
-        """Return the positions of jobs submitted and not started, ascending."""
-        jobs = np.flatnonzero(self._started_s[self._first_waiting : self._n_arrived] == NEVER) + self._first_waiting
-        self._first_waiting = int(jobs[0]) if len(jobs) else self._n_arrived
-        return jobs
-
-    def running(self) -> tuple[Jobs, Jobs]:
-        """Return the running jobs and when each began to run.
-
-        Jobs are positions, in no order. Times are in s since the epoch.
+        Tasks are behind the first of their array, held jobs last.
         """
-        running = self._state.ends[: int(self._state.clock["running"][0])].copy()
-        return running, self._started_s[running]
+        queued, waiting = self.timeline.pending(), self.waiting()
+        rank = np.full(len(self.started_s), len(queued))
+        rank[queued] = np.arange(len(queued))
+        leads = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
+        behind = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
+        rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
+        return waiting[np.lexsort((waiting, rank[waiting], self._is_held[waiting] != 0))]
+
+    def _settings(self, jobs: Jobs) -> Mapping[str, Any]:
+        held = self._is_held[jobs] != 0
+        priority = self._state.choices["priority"][self._state.jobs["first_choice"][jobs]].astype(np.float64)
+        barred = self._barred(jobs).any()
+        return {
+            "urgency": ownership.urgencies(self._site[jobs], n_steps=self._steps),  # 0 where it is not Helios'
+            "soft_limit_s": np.where(self._has_our_minutes(jobs), self._minutes[jobs] * 60.0, np.nan),
+            "excluded_reason": [self._why(job) or None for job in jobs.tolist()] if barred else None,
+            "held": held,
+            "own_priority": np.where(held, 0.0, priority),
+            "user_soft_limit_s": self._user_soft_limit_s(jobs),
+        }
+
+    def _user_soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
+        users = (self._minutes[jobs] > 0) & ~self._has_our_minutes(jobs)
+        return np.where(users, self._minutes[jobs] * 60.0, np.nan)
+
+    def _frames(self) -> Frames:
+        state = self._state
+        running = np.sort(state.ends[: int(state.clock["running"][0])])
+        by_start = running[np.argsort(state.jobs["started_ms"][running], kind="stable")]
+        free = state.free["cpus"][NOW].copy()
+        held = self._nodes["cpus"].to_numpy() - free
+        gpus_held = self._nodes["gpus"].to_numpy() - state.free_gpus[NOW].reshape(len(free), -1).sum(axis=1)
+        return {
+            "running": self._view.running(
+                by_start,
+                started_s=self.started_s[by_start],
+                shares=state.holdings,
+                first_share=state.jobs["first_share"][by_start],
+                user_soft_limit_s=self._user_soft_limit_s(by_start),
+            ),
+            "nodes": self._view.nodes(
+                free, held, lambda: {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held}
+            ),
+        }
+
+    def _has_our_minutes(self, jobs: Jobs) -> NDArray[np.bool_]:
+        ours: NDArray[np.bool_] = (self._own_minutes[jobs] > 0) & (self._minutes[jobs] == self._own_minutes[jobs])
+        return ours
+
+    def _barred(self, jobs: Jobs) -> NDArray[np.bool_]:
+        site = self._site[jobs]
+        barred: NDArray[np.bool_] = (
+            self._kept[jobs] | (self._is_held[jobs] != 0) | ((site != 0) & ~ownership.have_helios_mark(site))
+        )
+        return barred
+
+    def _why(self, job: int) -> str:
+        if job in self._excluded_reason:
+            return self._excluded_reason[job]
+        if self._is_held[job]:
+            return "it is held"
+        site = int(self._site[job])
+        return "" if site == 0 or ownership.has_helios_mark(site) else f"an admin set SiteFactor {site}"
+
+    # Changes.
 
     def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
         """Apply actions and return an outcome for each job that they name."""
-        return self._setting_kinds.apply(actions)
-
-    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
-        """Return the jobs that a new order names, and their urgencies.
-
-        Jobs are positions; NOBODY: there is no job of that id.
-        """
-        return self._setting_kinds.ranked(reorder)
+        return [
+            self._became(change)
+            for action in actions
+            for change in setting_changes(
+                action,
+                self._terms,
+                pending=self._changed,
+                is_set=lambda setting, job_id: self._is_our(setting, self._position[job_id]),
+            )
+        ]
 
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position and return the number of each result.
 
         An urgency of NaN leaves its job as it is.
         """
-        return self._setting_kinds.change(jobs, urgency)
+        named = ~np.isnan(urgency)
+        results = self._order(jobs[named], urgency[named])
+        counts = np.bincount(results, minlength=len(_RESULTS)).tolist()
+        return {result: n for result, n in zip(_RESULTS, counts, strict=True) if n}
+
+    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Write the SiteFactors of distinct jobs, and return the result of each."""
+        before, wanted = self._site[jobs], ownership.site_factors(urgency, n_steps=self._steps)
+        results = np.where(before == wanted, _UNCHANGED, _DONE)
+        results[self._barred(jobs)] = _REFUSED
+        results[~self._is_pending(jobs)] = _GONE
+        written = results == _DONE
+        if written.any():
+            self.timeline.set_site_factor(jobs[written], wanted[written])
+        return results
+
+    def _is_pending(self, jobs: Jobs) -> NDArray[np.bool_]:
+        pending: NDArray[np.bool_] = (jobs >= 0) & (jobs < self.arrived) & (self.started_s[jobs] == NEVER)
+        return pending
+
+    def _became(self, change: SettingChange[int]) -> Outcome:
+        job = self._pending_position(change.job_id)
+        if job is None:
+            return change.outcome(Result.GONE, remark=GONE)
+        return judge_change(change, self._ground(change, job)) or self._written(change, job)
+
+    def _ground(self, change: SettingChange[int], job: int) -> ChangeContext:
+        state = self._state
+        limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
+        return ChangeContext(
+            before=self._value(change.setting, job),
+            is_set=self._is_our(change.setting, job),
+            excluded_reason=self._why(job),
+            soft_limits=self._soft_limits,
+            time_limit=limit if limit < YEAR_MIN else 0,
+        )
+
+    def _changed(self) -> list[str]:
+        """Return the ids of the pending jobs on which Helios has set something."""
+        waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
+        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_our_minutes(waiting)]
+        return [self._job_ids[job] for job in ours.tolist()]
+
+    def _written(self, change: SettingChange[int], job: int) -> Outcome:
+        its, before = np.array([job]), self._value(change.setting, job)
+        if change.setting is JobSetting.ORDER:
+            self.timeline.set_site_factor(its, np.array([change.wanted]))
+        else:
+            self._own_minutes[job] = change.wanted
+            self.timeline.set_time_min(its, np.array([60.0 * change.wanted]))
+        return change.outcome(Result.DONE, before=before, after=change.wanted)
+
+    def _is_our(self, setting: JobSetting, job: int) -> bool:
+        if setting is JobSetting.ORDER:
+            return ownership.has_helios_mark(int(self._site[job]))
+        return bool(self._has_our_minutes(np.array([job]))[0])
+
+    def _value(self, setting: JobSetting, job: int) -> int:
+        return int((self._site if setting is JobSetting.ORDER else self._minutes)[job])
 
     # Changes by users and administrators.
 
@@ -301,7 +370,7 @@ class SimulatedSlurm:
         UsageError
             It is not pending.
         """
-        self._timeline.set_held(self._known(job_id), held=True)
+        self.timeline.set_held(self._known(job_id), held=True)
 
     def release(self, job_id: str) -> None:
         """Release a pending job.
@@ -311,7 +380,7 @@ class SimulatedSlurm:
         UsageError
             It is not pending.
         """
-        self._timeline.set_held(self._known(job_id), held=False)
+        self.timeline.set_held(self._known(job_id), held=False)
 
     def set_site_factor(self, job_id: str, value: int) -> None:
         """Set the SiteFactor of a pending job as an administrator would.
@@ -321,7 +390,7 @@ class SimulatedSlurm:
         UsageError
             It is not pending.
         """
-        self._timeline.set_site_factor(self._known(job_id), np.array([value]))
+        self.timeline.set_site_factor(self._known(job_id), np.array([value]))
 
     def set_time_min(self, job_id: str, minutes: int) -> None:
         """Set the TimeMin of a pending job, min, as its user would.
@@ -331,38 +400,53 @@ class SimulatedSlurm:
         UsageError
             It is not pending.
         """
-        self._timeline.set_time_min(self._known(job_id), np.array([60.0 * minutes]))
+        self.timeline.set_time_min(self._known(job_id), np.array([60.0 * minutes]))
 
     def _known(self, job_id: str) -> Jobs:
-        job = self._setting_kinds.pending_position(job_id)
+        job = self._pending_position(job_id)
         if job is None:
             raise UsageError(f"job {job_id} is not pending")
         return np.array([job])
 
-    # Contents of snapshots.
-
-    def _queue(self) -> Jobs:
-        """Return the pending jobs in Slurm's order.
-
-        Tasks are behind the first of their array, held jobs last.
-        """
-        queued, waiting = self._timeline.pending(), self.waiting()
-        rank = np.full(len(self._started_s), len(queued))
-        rank[queued] = np.arange(len(queued))
-        leads = dict(zip(self._array[queued][::-1].tolist(), rank[queued][::-1].tolist(), strict=True))
-        behind = waiting[(self._state.jobs["status"][waiting] == FUTURE) & (self._array[waiting] >= 0)]
-        rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
-        return waiting[np.lexsort((waiting, rank[waiting], self._setting_kinds.held(waiting)))]
-
-    def _frames(self) -> Frames:
-        running = np.sort(self._state.ends[: int(self._state.clock["running"][0])])
-        by_start = running[np.argsort(self._state.jobs["started_ms"][running], kind="stable")]
-        user_s = self._setting_kinds.user_soft_limit_s(by_start)
-        return {
-            "running": self._view.running(by_start, started_s=self._started_s[by_start], user_soft_limit_s=user_s),
-            "nodes": self._view.nodes(),
-        }
-
 
 def _in_ms(seconds: int) -> int:
     return NEVER if seconds == NEVER else seconds * MS
+
+
+def _queue(workload: SlurmWorkload, jobs: pd.DataFrame, job_ids: list[str]) -> pd.DataFrame:
+    partitions = [",".join(workload.partitions[code] for code in workload.choices(job)) for job in range(len(jobs))]
+    return pending_queue(
+        jobs,
+        job_id=job_ids,
+        partition=partitions,
+        submitted_at=_in_whole_seconds(workload.submitted_s),
+        eligible_at=_in_whole_seconds(workload.column("eligible_s")),
+    )
+
+
+def _in_whole_seconds(seconds: NDArray[np.float64]) -> pd.DatetimeIndex:
+    """Return times cut off to whole seconds, as Slurm shows them."""
+    return times(np.floor(seconds).astype(np.int64))
+
+
+def _nodes(site: SlurmSite) -> pd.DataFrame:
+    homes: dict[str, list[str]] = {}
+    for rules in site.partitions:
+        for node in rules.nodes:
+            homes.setdefault(node, []).append(rules.name)
+    rows = [
+        {
+            "name": node,
+            "partitions": ",".join(homes.get(node, ())),
+            "power": "awake",
+            "kept_awake": 0,
+            "cpus": group.cpus,
+            "gpus": sum(group.gpus.values()),
+            "gpu_type": ",".join(kind for kind in group.gpus if kind) or None,
+            "memory_mib": group.memory_mib,
+            "weight": group.weight,
+        }
+        for group in site.nodes
+        for node in group.names
+    ]
+    return NODE_STATES.conform(pd.DataFrame(rows).assign(state="IDLE", cpus_held=0.0, gpus_held=0))

@@ -268,18 +268,14 @@ def begin(state: SlurmState) -> None:
     make_factors(state)
 
 
-def carry_on(state: SlurmState, *, until_ms: int = NEVER, leave_due: bool = False, first_event: bool = False) -> None:
+@entry_point
+def carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> None:
     """Make the passes due now and advance to ``until_ms``, included.
 
     It ends earlier when nothing is left that can happen. With ``leave_due`` the passes due at ``until_ms`` wait for the
     next call, so that a caller can act before them. With ``first_event`` it stops in the same way at the first moment
     at which nodes are freed or a job enters the queue.
     """
-    _carry_on(state, until_ms, leave_due, first_event)
-
-
-@entry_point
-def _carry_on(state: SlurmState, until_ms: int, leave_due: bool, first_event: bool) -> None:
     schedule(state)
     while not _is_stuck(state):
         moment = next_moment(state)
@@ -311,13 +307,9 @@ def next_event_ms(state: SlurmState) -> int:
     return next_event(state)
 
 
-def rank_anew(state: SlurmState, jobs: NDArray[np.int64], *, now_ms: int) -> None:
-    """Recompute the priority of queued ``jobs``."""
-    _rank_anew(state, jobs, now_ms)
-
-
 @entry_point
-def _rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> None:
+def rank_anew(state: SlurmState, jobs: NDArray[np.int64], now_ms: int) -> None:
+    """Recompute the priority of queued ``jobs``."""
     for place in range(len(jobs)):
         take_out(state, jobs[place], 0)
     for place in range(len(jobs)):

@@ -5,7 +5,6 @@ The queue can be changed between the steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,8 +67,6 @@ def replay_slurm(
     site_factor: Ints | None = None,
     latency: SlurmLatency | None = None,
     until_s: float | None = None,
-    turn: Callable[[SlurmTimeline], None] | None = None,
-    turn_every_s: float = 60.0,
 ) -> SlurmReplay:
     """Replay ``workload`` on ``site`` under Slurm's scheduling rules.
 
@@ -80,10 +77,7 @@ def replay_slurm(
     latency : SlurmLatency, optional
         How quickly the controller reacts.
     until_s : float, optional
-        When the replay ends, s since the epoch; None: when no job is left. With ``turn`` it goes on to the first call
-        at or after that.
-    turn : callable, optional
-        Called with the timeline every ``turn_every_s``, to set site factors and TimeMin of pending jobs.
+        When the replay ends, s since the epoch; None: when no job is left.
 
     Raises
     ------
@@ -91,12 +85,7 @@ def replay_slurm(
         A job could never start.
     """
     timeline = SlurmTimeline(workload, site, site_factor=site_factor, latency=latency)
-    if turn is None:
-        timeline.advance(until_s)
-        return timeline.result()
-    while timeline.is_going(until_s):
-        timeline.advance(timeline.now_s + turn_every_s, leave_due=True)
-        turn(timeline)
+    timeline.advance(until_s)
     return timeline.result()
 
 
@@ -151,14 +140,9 @@ class SlurmTimeline:
         """Clock, s since the epoch."""
         return int(self._state.clock["now_ms"][0]) / MS
 
-    def is_going(self, until_s: float | None = None) -> bool:
-        """Return whether jobs are left that run, wait or will be submitted.
-
-        False also once the clock has reached ``until_s``.
-        """
+    def is_going(self) -> bool:
+        """Return whether jobs are left that run, wait or will be submitted."""
         clock = self._state.clock[0]
-        if until_s is not None and self.now_s >= until_s:
-            return False
         return bool(clock["ended"] < len(self._state.jobs)) and (
             next_event_ms(self._state) != NEVER or bool(clock["changed"]) or bool(clock["unseen"])
         )
@@ -185,7 +169,7 @@ class SlurmTimeline:
         until_ms = NEVER if until_s is None else round(until_s * MS)
         if until_ms < self._state.clock["now_ms"][0]:
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
-        carry_on(self._state, until_ms=until_ms, leave_due=leave_due)
+        carry_on(self._state, until_ms, leave_due, False)
 
     def pending(self) -> Ints:
         """Return the positions of pending jobs in the order of the queue.
@@ -250,4 +234,4 @@ class SlurmTimeline:
     def _rank_anew(self, jobs: Ints) -> None:
         heads = np.asarray(jobs, dtype=np.int64)
         waiting = heads[self._state.jobs["status"][heads] == PENDING]
-        rank_anew(self._state, waiting, now_ms=int(self._state.clock["now_ms"][0]))
+        rank_anew(self._state, waiting, int(self._state.clock["now_ms"][0]))

@@ -6,6 +6,7 @@ The clock goes by the former, and backfill plans with the latter.
 from __future__ import annotations
 
 from helios.jit import kernel, plain
+from helios.simulate.ends import drop, rise
 from helios.simulate.slurm.placement import hold, let_go
 from helios.simulate.slurm.priority import change, charge_usage, queue_position, queue_up, take_out
 from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, NOW, RUNNING, YEAR_MIN, SlurmState
@@ -95,7 +96,7 @@ def start(state: SlurmState, choice: int, position: int, limit_min: int, by: int
     its.limit_s = now_s + min(limit_min, YEAR_MIN) * 60
     its.soft_s = now_s + its.time_min * 60 if clock.soft and its.time_min > 0 else NEVER
     its.expected_s = min(its.limit_s, its.soft_s)
-    _rise(state, job, clock.running)
+    rise(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
     _expect(state, job, clock.running)
     clock.running += 1
     clock.starts += 1
@@ -135,10 +136,7 @@ def end(state: SlurmState, job: int) -> None:
     state.ended[clock.ended] = job
     clock.ended += 1
     clock.running -= 1
-    place, last = its.place, state.ends[clock.running]
-    if last != job:
-        _rise(state, last, place)
-        _sink(state, last, state.jobs[last].place)
+    drop(state.ends, state.jobs["freed_ms"], state.jobs["place"], job, clock.running)
     place = 0
     while state.expected[place] != job:
         place += 1
@@ -182,36 +180,3 @@ def _expect(state: SlurmState, job: int, place: int) -> None:
 def _ends_later(state: SlurmState, job: int, other: int) -> bool:
     mine, theirs = state.jobs[job].expected_s, state.jobs[other].expected_s
     return bool(mine > theirs or (mine == theirs and job > other))
-
-
-@kernel
-def _goes_first(state: SlurmState, job: int, other: int) -> bool:
-    mine, theirs = state.jobs[job].freed_ms, state.jobs[other].freed_ms
-    return bool(mine < theirs or (mine == theirs and job < other))
-
-
-@kernel
-def _rise(state: SlurmState, job: int, place: int) -> None:
-    while place > 0 and _goes_first(state, job, state.ends[(place - 1) // 2]):
-        above = (place - 1) // 2
-        state.ends[place] = state.ends[above]
-        state.jobs[state.ends[place]].place = place
-        place = above
-    state.ends[place] = job
-    state.jobs[job].place = place
-
-
-@kernel
-def _sink(state: SlurmState, job: int, place: int) -> None:
-    size = state.clock[0].running
-    while 2 * place + 1 < size:
-        below = 2 * place + 1
-        if below + 1 < size and _goes_first(state, state.ends[below + 1], state.ends[below]):
-            below += 1
-        if not _goes_first(state, state.ends[below], job):
-            break
-        state.ends[place] = state.ends[below]
-        state.jobs[state.ends[place]].place = place
-        place = below
-    state.ends[place] = job
-    state.jobs[job].place = place

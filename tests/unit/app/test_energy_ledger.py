@@ -446,7 +446,7 @@ def test_nodes_are_those_jobs_ran_on_where_the_cluster_was_never_looked_at(wareh
     filled(warehouse, job(0, 6, "a[01-03]"), job(7, 8, "b1", partition="debug"), nodes=0)
     found = ledger(warehouse, by="partition")
     assert found.rows[["line", "busy_h"]].to_numpy().tolist() == [["debug", 1.0], ["gpu", 18.0]]
-    assert any("nodes on which no job ran" in note for note in found.notes)
+    assert any("nodes without a job" in note for note in found.notes)
 
 
 def test_nodes_of_the_same_partitions_and_gpus_are_one_line(warehouse: Warehouse) -> None:

@@ -13,6 +13,7 @@ from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_serie
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
+from helios.model import NodeSeries
 from helios.predict.demand.types import Calendar
 from helios.report.energy_whatif import EnergyWhatIf
 from helios.services.energy_saving import CesOptions
@@ -28,17 +29,25 @@ def a_request(**overrides: object) -> EnergySeriesRequest:
     minute = np.arange(DAYS * 1_440)
     day = 8 * np.sin(2 * np.pi * (minute % 1_440) / 1_440) * ((minute // 1_440) % 7 < 5)
     noise = np.repeat(np.random.default_rng(5).integers(0, 4, size=DAYS * 48), 30)
-    asked = EnergySeriesRequest(
+    series = NodeSeries(
         name="made up",
         start_s=int(START.timestamp()),
         step_s=60,
         active=np.floor(16 + day) + noise,
         total=np.full(len(minute), 40.0),
+        gaps=np.zeros(len(minute), dtype=np.bool_),
+    )
+    asked = EnergySeriesRequest(
+        series=series,
         window=(START + timedelta(days=DAYS - 3), START + timedelta(days=DAYS - 1)),
         calendar=Calendar(zone=ZoneInfo("UTC")),
         options=CesOptions(weeks=1),
     )
     return replace(asked, **overrides)  # type: ignore[arg-type]
+
+
+def with_series(asked: EnergySeriesRequest, **columns: object) -> EnergySeriesRequest:
+    return replace(asked, series=replace(asked.series, **columns))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +86,16 @@ def test_ces_sleeps_with_few_wake_ups(answer: EnergyWhatIf) -> None:
 
 def test_what_comes_after_the_window_changes_nothing(answer: EnergyWhatIf) -> None:
     asked = a_request()
-    active = asked.active.copy()
+    active = asked.series.active.copy()
     active[-1_440:] = 40.0
-    assert energy_on_series(replace(asked, active=active), energy=Energy()).to_json() == answer.to_json()
+    assert energy_on_series(with_series(asked, active=active), energy=Energy()).to_json() == answer.to_json()
 
 
 def test_a_level_is_in_force_from_the_step_after_its_decision() -> None:
     asked = a_request(window=(START + timedelta(days=DAYS - 2), START + timedelta(days=DAYS - 1)))
     falls_at = (DAYS - 2) * 1_440 + 360
     active = np.where(np.arange(DAYS * 1_440) < falls_at, 20.0, 10.0)
-    found = energy_on_series(replace(asked, active=active), energy=Energy()).of("max_3h_plus_5")
+    found = energy_on_series(with_series(asked, active=active), energy=Energy()).of("max_3h_plus_5")
     # 25 nodes awake for the 36 steps before and 18 after it, then 15; ten nodes take two minutes to fall asleep.
     assert found is not None
     assert found.mean_sleeping_nodes == pytest.approx((54 * 15 + 90 * 25) / 144 - 10 * 2 / 1_440)
@@ -94,7 +103,10 @@ def test_a_level_is_in_force_from_the_step_after_its_decision() -> None:
 
 def test_a_start_between_two_steps_is_moved_to_the_next(answer: EnergyWhatIf) -> None:
     asked = a_request()
-    late = replace(asked, start_s=asked.start_s + 60, active=asked.active[1:], total=asked.total[1:])
+    series = asked.series
+    late = with_series(
+        asked, start_s=series.start_s + 60, active=series.active[1:], total=series.total[1:], gaps=series.gaps[1:]
+    )
     begun = energy_on_series(late, energy=Energy())
     assert begun.window == answer.window
     assert begun.policies[0].energy_kwh == pytest.approx(answer.policies[0].energy_kwh)
@@ -103,24 +115,20 @@ def test_a_start_between_two_steps_is_moved_to_the_next(answer: EnergyWhatIf) ->
 @pytest.mark.parametrize("days", [(0.5, 2.0), (9.0, 13.0), (10.0, 9.0)])
 def test_a_window_outside_the_series_is_refused_with_what_there_is(days: tuple[float, float]) -> None:
     window = (START + timedelta(days=days[0]), START + timedelta(days=days[1]))
-    with pytest.raises(NotEnoughHistory, match="goes from 2026-01-05 00:00 UTC"):
+    with pytest.raises(NotEnoughHistory, match="spans 2026-01-05 00:00 UTC"):
         energy_on_series(a_request(window=window), energy=Energy())
 
 
 def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
     with pytest.raises(NotEnoughHistory, match="steps of 900 s"):
-        energy_on_series(a_request(step_s=900), energy=Energy())
+        energy_on_series(with_series(a_request(), step_s=900), energy=Energy())
 
 
 @needs_traces
 def test_on_philly_ces_beats_the_published_rule_on_sleep_at_about_as_many_wake_ups() -> None:
     series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
     request = EnergySeriesRequest(
-        name=series.name,
-        start_s=series.start_s,
-        step_s=series.step_s,
-        active=series.active,
-        total=series.total,
+        series=series,
         window=(datetime(2017, 11, 24, tzinfo=UTC), datetime(2017, 11, 28, tzinfo=UTC)),
         calendar=Calendar(zone=ZoneInfo("America/Los_Angeles")),
         options=CesOptions(weeks=1),

@@ -75,7 +75,7 @@ def test_one_of_the_two_columns_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "line", "said"),
     [
-        (HEADER, "yesterday,0.1,100", "line 3: 'yesterday' is no time"),
+        (HEADER, "yesterday,0.1,100", "line 3: time is 'yesterday', no time"),
         (HEADER, "2026-11-20T13:00Z,cheap,100", "line 3: price_per_kwh is 'cheap', no number"),
         (HEADER, "2026-11-20T13:00Z,0.1,", "line 3: co2_g_per_kwh is nan, no number"),
         ("when,price\n", "2026-11-20T13:00Z,0.1", "has the columns when, price"),
@@ -105,7 +105,6 @@ def test_the_mean_of_a_step_function_is_that_of_its_seconds(steps: list[tuple[in
         price_per_kwh=np.array(values),
         co2_g_per_kwh=np.array(values),
         before=(0.5, 0.5),
-        currency="EUR",
         source="f",
     )
     edges = [0, 7, 23, 60]

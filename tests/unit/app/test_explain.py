@@ -115,7 +115,7 @@ def test_where_the_queue_cannot_be_looked_at_the_error_says_so(town: Town) -> No
         raise ClusterUnavailable("slurmctld does not answer.")
 
     assert told(town, "alice3", look=unreachable).run_time_s == 60.0
-    with pytest.raises(JobUnknown, match="cannot be looked at: slurmctld does not answer"):
+    with pytest.raises(JobUnknown, match="cannot be read: slurmctld does not answer"):
         told(town, "404", look=unreachable)
 
 

@@ -14,13 +14,13 @@ from helios.app.demand_history import (
     DemandHistory,
     ForecastRequest,
     RequestedClusterShape,
-    busiest_nodes,
     evaluate_forecasts,
     watch_cluster,
     watch_files,
 )
 from helios.app.history import LoadedHistory
 from helios.errors import NotEnoughHistory
+from helios.metrics.node_usage import most_held
 from helios.model import NodeSeries
 from helios.predict.demand.features import NAMES
 from helios.predict.demand.types import DAY, Calendar
@@ -88,7 +88,7 @@ def test_what_jobs_tell_is_told_beside_each_step() -> None:
 )
 def test_the_most_held_is_that_of_the_worst_second(jobs: list[tuple[int, int, int]], first_s: int) -> None:
     start_s, run_s, size = (np.array([job[column] for job in jobs], dtype=np.int64) for column in range(3))
-    told = busiest_nodes(start_s, start_s + run_s, size.astype(np.float64), first_s=first_s, n_steps=5)
+    told = most_held(start_s, start_s + run_s, size.astype(np.float64), first_s=first_s, step_s=600, n_steps=5)
     for step in range(5):
         seconds = np.arange(first_s + 600 * step, first_s + 600 * (step + 1))[:, None]
         held = ((start_s <= seconds) & (seconds < start_s + run_s)) @ size

@@ -1,4 +1,4 @@
-"""Which model is in charge: the promoted one, by decisions that are judged on what neither model had seen."""
+"""Which model is active: the promoted one, by decisions that are judged on what neither model had seen."""
 
 from __future__ import annotations
 
@@ -238,9 +238,9 @@ def test_rolling_back_passes_over_what_cannot_be_read_and_says_so(
         promote(url, "lab", record.model_id, by="ann", why="try", now=START)
     keep(url, replace(of_day_6, artifact="{}"))
     outcome = roll_back(url, "lab", by="bob", why="slow", now=START)
-    # Before anything was decided, the newest was in charge.
+    # Before anything was decided, the newest was active.
     assert outcome.promoted == of_day_14.model_id
-    assert f"passed over {of_day_6.model_id}" in outcome.why
+    assert f"skipped {of_day_6.model_id}" in outcome.why
 
 
 def test_rolling_back_ends_at_what_was_promoted_first(url: str, of_day_6: ModelRecord) -> None:
@@ -248,7 +248,7 @@ def test_rolling_back_ends_at_what_was_promoted_first(url: str, of_day_6: ModelR
     keep(url, of_day_6)
     promote(url, "lab", of_day_6.model_id, by="ann", why="try", now=START)
     assert roll_back(url, "lab", by="ann", why="no", now=START).promoted == SHRINKAGE
-    with pytest.raises(UsageError, match="Nothing else"):
+    with pytest.raises(UsageError, match="No other model"):
         roll_back(url, "lab", by="ann", why="no", now=START)
 
 
@@ -294,7 +294,7 @@ def test_a_night_s_model_that_is_worse_than_the_one_promoted_is_kept_and_said_to
     promote(url, "lab", of_day_6.model_id, by="ann", why="first", now=START)
     outcome = a_night(url, history, day=16, days=2)
     assert (outcome.step, promoted(url)) == (AuditStep.KEPT, of_day_6.model_id)
-    assert "worse than the model in charge" in outcome.why
+    assert "worse than the active model" in outcome.why
     assert outcome.model_id in {row["model_id"] for row in list_models(url, "lab")}
 
 

@@ -81,9 +81,9 @@ def test_the_notes_that_reading_the_accounting_leaves_are_those_that_are_deleted
 def test_the_report_of_a_night_and_those_before_it_are_closed_to_other_accounts(tmp_path: Path) -> None:
     town = Town(tmp_path)
     town.learn()
-    earlier = nightly_pages(town.url, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
+    earlier = nightly_pages(town.settings, "dev", "2019-11-20", tmp_path / "reports", now=town.cluster.now).page
     earlier.chmod(0o644)  # as an older Helios left it
-    report = nightly_pages(town.url, "dev", "yesterday", tmp_path / "reports", now=town.cluster.now)
+    report = nightly_pages(town.settings, "dev", "yesterday", tmp_path / "reports", now=town.cluster.now)
     files = [earlier, report.page, report.text, report.mail]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
     assert (tmp_path / "reports").stat().st_mode & 0o777 == 0o750

@@ -41,7 +41,7 @@ def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
         ("balanced", {"share": True}, "True is not a share"),
         ("balanced", {"least": 3}, "3 is not a length"),
         ("balanced", {"every": "0.001min"}, "every_s of at least 1"),
-        ("balanced", {"patience": "1h", "share": 0.9}, "share of balanced has no part"),
+        ("balanced", {"patience": "1h", "share": 0.9}, "balanced cannot have patience together with share"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_what_there_is(policy: str, written: dict[str, Any], said: str) -> None:

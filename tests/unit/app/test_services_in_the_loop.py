@@ -77,7 +77,7 @@ def active(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:
 def a_cluster(workload: Workload, shape: Any = SHAPE, *, jobs: Any = None, limit_s: Any = None, **options: Any) -> Any:
     jobs = jobs_of(workload, shape, time_limit_s=1e7) if jobs is None else jobs
     estimates_s = 2 * workload.run_time_s if limit_s is None else limit_s
-    return SimCluster(workload, shape, jobs, estimates_s=estimates_s, **({"tolerance": None} | options))
+    return SimCluster(workload, shape, jobs, estimates_s=estimates_s, **({"site_factor_most": None} | options))
 
 
 def built_in(workload: Workload, backfill: Backfill, again_s: int | None) -> tuple[Replay, Noisy]:
@@ -165,7 +165,7 @@ def both_ways(
     every_s=0,
     beside_s=7,
     first=True,
-    tolerance=None,
+    site_factor_most=None,
 )
 # Asked again, a service may not answer otherwise: a level that another one set was once kept the first time only.
 @example(
@@ -184,7 +184,7 @@ def both_ways(
     every_s=0,
     beside_s=7,
     first=False,
-    tolerance=None,
+    site_factor_most=None,
 )
 @settings(max_examples=80, deadline=None)
 @given(
@@ -195,7 +195,7 @@ def both_ways(
     every_s=st.sampled_from([0, 1, 13]),
     beside_s=st.sampled_from([None, 0, 7]),
     first=st.booleans(),
-    tolerance=st.sampled_from([None, 1_037]),
+    site_factor_most=st.sampled_from([None, 1_037]),
 )
 def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_whole_queue(  # noqa: PLR0917 - drawn
     rows: list[tuple[int, ...]],
@@ -205,7 +205,7 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
     every_s: int,
     beside_s: int | None,
     first: bool,
-    tolerance: int | None,
+    site_factor_most: int | None,
 ) -> None:
     def services() -> list[ReplayedService]:
         qssf = Qssf(Qssf.Options(levels=levels, promote_after_s=after_s, promote_factor=factor))
@@ -215,7 +215,7 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
             active_services.insert(0 if first else 1, other)
         return active_services
 
-    one_by_one, whole = both_ways(a_workload(rows), services, tolerance=tolerance)
+    one_by_one, whole = both_ways(a_workload(rows), services, site_factor_most=site_factor_most)
     assert one_by_one == whole
 
 

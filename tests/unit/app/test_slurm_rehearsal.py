@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from helios.actions import Action, Place, Reorder, Result
+from helios.app.history import LoadedHistory
 from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif
 from helios.app.slurm_workload import SlurmJobs, SlurmServiceReplay, simulate_services_on_slurm, slurm_jobs
 from helios.model import Snapshot
@@ -33,7 +34,7 @@ def jobs() -> SlurmJobs:
 
 def simulated(jobs: SlurmJobs, services: Mapping[str, Service], **options: Any) -> SlurmServiceReplay:
     return simulate_services_on_slurm(
-        jobs, SITE, services, before=jobs.jobs.iloc[:0], cluster="frost", timezone="UTC", **options
+        jobs, SITE, services, history=LoadedHistory(cluster="frost", jobs=jobs.jobs.iloc[:0], timezone="UTC"), **options
     )
 
 
@@ -160,4 +161,4 @@ def test_services_have_a_replay_of_their_own_in_the_answer() -> None:
     today, _, alike, _ = answer.whatif.runs
     assert alike.policy == "owl, in cycles"
     assert alike.summary == today.summary
-    assert any("Service owl was asked" in note for note in answer.whatif.notes)
+    assert any("Service owl was called" in note for note in answer.whatif.notes)

@@ -205,7 +205,7 @@ def test_a_wait_that_is_recorded_is_told_beside() -> None:
 
 def test_what_preempts_is_refused() -> None:
     srtf = Scenario(policy=Policy.SRTF, backfill=Backfill.NONE, run_times=RunTimes.TRUE)
-    with pytest.raises(UsageError, match="SRTF stops and resumes"):
+    with pytest.raises(UsageError, match="srtf preempts"):
         a_story([(0, 60, 8, 60)], "0", plans=(srtf,))
 
 

@@ -111,7 +111,7 @@ def test_what_makes_no_sense_is_left_out_and_said() -> None:
     found = asked(a_plan(policies=["fifo", "srtf"], backfills=["none", "easy"]))
     assert Policy.SRTF in {cell.plan.policy for cell in found.cells}
     assert any(note.startswith("Left out: srtf, easy") for note in found.notes)
-    with pytest.raises(UsageError, match="Nothing of the plan can be replayed"):
+    with pytest.raises(UsageError, match="No combination in the plan can be replayed"):
         asked(a_plan(policies=["srtf"], backfills=["easy"]))
 
 
@@ -144,7 +144,7 @@ def test_a_table_of_options_is_as_good_as_a_list_of_one() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"balanced": {"share": [0.9]}}, "The options of balanced have no part"),
+        ({"balanced": {"share": [0.9]}}, "has options for balanced, but does not replay"),
         ({"fifo": {"share": [0.9]}}, "fifo has no option share"),
     ],
 )
@@ -175,14 +175,14 @@ def test_what_a_site_has_today_is_not_first_come_first_served_with_a_bound(
     ("text", "said"),
     [
         ("policies = []", r'write policies = \["fifo", "qssf"\], or leave it out'),
-        ("seeds = []", "nothing is replayed of an empty list; leave it out"),
+        ("seeds = []", "an empty list replays nothing; leave it out"),
         ("settings = {nodes = []}", "settings.nodes: .* an empty list"),
         ("options = {balanced = []}", r"write balanced = \{share = "),
         ("options = {balanced = {share = []}}", r"write balanced = \{share = "),
         ("options = {lifo = {share = [1]}}", "options.lifo"),
         ('polices = ["fifo"]', "polices: Extra inputs"),
         ('policies = ["lifo"]', "policies.0"),
-        ("repeats = 3", "3 repeats say nothing"),
+        ("repeats = 3", "3 repeats are too few"),
         ("settings = 3", "settings"),
         ("policies = [", "cannot be read as TOML"),
     ],
@@ -263,7 +263,7 @@ def test_an_engine_is_let_go_of_when_it_is_interrupted(history: LoadedHistory, t
         kept.append(engine(*given))  # so that it is not let go of for being garbage
         return kept[-1]
 
-    def interrupted(setup: str, done: float) -> None:
+    def interrupted(step: str, done: float) -> None:
         if done > 0:
             raise KeyboardInterrupt
 

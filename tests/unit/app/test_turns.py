@@ -216,7 +216,7 @@ def test_a_job_that_waits_for_ever_does_not_make_every_cycle_read_what_was_predi
     monkeypatch.setattr(Warehouse, "predictions", None)
     for cycles in (town.cycles, town.cycles, town.another()):
         report = cycles.cycle(modes=SHADOW)
-        assert not [note for note in report.notes if "written down" in note]
+        assert not [note for note in report.notes if "stored" in note]
         town.cluster.tick(timedelta(minutes=1))
     monkeypatch.undo()
     assert asked == [3, 3]  # the second turn knows them all

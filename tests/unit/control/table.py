@@ -11,7 +11,7 @@ import pandas as pd
 
 from helios.actions import Action, Place, Reorder, SoftLimit
 from helios.config import Control, Settings, SlurmSettings
-from helios.control import ActiveService, ControllerState, CycleReport, Preconditions, ServiceMode, run_cycle
+from helios.control import ActiveService, ControllerState, Cycle, CycleReport, JobDomain, Preconditions, ServiceMode
 from helios.model import Mode, Snapshot
 from helios.testing import FakeCluster, FakeLedger
 
@@ -90,17 +90,17 @@ class Table:
     def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> CycleReport:
         """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
-        report = run_cycle(
-            active_services=active_services,
-            cluster=self.cluster,
-            expectation=self.expectation,
+        cycle = Cycle(
+            domain=JobDomain(self.cluster, self.settings),
             ledger=self.ledger,
-            conditions=lambda snapshot: self.world(self.cluster.now),
             settings=self.settings,
             now=self.cluster.now,
             holder=self.holder,
             memory=ControllerState.from_json(self.memory.to_json()),
             paused=self.pause_asked,
+        )
+        report: CycleReport = cycle.run(
+            active_services, expectation=self.expectation, conditions=lambda snapshot: self.world(self.cluster.now)
         )
         self.memory = report.memory
         return report

@@ -1,12 +1,11 @@
 """The breaker: when it opens, how long it stays so, and that no restart shortens it."""
 
-import json
 from datetime import timedelta
 
 import pytest
 
 from helios.config import Control
-from helios.control import BreakerState, CircuitBreaker
+from helios.control import BreakerState, CircuitBreaker, ControllerState
 from helios.testing import NOON
 
 RULES = Control(mismatches_to_open=3, breaker_s=900)
@@ -46,7 +45,7 @@ def test_the_cycle_that_tries_decides() -> None:
 
 
 def test_a_restart_does_not_shorten_the_wait() -> None:
-    restarted = CircuitBreaker.from_json(json.loads(json.dumps(after_bad_cycles(3).to_json())))
+    restarted = ControllerState.from_json(ControllerState(breaker=after_bad_cycles(3)).to_json()).breaker
     assert restarted == after_bad_cycles(3)
     assert state(restarted, WAIT - timedelta(seconds=1)) is BreakerState.OPEN
 

@@ -74,10 +74,6 @@ def test_a_clock_that_could_not_be_compared_is_a_reason() -> None:
     assert reasons(replace(WELL, clock_skew_s=None)) == ["the controller's clock could not be compared with ours"]
 
 
-def test_drift_is_a_reason() -> None:
-    assert reasons(replace(WELL, drift="since Monday")) == ["the predictions have drifted: since Monday"]
-
-
 def test_no_prediction_for_any_pending_job_is_a_reason() -> None:
     assert reasons(pending=[a_pending_job()]) == ["there is no prediction for any pending job"]
     assert reasons(pending=[a_pending_job(), a_pending_job(p50_s=60.0)]) == []
@@ -121,11 +117,11 @@ def test_an_open_breaker_is_a_reason_until_its_time_is_over() -> None:
 
 
 def test_every_reason_is_said_not_only_the_first() -> None:
-    assert len(reasons(Preconditions(drift="since Monday"), nodes=[], pending=[a_pending_job()])) == 5
+    assert len(reasons(Preconditions(model_problem="no scores"), nodes=[], pending=[a_pending_job()])) == 5
 
 
 def test_of_a_pause_nothing_else_is_said() -> None:
-    assert reasons(Preconditions(paused="by bob", drift="since Monday"), nodes=[]) == ["paused: by bob"]
+    assert reasons(Preconditions(paused="by bob", model_problem="no scores"), nodes=[]) == ["paused: by bob"]
 
 
 def unavailable(snapshot: object) -> Any:
@@ -244,7 +240,7 @@ def test_stillness_is_written_down_once_and_again_when_its_reason_changes() -> N
     for _ in range(3):
         table.cycle()
     assert len(table.lines(outcome="nothing was done")) == 1
-    table.world = lambda now: replace(all_is_well(now), history_read_at=stopped_at, drift="much")
+    table.world = lambda now: replace(all_is_well(now), history_read_at=stopped_at, model_problem="much")
     table.cycle()
     assert [line["reason"].count(";") for line in table.lines(outcome="nothing was done")] == [0, 1]
 
@@ -295,5 +291,5 @@ def test_the_reason_names_what_could_not_be_reached() -> None:
     table = Table()
     table.cluster.fail_next(times=1)
     (reason,) = table.cycle().suspended
-    assert reason.startswith("the cluster could not be looked at")
+    assert reason.startswith("the cluster could not be read")
     assert ClusterUnavailable.__name__ not in reason

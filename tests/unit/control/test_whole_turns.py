@@ -66,7 +66,7 @@ class Day:
     def cycle(self) -> CycleReport:
         return self.table.cycle(
             active(self.active, name="qssf"),
-            active(self.canary, name="packing", mode=canary("debug")),
+            active(self.canary, name="node_fill_order", mode=canary("debug")),
             active(self.shadow, name="soft_limits", mode=SHADOW),
         )
 
@@ -87,10 +87,10 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(day: Day) -
     assert rows(report) == [
         ("qssf", "active", "Reorder", "j3", "refused", None, None, "m1"),
         ("qssf", "active", "Cycle", "venus", "meant", None, None, None),
-        ("packing", "canary", "Cycle", "venus", "meant", None, None, None),
+        ("node_fill_order", "canary", "Cycle", "venus", "meant", None, None, None),
         ("qssf", "active", "Reorder", "j4", "done", "SiteFactor 0", "SiteFactor 5937", "m1"),
         ("qssf", "active", "Reorder", "j1", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
-        ("packing", "canary", "Reorder", "j5", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
+        ("node_fill_order", "canary", "Reorder", "j5", "done", "SiteFactor 0", "SiteFactor 5037", "m1"),
         ("soft_limits", "shadow", "SoftLimit", "j2", "would", "no soft limit", "soft limit 20 min", "m1"),
     ]
     meant = report.decisions.query("outcome == 'meant'")["reason"]
@@ -99,7 +99,7 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(day: Day) -
     assert applied_now(day.table) == {
         ("qssf", "active", "order", "j4", 0.6, "SiteFactor 5937"),
         ("qssf", "active", "order", "j1", 0.5, "SiteFactor 5037"),
-        ("packing", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
+        ("node_fill_order", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
         ("soft_limits", "shadow", "soft_limit", "j2", 1200.0, "soft limit 20 min"),
     }
 
@@ -112,19 +112,19 @@ def test_a_first_cycle_reports_all_that_it_saw_and_did(day: Day) -> None:
     assert report.taken_at == day.table.cluster.now
     assert report.counts == {
         "qssf": {Result.REFUSED: 1, Result.DONE: 2},
-        "packing": {Result.REFUSED: 1, Result.DONE: 1},
+        "node_fill_order": {Result.REFUSED: 1, Result.DONE: 1},
         "soft_limits": {Result.WOULD: 1},
     }
     at = day.table.cluster.now.isoformat()
     assert day.memory() == {
-        "asked_at": {"qssf": at, "packing": at, "soft_limits": at},
+        "asked_at": {"qssf": at, "node_fill_order": at, "soft_limits": at},
         "breaker": {"bad_in_row": 0, "opened_at": None},
         "suspension": {},
         "controller": "ctl1",
         "pending": 5,
         "nodes": 1,
         "suspended": [],
-        "said": {"qssf": 1, "packing": 0, "soft_limits": 0},
+        "said": {"qssf": 1, "node_fill_order": 0, "soft_limits": 0},
     }
 
 
@@ -135,7 +135,7 @@ def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(day: Day) ->
     assert (rows(report), report.acted, report.recorded) == ([], 0, True)
     assert report.counts == {
         "qssf": {Result.REFUSED: 1, Result.UNCHANGED: 2},
-        "packing": {Result.REFUSED: 1, Result.UNCHANGED: 1},
+        "node_fill_order": {Result.REFUSED: 1, Result.UNCHANGED: 1},
         "soft_limits": {Result.UNCHANGED: 1},
     }
     assert applied_now(day.table) == before
@@ -158,7 +158,7 @@ def test_what_is_no_longer_asked_for_is_taken_back_under_the_name_of_helios_and_
     assert "2" in report.decisions["reason"][1]
     assert report.counts["helios"] == {Result.DONE: 2}
     assert applied_now(day.table) == {
-        ("packing", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
+        ("node_fill_order", "canary", "order", "j5", 0.5, "SiteFactor 5037"),
         ("qssf", "active", "order", "j2", 0.9, "SiteFactor 8937"),
     }
 
@@ -168,12 +168,14 @@ def test_a_service_that_fails_has_a_line_of_its_own_and_what_it_set_stays(day: D
     before = applied_now(day.table)
     day.canary.raises = RuntimeError("no   luck")
     report = day.cycle()
-    assert rows(report) == [("packing", "canary", "Cycle", "venus", "failed", None, None, None)]
+    assert rows(report) == [("node_fill_order", "canary", "Cycle", "venus", "failed", None, None, None)]
     assert report.decisions["outcome"].tolist() == ["failed: RuntimeError: no luck"]
-    assert report.counts["packing"] == {Result.FAILED: 1}
+    assert report.counts["node_fill_order"] == {Result.FAILED: 1}
     at = day.table.cluster.now.isoformat()
-    assert day.memory()["suspension"] == {"packing": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}}
-    assert day.memory()["asked_at"]["packing"] == at
+    assert day.memory()["suspension"] == {
+        "node_fill_order": {"in_row": 1, "last_at": at, "what": "RuntimeError: no luck"}
+    }
+    assert day.memory()["asked_at"]["node_fill_order"] == at
     assert applied_now(day.table) == before
     day.canary.raises = None
     day.cycle()
@@ -260,7 +262,7 @@ def test_what_is_over_the_budget_waits_largest_change_first_and_each_service_in_
     day.table.settings = settings(slurm={"writes_per_cycle": 2})
     report = day.cycle()
     assert {job for job in ("j1", "j4", "j5") if day.table.cluster.site_factor_of(job)} == {"j1", "j4"}
-    assert report.counts["packing"] == {Result.REFUSED: 1, Result.POSTPONED: 1}
+    assert report.counts["node_fill_order"] == {Result.REFUSED: 1, Result.POSTPONED: 1}
     assert [note.split()[0] for note in report.notes] == ["1"]
     assert day.cycle().acted == 1
     assert day.table.cluster.site_factor_of("j5") > 0

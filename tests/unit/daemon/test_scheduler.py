@@ -281,7 +281,7 @@ def test_cycles_are_stuck_only_after_several_of_them(cycle_s: float, stuck_s: fl
     assert Schedule(cycle_s=cycle_s, ingest_s=300, nightly=None).stuck_s() == stuck_s
 
 
-HELD = CycleUnderWay("Another process (process 4711) is taking a cycle on this machine just now.")
+HELD = CycleUnderWay("Another process (process 4711) is running a cycle on this machine just now.")
 
 
 def test_a_pause_by_file_takes_everything_back_though_another_process_keeps_cycles_away() -> None:

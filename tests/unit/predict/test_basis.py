@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helios.predict.causal_stats import FEATURES
-from helios.predict.explain import BASES, BASIS_WORDS, fallback_level
+from helios.predict.explain import BASES, fallback_level
 from helios.predict.job_table import JobTable, causal_features
 from tests.unit.predict.traces_of import a_trace
 
@@ -57,7 +57,3 @@ def test_bases_are_told_of_many_rows_at_once_and_of_none():
     known[2, FEATURES.index("account_mean")] = 3.0
     assert [BASES[code] for code in fallback_level(known)] == ["all", "user", "group"]
     assert fallback_level(known[:0]).shape == (0,)
-
-
-def test_each_basis_has_words_for_a_person():
-    assert tuple(BASIS_WORDS) == BASES

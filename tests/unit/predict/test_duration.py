@@ -104,7 +104,7 @@ def test_jobs_without_a_run_time_are_not_learned_from():
 
 def test_progress_reaches_the_end_and_never_cycles_back():
     heard = []
-    train(a_campaign(300), cluster="lab", progress=lambda setup, done: heard.append(done))
+    train(a_campaign(300), cluster="lab", progress=lambda step, done: heard.append(done))
     assert heard == sorted(heard)
     assert heard[-1] == 1.0
 

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,11 @@ from helios.predict.job_table import JobTable, causal_features
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 JOBS = a_campaign(700, noise=0.8)
-MODEL = train(JOBS.iloc[:500], cluster="here")
+
+
+@cache
+def a_model():
+    return train(JOBS.iloc[:500], cluster="here")
 
 
 def multiplied(told):
@@ -33,7 +38,7 @@ def test_without_a_model_the_factors_multiply_to_the_prediction(jobs):
 @pytest.mark.parametrize("trust", [1.0, 0.4, 0.0])
 @pytest.mark.parametrize("number", [0, 1, 300, 699])
 def test_with_a_model_the_factors_multiply_to_the_prediction(number, trust):
-    told = explain_last(JOBS.iloc[: number + 1], model=replace(MODEL, trust=trust))
+    told = explain_last(JOBS.iloc[: number + 1], model=replace(a_model(), trust=trust))
     assert multiplied(told) == pytest.approx(told.quantiles_s[1], rel=1e-9)
     assert told.corrections[AFTERWARDS] == pytest.approx(1.0, abs=1e-9)
 
@@ -91,17 +96,17 @@ def test_jobs_that_ran_longer_than_everybodys_raise_the_step_of_their_user():
 
 def test_where_the_ensembles_cross_the_one_that_gave_the_median_is_explained():
     # Where p10 and p90 have changed places, the median is still between them.
-    low, middle, high, level = MODEL.texts
-    turned = explain_last(JOBS, model=replace(MODEL, texts=(high, middle, low, level)))
-    assert turned.corrections == pytest.approx(explain_last(JOBS, model=MODEL).corrections)
-    told = explain_last(JOBS, model=replace(MODEL, texts=(low, high, low, high)))
+    low, middle, high, level = a_model().texts
+    turned = explain_last(JOBS, model=replace(a_model(), texts=(high, middle, low, level)))
+    assert turned.corrections == pytest.approx(explain_last(JOBS, model=a_model()).corrections)
+    told = explain_last(JOBS, model=replace(a_model(), texts=(low, high, low, high)))
     assert multiplied(told) == pytest.approx(told.quantiles_s[1], rel=1e-9)
 
 
 def test_the_trees_part_names_every_feature_and_half_the_trust_is_half_the_effect():
     jobs = JOBS.iloc[:600]  # of this last job no ensembles cross
-    whole = explain_last(jobs, model=MODEL).corrections
-    half = explain_last(jobs, model=replace(MODEL, trust=0.5)).corrections
+    whole = explain_last(jobs, model=a_model()).corrections
+    half = explain_last(jobs, model=replace(a_model(), trust=0.5)).corrections
     assert list(whole) == [*FEATURES, EVERY_JOB, AFTERWARDS]
     assert any(abs(np.log(factor)) > 0.01 for factor in whole.values())
     for name in (*FEATURES, EVERY_JOB):

@@ -68,7 +68,7 @@ def test_a_job_that_weighs_nothing_teaches_nothing():
 
 def test_progress_counts_every_round_of_every_ensemble():
     heard = []
-    train_locally(a_training_set(), quantiles=(0.1, 0.9), seed=0, progress=lambda setup, done: heard.append(done))
+    train_locally(a_training_set(), quantiles=(0.1, 0.9), seed=0, progress=lambda step, done: heard.append(done))
     assert heard == pytest.approx([n / (2 * ROUNDS) for n in range(1, 2 * ROUNDS + 1)])
 
 

@@ -97,7 +97,7 @@ def test_without_recorded_cycles_the_audit_s_own_lines_are_counted_and_that_is_s
     line |= {"reason": "paused"}
     answer = service_days(decisions_frame(line), title="")
     assert (answer.rows["suspended"].tolist(), answer.rows["suspended_reason"].tolist()) == ([1], ["paused"])
-    assert "quiet ones leave none" in answer.notes[0]
+    assert "Only cycles with an entry in the audit log" in answer.notes[0]
     assert service_days(decisions_frame(line), cycles=cycles_frame(None), title="").notes == ()
 
 

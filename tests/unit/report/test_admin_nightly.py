@@ -11,8 +11,17 @@ import pytest
 
 from helios.app.reports import shadow_day
 from helios.model import in_submission_order
-from helios.report.admin.nightly import WIDTH, Digest, Night, Section, as_mail, as_text, daily_waits, nightly_digest
-from helios.report.admin.nightly_page import render_nightly
+from helios.report.admin.nightly import (
+    WIDTH,
+    Digest,
+    Night,
+    as_mail,
+    as_text,
+    daily_waits,
+    nightly_digest,
+    render_nightly,
+)
+from helios.report.html import PageSection
 from tests.builders import a_job, jobs_frame
 from tests.unit.report.admin_frames import DAY, at, cycles_frame, decisions_frame, predicted, predictions_frame
 
@@ -58,7 +67,7 @@ def digest(*jobs: dict[str, Any], **overrides: Any) -> Digest:
     return nightly_digest(a_night(*jobs, **overrides))
 
 
-def section(title: str, found: Digest) -> Section:
+def section(title: str, found: Digest) -> PageSection:
     return next(section for section in found.sections if section.title == title)
 
 
@@ -117,7 +126,7 @@ def test_a_refusal_is_told_with_its_commonest_reasons_and_is_no_alarm() -> None:
 
 def test_suspended_cycles_are_told_with_their_reason() -> None:
     text = said("What Helios did", digest(cycles=cycles_frame("paused by alice", "paused by alice", None)))
-    assert "suspended on purpose in 2 of 3 cycles, mostly because paused by alice" in text
+    assert "suspended (it wrote nothing) in 2 of 3 cycles, mostly because paused by alice" in text
 
 
 def test_waits_are_compared_with_the_four_weeks_before() -> None:
@@ -220,10 +229,10 @@ def test_a_number_is_not_parted_from_its_unit() -> None:
 
 def test_the_mail_is_one_that_sendmail_takes() -> None:
     found = full_digest()
-    raw = as_mail(found, page="<p>page</p>\n", page_name="venus.html", sender="helios@site", recipient="ops@site")
+    raw = as_mail(found, page="<p>page</p>\n", page_name="venus.html", recipient="ops@site")
     message = message_from_bytes(raw, policy=default)
     assert isinstance(message, EmailMessage)
-    assert (message["To"], message["From"]) == ("ops@site", "helios@site")
+    assert (message["To"], message["From"]) == ("ops@site", "helios")
     assert message["Subject"] == found.subject
     text, page = message.iter_parts()
     assert text.get_content_type() == "text/plain"
@@ -247,7 +256,7 @@ def test_page_and_mail_say_the_same() -> None:
 def test_the_same_night_gives_the_same_page_and_mail_to_the_byte() -> None:
     found = full_digest()
     pages = [render_nightly(found) for _ in range(2)]
-    mails = [as_mail(found, page=page, page_name="a.html", sender="a@b", recipient="c@d") for page in pages]
+    mails = [as_mail(found, page=page, page_name="a.html", recipient="c@d") for page in pages]
     assert pages[0] == pages[1]
     assert mails[0] == mails[1]
 

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helios.report.admin.nightly import NightEnergy, as_text, nightly_digest
-from helios.report.admin.nightly_page import render_nightly
+from helios.report.admin.nightly import NightEnergy, as_text, nightly_digest, render_nightly
 from helios.report.admin.sacct_format import as_lines, chosen_fields
 from helios.report.energy import (
     ALWAYS_ON,

@@ -115,7 +115,7 @@ def test_delayed_jobs_are_said() -> None:
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_table_shows_every_policy(width: int) -> None:
-    policies = [a_result(name) for name in ("always_on", "ces_published", "ces", "ces+packing", "oracle")]
+    policies = [a_result(name) for name in ("always_on", "ces_published", "ces", "ces+node_fill_order", "oracle")]
     console = Console(width=width, record=True, file=None)
     with console.capture() as captured:
         console.print(energy_table(an_answer(*policies), width=width))

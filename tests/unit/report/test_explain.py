@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,15 +21,14 @@ from helios.predict.explain import (
 )
 from helios.report import prediction as words
 from helios.report.prediction import (
-    LAST_OF,
+    FEATURE_GROUPS,
+    UNKNOWN,
     Explanation,
     PastJob,
     answer_lines,
     corrections_in_words,
-    describe_group,
+    describe_feature,
     explanation_screen,
-    has_words,
-    phrase,
     rests_on,
 )
 
@@ -98,14 +98,13 @@ def screen(told: Explanation, *, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("name", [*FEATURES, EVERY_JOB, AFTERWARDS])
-def test_every_feature_has_words(name: str) -> None:
-    assert has_words(name)
+def test_every_feature_is_in_a_group_with_a_name(name: str) -> None:
+    assert any(re.fullmatch(group.features, name) for group in FEATURE_GROUPS)
 
 
 @pytest.mark.parametrize("name", [PRIOR, *LEVELS, NEIGHBOURHOOD])
 def test_every_step_has_words(name: str) -> None:
     assert name in words.STEP_WORDS
-    assert name in {PRIOR, NEIGHBOURHOOD, *LAST_OF}
 
 
 def test_every_basis_has_words() -> None:
@@ -113,17 +112,16 @@ def test_every_basis_has_words() -> None:
 
 
 def test_a_feature_or_step_of_tomorrow_is_told_by_its_name() -> None:
-    assert not has_words("moon_phase")
-    assert phrase(describe_group("moon_phase"), {"moon_phase": 0.25}) == "moon phase: 0.25"
-    assert phrase(describe_group("moon_phase"), {"moon_phase": np.nan}) == "moon phase: unknown"
+    assert describe_feature("moon_phase", {"moon_phase": 0.25}) == "moon phase: 0.25"
+    assert describe_feature("moon_phase", {"moon_phase": np.nan}) == UNKNOWN
     assert "moon phase" in screen(an_explanation(explained=an_explained(steps=(a_step("moon_phase", 1.0),))))
 
 
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("name", FEATURES)
-def test_no_feature_is_told_as_a_bare_number_or_nan(name: str, *, missing: bool) -> None:
+def test_no_feature_is_told_as_nan_or_by_its_name_in_the_code(name: str, *, missing: bool) -> None:
     features = dict.fromkeys(FEATURES, np.nan if missing else 2.0)
-    said = phrase(describe_group(name), features)
+    said = describe_feature(name, features)
     assert "nan" not in said.lower()
     assert "_" not in said
 
@@ -131,56 +129,40 @@ def test_no_feature_is_told_as_a_bare_number_or_nan(name: str, *, missing: bool)
 @pytest.mark.parametrize(
     ("name", "features", "said"),
     [
-        ("hour", {"hour": 23.0, "weekday": 0.0}, "submitted on a Monday at 23 h, the site's time"),
-        ("log_limit", {"log_limit": np.log1p(43_200.0)}, "its time limit of 12 h"),
-        ("log_limit", {"log_limit": np.inf}, "it has no time limit"),
+        ("hour", {"hour": 23.0, "weekday": 0.0}, "submitted, in the site's time: Monday, 23 h"),
+        ("log_limit", {"log_limit": np.log1p(43_200.0)}, "time limit: 12 h"),
+        ("log_limit", {"log_limit": np.inf}, "time limit: none"),
         (
             "gpus",
             {"gpus": 4.0, "log_cpus": np.log1p(16), "log_nodes": np.log1p(1)},
-            "it asks for 4 GPUs, 16 CPUs, 1 node",
+            "request: 4 GPUs, 16 CPUs, 1 node",
         ),
-        ("gpus", {"gpus": 0.0, "log_cpus": np.float32(np.log1p(1)), "log_nodes": np.nan}, "it asks for 1 CPU"),
-        ("user_failed_share", {"user_ended": 1.0, "user_failed_share": 0.12}, "12 % of this user's jobs fail"),
-        ("user_last_1", {"user_ended": np.nan}, "its user is unknown"),
-        ("user_last_1", {"user_ended": 0.0}, "no job of this user has ended"),
+        ("gpus", {"gpus": 0.0, "log_cpus": np.float32(np.log1p(1)), "log_nodes": np.nan}, "request: 1 CPU"),
+        ("user_failed_share", {"user_failed_share": 0.12}, "share of this user's jobs that fail: 12 %"),
+        ("user_last_1", {"user_last_1": np.nan}, UNKNOWN),
         (
             "user_last_2",
-            {"user_ended": 2.0, "user_last_1": np.log1p(60), "user_last_2": np.log1p(7200), "user_last_3": np.nan},
-            "the last of this user ran 1m00s, 2h00m",
+            {"user_last_1": np.log1p(60), "user_last_2": np.log1p(7200), "user_last_3": np.nan},
+            "jobs of this user, the last: 1 min, 2 h",
         ),
-        (
-            "user_size_last_1",
-            {"user_ended": 2.0, "user_size_last_1": np.nan},
-            "no job of this user, size and limit has ended",
-        ),
-        (
-            "user_size_unended_age",
-            {"user_ended": 1.0, "user_unended": np.log1p(3), "user_unended_age": np.log1p(18_000)},
-            "3 jobs of this user wait or run, for 5 h on average",
-        ),
-        ("user_unended", {"user_ended": 0.0, "user_unended": 0.0}, "no other job of this user waits or runs"),
-        ("user_burst", {"user_ended": 0.0}, "this is this user's first job"),
+        ("user_size_unended_age", {"user_unended": np.log1p(3)}, "this user's other jobs that wait or run: 3"),
         (
             "user_submission_gap",
-            {"user_ended": 0.0, "user_submission_gap": np.log1p(90), "user_burst": np.log1p(4)},
-            "submitted 1 min 30 s after this user's last, job 5 of a burst",
+            {"user_submission_gap": np.log1p(90)},
+            "time since this user's last submission: 1 min 30 s",
         ),
-        ("anchor_sd", {"anchor_sd": np.log(7.0)}, "such run times vary by a factor of 7.0"),
+        ("anchor_sd", {"anchor_sd": np.log(7.0)}, "factor by which such run times vary: 7.0"),
         (
             "user_recent_median",
-            {"user_ended": 2.0, "user_recent_least": np.log1p(60), "user_recent_most": np.log1p(7200)},
-            "this user's latest jobs ran 1 min to 2 h",
+            {"user_recent_least": np.log1p(60), "user_recent_most": np.log1p(7200)},
+            "this user's latest jobs, shortest and longest: 1 min, 2 h",
         ),
-        (
-            "user_any_limit_end_gap",
-            {"user_ended": 2.0, "user_end_gap": np.log1p(18_000)},
-            "a job of this user ended 5 h before",
-        ),
-        ("user_by_limit", {"user_ended": 2.0, "user_limit_share": 0.3}, "this user's jobs use 30 % of their limit"),
+        ("user_any_limit_end_gap", {"user_end_gap": np.log1p(18_000)}, "time since a job of this user ended: 5 h"),
+        ("user_by_limit", {"user_limit_share": 0.3}, "share of the limit that this user's jobs use: 30 %"),
     ],
 )
 def test_what_a_feature_says(name: str, features: dict[str, float], said: str) -> None:
-    assert phrase(describe_group(name), features) == said
+    assert describe_feature(name, features) == said
 
 
 def test_the_largest_corrections_come_first_and_small_ones_are_summed() -> None:
@@ -202,7 +184,7 @@ def test_where_nothing_is_known_of_a_user_it_is_said_once() -> None:
     corrections = {"user_last_1": 2.0, "user_failed_share": 2.0, "neighbour_mean": 2.0}
     features = dict.fromkeys(FEATURES, np.nan) | {"user_ended": 0.0}
     told = corrections_in_words(an_explained(corrections=corrections, features=features))
-    assert told == [("no job of this user has ended", 8.0)]
+    assert told == [(UNKNOWN, 8.0)]
 
 
 def test_what_is_done_to_the_answer_afterwards_is_named() -> None:
@@ -271,7 +253,7 @@ def test_the_way_to_the_prediction_ends_at_the_prediction() -> None:
     steps = (a_step(PRIOR, 1.0, jobs=0, run_time_s=1800.0), a_step("global", 599 / 1801, run_time_s=598.0))
     corrections = {"hour": 3601 / 599, AFTERWARDS: 1.0}
     text = screen(an_explanation(explained=an_explained(steps=steps, corrections=corrections)))
-    (line,) = [line for line in text.splitlines() if "submitted on a" in line]
+    (line,) = [line for line in text.splitlines() if "submitted, in" in line]
     assert line.split("x 6.01")[1].split() == ["1", "h"]
 
 

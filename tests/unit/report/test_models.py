@@ -52,8 +52,8 @@ def a_comparison(**words: Any) -> dict[str, Any]:
         "jobs": 1204,
         "clusters": 37,
         "drawn": "users",
-        "scores": {"model": SCORE, "in charge": SCORE, "user_last": SCORE | {"coverage_p10_p90": None}},
-        "against": {"in charge": against, "user_last": against},
+        "scores": {"model": SCORE, "active": SCORE, "user_last": SCORE | {"coverage_p10_p90": None}},
+        "against": {"active": against, "user_last": against},
     }
 
 
@@ -73,7 +73,7 @@ def test_the_list_fits_80_columns_and_marks_who_is_promoted() -> None:
     lines = text.splitlines()
     assert lines[1].split()[:6] == ["*", LONG_ID, "300,000", "0.75", "0.64", "0.68"]
     assert not lines[2].startswith("*")
-    assert f"* in charge: {LONG_ID}." in text
+    assert f"* active: {LONG_ID}." in text
 
 
 def test_a_wide_list_shows_the_times_too() -> None:
@@ -106,9 +106,9 @@ def test_an_empty_list_says_how_to_begin() -> None:
 
 def test_a_comparison_fits_80_columns_and_shows_what_chance_allows() -> None:
     text = on_screen(comparison_table(a_comparison(), notes=("x was stood in for.",)))
-    row, beside = [line for line in text.splitlines() if line.startswith("model in charge")]
-    assert row.split()[3:] == ["0.751", "0.64", "-0.05", "79", "%"]
-    assert beside.split()[3:] == ["+0.050", "[+0.03,", "+0.07]", "+0.123", "[+0.10,", "+0.14]"]
+    row, beside = [line for line in text.splitlines() if line.startswith("active model")]
+    assert row.split()[2:] == ["0.751", "0.64", "-0.05", "79", "%"]
+    assert beside.split()[2:] == ["+0.050", "[+0.03,", "+0.07]", "+0.123", "[+0.10,", "+0.14]"]
     assert max(map(len, text.splitlines())) <= 80
     assert "x was stood in for." in text
     assert "better in log error and rank correlation" in " ".join(text.split())
@@ -136,15 +136,15 @@ def test_without_a_rank_correlation_there_is_a_dash() -> None:
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [
-        (an_outcome(), "In charge: new, before it old."),
+        (an_outcome(), "Active: new, before it old."),
         (an_outcome(step="kept", promoted="old"), "new was not promoted: it is better."),
         (an_outcome(step="kept", promoted="old"), "helios model compare old new"),
-        (an_outcome(step="kept", promoted="shrinkage"), "In charge: shrinkage, which needs no training."),
-        (an_outcome(step=None, promoted="old"), "new is kept and in charge of nothing: it is better."),
+        (an_outcome(step="kept", promoted="shrinkage"), "Active: shrinkage, which needs no training."),
+        (an_outcome(step=None, promoted="old"), "new is kept and not used: it is better."),
         (an_outcome(step=None), "new: it is better."),
-        (an_outcome(step="rolled back", previous="newer"), "new is back in charge: it is better."),
+        (an_outcome(step="rolled back", previous="newer"), "new is active again: it is better."),
         (an_outcome(written=False), "new would be promoted (nothing was written)"),
-        (an_outcome(written=False), "In charge, as before: old."),
+        (an_outcome(written=False), "Active, as before: old."),
     ],
 )
 def test_an_outcome_says_what_happened_and_who_is_promoted(outcome: dict[str, Any], said: str) -> None:

@@ -12,7 +12,7 @@ from helios.testing import NOON
 def a_line(target: str, *, reason: str = "idle: after the busy ones", outcome: str = "done") -> dict[str, object]:
     return {
         "decided_at": NOON,
-        "service": "packing",
+        "service": "node_fill_order",
         "mode": "active",
         "action": "FillFirst",
         "target": target,
@@ -26,14 +26,21 @@ def test_nodes_of_which_the_same_is_said_share_a_row() -> None:
         pd.DataFrame([a_line("n1"), a_line("n2"), a_line("n9", reason="asleep"), a_line("n3"), a_line("")])
     )
     assert together(lines) == [
-        ("n[1-3]", "packing", "FillFirst", "done", "idle: after the busy ones"),
-        ("n9", "packing", "FillFirst", "done", "asleep"),
+        ("n[1-3]", "node_fill_order", "FillFirst", "done", "idle: after the busy ones"),
+        ("n9", "node_fill_order", "FillFirst", "done", "asleep"),
     ]
 
 
 def test_what_stands_alike_shares_a_row_and_a_list_has_no_node() -> None:
     rows = [
-        {"setting": "weight", "node": node, "service": "packing", "mode": "active", "value": "tier 1", "own": "1"}
+        {
+            "setting": "weight",
+            "node": node,
+            "service": "node_fill_order",
+            "mode": "active",
+            "value": "tier 1",
+            "own": "1",
+        }
         for node in ("n1", "n2", "n4")
     ]
     rows.append({"setting": "keep_awake", "node": "", "service": "ces", "mode": "active", "value": "n1", "own": ""})

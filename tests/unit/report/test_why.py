@@ -84,7 +84,7 @@ def test_what_was_set_is_told_with_when_who_and_why() -> None:
     ("line", "told"),
     [
         ({"mode": "shadow", "outcome": "would"}, "qssf (shadow) would have set urgency 0.4: 24 GPU-minutes"),
-        ({"outcome": "refused: it is held"}, "qssf (active) asked for urgency 0.4 and was refused: 24 GPU-minutes"),
+        ({"outcome": "refused: it is held"}, "qssf (active) requested urgency 0.4 and was refused: 24 GPU-minutes"),
         (
             {"service": "helios", "mode": "paused", "action": "Revert", "after": None, "reason": "paused by eve"},
             "helios reverted what Helios had set, if anything: paused by eve",

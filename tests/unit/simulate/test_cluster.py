@@ -109,7 +109,7 @@ def test_a_negative_urgency_goes_behind_those_that_nobody_named():
 
 
 def test_urgencies_are_counted_in_the_steps_of_a_site_factor():
-    cluster = a_busy_cluster(tolerance=1_037)
+    cluster = a_busy_cluster(site_factor_most=1_037)
     cluster.apply([an_order(job1=0.57, job2=0.04, job3=-0.96)])
     seen = cluster.snapshot().pending.set_index("job_id")
     assert seen["urgency"].loc[["1", "2", "3"]].tolist() == [0.6, 0.0, -1.0]
@@ -422,7 +422,7 @@ def test_wishing_by_position_says_how_many_jobs_ended_in_each_way():
 
 
 def test_urgencies_are_not_rounded_where_the_site_factor_has_no_bound():
-    cluster = a_busy_cluster(tolerance=None)
+    cluster = a_busy_cluster(site_factor_most=None)
     cluster.apply([an_order(job1=0.123456789012345, job2=-1e-12)])
     assert cluster.snapshot().pending.set_index("job_id")["urgency"].loc[["1", "2"]].tolist() == [
         0.123456789012345,
@@ -444,8 +444,8 @@ def test_what_cannot_be_simulated_is_refused_at_the_door():
         SimCluster(workload, shape, jobs, estimates_s=workload.run_time_s)
     with pytest.raises(WorkloadInvalid):
         SimCluster(workload, a_shape((2, 8)), jobs.iloc[:0], estimates_s=workload.run_time_s)
-    with pytest.raises(UsageError, match="resolution"):
-        SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, tolerance=100)
+    with pytest.raises(UsageError, match="site_factor_most"):
+        SimCluster(workload, a_shape((2, 8)), jobs, estimates_s=workload.run_time_s, site_factor_most=100)
 
 
 def test_an_empty_workload_is_an_idle_cluster():

@@ -11,12 +11,13 @@ from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.config import Control, Power, Settings, SlurmSettings
 from helios.control import (
     ActiveService,
+    Cycle,
     NodeControllerState,
     NodeCycleReport,
+    NodeDomain,
     Preconditions,
     Undo,
     release_nodes,
-    run_node_cycle,
 )
 from helios.errors import HeliosError
 from helios.model import NodePower, Snapshot
@@ -90,19 +91,20 @@ class NodeTable:
     def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
         """Let time pass and take a cycle; the memory goes through its text, as in life."""
         self.cluster.tick(after)
-        report = run_node_cycle(
-            active_services=active_services,
-            cluster=self.cluster,
-            expectation=self.expectation,
+        memory = NodeControllerState.from_json(self.memory.to_json())
+        cycle = Cycle(
+            domain=NodeDomain(self.cluster, self.settings, memory),
             ledger=self.ledger,
-            conditions=lambda snapshot: self.world(self.cluster.now),
             settings=self.settings,
             now=self.cluster.now,
             holder=self.holder,
-            memory=NodeControllerState.from_json(self.memory.to_json()),
+            memory=memory.cycle,
             undo=self.write_undo,
             undone=lambda: self.undo,
             paused=self.pause_asked,
+        )
+        report: NodeCycleReport = cycle.run(
+            active_services, expectation=self.expectation, conditions=lambda snapshot: self.world(self.cluster.now)
         )
         if report.leads:
             self.memory = report.memory

@@ -11,7 +11,7 @@ import pytest
 
 from helios.actions import Result
 from helios.config import Power
-from helios.control import Failure, clear_service
+from helios.control import Failure, clear_failed_wakes
 from helios.control.node_guards import PowerBudget
 from helios.control.observed import observed_nodes
 from helios.model import TIME, Snapshot
@@ -257,7 +257,7 @@ def test_a_quarantined_node_stays_awake_until_it_is_cleared() -> None:
     failure = Failure(node="n1", at=NOON, what="did not wake within 600 s")
     table.memory = replace(table.memory, quarantined={"n1": failure})
     assert "nobody has cleared it" in refused(table)
-    table.memory = clear_service(table.memory, "n1")
+    table.memory = clear_failed_wakes(table.memory, "n1")
     assert table.says(*down("n1")).slept == ("n1",)
 
 

@@ -104,7 +104,7 @@ def take_cycles(table: NodeTable, story: list[Any]) -> None:
         happens(table, event)
         table.cycle(
             active(Says(*first), name="ces", mode=mode),
-            active(Says(*second), name="packing", mode=other_mode),
+            active(Says(*second), name="node_fill_order", mode=other_mode),
             after=wait,
         )
 
@@ -135,7 +135,7 @@ def test_no_cycle_starts_more_than_may_be_on_their_way(story: list[Any]) -> None
         before = sum(len(table.cluster.in_state(power)) for power in (FALLING, WAKING))
         report = table.cycle(
             active(Says(*first), name="ces", mode=mode),
-            active(Says(*second), name="packing", mode=other_mode),
+            active(Says(*second), name="node_fill_order", mode=other_mode),
             after=timedelta(0),
         )
         assert len(report.slept) + len(report.woken) <= max(0, BOUND - before)

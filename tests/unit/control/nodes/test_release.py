@@ -33,7 +33,7 @@ def busy_helios(*, mechanism: str = "sleep") -> NodeTable:
     cluster = FakeNodes(nodes=some_nodes(), keep_awake="n10")
     table = NodeTable(cluster=cluster, settings=node_settings(mechanism=mechanism)).after_two_looks()
     wants = [keep("n1", "n2")] if mechanism == "keep_awake" else down("n1", "n2", "n3")
-    table.cycle(active(Says(*wants), name="ces"), active(Says(fill(["n4"], ["n5"], ["n6"])), name="packing"))
+    table.cycle(active(Says(*wants), name="ces"), active(Says(fill(["n4"], ["n5"], ["n6"])), name="node_fill_order"))
     cluster.admin_powers_down("n9")
     cluster.tick(5 * MINUTE)
     return table
@@ -112,7 +112,7 @@ def test_a_release_works_without_the_undo_file() -> None:
 
 def test_a_release_works_while_another_holds_the_lease() -> None:
     table = busy_helios()
-    table.cycle(active(Says(), name="ces"), active(Says(), name="packing"))
+    table.cycle(active(Says(), name="ces"), active(Says(), name="node_fill_order"))
     table.holder = "alice"
     report = table.release()
     assert report.clean
@@ -187,10 +187,10 @@ def test_after_a_pause_helios_starts_anew() -> None:
 def test_an_overridden_weight_survives_a_release_and_is_the_sites_own_afterwards() -> None:
     table = busy_helios()
     table.cluster.admin_sets_weight("n5", 50)
-    table.says(name="packing")
+    table.says(name="node_fill_order")
     table.release()
     assert table.cluster.weight_of("n5") == 50
-    table.says(fill(["n4"], ["n5"]), name="packing", after=10 * MINUTE)
+    table.says(fill(["n4"], ["n5"]), name="node_fill_order", after=10 * MINUTE)
     assert dict(table.undo.weights)["n5"] == 50
     assert table.cluster.weight_of("n5") == 51
 
@@ -246,7 +246,7 @@ def test_a_pause_that_must_wait_is_written_down_once_and_loses_no_warning() -> N
 @pytest.mark.parametrize("mechanism", ["sleep", "keep_awake"])
 def test_what_a_release_had_no_privilege_for_is_given_back_by_the_paused_cycle_that_has(mechanism: str) -> None:
     table = busy_helios(mechanism=mechanism)
-    table.cycle(active(Says(), name="ces"), active(Says(), name="packing"))
+    table.cycle(active(Says(), name="ces"), active(Says(), name="node_fill_order"))
     asked = ["", *(f"n{n}" for n in range(1, 11))]
     for node in asked:
         table.cluster.refuse_writes(node)

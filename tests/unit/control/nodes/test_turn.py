@@ -168,7 +168,7 @@ def test_a_cluster_that_cannot_be_seen_keeps_helios_suspended() -> None:
     table.cluster.fail_next()
     report = table.says(*down("n1"))
     assert not report.seen
-    assert "could not be looked at" in report.suspended[0]
+    assert "could not be read" in report.suspended[0]
     assert report.tallies.empty
 
 
@@ -328,7 +328,10 @@ def test_tallies_count_the_pools_and_what_the_service_wanted() -> None:
 
 def test_a_service_that_only_orders_the_filling_does_not_say_how_many_nodes_are_wanted() -> None:
     table = NodeTable().after_two_looks()
-    fills, saves = active(Says(fill(["n4"], ["n5"])), name="packing"), active(Says(*down("n1", "n2")), name="ces")
+    fills, saves = (
+        active(Says(fill(["n4"], ["n5"])), name="node_fill_order"),
+        active(Says(*down("n1", "n2")), name="ces"),
+    )
     assert table.cycle(fills, saves).tallies["wanted"].tolist() == [8]
 
 
@@ -349,38 +352,38 @@ def test_a_service_that_acts_on_jobs_is_a_fault_in_the_domain_of_nodes() -> None
 
 def test_weights_are_set_once_and_remembered_with_the_sites_own() -> None:
     table = NodeTable().after_two_looks()
-    report = table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    report = table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
     assert set(report.weighed) == {"n2", "n3"}
     assert [table.cluster.weight_of(node) for node in ("n1", "n2", "n3", "n4")] == [10, 11, 12, 10]
     assert dict(table.undo.weights) == {"n1": 10, "n2": 10, "n3": 10}
     writes = table.cluster.writes
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
     assert table.cluster.writes == writes
-    table.says(fill(["n3"], ["n2"], ["n1"]), name="packing")
+    table.says(fill(["n3"], ["n2"], ["n1"]), name="node_fill_order")
     assert [table.cluster.weight_of(node) for node in ("n1", "n2", "n3")] == [12, 11, 10]
     assert dict(table.undo.weights) == {"n1": 10, "n2": 10, "n3": 10}
 
 
 def test_weights_that_a_reconfiguration_forgot_are_set_again() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"]), name="packing")
+    table.says(fill(["n1"], ["n2"]), name="node_fill_order")
     table.cluster.reconfigure()
-    report = table.says(fill(["n1"], ["n2"]), name="packing")
+    report = table.says(fill(["n1"], ["n2"]), name="node_fill_order")
     assert table.cluster.weight_of("n2") == 11
     assert any("forgot 1 weights" in note for note in report.notes)
 
 
 def test_a_weight_that_an_admin_changed_is_theirs() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
     table.cluster.admin_sets_weight("n2", 99)
-    table.says(fill(["n3"], ["n1"], ["n2"]), name="packing")
-    table.says(fill(["n2"], ["n3"], ["n1"]), name="packing")
+    table.says(fill(["n3"], ["n1"], ["n2"]), name="node_fill_order")
+    table.says(fill(["n2"], ["n3"], ["n1"]), name="node_fill_order")
     assert table.cluster.weight_of("n2") == 99
     assert len(table.lines(action="HandsOff", target="n2")) == 1
     assert dict(table.undo.weights) == {"n1": 10, "n3": 10}
     table.cluster.admin_sets_weight("n2", 10)  # given back
-    table.says(fill(["n3"], ["n2"]), name="packing")
+    table.says(fill(["n3"], ["n2"]), name="node_fill_order")
     assert table.cluster.weight_of("n2") == 11
 
 
@@ -388,48 +391,48 @@ def test_a_weight_that_an_admin_changed_is_theirs() -> None:
 def test_the_audit_gives_each_weight_its_own_reason(mode: ServiceMode) -> None:
     table = NodeTable().after_two_looks()
     order = replace(fill(["n1"], ["n2", "n3"], ["n4"]), why=("busy", "idle", "asleep"))
-    table.says(order, name="packing", mode=mode)
+    table.says(order, name="node_fill_order", mode=mode)
     said = {line["target"]: line["reason"] for line in table.lines(action="FillFirst")}
     assert {node: said[node] for node in ("n2", "n3", "n4")} == {"n2": "idle", "n3": "idle", "n4": "asleep"}
 
 
 def test_a_shadow_says_nothing_of_a_node_that_keeps_its_weight() -> None:
     table = NodeTable().after_two_looks()
-    report = table.says(fill(["n1", "n2"], ["n3"]), name="packing", mode=SHADOW)
-    assert report.counts["packing"] == {Result.UNCHANGED: 2, Result.WOULD: 1}
+    report = table.says(fill(["n1", "n2"], ["n3"]), name="node_fill_order", mode=SHADOW)
+    assert report.counts["node_fill_order"] == {Result.UNCHANGED: 2, Result.WOULD: 1}
     assert {line["target"] for line in table.lines(action="FillFirst")} == {"n3"}
 
 
 def test_a_weight_that_a_shadow_gives_back_would_go() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing", mode=SHADOW)
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order", mode=SHADOW)
     back = RevertNodes(setting=NodeSetting.WEIGHT, own=(("n3", "10"),), reason="no longer of use")
-    table.says(back, name="packing", mode=SHADOW)
+    table.says(back, name="node_fill_order", mode=SHADOW)
     (line,) = table.lines(action="RevertNodes", target="n3")
-    assert (line["outcome"], line["reason"]) == ("would", "service packing gave it back")
+    assert (line["outcome"], line["reason"]) == ("would", "service node_fill_order gave it back")
     assert "n3" not in table.applied("shadow", setting="weight")
 
 
 def test_weights_of_a_service_switched_off_are_given_back() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"]), name="packing")
-    table.cycle(active(Says(), name="packing", mode=SHADOW))
+    table.says(fill(["n1"], ["n2"], ["n3"]), name="node_fill_order")
+    table.cycle(active(Says(), name="node_fill_order", mode=SHADOW))
     assert {table.cluster.weight_of(f"n{n}") for n in range(1, 11)} == {10}
     assert table.applied(setting="weight") == {}
 
 
 def test_more_tiers_than_allowed_become_the_last_one() -> None:
     table = NodeTable(settings=node_settings(tiers=2)).after_two_looks()
-    table.says(fill(["n1"], ["n2"], ["n3"], ["n4"]), name="packing")
+    table.says(fill(["n1"], ["n2"], ["n3"], ["n4"]), name="node_fill_order")
     assert [table.cluster.weight_of(f"n{n}") for n in range(1, 5)] == [10, 11, 11, 11]
 
 
 def test_weights_wait_when_the_writes_of_a_cycle_are_spent() -> None:
     table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 2})).after_two_looks()
     order = fill([], ["n1", "n2", "n3"])
-    report = table.says(order, name="packing")
-    assert report.counts["packing"][Result.POSTPONED] == 1
-    table.says(order, name="packing")
+    report = table.says(order, name="node_fill_order")
+    assert report.counts["node_fill_order"][Result.POSTPONED] == 1
+    table.says(order, name="node_fill_order")
     assert [table.cluster.weight_of(f"n{n}") for n in range(1, 4)] == [11, 11, 11]
 
 
@@ -442,16 +445,16 @@ def by_list(*, suspend_time_s: float = 1e6, **columns: Any) -> NodeTable:
 def test_the_writes_of_a_cycle_are_shared_by_the_services_in_their_order() -> None:
     table = NodeTable(settings=node_settings(slurm={"writes_per_cycle": 3})).after_two_looks()
     report = table.cycle(
-        active(Says(*down("n1", "n2")), name="ces"), active(Says(fill([], ["n4", "n5", "n6"])), name="packing")
+        active(Says(*down("n1", "n2")), name="ces"), active(Says(fill([], ["n4", "n5", "n6"])), name="node_fill_order")
     )
     assert report.slept == ("n1", "n2")
     assert len(report.weighed) == 1
-    assert report.counts["packing"][Result.POSTPONED] == 2
+    assert report.counts["node_fill_order"][Result.POSTPONED] == 2
 
 
 def test_an_order_of_filling_is_sent_with_its_reason() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"]), name="packing")
+    table.says(fill(["n1"], ["n2"]), name="node_fill_order")
     ((sent,),) = [actions for actions in table.cluster.steered if actions]
     assert sent.reason.startswith("fullest first")
 

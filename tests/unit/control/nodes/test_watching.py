@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helios.control import NodeControllerState, clear_service
+from helios.control import NodeControllerState, clear_failed_wakes
 from helios.testing import FakeNodes
 from tests.unit.control.nodes.table import (
     AWAKE,
@@ -201,9 +201,9 @@ def test_too_many_failed_wakes_lead_to_protected_mode_until_a_person_clears_it()
     assert "n1, n2, n3" in report.protected
     table.cycle(after=48 * HOUR)
     assert table.says(*down("n6")).slept == ()  # time alone ends nothing
-    table.memory = clear_service(table.memory, "n1")
+    table.memory = clear_failed_wakes(table.memory, "n1")
     assert table.says(*down("n6")).slept == ()
-    table.memory = clear_service(table.memory)
+    table.memory = clear_failed_wakes(table.memory)
     assert table.says(*down("n6")).slept == ("n6",)
 
 
@@ -218,10 +218,10 @@ def test_failures_of_different_days_do_not_add_up() -> None:
 
 def test_a_weight_lost_by_a_release_is_nobodys_hand() -> None:
     table = NodeTable().after_two_looks()
-    table.says(fill(["n1"], ["n2"]), name="packing")
+    table.says(fill(["n1"], ["n2"]), name="node_fill_order")
     table.cluster.reconfigure()
     table.world = lambda now: replace(all_is_well(now), released="alice released")
-    report = table.says(name="packing")
+    report = table.says(name="node_fill_order")
     assert not any("forgot" in note for note in report.notes)
     assert table.applied(setting="weight") == {}
 
@@ -240,7 +240,7 @@ def test_a_restart_forgets_nothing() -> None:
     table = asleep("n1", "n2", "n3", failures_to_protect=2)
     fail_some_wakes(table, "n1", "n2")
     table.says(*up("n3"))
-    table.says(fill(["n4"], ["n5"]), name="packing")
+    table.says(fill(["n4"], ["n5"]), name="node_fill_order")
     assert NodeControllerState.from_json(table.memory.to_json()) == table.memory
     assert table.memory.protected
     assert set(table.memory.slept) == {"n1", "n2", "n3"}

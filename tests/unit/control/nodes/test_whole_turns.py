@@ -71,7 +71,7 @@ class Night:
     def cycle(self, after: timedelta = timedelta(minutes=1)) -> NodeCycleReport:
         return self.table.cycle(
             active(self.active, name="ces"),
-            active(self.canary, name="packing", mode=canary("debug")),
+            active(self.canary, name="node_fill_order", mode=canary("debug")),
             active(self.shadow, name="other", mode=SHADOW),
             after=after,
         )
@@ -98,7 +98,7 @@ def test_a_first_cycle_says_what_is_refused_meant_done_and_only_seen(night: Nigh
     assert set(plain) == {"meant", "done", "would"}  # and nothing more is to be said of them
     assert rows(report) == [
         ("ces", "active", "PowerDown", "n99", "refused", None, None),
-        ("packing", "canary", "KeepAwake", "", "refused", None, None),
+        ("node_fill_order", "canary", "KeepAwake", "", "refused", None, None),
         ("ces", "active", "Cycle", "venus", "meant", None, None),
         ("ces", "active", "PowerDown", "n1", "done", "IDLE", "IDLE+POWERING_DOWN"),
         ("ces", "active", "PowerDown", "n2", "done", "IDLE", "IDLE+POWERING_DOWN"),
@@ -118,7 +118,7 @@ def test_a_first_cycle_reports_all_that_it_saw_and_did(night: Night) -> None:
     assert (report.seen, report.recorded, report.leads, report.clean) == (True, True, True, True)
     assert report.counts == {
         "ces": {Result.REFUSED: 1, Result.UNCHANGED: 1, Result.DONE: 4},
-        "packing": {Result.REFUSED: 2},
+        "node_fill_order": {Result.REFUSED: 2},
         "other": {Result.WOULD: 1},
     }
     assert report.taken_at == night.table.cluster.now
@@ -150,14 +150,14 @@ def test_a_first_cycle_remembers_who_was_asked_what_slept_and_since_when_all_is_
         "quarantined": [],
         "protected_at": None,
         "keep_off": {},
-        "asked_at": {"ces": now, "packing": now, "other": now},
+        "asked_at": {"ces": now, "node_fill_order": now, "other": now},
         "breaker": {"bad_in_row": 0, "opened_at": None},
         "suspension": {},
         "controller": "ctl1",
         "pending": 0,
         "nodes": 10,
         "suspended": [],
-        "said": {"ces": 1, "packing": 1, "other": 0},
+        "said": {"ces": 1, "node_fill_order": 1, "other": 0},
     }
 
 
@@ -168,7 +168,7 @@ def test_a_cycle_that_finds_all_as_asked_says_nothing_and_counts_it(night: Night
     assert (rows(report), report.slept, report.weighed) == ([], (), ())
     assert report.counts == {
         "ces": {Result.REFUSED: 1, Result.UNCHANGED: 5},
-        "packing": {Result.REFUSED: 2},
+        "node_fill_order": {Result.REFUSED: 2},
         "other": {Result.UNCHANGED: 1},
     }
     assert (report.asleep_by_helios, report.tallies["by_helios"].tolist()) == (2, [2])
@@ -474,7 +474,7 @@ def test_changes_of_nodes_beyond_the_budget_wait_and_the_note_says_for_what() ->
 
 def test_a_shadow_that_would_keep_nobody_awake_would_change_nothing() -> None:
     table = NodeTable(settings=node_settings(mechanism="keep_awake")).after_two_looks()
-    report = table.cycle(active(Says(keep()), name="packing", mode=SHADOW))
-    assert report.counts == {"packing": {Result.UNCHANGED: 1}}
-    later = table.cycle(active(Says(keep("n1")), name="packing", mode=SHADOW))
-    assert [(row[:5]) for row in rows(later)] == [("packing", "shadow", "KeepAwake", "", "would")]
+    report = table.cycle(active(Says(keep()), name="node_fill_order", mode=SHADOW))
+    assert report.counts == {"node_fill_order": {Result.UNCHANGED: 1}}
+    later = table.cycle(active(Says(keep("n1")), name="node_fill_order", mode=SHADOW))
+    assert [(row[:5]) for row in rows(later)] == [("node_fill_order", "shadow", "KeepAwake", "", "would")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from helios.control import NodeControllerState, NodeCycleReport, Undo, release_nodes, run_node_cycle
+from helios.control import Cycle, NodeControllerState, NodeCycleReport, NodeDomain, Undo, release_nodes
 from helios.model import NodePower
 from helios.ports import Domain
 from helios.simulate import SimCluster, Sleep
@@ -34,18 +34,22 @@ class Simulated:
     def cycle(self, *actions: object, after: timedelta = timedelta(minutes=10)) -> NodeCycleReport:
         self.cluster.advance(self.cluster.now_s + int(after.total_seconds()))
         now = self.now.astimezone(UTC)
-        report = run_node_cycle(
-            active_services=[active(Says(*actions), name="ces")],  # type: ignore[arg-type]
-            cluster=self.cluster,
-            expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+        settings = node_settings(payback_s=0, most_in_transition=1.0)
+        cycle = Cycle(
+            domain=NodeDomain(self.cluster, settings, self.memory),
             ledger=self.ledger,
-            conditions=lambda snapshot: all_is_well(now),
-            settings=node_settings(payback_s=0, most_in_transition=1.0),
+            settings=settings,
             now=now,
             holder="h",
-            memory=self.memory,
+            memory=self.memory.cycle,
+            paused=lambda: "",
             undo=self.write,
             undone=lambda: self.undo,
+        )
+        report: NodeCycleReport = cycle.run(
+            [active(Says(*actions), name="ces")],  # type: ignore[arg-type]
+            expectation=lambda snapshot: replace(snapshot, demand=a_demand(at=snapshot.taken_at)),
+            conditions=lambda snapshot: all_is_well(now),
         )
         self.memory = report.memory
         return report

@@ -79,12 +79,13 @@ def test_a_site_factor_set_while_a_job_waits_moves_it():
     site = a_site(scheduling={"backfill": False})
     workload = a_workload([(0, 100, 8), (1, 10, 8), (2, 10, 8)])
 
-    def favour_the_last(timeline):
-        timeline.set_site_factor(np.array([2]), np.array([500]))
-
     plain = started(site, workload)
-    steered = started(site, workload, turn=favour_the_last, turn_every_s=30.0)
     assert plain[1] < plain[2]
+    timeline = SlurmTimeline(workload, site, latency=AT_ONCE)
+    timeline.advance(timeline.now_s + 30.0, leave_due=True)
+    timeline.set_site_factor(np.array([2]), np.array([500]))
+    timeline.advance()
+    steered = timeline.result().started_s
     assert steered[2] < steered[1]
 
 

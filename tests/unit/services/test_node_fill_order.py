@@ -1,4 +1,4 @@
-"""Packing: what stays awake anyway is filled first, what should sleep last, and nothing is shuffled without cause."""
+"""What stays awake anyway is filled first, what should sleep last, and nothing is shuffled without cause."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_each_node_is_told_its_own_reason() -> None:
 def test_the_time_that_a_reason_names_is_true(hours: list[float], count: int) -> None:
     nodes = [a_busy_node(f"n{number}", gpus_held=8) for number in range(len(hours))]
     jobs = [running(f"n{n}", p50_s=3_600.0 * (1 + left), time_limit_s=1e9) for n, left in enumerate(hours)]
-    packing = NodeFillOrder(NodeFillOrder.Options(tiers=count))
-    (action,) = packing.decide(a_snapshot(nodes=nodes, running=jobs))
+    order = NodeFillOrder(NodeFillOrder.Options(tiers=count))
+    (action,) = order.decide(a_snapshot(nodes=nodes, running=jobs))
     left_s = {f"n{n}": 3_600.0 * left for n, left in enumerate(hours)}
     for place, tier in enumerate(action.tiers):
         if "free within 2 h" in action.why_in(place):

@@ -1,0 +1,124 @@
+"""Translation of rows of text into columns of ``JOBS``.
+
+The readers of all formats share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from helios.ingest.checks import CheckResults, Mask, Reason
+from helios.ingest.delimited import DelimitedRows
+from helios.ingest.job_rows import FileReading, JobRows
+from helios.ingest.parse import Instants, category, durations, instants, job_states, numbers, strings
+
+MIB_PER_GIB = 1024.0
+
+
+class Translation:
+    """One batch of rows while it is translated into columns of ``JOBS``.
+
+    Each method that reads a field refuses the rows whose text it does not understand. Of several fields the first that
+    the file has is read; a field that it does not have is unknown in every row.
+
+    Attributes
+    ----------
+    rows : DelimitedRows
+        The texts.
+    reading : FileReading
+        The pass over the file.
+    jobs : dict of str to array
+        The columns so far.
+    results : CheckResults
+        Check result of each row.
+    """
+
+    def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
+        self.rows = rows
+        self.reading = reading
+        self.jobs: dict[str, Any] = {}
+        self.results = CheckResults(len(rows))
+
+    def texts(self, *fields: str) -> pa.Array:
+        """Return the texts of a field."""
+        found = self.rows.column(*fields)
+        return pa.nulls(len(self.rows), pa.string()) if found is None else found
+
+    def numbers(self, *fields: str) -> NDArray[np.float64]:
+        """Return the numbers of a field, NaN where unknown."""
+        texts = self.rows.column(*fields)
+        if texts is None:
+            return np.full(len(self.rows), np.nan)
+        values, bad = numbers(texts)
+        self.results.refuse(bad, Reason.UNREADABLE_NUMBER)
+        return values
+
+    def durations(self, *fields: str, bare_unit_s: float) -> NDArray[np.float64]:
+        """Return Slurm durations in s, NaN where unknown.
+
+        A bare number counts ``bare_unit_s`` seconds.
+        """
+        texts = self.rows.column(*fields)
+        if texts is None:
+            return np.full(len(self.rows), np.nan)
+        values, bad = durations(texts, bare_unit_s=bare_unit_s)
+        self.results.refuse(bad, Reason.UNREADABLE_DURATION)
+        return values
+
+    def times(self, *fields: str, not_before: Instants | None = None) -> Instants:
+        """Return the times of a field, in UTC.
+
+        ``not_before`` is the event before; it tells which of two equal local times is meant.
+        """
+        values, bad = self.reading.clock.read(self.texts(*fields), not_before=not_before)
+        self.results.refuse(bad, Reason.UNREADABLE_TIME)
+        return values
+
+    def instants(self, seconds: NDArray[np.float64]) -> Instants:
+        """Return seconds since the epoch as times."""
+        values, bad = instants(seconds)
+        self.results.refuse(bad, Reason.UNREADABLE_TIME)
+        return values
+
+    def read_states(self, texts: pa.Array) -> None:
+        """Set the column ``state`` from its texts."""
+        self.jobs["state"], bad = job_states(texts)
+        self.results.refuse(bad, Reason.UNKNOWN_STATE)
+
+    def read_strings(self, **fields: str) -> None:
+        """Set columns of texts that hardly repeat."""
+        self.jobs |= {name: strings(self.texts(field)) for name, field in fields.items()}
+
+    def read_categories(self, **fields: str) -> None:
+        """Set columns of texts that repeat."""
+        self.jobs |= {name: category(self.texts(field)) for name, field in fields.items()}
+
+    def is_in(self, states: tuple[str, ...]) -> Mask:
+        """Return the rows in one of ``states``, shape (n_rows,)."""
+        return np.asarray(self.jobs["state"].isin(states))
+
+    def run_time_s(self) -> NDArray[np.float64]:
+        """Return end less start, s."""
+        lasted: NDArray[np.float64] = (self.jobs["ended_at"] - self.jobs["started_at"]) / np.timedelta64(1, "s")
+        return lasted
+
+    def draft(self, *, skipped: Mask | None = None, clusters: frozenset[str] = frozenset()) -> JobRows:
+        """Return the translated rows.
+
+        The arguments are described at :class:`JobRows`. With ``skipped`` None, no row is skipped.
+        """
+        return JobRows(
+            jobs=self.jobs,
+            line=self.rows.line,
+            results=self.results,
+            skipped=np.zeros(len(self.rows), dtype=np.bool_) if skipped is None else skipped,
+            refused=self.rows.refused,
+            bytes_read=self.rows.block.bytes_read,
+            texts=self.rows.texts,
+            fingerprints=self.rows.fingerprints,
+            clusters=clusters,
+        )

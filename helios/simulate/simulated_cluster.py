@@ -1,0 +1,275 @@
+"""Common part of both simulated clusters.
+
+It has the ports, and stops wherever a service may have to decide.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios import ownership
+from helios.actions import JobAction, Outcome, Ranking, Reorder, Result
+from helios.errors import UsageError, WorkloadInvalid
+from helios.model import PowerSettings
+from helios.simulate.core.state import NEVER, NOBODY
+from helios.simulate.predictor_feed import PendingIndex
+from helios.simulate.snapshot import Frames, Jobs, LazySnapshot, PendingRows, Predictions, QueueColumns, SnapshotBuilder
+
+
+class StopPoint(NamedTuple):
+    """Moment at which a ``SimulatedCluster`` stopped.
+
+    Attributes
+    ----------
+    moment_s : int
+        The moment, s since the epoch.
+    before : bool
+        True: before the ends and arrivals of ``moment_s``. False: after them, and before the pass that they make due.
+    choice : bool
+        Whether a job may start at it.
+    """
+
+    moment_s: int
+    before: bool
+    choice: bool
+
+
+class SimulatedCluster(ABC):
+    """Simulated ``Cluster`` in the timeline of a workload.
+
+    Its clock goes on from one cycle of services to the next. Where it stops, jobs have ended and arrived, and the
+    scheduling pass that this makes due comes when time goes on. So a service that reads and acts there is as quick as a
+    policy built into the scheduler. Jobs are named by their position in the workload.
+
+    Parameters
+    ----------
+    name : str
+        The cluster's name.
+    jobs : DataFrame
+        Columns of ``JOBS``, in the order of the workload.
+    view : SnapshotBuilder
+        Of the same jobs.
+    site_factor_most : int, optional
+        Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded; None: they are not.
+
+    Attributes
+    ----------
+    now_s : int
+        Clock, s since the epoch.
+    started_s, ended_s : int64 arrays of shape (n_jobs,)
+        Start and end of each job, s since the epoch; ``NEVER``, or without a meaning, where it has not started or not
+        ended.
+
+    Raises
+    ------
+    UsageError
+        The bound of the SiteFactor leaves no step.
+    """
+
+    now_s: int
+    started_s: Jobs
+    ended_s: Jobs
+    _state: Any
+
+    def __init__(
+        self, name: str, jobs: pd.DataFrame, view: SnapshotBuilder, *, job_ids: list[str], site_factor_most: int | None
+    ) -> None:
+        self.name = name
+        self._view, self._job_ids = view, job_ids
+        self._position = {job_id: position for position, job_id in enumerate(job_ids)}
+        self._steps = _urgency_steps(site_factor_most)
+        parts = np.flatnonzero(jobs["het_job_id"].notna()).tolist()
+        self._excluded_reason = dict.fromkeys(parts, "part of a heterogeneous job")
+        self._columns: Callable[[], QueueColumns | None] = _nothing
+        self._index = PendingIndex(self.started_s)
+
+    # Time.
+
+    @property
+    @abstractmethod
+    def arrived(self) -> int:
+        """Number of jobs submitted so far.
+
+        They are the first ones of the workload.
+        """
+
+    @abstractmethod
+    def _advance(self, until_s: int) -> None:
+        """Advance to ``until_s``, which does not lie in the past."""
+
+    @abstractmethod
+    def go_on(
+        self, *, asks_from_s: int = NEVER, alarm_s: int = NEVER, alarm_from_s: int = NEVER, before_s: int = NEVER
+    ) -> StopPoint | None:
+        """Advance to the next moment at which a service may have to decide.
+
+        That is a moment at which jobs arrive, or, from ``asks_from_s`` on, one at which a job may start. Its ends and
+        arrivals have then happened, and what they make possible starts when time goes on. None: nothing is left to
+        happen.
+
+        Parameters
+        ----------
+        asks_from_s : int
+            Stop also where there is a choice (:meth:`has_choice`), from then on, s since the epoch.
+        alarm_s : int
+            Check for a choice at this second too, if no event comes before it.
+        alarm_from_s : int
+            The same, if there was a choice at the event before it, which was passed.
+        before_s : int
+            Stop also before the first moment from then on; the clock stays where it was.
+        """
+
+    def advance(self, until_s: int) -> None:
+        """Advance the clock to ``until_s``.
+
+        The ends and arrivals of that second happen; what they make possible starts when time goes on.
+
+        Raises
+        ------
+        UsageError
+            ``until_s`` lies in the past.
+        """
+        if until_s < self.now_s:
+            raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
+        self._advance(until_s)
+
+    def _leave(self) -> None:
+        """Fix the content of snapshots still in use, before time goes on."""
+        if (columns := self._columns()) is not None:
+            columns.kept()
+        self._columns = _nothing
+
+    # Jobs.
+
+    @property
+    def ended(self) -> Jobs:
+        """Positions of the jobs that have ended, in order of time."""
+        ended: Jobs = self._state.ended[: int(self._state.clock["ended"][0])]
+        return ended
+
+    def running(self) -> tuple[Jobs, Jobs]:
+        """Return the running jobs and when each began to run.
+
+        Jobs are positions, in no order. Times are in s since the epoch.
+        """
+        running = self._state.ends[: int(self._state.clock["running"][0])].copy()
+        return running, self._run_since_s()[running]
+
+    def waiting(self) -> Jobs:
+        """Return the positions of the pending jobs, ascending."""
+        return self._index.waiting(self.arrived)
+
+    @abstractmethod
+    def _run_since_s(self) -> Jobs:
+        """Return when each running job began its present run, s since the epoch."""
+
+    @abstractmethod
+    def _queue(self) -> Jobs:
+        """Return the pending jobs in the cluster's order, held ones last."""
+
+    def _pending_position(self, job_id: str) -> int | None:
+        """Return the position of a pending job.
+
+        None: there is none of this id.
+        """
+        job = self._position.get(job_id)
+        return job if job is not None and job < self.arrived and self.started_s[job] == NEVER else None
+
+    # Snapshots.
+
+    @property
+    def _power(self) -> PowerSettings | None:
+        """Power settings of the nodes.
+
+        None: they do not sleep.
+        """
+        return None
+
+    @abstractmethod
+    def _settings(self, jobs: Jobs) -> Mapping[str, Any]:
+        """Return what is set on pending ``jobs`` now, fields of ``PendingRows``."""
+
+    @abstractmethod
+    def _frames(self) -> Frames:
+        """Return functions that make the frames of running jobs and of nodes as of now."""
+
+    def snapshot(self) -> LazySnapshot:
+        """Return a snapshot without predictions."""
+        return self.look(None)
+
+    def look(self, predictions: Predictions | None) -> LazySnapshot:
+        """Return a snapshot with predictions in the rows of pending jobs."""
+        if (columns := self._columns()) is None:
+            columns = QueueColumns(self._frames)
+            self._columns = weakref.ref(columns)
+        pending = self.rows(self._queue(), predictions)
+        return LazySnapshot.at(self.now_s, cluster=self.name, pending=pending, context=columns, power=self._power)
+
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
+        """Return the rows of pending ``jobs``, given by position, as of now."""
+        predicted: dict[str, Any] = {}
+        if predictions is not None:
+            predicted = {
+                "quantiles_s": predictions.quantiles_s.take(jobs, axis=0),
+                "source": predictions.source.take(jobs),
+                "sources": tuple(predictions.sources),
+                "longest_backlog_s": float(predictions.longest_backlog_s),
+            }
+        return PendingRows(facts=self._view.facts, jobs=jobs, steps=self._steps, **self._settings(jobs), **predicted)
+
+    # Changes.
+
+    @abstractmethod
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Apply actions and return an outcome for each job that they name."""
+
+    @abstractmethod
+    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
+        """Set urgencies by position and return the number of each result.
+
+        An urgency of NaN leaves its job as it is.
+        """
+
+    def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
+        """Return the jobs that a new order names, each once, and their urgencies.
+
+        Jobs are positions; NOBODY: there is no job of that id.
+        """
+        if isinstance(reorder, Ranking) and isinstance(reorder.snapshot, LazySnapshot):
+            jobs = reorder.snapshot.positions(reorder.rows, self._view.facts)
+            if jobs is not None:
+                return jobs, reorder.urgency
+        jobs = np.array([self._position.get(place.job_id, NOBODY) for place in reorder.order], dtype=np.int64)
+        return jobs, np.array([place.urgency for place in reorder.order], dtype=np.float64)
+
+
+def refuse_unequal(**lengths: int) -> None:
+    """Raise ``WorkloadInvalid`` unless there is one row and one estimate for each job."""
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {told}")
+
+
+def _urgency_steps(site_factor_most: int | None) -> int:
+    """Return the steps between 0 and 1 that a SiteFactor can show.
+
+    0: urgencies are not rounded.
+    """
+    steps = 0 if site_factor_most is None else ownership.steps(site_factor_most)
+    if site_factor_most is not None and steps < 1:
+        raise UsageError(
+            f"a bound of the SiteFactor (slurm.site_factor_most) of {site_factor_most} leaves no step for urgencies",
+            hint=f"Use at least {ownership.STEP + ownership.MARK}.",
+        )
+    return steps
+
+
+def _nothing() -> None:
+    """Return None, as the weak reference to a deleted object does."""
