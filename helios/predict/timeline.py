@@ -8,15 +8,18 @@ run as long as the bound, whether it ended or not: learned from ends alone, all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
+from helios.predict.bursts import without_repeats
 from helios.predict.causal_stats import (
     COLUMN,
     FEATURES,
+    NEVER_S,
     REQUEST,
     USER,
     USER_SIZE,
@@ -45,8 +48,11 @@ from helios.predict.distribution import (
     splice_tail,
     step_trees,
     time_at,
+    train_pairs,
 )
+from helios.predict.job_table import JobTable, event_order
 from helios.predict.past_runs import PastRuns, Samples, empty_past, empty_samples, note_end, note_start, take_samples
+from helios.predict.trees import parse_trees
 
 GROUPS = ("all", "new user", "burst")
 MISS = 0.1
@@ -504,3 +510,121 @@ def walk(  # noqa: PLR0917 - as above
             places[1] += 1
         _calibrate(state, events, now)
         _submit(state, events, model, job, job >= first_predicted, out[job])
+
+
+MOST_ROWS, SPARED_ROWS = 50_000, 8_000
+"""Jobs that a model is trained on at most, and from how many on bursts are thinned."""
+LAST_SHARE = 0.02
+"""Share of the runs that outlast the time from which every job goes on as all do."""
+_TAIL_POINTS = 200
+NO_TAIL = np.array([[50.0], [1.0]])
+
+
+def recorded_starts(table: JobTable) -> NDArray[np.int64]:
+    """Return when each job started, s since the epoch.
+
+    A start that is not known or makes no sense beside the submission and the end is taken to be the submission.
+    """
+    started_s = table.started_s
+    known = (started_s != NEVER_S) & (started_s >= table.submitted_s) & (started_s <= table.ended_s)
+    return np.where(known, started_s, table.submitted_s)
+
+
+class Timeline:
+    """Predictions for the jobs of a table, each from what came before it.
+
+    Times and ends of a job are not used before they are learned.
+
+    Parameters
+    ----------
+    table : JobTable
+        The jobs; they are named by position, and are submitted in this order.
+    model : Model, optional
+        None for the untrained distribution.
+    levels : Levels, optional
+        Calibration to start from.
+    pairs : bool
+        Whether to keep what :meth:`train` needs.
+    """
+
+    def __init__(
+        self, table: JobTable, *, model: Model | None = None, levels: Levels | None = None, pairs: bool = True
+    ) -> None:
+        events = event_order(table)
+        # A replay may submit a job at another moment than the record says.
+        self.events = events._replace(submitted_s=table.submitted_s.copy())
+        self.state = empty_state(self.events, levels=levels, pairs=pairs)
+        self.model = model or Model(forest=parse_trees(()), tail=NO_TAIL)
+
+    def learn(
+        self,
+        *,
+        starts: NDArray[np.int64],
+        starts_s: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        ends_s: NDArray[np.int64],
+    ) -> None:
+        """Learn from jobs that started and ended, each in the order of time, before the next question."""
+        learn(self.state, self.events, starts, starts_s, ends, ends_s)
+
+    def submitted(self, jobs: NDArray[np.int64], *, predicts: bool = True) -> NDArray[np.float64]:
+        """Return the predictions of ``jobs`` at their submission, of shape (n, len(OUTCOME)); see ``Outcome``."""
+        out = np.full((len(jobs), len(OUTCOME)), np.nan)
+        predict_submitted(self.state, self.events, self.model, jobs, predicts, out)
+        return out
+
+    def waiting(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
+        """Return new predictions of submitted ``jobs`` as of ``now_s``, of the same shape."""
+        out = np.empty((len(jobs), len(OUTCOME)))
+        predict_waiting(self.state, self.events, self.model, jobs, now_s, out)
+        return out
+
+    def train(self, now_s: int, *, rows: NDArray[np.int64] | None = None, seed: int = 0) -> tuple[str, NDArray[np.float64]]:
+        """Return LightGBM's text of a model trained on what is known at ``now_s``, and its tail."""
+        past = self.state.past
+        if rows is None:
+            rows = np.flatnonzero((past.started_s < now_s) & (np.isfinite(past.log_run) | ~past.ended))
+        if len(rows) > SPARED_ROWS:
+            rows = without_repeats(rows, groups=self.events.groups, submitted_s=self.events.submitted_s)
+        rows = rows[-MOST_ROWS:]
+        text = train_pairs(
+            rows, self.state.pairs, past.log_run, past.ended_s, past.started_s, now_s, seed=seed
+        )
+        return text, self.tail(now_s, rows)
+
+    def tail(self, now_s: int, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return how long runs go on beyond the time that ``LAST_SHARE`` of them outlast (Kaplan and Meier)."""
+        past = self.state.past
+        ended = past.ended[rows]
+        so_far = np.where(ended, past.log_run[rows], np.log1p(np.maximum(now_s - past.started_s[rows], 0)))
+        order = np.argsort(so_far, kind="stable")
+        times, at_risk = so_far[order], np.arange(len(rows), 0, -1)
+        survival = np.cumprod(1.0 - ended[order] / at_risk)
+        first = min(int(np.searchsorted(-survival, -LAST_SHARE)), len(times) - 1)
+        chosen = np.unique(np.linspace(first, len(times) - 1, _TAIL_POINTS).astype(np.int64))
+        beyond = np.maximum(survival[chosen], 0.5 / len(times))
+        return np.stack((times[chosen], beyond / beyond[0]))
+
+
+def walk_recorded(
+    timeline: Timeline, table: JobTable, *, models: Sequence[tuple[int, Model]] = (), first_predicted: int = 0
+) -> NDArray[np.float64]:
+    """Walk over a recorded history and return each job's prediction at its submission.
+
+    Parameters
+    ----------
+    models : sequence of (int, Model)
+        Models and the times from which they predict, s since the epoch, ascending.
+    first_predicted : int
+        Jobs before it are learned from only; their rows are NaN.
+    """
+    started_s, ends = recorded_starts(table), table.ends()
+    starts = np.argsort(started_s, kind="stable")
+    starts = starts[np.isfinite(table.run_time_s[starts]) | (table.ended_s[starts] == NEVER_S)]
+    recorded = Recorded(starts=starts, starts_s=started_s[starts], ends=ends, ends_s=table.ended_s[ends])
+    places, out = np.zeros(2, dtype=np.int64), np.full((table.n, len(OUTCOME)), np.nan)
+    edges = [0, *(int(np.searchsorted(table.submitted_s, since_s)) for since_s, _ in models), table.n]
+    for model, first, last in zip([timeline.model, *(model for _, model in models)], edges, edges[1:], strict=False):
+        timeline.model = model
+        walk(timeline.state, timeline.events, model, recorded, places, np.arange(first, last), first_predicted, out)
+    return out
