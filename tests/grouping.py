@@ -1,7 +1,8 @@
 """Which tests one worker of pytest-xdist runs, and in which order the groups start.
 
 A group shares a cluster, a server or what a module set up. Live tests mostly wait and stories mostly compute, so they
-start in turn, the longest first; the many short tests come last and fill what is left.
+start in turn, the longest first. One story compiles the simulators while live tests wait, and the next find them
+compiled. The many short tests come last and fill what is left.
 
 This stands for ``--dist loadgroup`` and its marker: pytest-xdist 3.8 tells its controller of groups by changing node
 ids, which pytest 9.2 no longer lets it. Here the controller knows a test's group from the test's own id.
@@ -18,21 +19,21 @@ GROUPS = {
     "tests/live/test_power.py": "power",
     "tests/story/test_real_traces.py": "real traces",
     "tests/live/test_pyslurm.py": "pyslurm",
-    "tests/story/test_models.py": "models",
     "tests/live/test_unprivileged.py": "unprivileged",
-    "tests/story/test_wheel.py": "wheel",
     "tests/live/test_hook.py": "hook",
-    "tests/story/test_postgres.py": "postgres",
-    "tests/live/test_daemon.py": "daemon",
-    "tests/story/test_dask": "dask",
-    "tests/live/test_cli.py": "live commands",
-    "tests/story/test_try.py": "try",
-    "tests/live/test_acting.py": "acting",
-    "tests/story/test_cli.py": "commands",
+    "tests/contract/test_cluster.py": "clusters",
     "tests/live/test_proof.py": "proof",
+    "tests/story/test_models.py": "models",
+    "tests/live/test_cli.py": "live commands",
+    "tests/story/test_postgres.py": "postgres",
+    "tests/live/test_acting.py": "acting",
     "tests/story/test_rehearse.py": "replays",
+    "tests/live/test_fidelity.py": "fidelity",
+    "tests/story/test_dask": "dask",
+    "tests/live/test_daemon.py": "daemon",
+    "tests/story/test_try.py": "try",
     "tests/live/test_sweep_jobs.py": "sweep jobs",
-    "tests/story/test_reports.py": "reports",
+    "tests/story/test_wheel.py": "wheel",
     "tests/live/test_power_daemon.py": "power",
     "tests/live/test_power_rig.py": "power",
     "tests/live/test_nodes_commands.py": "power",

@@ -50,7 +50,8 @@ def near_ids(ids: pd.Series, job_id: str) -> list[str]:
     numbers = pd.to_numeric(known, errors="coerce")
     digits = job_id.partition("_")[0].partition("-")[0]
     if digits.isdecimal() and numbers.notna().any():
-        apart = (numbers - int(digits)).abs().nsmallest(NEAR)
+        # As a float, for which no number of digits is too many.
+        apart = (numbers - float(digits)).abs().nsmallest(NEAR)
         return [str(known[row]) for row in sorted(apart.index)]
     return get_close_matches(job_id, list(known.astype(str)), n=NEAR)
 

@@ -310,7 +310,7 @@ class ReplayedService:
         """Return its problems in words."""
         told = [f"Service {self.name} raised {times} times: {problem}" for problem, times in self.problems.items()]
         if self.suspended:
-            told.append(f"Service {self.name} raised {self.failures_to_suspend} times running and was asked no more.")
+            told.append(f"Service {self.name} raised {self.failures_to_suspend} times in a row and was suspended.")
         return told
 
     def is_due(self, now_s: int) -> bool:

@@ -45,7 +45,7 @@ def _from_json(kind: type[State], text: str, *, of: str) -> State:
     except UNREADABLE as reason:
         raise MemoryDamaged(
             f"the stored state of {of} cannot be read: {' '.join(str(reason).split())}",
-            hint="Helios changes nothing until then. To start without it: helios pause, then helios resume.",
+            hint="Helios changes nothing meanwhile. To start with an empty state: helios pause, then helios resume.",
         ) from reason
     return state
 

@@ -1,6 +1,7 @@
 """What is installed is the wheel, not the folder it was built in."""
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -30,6 +31,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel], check=True
     )
+    # Compiled code goes by the content of the sources, which are the same: the test need not compile them once more.
+    for compiled in (ROOT / "helios").rglob("__pycache__/*.nb[ci]"):
+        there = Path(site, compiled.relative_to(ROOT))
+        if there.parent.parent.is_dir():  # a package that was removed may have left a cache behind
+            there.parent.mkdir(exist_ok=True)
+            shutil.copy2(compiled, there)
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     # A plain path entry runs no .pth of the borrowed folder, so the editable install there stays invisible.
     (Path(site) / "borrowed.pth").write_text("\n".join(borrowed) + "\n")

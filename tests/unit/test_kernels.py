@@ -58,7 +58,7 @@ REPLAY = """
 from helios.jit import fingerprint
 from helios.simulate.core import events
 
-print(fingerprint(events._carry_on))
+print(fingerprint(events.run))
 """
 LEFT_ASIDE, TAKEN = "while state.level_nodes[home.first_level + least] == 0:", "while False:"
 
