@@ -23,6 +23,38 @@ class Source(Protocol):
         ...
 
 
+class RunTime(NamedTuple):
+    """Columns of a prediction of run time, read off its distribution.
+
+    Attributes
+    ----------
+    p10, p50, p90 : int
+        Quantiles, s; p10 and p90 calibrated.
+    typical : int
+        Middle of the densest window in log time, s: the best single guess.
+    mean : int
+        s.
+    truncated_mean : int
+        Mean of the run time cut at ``HORIZON_S``, s.
+    log_mean : int
+        Mean of log1p of the run time in s.
+    """
+
+    p10: int
+    p50: int
+    p90: int
+    typical: int
+    mean: int
+    truncated_mean: int
+    log_mean: int
+
+
+RUN_TIME = RunTime(*range(len(RunTime._fields)))
+"""Position of each column."""
+HORIZON_S = 8 * 3600.0
+"""A run counts up to this long in ``RunTime.truncated_mean``, s."""
+
+
 class ReplayPredictor(Protocol):
     """Predictor of run times within a replay, from the jobs ended there.
 
@@ -43,8 +75,8 @@ class ReplayPredictor(Protocol):
 
         Returns
         -------
-        array of shape (len(jobs), 3)
-            p10, p50 and p90 of the run time, s, ascending in each row.
+        array of shape (len(jobs), len(RunTime._fields))
+            Columns of :class:`RunTime`; p10, p50 and p90 ascend in each row.
         """
         ...
 

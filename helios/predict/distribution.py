@@ -1,9 +1,10 @@
 """Predictor of the distribution of a run time, learned from pairs of a job and a threshold.
 
-One binary LightGBM model learns P(T <= t). A job teaches with a few thresholds, drawn from the past alone and never from
-its own run time; a pair teaches once the job's age exceeds the threshold, ended or not. Its features are the job's own,
-the threshold, its distance from earlier run times, and the untrained distributions of :mod:`helios.predict.past_runs`
-at the threshold. "The same again" is a step in t less the last run time, which trees find.
+One binary LightGBM model learns P(T <= t). A job teaches with a few thresholds, drawn from the past alone and never
+from its own run time. A pair teaches once the job's age exceeds the threshold, ended or not. Its features are the job's
+own, the threshold, its distance from earlier run times, and the untrained distributions of
+:mod:`helios.predict.past_runs` at the threshold. "The same again" is a step in t less the last run time, which trees
+find.
 
 For one job all features of the threshold rise with it. So each tree is a step function of the threshold, and is
 evaluated for a whole grid of thresholds at once.
@@ -11,13 +12,12 @@ evaluated for a whole grid of thresholds at once.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import lightgbm
 import numpy as np
-from numpy.typing import NDArray
 
 from helios.jit import inline_jit
+from helios.ports import HORIZON_S, RUN_TIME
 from helios.predict.causal_stats import COLUMN, FEATURES
 from helios.predict.past_runs import (
     ANCHOR,
@@ -40,7 +40,11 @@ JOB_FEATURES = (
     *("user_size_unended_age", "user_submission_gap", "user_size_submission_gap", "user_burst"),
 )
 """Features of a job at every threshold alike."""
-JOB_ANCHORS = ("running", "running_alike", "near_weight", "started_weight", "request_weight", "key_ended", "last_two_apart")
+JOB_ANCHORS = (
+    *("running", "running_alike", "near_weight", "started_weight", "request_weight", "key_ended"),
+    "last_two_apart",
+)
+"""Anchors of a job that are features of every threshold alike."""
 SINCE_FEATURES = (
     *("anchor", "user_last_1", "user_last_2", "user_last_3", "user_recent_median", "user_recent_most"),
     *("neighbour_mean", "nearest", "log_limit", "user_by_limit", "user_mean", "request_last_1", "partition_last_1"),
@@ -70,8 +74,9 @@ PAIR_FEATURES = (
 """Names of the columns of a pair: those that rise with the threshold, then the job's own."""
 
 THRESHOLDS = 6
-FIXED = 32
-GRID = 60
+"""Thresholds that each job teaches with."""
+FIXED, GRID = 32, 60
+"""Thresholds that a job is predicted at: fixed ones, and all."""
 _FIXED = np.linspace(0.7, LONGEST, FIXED)
 
 
@@ -165,6 +170,7 @@ def describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> N
 
 @inline_jit
 def describe_pair_job(samples: Any, row: Any, out: Any) -> None:
+    """Fill in the features of a job that are the same at every threshold."""
     for k in range(len(_JOB)):
         out[k] = row[_JOB[k]]
     for k in range(len(_JOB_ANCHOR)):
@@ -234,22 +240,6 @@ def pool(values: Any, weights: Any) -> None:
             values[place] = v
 
 
-class Outcome(NamedTuple):
-    """Columns of a prediction, s; ``log_mean`` is in log1p s."""
-
-    p10: int
-    p50: int
-    p90: int
-    typical: int
-    mean: int
-    truncated_mean: int
-    log_mean: int
-
-
-OUTCOME = Outcome(*range(len(Outcome._fields)))
-"""Positions of what is read off a distribution."""
-HORIZON_S = 8 * 3600.0
-"""A run counts up to this long in ``truncated_mean``."""
 DENSE = 0.3
 """Half width, in log time, of the window that ``typical`` is the middle of."""
 
@@ -331,44 +321,20 @@ def _means(at: Any, p: Any, untrained: Any, out: Any) -> None:
             truncated += (now_p - before_p) * ((HORIZON_S - low) + HORIZON_S * np.log(high / HORIZON_S)) / span
         before_s, before_p = now_s, now_p
     rest = max(1.0 - before_p, 0.0)
-    out[OUTCOME.mean] = mean + rest * before_s
-    out[OUTCOME.truncated_mean] = truncated + rest * min(before_s, HORIZON_S)
+    out[RUN_TIME.mean] = mean + rest * before_s
+    out[RUN_TIME.truncated_mean] = truncated + rest * min(before_s, HORIZON_S)
 
 
 @inline_jit
-def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any) -> None:
-    """Fill in the columns of ``Outcome``; p10 and p90 are read off at the levels ``low`` and ``high``."""
+def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any) -> None:  # noqa: PLR0917 - kernels are called by position
+    """Fill in the columns of ``RunTime``; p10 and p90 are read off at the levels ``low`` and ``high``."""
     median = time_at(at, p, 0.5)
-    out[OUTCOME.p10] = np.expm1(min(time_at(at, p, low), median))
-    out[OUTCOME.p50] = np.expm1(median)
-    out[OUTCOME.p90] = np.expm1(max(time_at(at, p, high), median))
-    out[OUTCOME.typical] = np.expm1(_typical(at, p))
+    out[RUN_TIME.p10] = np.expm1(min(time_at(at, p, low), median))
+    out[RUN_TIME.p50] = np.expm1(median)
+    out[RUN_TIME.p90] = np.expm1(max(time_at(at, p, high), median))
+    out[RUN_TIME.typical] = np.expm1(_typical(at, p))
     total = 0.0
     for k in range(19):
         total += time_at(at, p, 0.05 + 0.05 * k)
-    out[OUTCOME.log_mean] = total / 19.0
+    out[RUN_TIME.log_mean] = total / 19.0
     _means(at, p, untrained, out)
-
-
-PARAMETERS = dict(
-    objective="binary", num_leaves=31, learning_rate=0.06, min_data_in_leaf=150, feature_fraction=0.5,
-    bagging_fraction=0.7, bagging_freq=1, lambda_l2=5.0, max_bin=127, num_threads=1, deterministic=True,
-    force_row_wise=True, verbose=-1, seed=0,
-)
-ROUNDS = 120
-
-
-def train_pairs(rows, pairs, log_run, ended_s, started_s, until_s, *, rounds=ROUNDS, most_pairs=300_000, **more):
-    """Train on the pairs of ``rows`` as of ``until_s``; return LightGBM's text."""
-    thresholds = pairs.threshold[rows]
-    ended = ended_s[rows] < until_s
-    age = np.log1p(np.maximum(until_s - started_s[rows], 0).astype(float))
-    below = np.where(ended, np.nan_to_num(log_run[rows], nan=99.0), 99.0)[:, None] <= thresholds
-    teaches = thresholds < age[:, None]
-    where, which = np.nonzero(teaches)
-    if len(where) > most_pairs:
-        chosen = np.sort(np.random.default_rng(0).choice(len(where), most_pairs, replace=False))
-        where, which = where[chosen], which[chosen]
-    X = np.concatenate((pairs.of_threshold[rows[where], which], pairs.of_job[rows[where]]), axis=1)
-    data = lightgbm.Dataset(X, below[where, which].astype(np.float32), feature_name=list(PAIR_FEATURES), free_raw_data=True)
-    return lightgbm.train(PARAMETERS | more, data, rounds).model_to_string()

@@ -222,7 +222,7 @@ def _sort(value: Any, mass: Any, n: int) -> None:
 
 
 @inline_jit
-def _censor(value: Any, weight: Any, n: int) -> float:
+def _censor(weight: Any, n: int) -> float:
     """Turn a sorted sample's weights into the masses of Kaplan and Meier, and return what is left over.
 
     The weight of a job that still runs is negative.
@@ -265,7 +265,7 @@ def _age(past: Any, job: int, now: int) -> float:
 
 
 @inline_jit
-def _sample_ended(past: Any, history: Any, groups: Any, nearness: Any, job: int, samples: Any) -> None:
+def _sample_ended(past: Any, history: Any, groups: Any, nearness: Any, job: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
     """Take the samples of the user's ended jobs, near ones first, and of those alike."""
     anchors = samples.anchors
     user, key = groups[job, USER], groups[job, USER_SIZE]
@@ -315,7 +315,8 @@ def _sample_ended(past: Any, history: Any, groups: Any, nearness: Any, job: int,
 
 
 @inline_jit
-def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now: int, samples: Any) -> None:
+def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now: int, samples: Any) -> None:  # noqa: PLR0917 - as above
+    """Take the sample of the jobs that the user started last."""
     anchors = samples.anchors
     user = groups[job, USER]
     samples.length[STARTED_BY_USER], samples.weight[STARTED_BY_USER] = 0, 0.0
@@ -344,7 +345,7 @@ def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now
                 longest = anchors[ANCHOR.running_alike_longest]
                 anchors[ANCHOR.running_alike_longest] = max(so_far, longest) if alike > 1 else so_far
     _sort(value, mass, n)
-    samples.rest[STARTED_BY_USER] = _censor(value, mass, n)
+    samples.rest[STARTED_BY_USER] = _censor(mass, n)
     samples.longest[STARTED_BY_USER] = value[n - 1] if n > 0 else 0.0
     samples.length[STARTED_BY_USER], samples.weight[STARTED_BY_USER] = n, total
     anchors[ANCHOR.started_p10] = _quantile(value, mass, n, 0.1)
@@ -357,6 +358,7 @@ def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now
 
 @inline_jit
 def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: Any) -> None:
+    """Take the sample of the jobs of the same request that started last."""
     anchors = samples.anchors
     ring = past.ring_of[groups[job, REQUEST]]
     length = past.request_count[ring]
@@ -372,7 +374,7 @@ def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: A
         n += 1
         total += weight
     _sort(value, mass, n)
-    samples.rest[STARTED_ALIKE] = _censor(value, mass, n)
+    samples.rest[STARTED_ALIKE] = _censor(mass, n)
     samples.longest[STARTED_ALIKE] = value[n - 1] if n > 0 else 0.0
     samples.length[STARTED_ALIKE], samples.weight[STARTED_ALIKE] = n, total
     anchors[ANCHOR.request_p10] = _quantile(value, mass, n, 0.1)
@@ -396,7 +398,7 @@ def _sample_started(past: Any, now: int, samples: Any) -> None:
                 value[n], mass[n] = so_far, 1.0 if past.ended[other] else -1.0
                 n += 1
         _sort(value, mass, n)
-        state[2] = _censor(value, mass, n)
+        state[2] = _censor(mass, n)
         state[0], state[1], state[3] = n, length, value[n - 1] if n > 0 else 0.0
     n = int(state[0])
     samples.value[STARTED, :n], samples.mass[STARTED, :n] = past.sample[0, :n], past.sample[1, :n]

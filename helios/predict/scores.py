@@ -17,12 +17,20 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
+from helios.ports import RUN_TIME
 from helios.predict.bursts import find_bursts, similar_names
-from helios.predict.calibration import quantile_columns
+from helios.predict.causal_stats import COLUMN
 from helios.predict.job_table import JobTable, group_columns
 
 QUANTILES = (0.1, 0.5, 0.9)
 DAY_S = 86_400
+LARGE = 8
+"""GPUs, or CPUs on a log without GPUs, above which a job is large."""
+FEW_ENDED = 10
+USER_BURST_GAP_S, ALIKE_BURST_GAP_S = 600, 6 * 3600
+# Between two whole numbers, because features are logarithms in single precision.
+LOG_FEW = np.log1p(FEW_ENDED - 0.5)
+LOG_USER_GAP, LOG_ALIKE_GAP = np.log1p(USER_BURST_GAP_S + 0.5), np.log1p(ALIKE_BURST_GAP_S + 0.5)
 # Resamples of the bootstrap. 200 leave the ends of a 90 % interval uncertain by a tenth of its width, which is enough
 # to see whether two predictors differ. All scores of 73,000 jobs take under a second.
 RESAMPLES = 200
@@ -73,9 +81,10 @@ class PredictorScore:
     Attributes
     ----------
     spearman : float, optional
-        Rank correlation of predicted median and true run time. None where one of them is constant.
+        Rank correlation of prediction (its mean in log time) and true run time. None where one of them is constant.
     median_abs_log_error : float
-        Median of abs(log1p(predicted) - log1p(true)), natural logarithm; 0.69 is a factor of 2.
+        Median of abs(log1p(predicted) - log1p(true)), natural logarithm; 0.69 is a factor of 2. The prediction is the
+        best single guess (``RunTime.typical``).
     bias_log : float
         Mean of log1p(predicted) - log1p(true). Above 0 predictions are too long.
     coverage_p10_p90 : float, optional
@@ -111,6 +120,9 @@ class Scores(PredictorScore):
         Mean pinball loss of p10, p50 and p90 in log time. It is small if the interval is both correct and narrow.
     log_width : float or None
         Mean of log1p(p90) - log1p(p10).
+    misallocated : float or None
+        Sum over tenths of the jobs, in the order of their predicted means, of the seconds by which predicted and true
+        sums differ, over all true seconds. None without a predicted mean.
     """
 
     spearman_90: tuple[float, float] | None
@@ -123,6 +135,7 @@ class Scores(PredictorScore):
     coverage_p90_by_group: Mapping[str, GroupCoverage] = field(default_factory=dict)
     pinball_log: float | None = None
     log_width: float | None = None
+    misallocated: float | None = None
 
 
 def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> EvaluationSet:
@@ -150,30 +163,61 @@ def _units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[n
 
 
 def _groups(table: JobTable, features: NDArray[np.float32], rows: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
-    _, new_user, burst, many_gpus, many_cpus = quantile_columns(features[rows]).T
-    user = table.user[rows]
+    known, user = features[rows], table.user[rows]
+    own_gap, alike_gap = known[:, COLUMN.user_submission_gap], known[:, COLUMN.user_size_submission_gap]
+    size = table.gpus[rows] if table.gpus.any() else table.cpus[rows]
     counts = np.bincount(user[user >= 0], minlength=1)
     return {
-        "new_user": new_user,
-        "burst": burst,
-        "large": many_gpus if table.gpus.any() else many_cpus,
+        "new_user": known[:, COLUMN.user_ended] < LOG_FEW,
+        "burst": (own_gap < LOG_USER_GAP) | (alike_gap < LOG_ALIKE_GAP),
+        "large": size > LARGE,
         "top_user": (user == counts.argmax()) & bool(counts.any()),
     }
+
+
+def best_guess(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the single best guess of each prediction, s.
+
+    ``predicted`` has one number each, of shape (n,), or the columns of :class:`helios.ports.RunTime`.
+    """
+    return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.typical]
+
+
+def rank_score(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the score by which predictions are ranked, for the same input as ``best_guess``."""
+    return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.log_mean]
+
+
+def pinball_loss(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float:
+    """Return the mean pinball loss of p10, p50 and p90, of shape (n, 3), in log time."""
+    beyond = np.log1p(truth_s)[:, None] - np.log1p(quantiles_s)
+    return float(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean())
+
+
+def misallocated(predicted_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float | None:
+    """Return the sum over tenths of abs(predicted - true) seconds over all true seconds.
+
+    The tenths are of equally many jobs, in the order of the predictions. None without any true seconds.
+    """
+    order = np.argsort(predicted_s, kind="stable")
+    parts = [(predicted_s[part].sum(), truth_s[part].sum()) for part in np.array_split(order, 10)]
+    total = float(truth_s.sum())
+    return sum(abs(predicted - true) for predicted, true in parts) / total if total > 0 else None
 
 
 def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
     """Return all scores of predictions, s.
 
-    ``predicted`` has medians of shape (n,), or p10, p50 and p90 of shape (n, 3).
+    ``predicted`` has one number each, of shape (n,), or the columns of :class:`helios.ports.RunTime`.
     """
-    median = predicted if predicted.ndim == 1 else predicted[:, 1]
+    guess, score = best_guess(predicted), rank_score(predicted)
     truth = judged.run_time_s
-    error = np.abs(median - truth)
+    error = np.abs(guess - truth)
     relative = error / np.maximum(truth, 1.0)
     scores = Scores(
         **asdict(predictor_score(predicted, truth)),
-        spearman_90=_spearman_90(median, judged),
-        spearman_by_burst=spearman(*_medians_of_bursts(median, judged)),
+        spearman_90=_spearman_90(score, judged),
+        spearman_by_burst=spearman(*_medians_of_bursts(score, judged)),
         mae_s=float(error.mean()),
         within_10pct=float((relative <= 0.1).mean()),
         within_50pct=float((relative <= 0.5).mean()),
@@ -181,8 +225,7 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
     )
     if predicted.ndim == 1:
         return scores
-    logs, below = np.log1p(predicted), truth <= predicted[:, 2]
-    beyond = np.log1p(truth)[:, None] - logs
+    quantiles, below = predicted[:, :3], truth <= predicted[:, RUN_TIME.p90]
     return replace(
         scores,
         coverage_p90=float(below.mean()),
@@ -190,21 +233,21 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
             name: GroupCoverage(jobs=int(member.sum()), share=float(below[member].mean()) if member.any() else None)
             for name, member in judged.groups.items()
         },
-        pinball_log=float(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean()),
-        log_width=float((logs[:, 2] - logs[:, 0]).mean()),
+        pinball_log=pinball_loss(quantiles, truth),
+        log_width=float((np.log1p(quantiles[:, 2]) - np.log1p(quantiles[:, 0])).mean()),
+        misallocated=misallocated(predicted[:, RUN_TIME.mean], truth),
     )
 
 
 def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]) -> PredictorScore:
     """Return the main scores of predictions, s.
 
-    ``predicted`` has medians of shape (n,), or p10, p50 and p90 of shape (n, 3).
+    ``predicted`` has one number each, of shape (n,), or the columns of :class:`helios.ports.RunTime`.
     """
-    median = predicted if predicted.ndim == 1 else predicted[:, 1]
-    log_error = np.log1p(median) - np.log1p(truth_s)
+    log_error = np.log1p(best_guess(predicted)) - np.log1p(truth_s)
     inside = None if predicted.ndim == 1 else (predicted[:, 0] <= truth_s) & (truth_s <= predicted[:, 2])
     return PredictorScore(
-        spearman=spearman(median, truth_s),
+        spearman=spearman(rank_score(predicted), truth_s),
         median_abs_log_error=float(np.median(np.abs(log_error))),
         bias_log=float(log_error.mean()),
         coverage_p10_p90=None if inside is None else float(inside.mean()),
@@ -212,9 +255,9 @@ def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]
 
 
 def _medians_of_bursts(
-    median: NDArray[np.float64], judged: EvaluationSet
+    score: NDArray[np.float64], judged: EvaluationSet
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    both = pd.DataFrame({"predicted": median, "true": judged.run_time_s}).groupby(judged.burst).median()
+    both = pd.DataFrame({"predicted": score, "true": judged.run_time_s}).groupby(judged.burst).median()
     return both["predicted"].to_numpy(), both["true"].to_numpy()
 
 
@@ -227,7 +270,7 @@ def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> floa
     return None if np.isnan(found) else found
 
 
-def _spearman_90(median: NDArray[np.float64], judged: EvaluationSet) -> tuple[float, float] | None:
+def _spearman_90(score: NDArray[np.float64], judged: EvaluationSet) -> tuple[float, float] | None:
     """Return the central 90 % interval of rank correlations of resampled units.
 
     The draws have a fixed seed.
@@ -236,7 +279,7 @@ def _spearman_90(median: NDArray[np.float64], judged: EvaluationSet) -> tuple[fl
     if n_units < 2:
         return None
     # The values are sorted once and drawn by weight, which SciPy's spearmanr and bootstrap cannot.
-    predicted, truth, random = _in_order(median), _in_order(judged.run_time_s), np.random.default_rng(0)
+    predicted, truth, random = _in_order(score), _in_order(judged.run_time_s), np.random.default_rng(0)
     drawn = np.empty(RESAMPLES)
     for number in range(RESAMPLES):
         times = np.bincount(random.integers(0, n_units, n_units), minlength=n_units).astype(np.float64)

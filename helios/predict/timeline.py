@@ -1,21 +1,24 @@
-"""Predictions along a timeline: jobs are submitted, start and end, and each question is answered from what came before.
+"""Predictions along a timeline of submissions, starts and ends.
 
-The same kernels walk a recorded history, follow a replay, and serve a live cluster. p10 and p90 are read off at levels
-that move, so that each side is missed as often as it should be (Gibbs and Candes 2021, arXiv:2106.00170): one offset for
-all jobs, one for jobs of new users, one for jobs of a burst, and one for each user. A job teaches of a bound once it has
-run as long as the bound, whether it ended or not: learned from ends alone, all jobs would seem short.
+Each question is answered from what came before it. The same kernels walk a recorded history, follow a replay, and serve
+a live cluster.
+
+p10 and p90 are read off the distribution at levels that move, so that each side is missed as often as it should be
+(Gibbs and Candes 2021, arXiv:2106.00170). There is one offset for all jobs, one for jobs of new users, one for jobs of a
+burst, and one for each user. A job teaches of a bound once it has run as long as the bound, whether it ended or not.
+Learned from ends alone, all jobs would seem short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
-from helios.predict.bursts import without_repeats
+from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     COLUMN,
     FEATURES,
@@ -37,7 +40,6 @@ from helios.predict.distribution import (
     GRID,
     N_JOB,
     N_THRESHOLD,
-    OUTCOME,
     THRESHOLDS,
     describe_pair_job,
     describe_thresholds,
@@ -48,19 +50,20 @@ from helios.predict.distribution import (
     splice_tail,
     step_trees,
     time_at,
-    train_pairs,
 )
 from helios.predict.job_table import JobTable, event_order
 from helios.predict.past_runs import PastRuns, Samples, empty_past, empty_samples, note_end, note_start, take_samples
+from helios.predict.model_text import MOST_LEAVES
+from helios.predict.scores import ALIKE_BURST_GAP_S, LOG_ALIKE_GAP, LOG_FEW, LOG_USER_GAP
 from helios.predict.trees import parse_trees
 
+PAIR_ROOM = 200_000
+"""Jobs, the last ones, that a model can be trained on."""
 GROUPS = ("all", "new user", "burst")
 MISS = 0.1
 """How often a run time may lie below p10, and above p90."""
 # Steps of the levels, in log-odds: of a group never smaller than STEP, at first FIRST_STEP / sqrt(jobs).
 STEP, FIRST_STEP, USER_STEP = 0.02, 0.5, 0.05
-FEW_ENDED = 10
-USER_BURST_GAP_S, ALIKE_BURST_GAP_S = 600, 6 * 3600
 # The n-th job of a burst weighs n ** power and at least so much, for known and unknown users.
 BURST_POWER, LEAST_WEIGHT = -0.5, 0.1
 STRANGERS_POWER, STRANGERS_LEAST = -0.25, 0.2
@@ -69,8 +72,6 @@ GRACE_S = 60.0
 # Runs are cut at the limit where fewer than one ended job in a hundred has outlived its own.
 OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.02, 0.01, 0.999
 
-_LOG_FEW = np.log1p(FEW_ENDED - 0.5)
-_LOG_USER_GAP, _LOG_ALIKE_GAP = np.log1p(USER_BURST_GAP_S + 0.5), np.log1p(ALIKE_BURST_GAP_S + 0.5)
 # Levels at which a job's distribution is kept until it has taught.
 _KEPT = np.array([
     *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.45),
@@ -97,13 +98,15 @@ class Levels(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Pairs of jobs and thresholds that a model can be trained on, one row per job.
+    """Pairs of jobs and thresholds that a model can be trained on.
+
+    There is room for the last ``PAIR_ROOM`` jobs. Job ``n`` is in row ``n % room``.
 
     Attributes
     ----------
-    threshold : float32 array of shape (n, THRESHOLDS)
-    of_threshold : float32 array of shape (n, THRESHOLDS, N_THRESHOLD)
-    of_job : float32 array of shape (n, N_JOB)
+    threshold : float32 array of shape (room, THRESHOLDS)
+    of_threshold : float32 array of shape (room, THRESHOLDS, N_THRESHOLD)
+    of_job : float32 array of shape (room, N_JOB)
     """
 
     threshold: NDArray[np.float32]
@@ -204,7 +207,7 @@ def empty_state(events: Events, *, levels: Levels | None = None, pairs: bool = T
     """
     n, n_groups = len(events.submitted_s), int(events.groups.max(initial=-1)) + 1
     past = empty_past(events.groups)
-    kept = n if pairs else 0
+    room = min(n, PAIR_ROOM) if pairs else 0
     return State(
         history=empty_stats(events),
         past=past,
@@ -224,34 +227,43 @@ def empty_state(events: Events, *, levels: Levels | None = None, pairs: bool = T
         ),
         features=np.full((n, len(FEATURES)), np.nan, dtype=np.float32),
         pairs=Pairs(
-            threshold=np.zeros((kept, THRESHOLDS), dtype=np.float32),
-            of_threshold=np.zeros((kept, THRESHOLDS, N_THRESHOLD), dtype=np.float32),
-            of_job=np.zeros((kept, N_JOB), dtype=np.float32),
+            threshold=np.zeros((room, THRESHOLDS), dtype=np.float32),
+            of_threshold=np.zeros((room, THRESHOLDS, N_THRESHOLD), dtype=np.float32),
+            of_job=np.zeros((room, N_JOB), dtype=np.float32),
         ),
-        scratch=Scratch(
-            samples=empty_samples(),
-            by_grid=np.empty((6, GRID)),
-            by_pairs=np.empty((6, THRESHOLDS)),
-            of_grid=np.empty((N_THRESHOLD, GRID), dtype=np.float32),
-            of_pairs=np.empty((N_THRESHOLD, THRESHOLDS), dtype=np.float32),
-            of_job=np.empty(N_JOB, dtype=np.float32),
-            at=np.empty(GRID),
-            p=np.empty(GRID),
-            pairs_at=np.empty(THRESHOLDS),
-            difference=np.zeros(GRID + 1),
-            stack=np.zeros((64, 3), dtype=np.int64),
-            pooled=np.empty(GRID),
-        ),
+        scratch=empty_scratch(),
+    )
+
+
+def empty_scratch() -> Scratch:
+    """Return room for the answer to one question."""
+    return Scratch(
+        samples=empty_samples(),
+        by_grid=np.empty((6, GRID)),
+        by_pairs=np.empty((6, THRESHOLDS)),
+        of_grid=np.empty((N_THRESHOLD, GRID), dtype=np.float32),
+        of_pairs=np.empty((N_THRESHOLD, THRESHOLDS), dtype=np.float32),
+        of_job=np.empty(N_JOB, dtype=np.float32),
+        at=np.empty(GRID),
+        p=np.empty(GRID),
+        pairs_at=np.empty(THRESHOLDS),
+        difference=np.zeros(GRID + 1),
+        stack=np.zeros((MOST_LEAVES, 3), dtype=np.int64),
+        pooled=np.empty(GRID),
     )
 
 
 @cached_jit
 def learn(state: Any, events: Any, starts: Any, starts_s: Any, ends: Any, ends_s: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
     """Learn from jobs that started and ended, each list in the order of time, before the next question."""
-    for place in range(len(starts)):
-        _start(state, events, starts[place], starts_s[place])
-    for place in range(len(ends)):
-        _end(state, events, ends[place], ends_s[place])
+    start, end = 0, 0
+    while start < len(starts) or end < len(ends):
+        if start < len(starts) and (end == len(ends) or starts_s[start] <= ends_s[end]):
+            _start(state, events, starts[start], starts_s[start])
+            start += 1
+        else:
+            _end(state, events, ends[end], ends_s[end])
+            end += 1
 
 
 @inline_jit
@@ -366,14 +378,14 @@ def _note(state: Any, events: Any, job: int, now: int) -> None:
     waiting.weight[job] = max(n**BURST_POWER, LEAST_WEIGHT) if known else max(n**STRANGERS_POWER, STRANGERS_LEAST)
     member = waiting.member[job]
     member[0] = True
-    member[1] = row[COLUMN.user_ended] < _LOG_FEW
-    member[2] = row[COLUMN.user_submission_gap] < _LOG_USER_GAP or row[COLUMN.user_size_submission_gap] < _LOG_ALIKE_GAP
+    member[1] = row[COLUMN.user_ended] < LOG_FEW
+    member[2] = row[COLUMN.user_submission_gap] < LOG_USER_GAP or row[COLUMN.user_size_submission_gap] < LOG_ALIKE_GAP
 
 
 @inline_jit
-def _distribute(state: Any, events: Any, model: Any, job: int, now: int) -> None:
-    """Compute the distribution of a job's run time as of ``now``, on the grid in the scratch room."""
-    scratch, row = state.scratch, state.features[job]
+def _distribute(state: Any, model: Any, row: Any) -> None:
+    """Compute the distribution of a run time, on the grid in the scratch room, which has the job's samples."""
+    scratch = state.scratch
     lay_grid(scratch.samples, row, scratch.at)
     describe_thresholds(scratch.at, scratch.samples, row, scratch.by_grid, scratch.of_grid)
     if len(model.forest.root) > 0:
@@ -406,33 +418,34 @@ def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
 
 
 @inline_jit
-def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: Any) -> None:
+def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: Any) -> None:  # noqa: PLR0917 - as above
     """Describe a submitted job, keep its pairs, and predict it if asked to."""
     scratch, now, row = state.scratch, events.submitted_s[job], state.features[job]
     _describe(state.history, events, job, row)
     take_samples(state.past, state.history, events.groups, events.nearness, job, now, scratch.samples)
-    if len(state.pairs.threshold) > 0:
+    room = len(state.pairs.threshold)
+    if room > 0:
         draw_thresholds(scratch.samples, row[COLUMN.user_last_1], job, scratch.pairs_at)
         describe_thresholds(scratch.pairs_at, scratch.samples, row, scratch.by_pairs, scratch.of_pairs)
-        describe_pair_job(scratch.samples, row, state.pairs.of_job[job])
+        describe_pair_job(scratch.samples, row, state.pairs.of_job[job % room])
         for k in range(THRESHOLDS):
-            state.pairs.threshold[job, k] = scratch.pairs_at[k]
+            state.pairs.threshold[job % room, k] = scratch.pairs_at[k]
             for feature in range(N_THRESHOLD):
-                state.pairs.of_threshold[job, k, feature] = scratch.of_pairs[feature, k]
+                state.pairs.of_threshold[job % room, k, feature] = scratch.of_pairs[feature, k]
     _note(state, events, job, now)
     if predicts:
-        _distribute(state, events, model, job, now)
+        _distribute(state, model, row)
         low, high = _answer(state, events, job, out)
         waiting = state.waiting
         waiting.level[job, _LOW], waiting.level[job, _HIGH] = low, high
-        waiting.bound[job, _LOW], waiting.bound[job, _HIGH] = np.log1p(out[OUTCOME.p10]), np.log1p(out[OUTCOME.p90])
+        waiting.bound[job, _LOW], waiting.bound[job, _HIGH] = np.log1p(out[RUN_TIME.p10]), np.log1p(out[RUN_TIME.p90])
         for k in range(len(_KEPT)):
             waiting.kept[job, k] = time_at(scratch.at, scratch.p, _KEPT[k])
     _arrive(state.history, events, job)
 
 
 @cached_jit
-def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, predicts: bool, out: Any) -> None:  # noqa: PLR0917 - as above
+def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, out: Any) -> None:
     """Predict jobs at their submission, in order.
 
     Every start and end before it must have been learned.
@@ -441,24 +454,23 @@ def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, predicts: 
     ----------
     jobs : int64 array of shape (m,)
         Rows of ``events``.
-    predicts : bool
-        False to learn from the submissions alone.
-    out : float64 array of shape (m, len(OUTCOME))
+    out : float64 array of shape (m, len(RUN_TIME))
     """
     for place in range(len(jobs)):
         _calibrate(state, events, events.submitted_s[jobs[place]])
-        _submit(state, events, model, jobs[place], predicts, out[place])
+        _submit(state, events, model, jobs[place], True, out[place])
 
 
 @inline_jit
-def _ask_again(state: Any, events: Any, model: Any, job: int, now: int, kept: Any, out: Any) -> None:
+def _ask_again(state: Any, events: Any, model: Any, job: int, now: int, kept: Any, out: Any) -> None:  # noqa: PLR0917 - as above
+    """Predict a submitted job again; ``kept`` is room for its features at submission, which stay."""
     row = state.features[job]
     kept[:] = row
     _describe_means(state.history, events, job, row)
     _describe_last(state.history, events.groups[job], row)
     _describe_record(state.history, events, job, now, row)
     take_samples(state.past, state.history, events.groups, events.nearness, job, now, state.scratch.samples)
-    _distribute(state, events, model, job, now)
+    _distribute(state, model, row)
     _answer(state, events, job, out)
     row[:] = kept
 
@@ -475,20 +487,11 @@ def predict_waiting(state: Any, events: Any, model: Any, jobs: Any, now: int, ou
         _ask_again(state, events, model, jobs[place], now, kept, out[place])
 
 
-class Recorded(NamedTuple):
-    """Starts and ends as they were recorded, each in the order of time."""
-
-    starts: NDArray[np.int64]
-    starts_s: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    ends_s: NDArray[np.int64]
-
-
 @cached_jit
-def walk(  # noqa: PLR0917 - as above
-    state: Any, events: Any, model: Any, recorded: Any, places: Any, jobs: Any, first_predicted: int, out: Any
+def _walk(  # noqa: PLR0917 - as above
+    state: Any, events: Any, model: Any, recorded: Any, places: Any, jobs: Any, predicts: bool, out: Any, at_start: Any
 ) -> None:
-    """Walk over recorded submissions; predict those from ``first_predicted`` on.
+    """Walk over recorded submissions, and predict them if asked to.
 
     Parameters
     ----------
@@ -497,43 +500,86 @@ def walk(  # noqa: PLR0917 - as above
         First start and first end that are not yet learned; moved on.
     jobs : int64 array
         Submissions, in order.
-    out : float64 array of shape (n, len(OUTCOME))
+    out : float64 array of shape (n, len(RUN_TIME))
         One row for each job of ``events``.
+    at_start : float64 array of shape (n, len(RUN_TIME))
+        New predictions of jobs that waited, as of their starts. Empty to make none.
     """
     for job in jobs:
-        now = events.submitted_s[job]
-        while places[0] < len(recorded.starts) and recorded.starts_s[places[0]] < now:
-            _start(state, events, recorded.starts[places[0]], recorded.starts_s[places[0]])
-            places[0] += 1
-        while places[1] < len(recorded.ends) and recorded.ends_s[places[1]] < now:
-            _end(state, events, recorded.ends[places[1]], recorded.ends_s[places[1]])
+        _catch_up(state, events, model, recorded, places, events.submitted_s[job], out, at_start)
+        _calibrate(state, events, events.submitted_s[job])
+        _submit(state, events, model, job, predicts, out[job])
+
+
+@cached_jit
+def _catch_up(  # noqa: PLR0917 - as above
+    state: Any, events: Any, model: Any, recorded: Any, places: Any, now: int, out: Any, at_start: Any
+) -> None:
+    """Learn the recorded starts and ends strictly before ``now``."""
+    kept = np.empty(state.features.shape[1], dtype=np.float32)
+    starts, starts_s, ends, ends_s = recorded.starts, recorded.starts_s, recorded.ends, recorded.ends_s
+    while True:
+        start_s = starts_s[places[0]] if places[0] < len(starts) else NEVER_S
+        end_s = ends_s[places[1]] if places[1] < len(ends) else NEVER_S
+        if min(start_s, end_s) >= now:
+            return
+        if start_s > end_s:
+            _end(state, events, ends[places[1]], end_s)
             places[1] += 1
-        _calibrate(state, events, now)
-        _submit(state, events, model, job, job >= first_predicted, out[job])
+            continue
+        job = starts[places[0]]
+        if len(at_start) > 0 and start_s > events.submitted_s[job] and not np.isnan(out[job, 0]):
+            _calibrate(state, events, start_s)
+            _ask_again(state, events, model, job, start_s, kept, at_start[job])
+        _start(state, events, job, start_s)
+        places[0] += 1
 
 
-MOST_ROWS, SPARED_ROWS = 50_000, 8_000
-"""Jobs that a model is trained on at most, and from how many on bursts are thinned."""
-LAST_SHARE = 0.02
-"""Share of the runs that outlast the time from which every job goes on as all do."""
-_TAIL_POINTS = 200
-NO_TAIL = np.array([[50.0], [1.0]])
+class Recorded(NamedTuple):
+    """Starts and ends as they were recorded, each in the order of time.
 
-
-def recorded_starts(table: JobTable) -> NDArray[np.int64]:
-    """Return when each job started, s since the epoch.
-
-    A start that is not known or makes no sense beside the submission and the end is taken to be the submission.
+    Attributes
+    ----------
+    starts, ends : int64 arrays
+        Positions of jobs.
+    starts_s, ends_s : int64 arrays
+        When, s since the epoch.
     """
-    started_s = table.started_s
-    known = (started_s != NEVER_S) & (started_s >= table.submitted_s) & (started_s <= table.ended_s)
-    return np.where(known, started_s, table.submitted_s)
+
+    starts: NDArray[np.int64]
+    starts_s: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    ends_s: NDArray[np.int64]
+
+
+def recorded_events(table: JobTable, *, before: int | None = None) -> Recorded:
+    """Return the starts and ends of the first jobs of ``table``, of all for None.
+
+    A start that is not known, or makes no sense beside submission and end, is taken to be the submission. A job that
+    ended after an unknown time has none, because it teaches nothing.
+    """
+    known = (table.started_s != NEVER_S) & (table.started_s >= table.submitted_s) & (table.started_s <= table.ended_s)
+    started_s = np.where(known, table.started_s, table.submitted_s)
+    starts, ends = np.argsort(started_s, kind="stable"), table.ends()
+    starts = starts[np.isfinite(table.run_time_s[starts]) | (table.ended_s[starts] == NEVER_S)]
+    if before is not None:
+        starts, ends = starts[starts < before], ends[ends < before]
+    return Recorded(starts=starts, starts_s=started_s[starts], ends=ends, ends_s=table.ended_s[ends])
+
+
+NO_TAIL = np.array([[50.0], [1.0]])
+"""Tail beyond every run time."""
+
+
+def untrained() -> Model:
+    """Return the model that predicts by the untrained distribution of past runs."""
+    return Model(forest=parse_trees(()), tail=NO_TAIL)
 
 
 class Timeline:
     """Predictions for the jobs of a table, each from what came before it.
 
-    Times and ends of a job are not used before they are learned.
+    Starts, ends and run times of a job are not used before they are learned.
 
     Parameters
     ----------
@@ -544,87 +590,128 @@ class Timeline:
     levels : Levels, optional
         Calibration to start from.
     pairs : bool
-        Whether to keep what :meth:`train` needs.
+        Whether to keep what training needs.
+
+    Attributes
+    ----------
+    model : Model
+        May be exchanged at any time.
+    submissions : int
+        Jobs submitted so far.
     """
 
     def __init__(
         self, table: JobTable, *, model: Model | None = None, levels: Levels | None = None, pairs: bool = True
     ) -> None:
-        events = event_order(table)
         # A replay may submit a job at another moment than the record says.
-        self.events = events._replace(submitted_s=table.submitted_s.copy())
+        self.events = event_order(table)._replace(submitted_s=table.submitted_s.copy())
         self.state = empty_state(self.events, levels=levels, pairs=pairs)
-        self.model = model or Model(forest=parse_trees(()), tail=NO_TAIL)
+        self.model = model or untrained()
+        self.submissions = 0
 
-    def learn(
-        self,
-        *,
-        starts: NDArray[np.int64],
-        starts_s: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        ends_s: NDArray[np.int64],
-    ) -> None:
-        """Learn from jobs that started and ended, each in the order of time, before the next question."""
-        learn(self.state, self.events, starts, starts_s, ends, ends_s)
+    def learn(self, recorded: Recorded) -> None:
+        """Learn from jobs that started and ended before the next question."""
+        learn(self.state, self.events, *recorded)
 
-    def submitted(self, jobs: NDArray[np.int64], *, predicts: bool = True) -> NDArray[np.float64]:
-        """Return the predictions of ``jobs`` at their submission, of shape (n, len(OUTCOME)); see ``Outcome``."""
-        out = np.full((len(jobs), len(OUTCOME)), np.nan)
-        predict_submitted(self.state, self.events, self.model, jobs, predicts, out)
+    def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
+        """Return the predictions of ``jobs``, submitted at ``now_s``.
+
+        The result has the shape (len(jobs), len(RUN_TIME)).
+        """
+        self.events.submitted_s[jobs] = now_s
+        self.submissions = max(self.submissions, int(jobs[-1]) + 1)
+        out = np.full((len(jobs), len(RUN_TIME)), np.nan)
+        predict_submitted(self.state, self.events, self.model, jobs, out)
         return out
 
     def waiting(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         """Return new predictions of submitted ``jobs`` as of ``now_s``, of the same shape."""
-        out = np.empty((len(jobs), len(OUTCOME)))
+        out = np.empty((len(jobs), len(RUN_TIME)))
         predict_waiting(self.state, self.events, self.model, jobs, now_s, out)
         return out
 
-    def train(self, now_s: int, *, rows: NDArray[np.int64] | None = None, seed: int = 0) -> tuple[str, NDArray[np.float64]]:
-        """Return LightGBM's text of a model trained on what is known at ``now_s``, and its tail."""
-        past = self.state.past
-        if rows is None:
-            rows = np.flatnonzero((past.started_s < now_s) & (np.isfinite(past.log_run) | ~past.ended))
-        if len(rows) > SPARED_ROWS:
-            rows = without_repeats(rows, groups=self.events.groups, submitted_s=self.events.submitted_s)
-        rows = rows[-MOST_ROWS:]
-        text = train_pairs(
-            rows, self.state.pairs, past.log_run, past.ended_s, past.started_s, now_s, seed=seed
-        )
-        return text, self.tail(now_s, rows)
 
-    def tail(self, now_s: int, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return how long runs go on beyond the time that ``LAST_SHARE`` of them outlast (Kaplan and Meier)."""
-        past = self.state.past
-        ended = past.ended[rows]
-        so_far = np.where(ended, past.log_run[rows], np.log1p(np.maximum(now_s - past.started_s[rows], 0)))
-        order = np.argsort(so_far, kind="stable")
-        times, at_risk = so_far[order], np.arange(len(rows), 0, -1)
-        survival = np.cumprod(1.0 - ended[order] / at_risk)
-        first = min(int(np.searchsorted(-survival, -LAST_SHARE)), len(times) - 1)
-        chosen = np.unique(np.linspace(first, len(times) - 1, _TAIL_POINTS).astype(np.int64))
-        beyond = np.maximum(survival[chosen], 0.5 / len(times))
-        return np.stack((times[chosen], beyond / beyond[0]))
-
-
-def walk_recorded(
-    timeline: Timeline, table: JobTable, *, models: Sequence[tuple[int, Model]] = (), first_predicted: int = 0
-) -> NDArray[np.float64]:
-    """Walk over a recorded history and return each job's prediction at its submission.
+class RecordedWalk:
+    """Walk over a recorded history, with the predictions that would have been made.
 
     Parameters
     ----------
-    models : sequence of (int, Model)
-        Models and the times from which they predict, s since the epoch, ascending.
-    first_predicted : int
-        Jobs before it are learned from only; their rows are NaN.
+    table : JobTable
+        The history.
+    before : int, optional
+        Only the first jobs are walked over; None for all. The others may be submitted to ``timeline`` afterwards.
+    at_start : bool
+        Whether to predict jobs that waited again at their starts.
+    pairs : bool
+        As of :class:`Timeline`.
+
+    Attributes
+    ----------
+    timeline : Timeline
+    predicted : float64 array of shape (table.n, len(RUN_TIME))
+        Predictions at submission; NaN where none was made.
+    at_start : float64 array of the same shape, or empty
+        Predictions as of the start; NaN where a job did not wait.
     """
-    started_s, ends = recorded_starts(table), table.ends()
-    starts = np.argsort(started_s, kind="stable")
-    starts = starts[np.isfinite(table.run_time_s[starts]) | (table.ended_s[starts] == NEVER_S)]
-    recorded = Recorded(starts=starts, starts_s=started_s[starts], ends=ends, ends_s=table.ended_s[ends])
-    places, out = np.zeros(2, dtype=np.int64), np.full((table.n, len(OUTCOME)), np.nan)
-    edges = [0, *(int(np.searchsorted(table.submitted_s, since_s)) for since_s, _ in models), table.n]
-    for model, first, last in zip([timeline.model, *(model for _, model in models)], edges, edges[1:], strict=False):
-        timeline.model = model
-        walk(timeline.state, timeline.events, model, recorded, places, np.arange(first, last), first_predicted, out)
-    return out
+
+    def __init__(
+        self, table: JobTable, *, before: int | None = None, at_start: bool = False, pairs: bool = True
+    ) -> None:
+        self.timeline = Timeline(table, pairs=pairs)
+        self.predicted = np.full((table.n, len(RUN_TIME)), np.nan)
+        self.at_start = np.full((table.n if at_start else 0, len(RUN_TIME)), np.nan)
+        self._recorded = recorded_events(table, before=before)
+        self._places = np.zeros(2, dtype=np.int64)
+        self._submitted_s = table.submitted_s[:before]
+
+    def to(self, until_s: int, *, model: Model | None = None) -> None:
+        """Walk on until ``until_s``, s since the epoch.
+
+        Jobs are predicted if a model is given. Everything strictly before ``until_s`` is learned.
+        """
+        timeline = self.timeline
+        first, last = timeline.submissions, int(np.searchsorted(self._submitted_s, until_s))
+        if model is not None:
+            timeline.model = model
+        state = (timeline.state, timeline.events, timeline.model, self._recorded, self._places)
+        _walk(*state, np.arange(first, last), model is not None, self.predicted, self.at_start)
+        _catch_up(*state, until_s, self.predicted, self.at_start)
+        timeline.submissions = max(first, last)
+
+    def branch(self, *, levels: Levels | None = None) -> RecordedWalk:
+        """Return a copy to walk on with another model, without what training needs.
+
+        Parameters
+        ----------
+        levels : Levels, optional
+            Calibration of the copy; None for the present one.
+        """
+        other = copy(self)
+        other.timeline = copy(self.timeline)
+        state = self.timeline.state
+        no_pairs = Pairs(*(part[:0] for part in state.pairs))
+        kept = state._replace(levels=levels or state.levels, pairs=no_pairs, scratch=empty_scratch())
+        other.timeline.state = _copied(kept)
+        other.predicted, other.at_start = self.predicted.copy(), self.at_start.copy()
+        other._places = self._places.copy()
+        return other
+
+    def levels(self) -> Levels:
+        """Return the calibration as it is now."""
+        return Levels(*(part.copy() for part in self.timeline.state.levels))
+
+    def set_levels(self, levels: Levels) -> None:
+        """Set the calibration from which the walk goes on."""
+        for own, new in zip(self.timeline.state.levels, levels, strict=True):
+            own[:] = new
+
+    def rest(self) -> Recorded:
+        """Return the recorded starts and ends that are not yet learned."""
+        start, end = self._places
+        starts, starts_s, ends, ends_s = self._recorded
+        return Recorded(starts[start:], starts_s[start:], ends[end:], ends_s[end:])
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of nested named tuples of arrays."""
+    return value.copy() if isinstance(value, np.ndarray) else type(value)(*map(_copied, value))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from helios.errors import UsageError
 from helios.metrics.backlog import EXPECTED
-from helios.ports import Order, ReplayPredictor
+from helios.ports import RUN_TIME, Order, ReplayPredictor
 from helios.simulate.core.events import put_anew
 from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.workload import Workload
@@ -75,7 +75,7 @@ class JobKeys:
 
     def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
         self.believed_s[jobs] = quantiles[:, 1]
-        self.expected_s[jobs] = quantiles @ np.array(EXPECTED)
+        self.expected_s[jobs] = quantiles[:, : len(EXPECTED)] @ np.array(EXPECTED)
 
     def weigh(self, jobs: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """Set the weight of pending ``jobs`` and return their keys.
@@ -100,12 +100,12 @@ class JobKeys:
         return keys * self.weight[these]
 
     def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
-        return np.ceil(quantiles @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
+        return np.ceil(quantiles[:, : len(self.weights)] @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
 
     def _checked(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
-        if quantiles.shape != (len(jobs), 3) or not np.isfinite(quantiles).all():
+        if quantiles.shape != (len(jobs), len(RUN_TIME)) or not np.isfinite(quantiles).all():
             raise UsageError(
-                f"the predictor gave no finite p10, p50 and p90 for job {self.workload.job_id[jobs[0]]} "
+                f"the predictor gave no finite prediction for job {self.workload.job_id[jobs[0]]} "
                 "or one asked about with it"
             )
         return quantiles
