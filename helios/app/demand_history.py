@@ -284,8 +284,7 @@ def _state(
 
     Predicted run times are those that shrinkage would have given at each submission.
     """
-    from helios.predict.duration import HistoryPredictor  # noqa: PLC0415 - only jobs need them
-    from helios.predict.job_table import JobTable, causal_features  # noqa: PLC0415 - only jobs need them
+    from helios.predict.job_table import JobTable, causal_features, past_mean_s  # noqa: PLC0415 - only jobs need them
 
     progress("Reading what jobs told", 0.0)
     jobs = in_submission_order(jobs)
@@ -293,7 +292,7 @@ def _state(
     state = state_of_jobs(
         jobs,
         nodes=_size(jobs, replace(asked, in_gpus=False)),
-        predicted_s=HistoryPredictor().predict(features)[:, 1],
+        predicted_s=past_mean_s(features),
         ends_of_steps_s=steps_s,
     )
     progress("Reading what jobs told", 1.0)

@@ -196,7 +196,7 @@ def _first_prediction(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -
     if len(made):
         made = made[(made["job_id"] == job["job_id"]) & (made["submitted_at"] == job["submitted_at"])]
     if made.empty:
-        return dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
+        return dict.fromkeys(PREDICTIONS.names[:-1], np.nan) | {"source": ""}
     return {name: made.iloc[0][name] for name in PREDICTIONS.names}
 
 

@@ -29,7 +29,7 @@ from helios.predict.drift import (
     shifted_features,
     weeks_of_errors,
 )
-from helios.predict.duration import DurationModel, HistoryPredictor
+from helios.predict.duration import SHRINKAGE, DurationModel
 from helios.predict.model_record import TRAINED_ON, from_record, inputs_in
 from helios.warehouse import Warehouse
 from helios.warehouse.models import previous_model
@@ -149,14 +149,17 @@ def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> t
     judged = model.as_judged()
     stopped = judged.trained_until if judged else model.trained_until
     rows = studied.judged(max(stopped, at - timedelta(weeks=WEEKS)), at)
-    features, submitted_s = studied.features[rows], studied.table.submitted_s[rows]
-    predicted = model.predict(features)
+    if not len(rows):
+        return ()
+    submitted_s = studied.table.submitted_s[rows]
+    found = studied.predictions({"model": model, "judged": judged, SHRINKAGE: None}, rows)
+    predicted = found["model"]
     if judged is not None:
         unseen = submitted_s >= model.trained_until.timestamp()
-        predicted = np.where(unseen[:, None], predicted, judged.predict(features))
+        predicted = np.where(unseen[:, None], predicted, found["judged"])
     return weeks_of_errors(
         predicted,
-        HistoryPredictor().predict(features),
+        found[SHRINKAGE],
         studied.table.run_time_s[rows],
         submitted_s=submitted_s,
         end_s=int(np.ceil(at.timestamp())),
@@ -164,9 +167,6 @@ def _weeks(studied: PreparedHistory, model: DurationModel, *, at: datetime) -> t
 
 
 # Outcome of a training: promoted or not, and why.
-
-SHRINKAGE = "shrinkage"
-"""Name of the fallback where no model is promoted; it needs no training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, no_progress
 from helios.predict.duration import DurationModel
-from helios.predict.replay_predictor import Forecaster, ReplayTrainedPredictor, UserLast
+from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, OrderValue
 from helios.simulate import Backfill, Replay, WaitBound, replay
 
@@ -140,18 +140,16 @@ def _replays(
         progress(said, 1.0)
         return result
 
-    def predicted(
-        name: str, forecaster: Forecaster | None, guard: WaitBound | None, every_s: int | None = again_s
-    ) -> Replay:
+    def predicted(name: str, taught: DurationModel | None, guard: WaitBound | None) -> Replay:
         predictor = ReplayTrainedPredictor(
             setup.machine.jobs,
             history=setup.before,
-            model=forecaster,
-            refit=isinstance(forecaster, DurationModel),  # the controls are never trained
+            model=taught,
+            refit=taught is not None,  # the control is never trained
             seed=seed,
             timezone=setup.timezone,
         )
-        return replayed(name, guard=guard, run_time_s=None, predictor=predictor, predict_again_s=every_s)
+        return replayed(name, guard=guard, run_time_s=None, predictor=predictor, predict_again_s=again_s)
 
     today = replayed(TODAY, Policy.FIFO)
     if site.promote_after is not None:
@@ -168,7 +166,13 @@ def _replays(
         "model_unguarded": predicted("model_unguarded", model, None),
         "shrinkage": predicted("shrinkage", None, guard),
         # The naive rule knows nothing of what happens while a job waits.
-        "user_last": predicted("user_last", UserLast(), guard, None),
+        "user_last": replayed(
+            "user_last",
+            guard=guard,
+            run_time_s=None,
+            predictor=UserLast(setup.machine.jobs, history=setup.before),
+            predict_again_s=None,
+        ),
     }
     return {
         name: measure(setup, result.started_s, result.ended_s, **PREDICTED.parts).summary

@@ -35,7 +35,7 @@ from helios.app.whatif import (
 from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
-from helios.ports import ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
+from helios.ports import RUN_TIME, ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Run, WhatIf
 from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
@@ -91,10 +91,8 @@ class ReplayPredictions:
         self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
         self._estimator = estimator
         self._n_asked = self._n_told = self._n_reckoned = 0
-        self._quantiles_s = np.full((len(cluster.started_s), 3), np.nan)
-        self.predictions = Predictions(
-            quantiles_s=self._quantiles_s, source=predictor.source, sources=predictor.sources
-        )
+        self._run_times = np.full((len(cluster.started_s), len(RUN_TIME)), np.nan)
+        self.predictions = Predictions(run_times=self._run_times, source=predictor.source, sources=predictor.sources)
         self._ask_s = self._look_s = NEVER
 
     @property
@@ -115,7 +113,7 @@ class ReplayPredictions:
             self._look_s = NEVER if self._estimator is None else now_s + EVERY_S
         self._tell()
         jobs = np.arange(self._n_asked, arrived)
-        self._quantiles_s[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
+        self._run_times[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
         self._n_asked = arrived
 
     def look_again(self, now_s: int) -> NDArray[np.int64]:
@@ -134,9 +132,9 @@ class ReplayPredictions:
             return jobs
         source = self._predictor.source[jobs]
         running, since_s = self._cluster.running()
-        quantiles_s = self._predictor.waiting(jobs, now_s, running=running, since_s=since_s)
-        other = (quantiles_s != self._quantiles_s[jobs]).any(axis=1) | (source != self._predictor.source[jobs])
-        self._quantiles_s[jobs] = quantiles_s
+        run_times = self._predictor.waiting(jobs, now_s, running=running, since_s=since_s)
+        other = (run_times != self._run_times[jobs]).any(axis=1) | (source != self._predictor.source[jobs])
+        self._run_times[jobs] = run_times
         anew: NDArray[np.int64] = jobs[other]
         return anew
 
@@ -152,7 +150,7 @@ class ReplayPredictions:
         after_s = self._estimator.look(
             arrived=self._cluster.arrived,
             ended=(ended, self._cluster.ended_s[ended] - self._cluster.started_s[ended]),
-            waiting=(jobs, self._quantiles_s[jobs] @ np.array(EXPECTED)),
+            waiting=(jobs, self._run_times[jobs, : len(EXPECTED)] @ np.array(EXPECTED)),
             running=(running, now_s - since_s),
         )
         self.predictions.longest_backlog_s[...] = after_s

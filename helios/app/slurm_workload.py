@@ -27,7 +27,7 @@ from helios.errors import NotEnoughHistory
 from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import time_min
-from helios.ports import Progress, Service, no_progress
+from helios.ports import RUN_TIME, Progress, Service, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
@@ -369,7 +369,7 @@ class InWorkloadOrder(NamedPredictor):
     def _in_order(self, jobs: Positions, predict: Callable[[Positions], NDArray[np.float64]]) -> NDArray[np.float64]:
         place = self.place[jobs]
         order = np.argsort(place)
-        quantiles_s = np.empty((len(jobs), 3))
+        quantiles_s = np.empty((len(jobs), len(RUN_TIME)))
         quantiles_s[order] = predict(place[order])
         self.source[jobs] = self.online.source[place]
         return quantiles_s

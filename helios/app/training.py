@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from helios.app.history import LoadedHistory
 from helios.model import ModelRecord
 from helios.ports import Progress, no_progress
-from helios.predict.causal_stats import NEVER_S
+from helios.predict.causal_stats import COLUMN, NEVER_S
 from helios.predict.comparison import Comparison, compare_predictors
-from helios.predict.duration import DurationModel, HistoryPredictor, Trainer, train_locally, train_on
+from helios.predict.duration import DurationModel, Trainer, train_locally, train_on
 from helios.predict.evaluation import Evaluation, evaluate
-from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start
+from helios.predict.job_table import JobTable, causal_features
 from helios.predict.model_record import describe_provenance, to_record
-from helios.predict.replay_predictor import UserLast
+from helios.predict.timeline import RecordedWalk, untrained
 from helios.warehouse import Warehouse
 
 
@@ -101,18 +101,13 @@ class PreparedHistory:
         Its jobs have at least the columns that training reads.
     table : JobTable
         The same jobs.
-    known : FeaturesAtStart
-        What was known of each at its submission, and of those that waited at their start.
+    features : float32 array of shape (n_jobs, len(FEATURES))
+        What was known of each at its submission.
     """
 
     history: LoadedHistory
     table: JobTable
-    known: FeaturesAtStart
-
-    @property
-    def features(self) -> NDArray[np.float32]:
-        """Features of each job at submission, of shape (n_jobs, len(FEATURES))."""
-        return self.known.at_submission
+    features: NDArray[np.float32]
 
     def train(
         self,
@@ -130,8 +125,8 @@ class PreparedHistory:
             That is too little.
         """
         return train_on(
+            RecordedWalk(self.table),
             self.table,
-            self.known,
             cluster=self.history.cluster,
             until=until,
             seed=seed,
@@ -180,15 +175,34 @@ class PreparedHistory:
         self, models: Mapping[str, DurationModel], rows: NDArray[np.int64], *, challenger: str
     ) -> Comparison:
         """Score ``models`` and the controls on the jobs ``rows``."""
-        features = self.features[rows]
-        predictions = {name: model.predict(features) for name, model in models.items()}
+        last = np.expm1(np.float64(self.features[rows, COLUMN.user_last_1]))
+        mean = np.expm1(np.float64(self.features[rows, COLUMN.global_mean]))
+        predictions = self.predictions({"shrinkage": None, **models}, rows)
+        predictions["user_last"] = np.asarray(np.where(np.isnan(last), mean, last), dtype=np.float64)
         return compare_predictors(
-            predictions | _controls(features),
+            predictions,
             self.table.run_time_s[rows],
             challenger=challenger,
             table=self.table,
             rows=rows,
         )
+
+    def predictions(
+        self, models: Mapping[str, DurationModel | None], rows: NDArray[np.int64]
+    ) -> dict[str, NDArray[np.float64]]:
+        """Return each model's predictions of the jobs ``rows`` at their submission, of shape (n, len(RUN_TIME)).
+
+        None stands for shrinkage alone.
+        """
+        walk = RecordedWalk(self.table, pairs=False)
+        first_s, last_s = (int(self.table.submitted_s[row]) for row in (rows.min(), rows.max()))
+        walk.to(first_s)
+        made = {}
+        for name, model in models.items():
+            own = walk.branch(levels=model.levels if model else None)
+            own.to(last_s + 1, model=model.kernel if model else untrained())
+            made[name] = own.predicted[rows]
+        return made
 
     def latest(self, now: datetime) -> datetime:
         """Return ``now``, or the second after the last submission if that is earlier.
@@ -212,11 +226,7 @@ def prepare_history(history: LoadedHistory, *, progress: Progress = no_progress)
     """Compute the features of every job of ``history`` at its submission."""
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(history.jobs, timezone=history.timezone)
-    return PreparedHistory(history=history, table=table, known=features_at_start(table))
-
-
-def _controls(features: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-    return {"shrinkage": HistoryPredictor().predict(features), "user_last": UserLast().predict(features)[:, 1]}
+    return PreparedHistory(history=history, table=table, features=causal_features(table).X)
 
 
 def _seconds(moment: datetime) -> int:

@@ -10,11 +10,12 @@ import typer
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
-from helios.app.model_registry import SHRINKAGE, settle, training_history
+from helios.app.model_registry import settle, training_history
 from helios.app.training import judge, learn
 from helios.cli.options import AsJson, Cluster, HistoryOptions, Machine, configuration, duration, expand, moment
 from helios.cli.output import answer, progress_bars, say_notes, width
 from helios.errors import UsageError
+from helios.predict.duration import SHRINKAGE
 from helios.report.models import (
     OrderValue,
     comparison_table,

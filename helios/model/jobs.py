@@ -104,6 +104,9 @@ PREDICTIONS = FrameKind(
         ("p10_s", "float64", "Run time that 10 % of such jobs stay below, s"),
         ("p50_s", "float64", "Median run time, s"),
         ("p90_s", "float64", "Run time that 90 % of such jobs stay below, s"),
+        ("typical_s", "float64", "Best single guess of the run time, s"),
+        ("mean_s", "float64", "Mean run time, s"),
+        ("truncated_mean_s", "float64", "Mean run time if none took longer than 8 hours, s"),
         ("source", "category", "Model id, or the fallback that was used"),
     ),
 )

@@ -52,6 +52,9 @@ QUEUE = FrameKind(
         ("p10_s", "float64", "Predicted run time that 10 % of such jobs stay below, s; NaN: no prediction"),
         ("p50_s", "float64", "Predicted median run time, s"),
         ("p90_s", "float64", "Predicted run time that 90 % of such jobs stay below, s"),
+        ("typical_s", "float64", "Best single guess of the run time, s"),
+        ("mean_s", "float64", "Predicted mean run time, s"),
+        ("truncated_mean_s", "float64", "Predicted mean run time if none took longer than 8 hours, s"),
         ("source", "category", "Model id or fallback that predicted; missing: no prediction"),
     ),
 )

@@ -223,26 +223,6 @@ def replay_events(  # noqa: PLR0917 - numba kernels are called by position
     return next_end
 
 
-@cached_jit
-def refresh_features(  # noqa: PLR0917 - numba kernels are called by position
-    history: Any, events: Any, jobs: Any, now_s: int, ends: Any, ends_s: Any, next_end: int, features: Any
-) -> int:
-    """Update the features of waiting ``jobs`` as of ``now_s``.
-
-    Parameters are those of :func:`replay_events`. Features from ended jobs are brought up to date. Features of the
-    submission itself, and of the user's other jobs in the queue at that time, stay, because the model was trained on
-    their values at submission.
-    """
-    while next_end < len(ends) and ends_s[next_end] < now_s:
-        _learn(history, events, ends[next_end], ends_s[next_end])
-        next_end += 1
-    for job in jobs:
-        _describe_means(history, events, job, features[job])
-        _describe_last(history, events.groups[job], features[job])
-        _describe_record(history, events, job, now_s, features[job])
-    return next_end
-
-
 @inline_jit
 def _arrive(history: Any, events: Any, job: int) -> None:
     now = events.submitted_s[job]

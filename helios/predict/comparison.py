@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from helios.predict.bursts import find_bursts, similar_names
 from helios.predict.job_table import JobTable, group_columns
-from helios.predict.scores import PredictorScore, predictor_score
+from helios.predict.scores import PredictorScore, best_guess, predictor_score, rank_score
 
 RESAMPLES = 400
 LIKELY = 0.9
@@ -145,8 +145,8 @@ def compare_predictors(
 
     Parameters
     ----------
-    predictions : mapping of arrays of shape (n_rows,) or (n_rows, 3)
-        Predicted medians, or p10, p50 and p90, s.
+    predictions : mapping of arrays of shape (n_rows,) or (n_rows, len(RUN_TIME))
+        One number each, s, or the columns of :class:`helios.ports.RunTime`.
     truth_s : array of shape (n_rows,)
     challenger : str
         The predictor that is compared with each of the others.
@@ -156,12 +156,13 @@ def compare_predictors(
     # Number of times each cluster counts: the sample itself first, then the resamples, with a fixed seed.
     resamples = np.random.default_rng(0).multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=RESAMPLES)
     counts = np.vstack([np.ones(n_clusters), resamples])
-    medians = {name: values if values.ndim == 1 else values[:, 1] for name, values in predictions.items()}
     errors = {
-        name: _weighted_medians(np.abs(np.log1p(median) - np.log1p(truth_s)), cluster, counts)
-        for name, median in medians.items()
+        name: _weighted_medians(np.abs(np.log1p(best_guess(values)) - np.log1p(truth_s)), cluster, counts)
+        for name, values in predictions.items()
     }
-    ranks = {name: _rank_correlations(median, truth_s, cluster, counts) for name, median in medians.items()}
+    ranks = {
+        name: _rank_correlations(rank_score(values), truth_s, cluster, counts) for name, values in predictions.items()
+    }
     return Comparison(
         challenger=challenger,
         jobs=len(rows),

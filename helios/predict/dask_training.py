@@ -1,4 +1,4 @@
-"""Training of the tree ensembles on the workers of a Dask cluster.
+"""Training of the trees on the workers of a Dask cluster.
 
 For training sets that are too large, or too slow to train on, for one machine. This is the only module of the package
 that contacts other machines, and only where an address is given. The rows are distributed over the workers. LightGBM's
@@ -34,7 +34,7 @@ NEEDED = ("dask", "distributed", "sklearn")
 # Releases that must agree, because one side pickles objects that the other one reads.
 COMPARED = ("python", "dask", "distributed", "cloudpickle", "numpy", "lightgbm")
 SAME_RELEASES = "Install the same on all of them: python -m pip freeze here, pip install -r there. Or train here."
-# Each worker computes quantiles and a share of the bins from its own rows alone; with few rows they are noise.
+# Each worker computes a share of the bins from its own rows alone; with few rows they are noise.
 FEWEST_ROWS = 2_000
 # Rounds between two progress reports of a worker. Each report is a message to the scheduler.
 ROUNDS_TOLD = 10
@@ -60,17 +60,15 @@ class DaskTrainer:
     address : str
         Address of the scheduler, such as ``tcp://HOST:8786``.
     connect_s, longest_s : float
-        Longest wait for the scheduler's answer, and for one ensemble of trees, s.
+        Longest wait for the scheduler's answer, and for the trees, s.
     """
 
     address: str
     connect_s: float = 10.0
     longest_s: float = 3600.0
 
-    def __call__(
-        self, training_set: TrainingSet, *, quantiles: Sequence[float], seed: int, progress: Progress = no_progress
-    ) -> tuple[str, ...]:
-        """Return LightGBM's text of one ensemble for each of ``quantiles``.
+    def __call__(self, training_set: TrainingSet, *, seed: int, progress: Progress = no_progress) -> str:
+        """Return LightGBM's text of the trees.
 
         Raises
         ------
@@ -82,15 +80,15 @@ class DaskTrainer:
             A worker or the scheduler was lost, LightGBM failed there, or ``longest_s`` have passed.
         """
         with _connected(self.address, self.connect_s) as client:
-            workers = _workers(client, self.address, len(training_set.residual))
-            with _told(client, progress, len(quantiles) * len(workers)) as topic:
+            workers = _workers(client, self.address, len(training_set.ended))
+            with _told(client, progress, len(workers)) as topic:
                 rows = _dealt(client, workers, training_set)
-                return tuple(self._grown(client, workers, rows, topic, _parameters(each, seed)) for each in quantiles)
+                return self._grown(client, workers, rows, topic, _parameters(seed))
 
     def _grown(
         self, client: Client, workers: Sequence[str], rows: Mapping[str, Any], topic: str, parameters: dict[str, Any]
     ) -> str:
-        estimator = lightgbm.DaskLGBMRegressor(client=client, **parameters)
+        estimator = lightgbm.DaskLGBMClassifier(client=client, **parameters)
         growing = _aside(lambda: estimator.fit(**rows, callbacks=[_teller(topic)]))
         waited_s = 0.0
         while not wait([growing], timeout=LOOK_S).done:
@@ -106,12 +104,11 @@ class DaskTrainer:
         return _WHERE_GROWN.sub("", str(growing.result().booster_.model_to_string()))
 
 
-def _parameters(quantile: float, seed: int) -> dict[str, Any]:
+def _parameters(seed: int) -> dict[str, Any]:
     here_only = {"num_threads"}  # remote training uses as many threads as the worker has
     parameters = {name: value for name, value in PARAMETERS.items() if name not in here_only}
     return parameters | {
         "n_estimators": ROUNDS,
-        "alpha": quantile,
         "seed": seed,
         "tree_learner": "data",
         "time_out": SOCKET_MINUTES,
@@ -156,7 +153,7 @@ def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) ->
     """Send each worker its share of the rows, and return the arguments of ``fit``.
 
     Rows are assigned round-robin. With blocks by time each worker would see one period only, but LightGBM takes the
-    bins of a feature from one worker's rows, and the quantile in a leaf as the mean of the workers' own.
+    bins of a feature from one worker's rows.
     """
 
     def dealt(column: NDArray[Any]) -> Any:
@@ -164,10 +161,9 @@ def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) ->
             client, workers, [np.ascontiguousarray(column[n :: len(workers)]) for n in range(len(workers))]
         )
 
-    weighted = {} if training_set.weight is None else {"sample_weight": dealt(training_set.weight)}
-    return weighted | {
+    return {
         "X": dealt(training_set.features),
-        "y": dealt(training_set.residual),
+        "y": dealt(training_set.ended),
         "feature_name": list(training_set.names),
     }
 

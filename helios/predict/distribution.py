@@ -90,7 +90,7 @@ def _uniform(seed: int) -> float:
 
 
 @inline_jit
-def _from_sample(samples: Any, sample: int, share: float) -> float:
+def _from_sample(samples: Any, sample: int, share: float) -> Any:
     """Return the value at a share of a sample's mass, or of its places where it has none."""
     n = samples.length[sample]
     return samples.value[sample, min(int(share * n), n - 1)]
@@ -245,7 +245,7 @@ DENSE = 0.3
 
 
 @inline_jit
-def _below(at: Any, p: Any, t: float) -> float:
+def _below(at: Any, p: Any, t: float) -> Any:
     """Return P(T <= t), by straight lines between the places of a grid."""
     j = np.searchsorted(at, t)
     if j == 0:
@@ -257,7 +257,7 @@ def _below(at: Any, p: Any, t: float) -> float:
 
 
 @inline_jit
-def time_at(at: Any, p: Any, level: float) -> float:
+def time_at(at: Any, p: Any, level: float) -> Any:
     """Return the time by which a run has ended with probability ``level``."""
     j = np.searchsorted(p, level)
     if j == 0:

@@ -224,7 +224,9 @@ def train(
     """
     progress("Reading the history of run times", 0.0)
     table = JobTable.from_frame(jobs, timezone=timezone)
-    return train_on(RecordedWalk(table), table, cluster=cluster, until=until, seed=seed, progress=progress, trainer=trainer)
+    return train_on(
+        RecordedWalk(table), table, cluster=cluster, until=until, seed=seed, progress=progress, trainer=trainer
+    )
 
 
 def train_on(
@@ -313,7 +315,9 @@ def grow_trees(
     )
 
 
-def _training_set(timeline: Timeline, rows: NDArray[np.int64], until_s: int, *, seed: int, most_pairs: int) -> TrainingSet:
+def _training_set(
+    timeline: Timeline, rows: NDArray[np.int64], until_s: int, *, seed: int, most_pairs: int
+) -> TrainingSet:
     past, pairs = timeline.state.past, timeline.state.pairs
     places = rows % len(pairs.threshold)
     thresholds = pairs.threshold[places]
@@ -344,7 +348,9 @@ def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[
     return np.stack((times[chosen], beyond / beyond[0]))
 
 
-def _is_better(walk: RecordedWalk, plain: RecordedWalk, run_time_s: NDArray[np.float64], rows: NDArray[np.int64]) -> bool:
+def _is_better(
+    walk: RecordedWalk, plain: RecordedWalk, run_time_s: NDArray[np.float64], rows: NDArray[np.int64]
+) -> bool:
     """Return whether a walk's predictions of ``rows`` have a smaller loss than another's."""
     if not len(rows):
         return True

@@ -1,6 +1,6 @@
 """Evaluation of predictions on jobs submitted after the training.
 
-A model is compared with simple baselines (controls). Its quantiles are calibrated as they would have been at each
+A model is compared with simple baselines (controls). Its intervals are calibrated as they would have been at each
 submission.
 """
 
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
-from helios.predict.bursts import BurstUpdate
-from helios.predict.calibration import calibrate
-from helios.predict.causal_stats import COLUMN
-from helios.predict.duration import DurationModel, HistoryPredictor, refit, refuse_too_few, train_on
-from helios.predict.job_table import FeaturesAtStart, JobTable, features_at_start, group_columns
+from helios.predict.causal_stats import COLUMN, NEVER_S
+from helios.predict.duration import DurationModel, refit, refuse_too_few, train_on
+from helios.predict.job_table import JobTable
 from helios.predict.scores import EvaluationSet, Scores, evaluation_set, scores_for
+from helios.predict.timeline import RecordedWalk, empty_levels, untrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +35,7 @@ class Evaluation:
     train_jobs, jobs : int
         Number of jobs in training and in evaluation.
     figures : Scores
-        Scores of calibrated predictions, made at submission.
-    uncalibrated : Scores
-        Scores of the same predictions without calibration of p10 and p90.
+        Scores of predictions made at submission.
     controls : mapping of str to Scores
         Scores of the baselines, by name.
     figures_at_start : Scores, optional
@@ -53,7 +50,6 @@ class Evaluation:
     jobs: int
     model_id: str
     figures: Scores
-    uncalibrated: Scores
     controls: Mapping[str, Scores]
     figures_at_start: Scores | None = None
     notes: tuple[str, ...] = ()
@@ -67,7 +63,6 @@ class Evaluation:
             "jobs": self.jobs,
             **asdict(self.figures),
             "model": self.model_id,
-            "uncalibrated": asdict(self.uncalibrated),
             "at_start": asdict(self.figures_at_start) if self.figures_at_start else None,
             "controls": {name: asdict(figures) for name, figures in self.controls.items()},
             "notes": list(self.notes),
@@ -130,16 +125,17 @@ def evaluate(
             hint="Choose an earlier moment, or a larger fraction to test on.",
         )
     tested = np.flatnonzero(eligible)
-    known = features_at_start(table)
-    features = known.at_submission
-    model = train_on(table, known, cluster=cluster, until=moment, seed=seed, progress=progress)
-    course = _course(model, table, known, refit_every=refit_every, seed=seed, progress=progress)
+    walk = RecordedWalk(table, at_start=True)
+    model = train_on(walk, table, cluster=cluster, until=moment, seed=seed, progress=progress)
+    shrinkage = walk.branch(levels=empty_levels())
+    trainings = _walk_to_the_end(walk, model, table, refit_every=refit_every, seed=seed, progress=progress)
     progress("Judging predictions", 0.0)
-    judged = evaluation_set(table, features, tested)
-    learned = _as_learned(course, features, table.submitted_s, first_test)
-    figures = scores_for(calibrated_quantiles(model, table, features, learned)[tested], judged)
-    controls = _controls(table, features, taught, tested, judged)
-    grown = [f"The model was trained again {len(course) - 1} times during the test."] if len(course) > 1 else []
+    shrinkage.to(_end(table), model=untrained())
+    judged = evaluation_set(table, walk.timeline.state.features, tested)
+    figures = scores_for(walk.predicted[tested], judged)
+    controls = _controls(table, walk.timeline.state.features, taught, tested, judged)
+    controls["shrinkage"] = scores_for(shrinkage.predicted[tested], judged)
+    repeated = [f"The model was trained again {trainings} times during the test."] if trainings else []
     return Evaluation(
         cluster=cluster,
         train_until=moment,
@@ -147,10 +143,14 @@ def evaluate(
         jobs=len(tested),
         model_id=model.model_id,
         figures=figures,
-        uncalibrated=scores_for(learned[tested], judged),
-        figures_at_start=figures_at_start(course, table, known, tested=tested, judged=judged),
+        figures_at_start=_figures_at_start(walk, tested, judged),
         controls=controls,
-        notes=(*grown, *_better_controls(figures, controls), *_notes(table, tested, judged)),
+        notes=(
+            *_untrained_note(model),
+            *repeated,
+            *_better_controls(figures, controls),
+            *_notes(table, tested, judged),
+        ),
     )
 
 
@@ -172,100 +172,43 @@ def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> 
     return first_test, int(table.submitted_s[first_test])
 
 
-_Course = list[tuple[int, DurationModel]]  # models and the times from which they predict, s, ascending
-
-
-def _course(
+def _walk_to_the_end(
+    walk: RecordedWalk,
     model: DurationModel,
     table: JobTable,
-    known: FeaturesAtStart,
     *,
     refit_every: timedelta | None,
     seed: int,
     progress: Progress,
-) -> _Course:
-    course: _Course = [(int(model.trained_until.timestamp()), model)]
+) -> int:
+    """Predict the rest of a history, and return how often the model was trained again."""
+    end_s, trainings = _end(table), 0
     if refit_every is not None:
         every_s = int(refit_every.total_seconds())
-        edges_s = range(course[0][0] + every_s, int(table.submitted_s[-1]), every_s)
-        for number, edge_s in enumerate(edges_s):
-            progress("Training again", number / len(edges_s))
-            course.append((edge_s, refit(model, table, known, until=datetime.fromtimestamp(edge_s, UTC), seed=seed)))
-    return course
+        edges_s = range(int(model.trained_until.timestamp()) + every_s, int(table.submitted_s[-1]), every_s)
+        for trainings, edge_s in enumerate(edges_s, 1):
+            progress("Training again", (trainings - 1) / len(edges_s))
+            walk.to(edge_s, model=model.kernel)
+            model = refit(model, walk, until=datetime.fromtimestamp(edge_s, UTC), seed=seed)
+    walk.to(end_s, model=model.kernel)
+    return trainings
 
 
-def _as_learned(
-    course: _Course, features: NDArray[np.float32], at_s: NDArray[np.int64], first: int
-) -> NDArray[np.float64]:
-    """Return uncalibrated quantiles of all jobs, of shape (n, 3), s.
-
-    Each job is predicted by the model in use ``at_s``. NaN before the job ``first``.
-    """
-    quantiles = np.full((len(features), 3), np.nan)
-    who = np.searchsorted([since_s for since_s, _ in course], at_s, side="right") - 1
-    who[:first] = -1
-    for number, (_, predictor) in enumerate(course):
-        mine = who == number
-        quantiles[mine] = predictor.predict(features[mine])
-    return quantiles
+def _end(table: JobTable) -> int:
+    """Return the second after the last submission or start, s since the epoch."""
+    started_s = table.started_s[table.started_s != NEVER_S]
+    return int(max(table.submitted_s[-1], started_s.max(initial=0))) + 1
 
 
-def calibrated_quantiles(
-    model: DurationModel | None,
-    table: JobTable,
-    features: NDArray[np.float32],
-    learned: NDArray[np.float64],
-    *,
-    predicted_at_s: NDArray[np.int64] | None = None,
-) -> NDArray[np.float64]:
-    """Calibrate quantiles of shape (table.n, 3), each as of its prediction.
-
-    Rows of NaN stay NaN, and the ends of such jobs do not update the calibration. Jobs that ended before are in the
-    model's own calibration.
-
-    Parameters
-    ----------
-    predicted_at_s : int64 array of shape (table.n,), optional
-        Time of each job's prediction, s since the epoch. None for its submission.
-    """
-    at_s = table.submitted_s if predicted_at_s is None else predicted_at_s
-    order = np.argsort(at_s, kind="stable")
-    found = np.empty_like(learned)
-    found[order], _ = calibrate(
-        features[order],
-        learned[order],
-        groups=group_columns(table)[order],
-        submitted_s=at_s[order],
-        ended_s=table.ended_s[order],
-        run_time_s=table.run_time_s[order],
-        start=model.calibration if model else None,
-    )
-    return found
-
-
-def figures_at_start(
-    course: _Course, table: JobTable, known: FeaturesAtStart, *, tested: NDArray[np.int64], judged: EvaluationSet
-) -> Scores | None:
+def _figures_at_start(walk: RecordedWalk, tested: NDArray[np.int64], judged: EvaluationSet) -> Scores | None:
     """Evaluate predictions of ``tested`` that are made again at each start.
 
-    They are updated by running jobs of the same burst. None where no job is known to have waited.
-
-    Parameters
-    ----------
-    course : list of (int, predictor)
-        Models and the times from which they predict, s since the epoch.
-    judged : EvaluationSet
-        The jobs ``tested``, grouped as at submission, so that both sets of scores are of the same jobs.
+    None where no job is known to have waited.
     """
-    if not len(np.intersect1d(known.waited, tested)):
+    again = np.isfinite(walk.at_start[tested, 0])
+    if not again.any():
         return None
-    at_s, latest = table.submitted_s.copy(), known.latest()
-    at_s[known.waited] = table.started_s[known.waited]
-    learned = _as_learned(course, latest, at_s, int(tested[0]))
-    found = calibrated_quantiles(course[0][1], table, latest, learned, predicted_at_s=at_s)
-    again = np.intersect1d(known.waited, tested)
-    found[again] = BurstUpdate(group_columns(table)).revised_at_start(found[again], again, table)
-    return scores_for(found[tested], judged)
+    return scores_for(np.where(again[:, None], walk.at_start[tested], walk.predicted[tested]), judged)
 
 
 def _controls(
@@ -281,13 +224,18 @@ def _controls(
     size = pd.Series(table.gpus.astype(np.float64) if table.gpus.any() else table.cpus)
     medians = pd.Series(table.run_time_s)[taught].groupby(size[taught]).median()
     of_size_s = np.asarray(size[tested].map(medians).fillna(median_s), dtype=np.float64)
-    by_shrinkage = calibrated_quantiles(None, table, features, HistoryPredictor().predict(features))
     return {
         "user_last": scores_for(np.where(np.isnan(last_s), median_s, last_s), judged),
         "time_limit": scores_for(np.where(np.isfinite(limit_s), limit_s, median_s), judged),
         "size_only": scores_for(of_size_s, judged),
-        "shrinkage": scores_for(by_shrinkage[tested], judged),
     }
+
+
+def _untrained_note(model: DurationModel) -> list[str]:
+    """Return a note if shrinkage predicts in place of the trees."""
+    if model.trained:
+        return []
+    return ["Shrinkage predicted the held-back jobs better than the trees did, so it predicts and they do not."]
 
 
 def _better_controls(figures: Scores, controls: Mapping[str, Scores]) -> list[str]:

@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit
-from helios.predict.calibration import calibrate_each, empty_calibration
+from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     COLUMN,
     FEATURES,
@@ -29,13 +29,12 @@ from helios.predict.causal_stats import (
     USER,
     CausalStats,
     Events,
-    empty_stats,
-    replay_events,
 )
-from helios.predict.duration import LEVEL, Z90, DurationModel, HistoryPredictor
-from helios.predict.job_table import JobTable, event_order, group_columns
+from helios.predict.distribution import PAIR_FEATURES
+from helios.predict.duration import SHRINKAGE, DurationModel
+from helios.predict.job_table import JobTable, group_columns
 from helios.predict.model_text import trees_alone
-from helios.predict.trees import predict_trees
+from helios.predict.timeline import RecordedWalk, Timeline, untrained
 
 # The basis of a prediction: the narrowest group of past jobs in which one has ended.
 #
@@ -251,8 +250,10 @@ def _limit(table: JobTable) -> NDArray[np.float64]:
     return np.nan_to_num(np.log1p(table.time_limit_s), nan=UNKNOWN_LIMIT, posinf=UNLIMITED)
 
 
-PRIOR, NEIGHBOURHOOD = "prior", "neighbours"
-"""Steps besides ``LEVELS``: the prior before anything has ended, and the user's last jobs, weighted by similarity."""
+PRIOR, NEIGHBOURHOOD, DISTRIBUTION = "prior", "neighbours", "distribution"
+"""Steps besides ``LEVELS``: the prior before anything has ended, the user's last jobs, weighted by similarity, and from
+the mean of past runs to the median of their distribution."""
+_LEAST_ODDS, _LEAST_SLOPE = 1e-9, 0.05
 EVERY_JOB, AFTERWARDS = "every_job", "afterwards"
 """Corrections by no feature: the trees' constant for every job, and what is applied after the trees."""
 
@@ -269,7 +270,7 @@ class Contribution:
     Attributes
     ----------
     level : str
-        One of ``LEVELS``, ``PRIOR`` for the first or ``NEIGHBOURHOOD`` for the last.
+        One of ``LEVELS``, ``PRIOR`` for the first, ``NEIGHBOURHOOD`` and ``DISTRIBUTION`` for the last two.
     jobs : int
         Number of jobs of the group that had ended.
     weight : float
@@ -304,8 +305,7 @@ class Explained:
     steps : tuple of Contribution
         Steps of the shrinkage.
     corrections : dict of str to float
-        Factor of each feature in the trees that gave the median, and of ``EVERY_JOB`` and ``AFTERWARDS``. Without
-        trees only the last.
+        Factor of each feature in the trees, and of ``EVERY_JOB`` and ``AFTERWARDS``. Without trees only the last.
     features : dict of str to float
         Features at submission, by name; NaN where unknown.
     recent : RecentInGroup, optional
@@ -344,29 +344,30 @@ def explain_last(
         ``jobs`` is empty or not in submission order.
     """
     table = JobTable.from_frame(jobs, timezone=timezone)
-    events = event_order(table)
-    history, ends = empty_stats(events), table.ends()
-    features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
-    # The last job's own arrival is counted too, which touches no mean.
-    replay_events(history, events, np.arange(table.n), ends, table.ended_s[ends], 0, features)
-    row = features[-1:]
-    predictor = model or HistoryPredictor()
-    learned = (model.calibration if model else None) or empty_calibration()
-    quantiles = calibrate_each(row, predictor.predict(row), learned)[0]
+    walk, last, now_s = RecordedWalk(table, pairs=False), np.array([table.n - 1]), int(table.submitted_s[-1])
+    timeline = walk.timeline
+    if model and model.levels:
+        walk.set_levels(model.levels._replace(outlived=timeline.state.levels.outlived))
+    walk.to(now_s)
+    by_shrinkage = timeline.submitted(np.arange(timeline.submissions, table.n), now_s)[-1]
+    timeline.model = model.kernel if model else untrained()
+    found = timeline.waiting(last, now_s)[0]
+    row, events = timeline.state.features[-1:], timeline.events
     basis = BASES[int(fallback_level(row)[0])]
+    steps = _steps(timeline.state.history, events, row[0], float(by_shrinkage[RUN_TIME.p50]))
     return Explained(
-        quantiles_s=(float(quantiles[0]), float(quantiles[1]), float(quantiles[2])),
-        source=predictor.model_id,
+        quantiles_s=(float(found[RUN_TIME.p10]), float(found[RUN_TIME.p50]), float(found[RUN_TIME.p90])),
+        source=model.model_id if model and model.trained else SHRINKAGE,
         basis=basis,
-        steps=_steps(history, events, row[0]),
-        corrections=_corrections(model, row, np.log1p(quantiles[1])),
+        steps=steps,
+        corrections=_corrections(model, timeline, steps[-1].run_time_s, float(found[RUN_TIME.p50])),
         features={name: float(value) for name, value in zip(FEATURES, row[0], strict=True)},
         recent=_recent(table, events.groups, basis),
         resembling=similar_jobs(table, most=alike),
     )
 
 
-def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tuple[Contribution, ...]:
+def _steps(history: CausalStats, events: Events, row: NDArray[np.float32], median_s: float) -> tuple[Contribution, ...]:
     groups, log_run = events.groups[-1], float(PRIOR_LOG_RUN)
     steps = [Contribution(level=PRIOR, jobs=0, weight=0.0, run_time_s=float(np.expm1(log_run)), factor=1.0)]
 
@@ -383,33 +384,28 @@ def _steps(history: CausalStats, events: Events, row: NDArray[np.float32]) -> tu
             add(name, int(ended), float(sums[_WEIGHT]), float(drawn))
     near = history.ring_length[history.ring_of[groups[USER]]] if groups[USER] >= 0 else 0
     weight = float(np.nan_to_num(row[COLUMN.neighbour_weight]))
-    # The last step ends at the anchor in single precision, as the predictor uses it.
     add(NEIGHBOURHOOD, int(min(near, NEIGHBOURS)), weight, float(row[COLUMN.anchor]))
+    ended = history.counts[groups[0], _ENDED]
+    add(DISTRIBUTION, int(ended), float(ended), float(np.log1p(median_s)))
     return tuple(steps)
 
 
-def _corrections(model: DurationModel | None, row: NDArray[np.float32], log_median: float) -> dict[str, float]:
-    """Return the factor of each feature.
+def _corrections(model: DurationModel | None, timeline: Timeline, before_s: float, after_s: float) -> dict[str, float]:
+    """Return the factor of each feature of the trees.
 
-    The last one makes the product exact, whatever is applied after the trees.
+    The trees give log-odds of having ended by the median of the past runs, and each feature's share in them. They are
+    turned into factors by the slope with which the log-odds fall to 0 at the trees' own median. The last factor makes
+    the product exact.
     """
-    parts = {} if model is None else _contributions(model, row)
-    left = float(log_median - float(row[0, COLUMN.anchor]) - sum(parts.values()))
+    log_before, log_after = np.log1p(before_s), np.log1p(after_s)
+    parts: dict[str, float] = {}
+    if model is not None and model.trained:
+        row = timeline.pair_features(len(timeline.events.submitted_s) - 1, float(log_before))
+        booster: Any = lightgbm.Booster(model_str=trees_alone(model.trees.text))
+        shares = booster.predict(row[None], pred_contrib=True)[0]
+        odds = float(shares.sum())
+        slope = odds / (log_before - log_after) if abs(odds) > _LEAST_ODDS else np.inf
+        slope = slope if slope > _LEAST_SLOPE else np.inf  # the limit or the tail decided, not the trees
+        parts = dict(zip((*PAIR_FEATURES, EVERY_JOB), (-shares / slope).tolist(), strict=True))
+    left = float(log_after - log_before - sum(parts.values()))
     return {name: float(np.exp(part)) for name, part in (parts | {AFTERWARDS: left}).items()}
-
-
-def _contributions(model: DurationModel, row: NDArray[np.float32]) -> dict[str, float]:
-    names = (*model.features, EVERY_JOB)
-    opinions, anchor = predict_trees(model.forest, row)[0], float(row[0, COLUMN.anchor])
-    learned = np.array([opinions[0], (opinions[1] + opinions[LEVEL] - anchor) / 2, opinions[2]])
-    untrained = Z90 * float(row[0, COLUMN.anchor_sd]) * np.array([-1, 0, 1])
-    # Quantiles are sorted: where they cross, that of p10 or p90 is in the middle.
-    place = int(np.argsort(model.trust * learned + (1 - model.trust) * untrained, kind="stable")[1])
-    shares = {1: 0.5, LEVEL: 0.5} if place == 1 else {place: 1.0}
-    parts = np.zeros(len(names))
-    for ensemble, share in shares.items():
-        booster: Any = lightgbm.Booster(model_str=trees_alone(model.texts[ensemble]))
-        parts += share * model.trust * booster.predict(row, pred_contrib=True)[0]
-        if ensemble == LEVEL:  # it starts from 0, whereas the others start from the anchor
-            parts[-1] -= share * model.trust * anchor
-    return {name: float(part) for name, part in zip(names, parts, strict=True)}

@@ -13,9 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.jit import cached_jit
 from helios.model import JOBS, QUEUE, JobState
-from helios.predict.causal_stats import FEATURES, LEVELS, NEVER_S, Events, empty_stats, refresh_features, replay_events
+from helios.predict.causal_stats import COLUMN, FEATURES, LEVELS, NEVER_S, Events, empty_stats, replay_events
 from helios.predict.job_names import JobNameFamilies
 
 _FAILURES = frozenset(
@@ -257,6 +256,15 @@ def causal_features(table: JobTable) -> FeatureMatrix:
     return FeatureMatrix(X=features, names=FEATURES)
 
 
+def past_mean_s(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the mean of past runs in log time, drawn towards wider groups, at most the time limit, s.
+
+    ``features`` are as of :func:`causal_features`, the result has one number for each row.
+    """
+    anchor, limit = features[:, COLUMN.anchor].astype(np.float64), features[:, COLUMN.log_limit].astype(np.float64)
+    return np.asarray(np.expm1(np.fmin(anchor, limit)))
+
+
 def event_order(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> Events:
     """Return the events that the causal features are computed from.
 
@@ -387,76 +395,6 @@ def _codes_of(values: NDArray[Any]) -> NDArray[Any]:
 def _failed(states: pd.Series[Any]) -> NDArray[np.float64]:
     by_code = np.array([float(state in _FAILURES) for state in states.cat.categories] + [np.nan])
     return by_code[states.cat.codes.to_numpy()]
-
-
-# Features of jobs that waited as of their start, the last moment at which a prediction is of use.
-#
-# While a job waits others end. To learn from them is the largest single gain over predictions at submission alone.
-
-WAITED_S = 60
-"""Shortest wait after which a second prediction is worthwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FeaturesAtStart:
-    """Features of each job at its submission, and at start if it waited.
-
-    Attributes
-    ----------
-    at_submission : float32 array of shape (n_jobs, len(FEATURES))
-        As from :func:`helios.predict.job_table.causal_features`.
-    waited : int64 array of shape (n_waited,)
-        Jobs that started ``WAITED_S`` or more after their submission.
-    at_start : float32 array of shape (n_waited, len(FEATURES))
-        Features of these jobs at their start.
-    """
-
-    at_submission: NDArray[np.float32]
-    waited: NDArray[np.int64]
-    at_start: NDArray[np.float32]
-
-    def latest(self) -> NDArray[np.float32]:
-        """Return each job's features as of its start.
-
-        They are those at submission where the job did not wait.
-        """
-        latest = self.at_submission.copy()
-        latest[self.waited] = self.at_start
-        return latest
-
-
-def features_at_start(table: JobTable, *, groups: NDArray[np.int32] | None = None) -> FeaturesAtStart:
-    """Return features at submission and at start, in one pass over a history.
-
-    They are causal as in :func:`helios.predict.job_table.causal_features`, each row as of its time.
-    """
-    events, ends = event_order(table, groups=groups), table.ends()
-    sane = (table.started_s != NEVER_S) & (table.started_s <= table.ended_s)
-    waited = np.flatnonzero(sane & (table.started_s - table.submitted_s >= WAITED_S))
-    waited = waited[np.argsort(table.started_s[waited], kind="stable")]
-    features = np.empty((table.n, len(FEATURES)), dtype=np.float32)
-    at_start = np.empty((len(waited), len(FEATURES)), dtype=np.float32)
-    _walk_and_ask(
-        empty_stats(events), events, ends, table.ended_s[ends], waited, table.started_s[waited], features, at_start
-    )
-    return FeaturesAtStart(at_submission=features, waited=waited, at_start=at_start)
-
-
-@cached_jit
-def _walk_and_ask(  # noqa: PLR0917 - numba kernels are called by position
-    history: Any, events: Any, ends: Any, ends_s: Any, waited: Any, starts_s: Any, features: Any, at_start: Any
-) -> None:
-    jobs, next_end, asked = np.arange(len(events.submitted_s)), 0, 0
-    for place in range(len(jobs) + 1):
-        last = place == len(jobs)
-        while asked < len(waited) and (last or starts_s[asked] <= events.submitted_s[place]):
-            job, row = waited[asked : asked + 1], features[waited[asked]]
-            submitted = row.copy()
-            next_end = refresh_features(history, events, job, starts_s[asked], ends, ends_s, next_end, features)
-            at_start[asked], row[:] = row, submitted
-            asked += 1
-        if not last:
-            next_end = replay_events(history, events, jobs[place : place + 1], ends, ends_s, next_end, features)
 
 
 # Codes and group numbers that do not change when more jobs come.

@@ -12,7 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit
-from helios.model import JOBS, PREDICTIONS, in_submission_order
+from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
+from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     _BURST,
     _LAST_SUBMIT_S,
@@ -30,7 +31,10 @@ from helios.predict.causal_stats import (
     empty_stats,
     replay_events,
 )
+from helios.predict.explain import BASES, fallback_level
 from helios.predict.job_table import Categories, JobTable, event_order
+from helios.predict.live_runs import LiveRuns
+from helios.predict.timeline import started_s, untrained
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
@@ -62,7 +66,7 @@ class LivePredictor:
         self._timezone = timezone
         self._told: set[tuple[str, int, int]] = set()
         self._not_yet_past = JOBS.empty()
-        self._memory, self._vocabulary = OnlineStats(), Categories()
+        self._memory, self._runs, self._vocabulary = OnlineStats(), LiveRuns(), Categories()
         self._lock = Lock()
         self.learn(history)
 
@@ -126,7 +130,8 @@ class LivePredictor:
         """
         if pending.empty:
             return PREDICTIONS.empty()
-        return _as_frame(self._features(pending, running, now), self.model, pending.index)
+        found, features = self._predict(pending, running, now)
+        return _as_frame(found, features, self.model, pending.index)
 
     def _are_new(self, jobs: pd.DataFrame) -> NDArray[np.bool_]:
         names = jobs["job_id"].tolist(), jobs["submitted_at"].astype("int64").tolist(), jobs["restart"].tolist()
@@ -136,8 +141,12 @@ class LivePredictor:
             self._told.add(key)
         return new
 
-    def _features(self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime) -> NDArray[np.float32]:
+    def _predict(
+        self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Return predictions with the columns of :class:`helios.ports.RunTime`, and the features of the jobs."""
         moment = pd.Timestamp(now).floor("s")
+        model = self.model
         with self._lock:
             self._learn_until(moment)
             memory, vocabulary = self._memory, self._vocabulary.aside()
@@ -155,12 +164,25 @@ class LivePredictor:
                 for frame in (running, self._not_yet_past)
                 if frame is not None and len(frame)
             ]
-            return memory.describe(
-                event_order(asked, groups=groups),
+            events, now_s = event_order(asked, groups=groups), int(moment.timestamp())
+            features, history = memory.describe(
+                events,
                 unended=np.concatenate([groups[:0], *(of_some for of_some, _ in unended)]),
                 unended_submitted_s=np.concatenate([asked.submitted_s[:0], *(when_s for _, when_s in unended)]),
-                now_s=int(moment.timestamp()),
+                now_s=now_s,
             )
+            begun, since_s = _running(QUEUE.empty() if running is None else running, now_s, vocabulary)
+            found = self._runs.predict(
+                events,
+                features,
+                history,
+                running=begun,
+                since_s=since_s,
+                now_s=now_s,
+                model=model.kernel if model else untrained(),
+                levels=model.levels if model else None,
+            )
+        return found, features
 
     def _learn_until(self, moment: pd.Timestamp) -> None:
         """Learn from the jobs that ended strictly before ``moment``."""
@@ -169,7 +191,9 @@ class LivePredictor:
         if past.any():
             table = JobTable.from_frame(told[past], coding=self._vocabulary)
             groups = self._vocabulary.groups(table)
-            self._memory.learn(event_order(table, groups=groups), table.ended_s)
+            events = event_order(table, groups=groups)
+            self._memory.learn(events, table.ended_s)
+            self._runs.learn(events, started_s(table), table.ended_s)
             self._not_yet_past = told[~past]
 
 
@@ -189,20 +213,26 @@ def _unended(
     return vocabulary.groups(table), table.submitted_s
 
 
-def _as_frame(features: NDArray[np.float32], model: DurationModel | None, index: pd.Index[Any]) -> pd.DataFrame:
-    from helios.predict.calibration import calibrate_each, empty_calibration  # noqa: PLC0415 - likewise
-    from helios.predict.duration import HistoryPredictor  # noqa: PLC0415 - likewise
-    from helios.predict.explain import BASES, fallback_level  # noqa: PLC0415 - numba takes a while
+def _running(running: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
+    """Return the running jobs whose start is known and past, and their starts, s since the epoch."""
+    since_s = running["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
+    begun = running["started_at"].notna().to_numpy() & (since_s < now_s)
+    table = JobTable.from_queue(
+        running, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
+    )
+    return event_order(table, groups=vocabulary.groups(table)), since_s[begun]
 
-    predictor = model or HistoryPredictor()
-    if model:
+
+def _as_frame(
+    found: NDArray[np.float64], features: NDArray[np.float32], model: DurationModel | None, index: pd.Index[Any]
+) -> pd.DataFrame:
+    if model and model.trained:
         sources, codes = _sources(model.model_id), np.zeros(len(features), dtype=np.int8)
     else:
-        sources, codes = _sources(*(f"{predictor.model_id}: {basis}" for basis in BASES)), fallback_level(features)
-    learned = (model.calibration if model else None) or empty_calibration()
-    quantiles = calibrate_each(features, predictor.predict(features), learned)
-    quantiles[~np.isfinite(quantiles).all(axis=1)] = np.nan  # no prediction: a bound beyond every number
-    columns = *quantiles.T, pd.Categorical.from_codes(codes, dtype=sources)
+        sources, codes = _sources(*(f"shrinkage: {basis}" for basis in BASES)), fallback_level(features)
+    known = found[:, [getattr(RUN_TIME, name.removesuffix("_s")) for name in PREDICTIONS.names[:-1]]]
+    known[~np.isfinite(known).all(axis=1)] = np.nan  # no prediction: a bound beyond every number
+    columns = *known.T, pd.Categorical.from_codes(codes, dtype=sources)
     return pd.DataFrame(dict(zip(PREDICTIONS.names, columns, strict=True)), index=index)
 
 
@@ -268,10 +298,10 @@ class OnlineStats:
 
     def describe(
         self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
-    ) -> NDArray[np.float32]:
-        """Return the features of jobs submitted now, one after the other.
+    ) -> tuple[NDArray[np.float32], CausalStats]:
+        """Return the features of jobs submitted now, one after the other, and the statistics of their users.
 
-        The statistics are not changed.
+        The statistics kept here are not changed.
 
         Parameters
         ----------
@@ -284,7 +314,9 @@ class OnlineStats:
 
         Returns
         -------
-        float32 array of shape (len(asked.submitted_s), len(FEATURES))
+        features : float32 array of shape (len(asked.submitted_s), len(FEATURES))
+        users : CausalStats
+            Its rings are those of the users in ``asked``, by their group numbers.
         """
         numbers = np.unique(asked.groups[asked.groups >= 0])
         near = _renumbered(asked.groups, numbers)
@@ -294,7 +326,9 @@ class OnlineStats:
         self._count_bursts(history, numbers, others[:, USER], unended_submitted_s, now_s)
         features = np.empty((len(near), len(FEATURES)), dtype=np.float32)
         replay_events(history, asked._replace(groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
-        return features
+        ring_of = np.full(int(numbers.max(initial=-1)) + 1, -1, dtype=np.int32)
+        ring_of[numbers] = history.ring_of
+        return features, history._replace(ring_of=ring_of)
 
     def _make_room(self, groups: NDArray[np.int32]) -> None:
         users = np.unique(groups[groups[:, USER] >= 0, USER])

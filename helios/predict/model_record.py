@@ -21,20 +21,18 @@ from numpy.typing import NDArray
 
 from helios.errors import ModelUnreadable
 from helios.model import ModelRecord
-from helios.predict.calibration import Calibration, empty_calibration
-from helios.predict.causal_stats import FEATURES
+from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.drift import Inputs, training_inputs
-from helios.predict.duration import MOST_JOBS, QUANTILES, Backtest, DurationModel
+from helios.predict.duration import MOST_JOBS, MOST_PAIRS, TAIL_POINTS, DurationModel, Trees
 from helios.predict.job_table import READ, JobTable
 from helios.predict.model_text import read_trees
+from helios.predict.timeline import Levels, empty_levels
 
-FORMAT = "helios-duration-2"
-OLDER_FORMATS = ("helios-duration-1",)
-"""Formats that are refused by name, because they lack digest and manifest and have fewer features."""
+FORMAT = "helios-duration-3"
+OLDER_FORMATS = ("helios-duration-1", "helios-duration-2")
+"""Formats that are refused by name, because their models predict quantiles and no distribution."""
 MOST_BYTES = 64 * 1024 * 1024
 """Longest text of a model. Helios' own have about 3 MiB."""
-ENSEMBLES = len(QUANTILES) + 1
-"""Number of ensembles, for the quantiles of the difference and the median of the level."""
 TRAINED_ON = ("job_id", "restart", *READ)
 """Columns of ``JOBS`` that training reads, and those that identify a job. Training needs no others."""
 
@@ -63,7 +61,7 @@ def describe_provenance(
         "last_submission": submitted.max().to_pydatetime().isoformat(),
         "digest": model_digest(jobs.iloc[rows]),
         "seed": seed,
-        "parameters": PARAMETERS | {"rounds": ROUNDS, "quantiles": list(QUANTILES), "most_jobs": MOST_JOBS},
+        "parameters": PARAMETERS | {"rounds": ROUNDS, "most_jobs": MOST_JOBS, "most_pairs": MOST_PAIRS},
         "inputs": training_inputs(features, table, rows).to_json(),
     }
 
@@ -108,9 +106,9 @@ def to_record(
     artifact = {
         "format": FORMAT,
         "manifest": manifest,
-        "texts": list(model.texts),
-        "backtest": None if model.backtest is None else list(model.backtest.texts),
-        "calibration": None if model.calibration is None else stored_arrays(model.calibration._asdict()),
+        "trees": _stored(model.trees),
+        "backtest": None if model.backtest is None else _stored(model.backtest),
+        "levels": None if model.levels is None else stored_arrays(model.levels._asdict()),
     }
     return ModelRecord(
         model_id=model.model_id,
@@ -118,7 +116,7 @@ def to_record(
         trained_at=trained_at,
         trained_until=model.trained_until,
         jobs=model.jobs,
-        features=model.features,
+        features=PAIR_FEATURES,
         scores=manifest["scores"],
         manifest=manifest,
         artifact=_canonical(artifact | {"sha256": _sha256(artifact)}),
@@ -142,13 +140,10 @@ def from_record(record: ModelRecord) -> DurationModel:
             raise ValueError("it was trained for another cluster")
         return DurationModel(
             cluster=record.cluster,
-            trained_until=_moment(manifest["trained_until"]),
-            jobs=_whole(manifest["jobs"]),
-            features=FEATURES,
-            texts=_texts(artifact["texts"]),
-            trust=_share(manifest["trust"]),
-            calibration=_calibration(artifact["calibration"]),
-            backtest=_backtest(manifest["backtest"], artifact["backtest"]),
+            trees=_trees(artifact["trees"]),
+            trained=_truth(manifest["trained"]),
+            levels=_levels(artifact["levels"]),
+            backtest=None if artifact["backtest"] is None else _trees(artifact["backtest"]),
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as reason:
         raise ModelUnreadable(
@@ -215,8 +210,8 @@ def _manifest(model: DurationModel, *, scores: Mapping[str, Any]) -> dict[str, A
         "cluster": model.cluster,
         "trained_until": model.trained_until.isoformat(),
         "jobs": model.jobs,
-        "features": list(model.features),
-        "trust": model.trust,
+        "features": list(PAIR_FEATURES),
+        "trained": model.trained,
         "backtest": None
         if model.backtest is None
         else {"until": model.backtest.until.isoformat(), "jobs": model.backtest.jobs},
@@ -231,38 +226,44 @@ def _checked(text: str) -> dict[str, Any]:
     artifact: dict[str, Any] = json.loads(text)
     found = artifact["format"]
     if found in OLDER_FORMATS:
-        raise ValueError(f"it was trained by an older Helios ({found}), on fewer features")
+        raise ValueError(f"it was trained by an older Helios ({found}), which predicted another way")
     if found != FORMAT:
         raise ValueError(f"its format {found!r} is not {FORMAT}, the one that this version of Helios reads")
     expected = artifact.pop("sha256")
     if _sha256(artifact) != expected:
         raise ValueError("its text is not the one that was written (the SHA-256 differs)")
-    if tuple(artifact["manifest"]["features"]) != FEATURES:
+    if tuple(artifact["manifest"]["features"]) != PAIR_FEATURES:
         raise ValueError("it was trained by another version of Helios, on other features")
     return artifact
 
 
-def _texts(texts: list[str]) -> tuple[str, ...]:
-    if len(texts) != ENSEMBLES or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"it has not the {ENSEMBLES} ensembles of trees that a model has")
-    return tuple(texts)
+def _stored(trees: Trees) -> dict[str, Any]:
+    return {
+        "until": trees.until.isoformat(),
+        "jobs": trees.jobs,
+        "text": trees.text,
+        "tail": stored_arrays({"tail": trees.tail}),
+    }
 
 
-def _backtest(told: Mapping[str, Any] | None, texts: list[str] | None) -> Backtest | None:
-    if told is None or texts is None:
-        return None
-    for text in _texts(texts):  # they are not parsed before the backtest is evaluated
-        read_trees(text, features=FEATURES)
-    return Backtest(until=_moment(told["until"]), jobs=_whole(told["jobs"]), texts=_texts(texts))
+def _trees(told: Mapping[str, Any]) -> Trees:
+    text, tail = told["text"], arrays_in(told["tail"])["tail"]
+    read_trees(text, features=PAIR_FEATURES)
+    if tail.dtype != np.float64 or tail.ndim != 2 or len(tail) != 2 or not 1 <= tail.shape[1] <= TAIL_POINTS:
+        raise ValueError("its tail of long runs is of another kind than this version of Helios learns")
+    falling = np.diff(tail[1]) <= 0
+    if not (np.isfinite(tail).all() and (np.diff(tail[0]) >= 0).all() and falling.all() and (tail[1] >= 0).all()):
+        raise ValueError("its tail of long runs does not fall")
+    return Trees(until=_moment(told["until"]), jobs=_whole(told["jobs"]), text=text, tail=tail)
 
 
-def _calibration(told: Mapping[str, Any] | None) -> Calibration | None:
+def _levels(told: Mapping[str, Any] | None) -> Levels | None:
     if told is None:
         return None
-    expected = empty_calibration()._asdict()
+    expected = empty_levels()._asdict()
     if any((told[name]["dtype"], told[name]["shape"]) != _kind(array) for name, array in expected.items()):
         raise ValueError("its calibration is of another kind than this version of Helios learns")
-    found = Calibration(**arrays_in(told))
+    found = Levels(**arrays_in(told))
     if not all(np.isfinite(array).all() for array in found):
         raise ValueError("its calibration is not finite")
     return found
@@ -285,11 +286,10 @@ def _whole(number: Any) -> int:
     return number
 
 
-def _share(number: Any) -> float:
-    if not isinstance(number, (int, float)) or isinstance(number, bool) or not 0.0 <= number <= 1.0:
-        raise ValueError(f"a trust of {number!r:.40} is not from 0 to 1")
-    share: float = number  # not converted, because the model's id depends on its notation
-    return share
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r:.40} is neither true nor false")
+    return value
 
 
 def _sha256(artifact: Mapping[str, Any]) -> str:

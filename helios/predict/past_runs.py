@@ -168,8 +168,13 @@ def empty_past(groups: NDArray[np.int32]) -> PastRuns:
         request_count=np.zeros(requests, dtype=np.int64),
         all_count=np.zeros(1, dtype=np.int64),
         sample=np.zeros((2, ALL_STARTS)),
-        sample_state=np.array([0.0, -1e9, 0.0, 0.0]),
+        sample_state=blank_sample_state(),
     )
+
+
+def blank_sample_state() -> NDArray[np.float64]:
+    """Return the state of a sample of all jobs that is to be made anew."""
+    return np.array([0.0, -1e9, 0.0, 0.0])
 
 
 def empty_samples() -> Samples:
@@ -187,18 +192,29 @@ def empty_samples() -> Samples:
 
 @inline_jit
 def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
-    """Add a job that started."""
+    """Add a job that started. A group without a ring is skipped."""
     past.started_s[job] = started_s
-    user = groups[job, USER]
-    if user >= 0:
-        ring = past.ring_of[user]
-        past.user_starts[ring, past.user_count[ring] % USER_STARTS] = job
-        past.user_count[ring] += 1
-    ring = past.ring_of[groups[job, REQUEST]]
-    past.request_starts[ring, past.request_count[ring] % REQUEST_STARTS] = job
-    past.request_count[ring] += 1
-    past.all_starts[0, past.all_count[0] % ALL_STARTS] = job
-    past.all_count[0] += 1
+    user, request = groups[job, USER], groups[job, REQUEST]
+    if user >= 0 and past.ring_of[user] >= 0:
+        _insert(past.started_s, past.user_starts, past.user_count, past.ring_of[user], job)
+    if past.ring_of[request] >= 0:
+        _insert(past.started_s, past.request_starts, past.request_count, past.ring_of[request], job)
+    _insert(past.started_s, past.all_starts, past.all_count, 0, job)
+
+
+@inline_jit
+def _insert(started_s: Any, rings: Any, counts: Any, ring: int, job: int) -> None:
+    """Put a job into a ring, which is in the order of starts; one older than all of a full ring is left out."""
+    length, n = rings.shape[1], counts[ring]
+    place = n
+    while place > 0 and place > n - length and started_s[rings[ring, (place - 1) % length]] > started_s[job]:
+        place -= 1
+    if place == n - length and n >= length:
+        return
+    for later in range(n, place, -1):
+        rings[ring, later % length] = rings[ring, (later - 1) % length]
+    rings[ring, place % length] = job
+    counts[ring] += 1
 
 
 @inline_jit
@@ -242,7 +258,7 @@ def _censor(weight: Any, n: int) -> float:
 
 
 @inline_jit
-def _quantile(value: Any, mass: Any, n: int, level: float) -> float:
+def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
     """Return the least value at which the mass reaches ``level``, NaN where it does not."""
     total = 0.0
     for place in range(n):
@@ -253,13 +269,13 @@ def _quantile(value: Any, mass: Any, n: int, level: float) -> float:
 
 
 @inline_jit
-def _distance(a: Any, b: Any) -> float:
+def _distance(a: Any, b: Any) -> Any:
     """Return how unlike two jobs are: size, limit, partition, name."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
 
 
 @inline_jit
-def _age(past: Any, job: int, now: int) -> float:
+def _age(past: Any, job: int, now: int) -> Any:
     """Return log1p of the run time of a job that ended, or of the age of one that runs."""
     return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
 
@@ -422,7 +438,7 @@ def take_samples(past: Any, history: Any, groups: Any, nearness: Any, job: int, 
 
 
 @inline_jit
-def _logistic(x: float) -> float:
+def _logistic(x: float) -> Any:
     """Return an approximation of the normal distribution by a logistic one."""
     return 1.0 / (1.0 + np.exp(-1.702 * x))
 
@@ -489,6 +505,6 @@ def distributions(at: Any, samples: Any, anchor: float, anchor_sd: float, out: A
 
 
 @inline_jit
-def _mix(own: float, weight: float, pseudo: float, wider: float) -> float:
+def _mix(own: float, weight: float, pseudo: float, wider: float) -> Any:
     """Return a sample's own distribution drawn towards the wider one."""
     return (weight * own + pseudo * wider) / (weight + pseudo) if weight > 0.0 else wider

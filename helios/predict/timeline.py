@@ -4,8 +4,8 @@ Each question is answered from what came before it. The same kernels walk a reco
 a live cluster.
 
 p10 and p90 are read off the distribution at levels that move, so that each side is missed as often as it should be
-(Gibbs and Candes 2021, arXiv:2106.00170). There is one offset for all jobs, one for jobs of new users, one for jobs of a
-burst, and one for each user. A job teaches of a bound once it has run as long as the bound, whether it ended or not.
+(Gibbs and Candes 2021, arXiv:2106.00170). There is one offset for all jobs, one for jobs of new users, one for jobs of
+a burst, and one for each user. A job teaches of a bound once it has run as long as the bound, whether it ended or not.
 Learned from ends alone, all jobs would seem short.
 """
 
@@ -52,8 +52,8 @@ from helios.predict.distribution import (
     time_at,
 )
 from helios.predict.job_table import JobTable, event_order
-from helios.predict.past_runs import PastRuns, Samples, empty_past, empty_samples, note_end, note_start, take_samples
 from helios.predict.model_text import MOST_LEAVES
+from helios.predict.past_runs import PastRuns, Samples, empty_past, empty_samples, note_end, note_start, take_samples
 from helios.predict.scores import ALIKE_BURST_GAP_S, LOG_ALIKE_GAP, LOG_FEW, LOG_USER_GAP
 from helios.predict.trees import parse_trees
 
@@ -69,14 +69,16 @@ BURST_POWER, LEAST_WEIGHT = -0.5, 0.1
 STRANGERS_POWER, STRANGERS_LEAST = -0.25, 0.2
 # Slurm lets a job outlive its limit by KillWait (30 s) and until its next check of limits.
 GRACE_S = 60.0
-# Runs are cut at the limit where fewer than one ended job in a hundred has outlived its own.
-OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.02, 0.01, 0.999
+# Runs are cut at the limit unless more than one in a hundred of about the last thousand ended jobs outlived its own.
+OUTLIVED_BEFORE, OUTLIVED_AT_MOST, OUTLIVED_DECAY = 0.01, 0.01, 0.999
 
 # Levels at which a job's distribution is kept until it has taught.
-_KEPT = np.array([
-    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.45),
-    *(0.55, 0.7, 0.8, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 0.99, 0.995, 0.999),
-])
+_KEPT = np.array(
+    [
+        *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.45),
+        *(0.55, 0.7, 0.8, 0.85, 0.875, 0.9, 0.925, 0.95, 0.975, 0.99, 0.995, 0.999),
+    ]
+)
 _LOW, _HIGH = 0, 1
 _ODDS = np.log(MISS / (1.0 - MISS))
 
@@ -280,11 +282,15 @@ def _end(state: Any, events: Any, job: int, ended_s: int) -> None:
     log_run = events.log_run[job]
     _learn(state.history, events, job, ended_s)
     note_end(state.past, events.groups, job, ended_s, log_run)
-    log_limit = float(events.request[job, COLUMN.log_limit])
+    note_outlived(state.levels, log_run, float(events.request[job, COLUMN.log_limit]))
+
+
+@inline_jit
+def note_outlived(levels: Any, log_run: float, log_limit: float) -> None:
+    """Count a job that ended among those that obeyed or outlived their limits, if it had one."""
     if np.isfinite(log_limit) and not np.isnan(log_run):
         over = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)
-        outlived = state.levels.outlived
-        outlived[0] = OUTLIVED_DECAY * outlived[0] + (1.0 - OUTLIVED_DECAY) * over
+        levels.outlived[0] = OUTLIVED_DECAY * levels.outlived[0] + (1.0 - OUTLIVED_DECAY) * over
 
 
 @inline_jit
@@ -299,7 +305,7 @@ def _push(waiting: Any, moment_s: int, bound: int) -> None:
 
 
 @inline_jit
-def _pop(waiting: Any) -> int:
+def _pop(waiting: Any) -> Any:
     """Remove the earliest moment, and return its bound."""
     first = waiting.heap_bound[0]
     waiting.heap_length[0] -= 1
@@ -318,7 +324,7 @@ def _pop(waiting: Any) -> int:
 
 
 @inline_jit
-def _level(state: Any, groups: Any, job: int, side: int) -> float:
+def _level(state: Any, groups: Any, job: int, side: int) -> Any:
     """Return the level that a bound of ``job`` is read off at now."""
     odds = _ODDS if side == _LOW else -_ODDS
     for group in range(len(GROUPS)):
@@ -347,14 +353,16 @@ def _calibrate(state: Any, events: Any, now: int) -> None:
         missed = waiting.weight[job] * (below - (MISS if side == _LOW else 1.0 - MISS))
         for group in range(len(GROUPS)):
             if waiting.member[job, group]:
-                levels.offsets[side, group] -= max(STEP, FIRST_STEP / np.sqrt(levels.counts[side, group] + 1.0)) * missed
+                levels.offsets[side, group] -= (
+                    max(STEP, FIRST_STEP / np.sqrt(levels.counts[side, group] + 1.0)) * missed
+                )
                 levels.counts[side, group] += waiting.weight[job]
         if events.groups[job, USER] >= 0:
             waiting.of_user[past.ring_of[events.groups[job, USER]], side] -= USER_STEP * missed
 
 
 @inline_jit
-def _share_at(kept: Any, log_run: float) -> float:
+def _share_at(kept: Any, log_run: float) -> Any:
     """Return the level at which a kept distribution reaches a run time."""
     j = np.searchsorted(kept, log_run)
     if j == 0:
@@ -383,9 +391,8 @@ def _note(state: Any, events: Any, job: int, now: int) -> None:
 
 
 @inline_jit
-def _distribute(state: Any, model: Any, row: Any) -> None:
+def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
     """Compute the distribution of a run time, on the grid in the scratch room, which has the job's samples."""
-    scratch = state.scratch
     lay_grid(scratch.samples, row, scratch.at)
     describe_thresholds(scratch.at, scratch.samples, row, scratch.by_grid, scratch.of_grid)
     if len(model.forest.root) > 0:
@@ -400,7 +407,7 @@ def _distribute(state: Any, model: Any, row: Any) -> None:
         scratch.p[:] = scratch.by_grid[5]
     splice_tail(scratch.at, scratch.p, model.tail)
     log_limit = float(row[COLUMN.log_limit])
-    if np.isfinite(log_limit) and state.levels.outlived[0] <= OUTLIVED_AT_MOST:
+    if np.isfinite(log_limit) and levels.outlived[0] <= OUTLIVED_AT_MOST:
         last = np.log1p(np.expm1(log_limit) + GRACE_S)
         for place in range(GRID):
             if scratch.at[place] >= last:
@@ -408,11 +415,27 @@ def _distribute(state: Any, model: Any, row: Any) -> None:
 
 
 @inline_jit
+def _within(level: float, side: int) -> float:
+    return min(max(level, 0.0005), 0.45) if side == _LOW else min(max(level, 0.55), 0.9995)
+
+
+@inline_jit
+def level_by_features(levels: Any, row: Any, side: int) -> float:
+    """Return the level that a bound is read off at, by a job's groups alone."""
+    odds = (_ODDS if side == _LOW else -_ODDS) + levels.offsets[side, 0]
+    if row[COLUMN.user_ended] < LOG_FEW:
+        odds += levels.offsets[side, 1]
+    if row[COLUMN.user_submission_gap] < LOG_USER_GAP or row[COLUMN.user_size_submission_gap] < LOG_ALIKE_GAP:
+        odds += levels.offsets[side, 2]
+    return _within(1.0 / (1.0 + np.exp(-odds)), side)
+
+
+@inline_jit
 def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
     """Read a prediction off the distribution in the scratch room, and return the levels of its bounds."""
     scratch = state.scratch
-    low = min(max(_level(state, events.groups, job, _LOW), 0.0005), 0.45)
-    high = min(max(_level(state, events.groups, job, _HIGH), 0.55), 0.9995)
+    low = _within(_level(state, events.groups, job, _LOW), _LOW)
+    high = _within(_level(state, events.groups, job, _HIGH), _HIGH)
     read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out)
     return low, high
 
@@ -434,7 +457,7 @@ def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: 
                 state.pairs.of_threshold[job % room, k, feature] = scratch.of_pairs[feature, k]
     _note(state, events, job, now)
     if predicts:
-        _distribute(state, model, row)
+        distribute(state.scratch, state.levels, model, row)
         low, high = _answer(state, events, job, out)
         waiting = state.waiting
         waiting.level[job, _LOW], waiting.level[job, _HIGH] = low, high
@@ -470,7 +493,7 @@ def _ask_again(state: Any, events: Any, model: Any, job: int, now: int, kept: An
     _describe_last(state.history, events.groups[job], row)
     _describe_record(state.history, events, job, now, row)
     take_samples(state.past, state.history, events.groups, events.nearness, job, now, state.scratch.samples)
-    _distribute(state, model, row)
+    distribute(state.scratch, state.levels, model, row)
     _answer(state, events, job, out)
     row[:] = kept
 
@@ -535,6 +558,15 @@ def _catch_up(  # noqa: PLR0917 - as above
         places[0] += 1
 
 
+@cached_jit
+def _describe_pair(state: Any, job: int, log_time: float, out: Any) -> None:
+    scratch, row = state.scratch, state.features[job]
+    scratch.pairs_at[:] = log_time
+    describe_thresholds(scratch.pairs_at, scratch.samples, row, scratch.by_pairs, scratch.of_pairs)
+    describe_pair_job(scratch.samples, row, scratch.of_job)
+    out[:N_THRESHOLD], out[N_THRESHOLD:] = scratch.of_pairs[:, 0], scratch.of_job
+
+
 class Recorded(NamedTuple):
     """Starts and ends as they were recorded, each in the order of time.
 
@@ -555,16 +587,23 @@ class Recorded(NamedTuple):
 def recorded_events(table: JobTable, *, before: int | None = None) -> Recorded:
     """Return the starts and ends of the first jobs of ``table``, of all for None.
 
-    A start that is not known, or makes no sense beside submission and end, is taken to be the submission. A job that
-    ended after an unknown time has none, because it teaches nothing.
+    Starts are as of :func:`started_s`. A job that ended after an unknown time has none, because it teaches nothing.
     """
-    known = (table.started_s != NEVER_S) & (table.started_s >= table.submitted_s) & (table.started_s <= table.ended_s)
-    started_s = np.where(known, table.started_s, table.submitted_s)
-    starts, ends = np.argsort(started_s, kind="stable"), table.ends()
+    begun_s = started_s(table)
+    starts, ends = np.argsort(begun_s, kind="stable"), table.ends()
     starts = starts[np.isfinite(table.run_time_s[starts]) | (table.ended_s[starts] == NEVER_S)]
     if before is not None:
         starts, ends = starts[starts < before], ends[ends < before]
-    return Recorded(starts=starts, starts_s=started_s[starts], ends=ends, ends_s=table.ended_s[ends])
+    return Recorded(starts=starts, starts_s=begun_s[starts], ends=ends, ends_s=table.ended_s[ends])
+
+
+def started_s(table: JobTable) -> NDArray[np.int64]:
+    """Return the start of each job, s since the epoch.
+
+    One that is not known, or makes no sense beside submission and end, is taken to be the submission.
+    """
+    known = (table.started_s != NEVER_S) & (table.started_s >= table.submitted_s) & (table.started_s <= table.ended_s)
+    return np.where(known, table.started_s, table.submitted_s)
 
 
 NO_TAIL = np.array([[50.0], [1.0]])
@@ -628,6 +667,15 @@ class Timeline:
         """Return new predictions of submitted ``jobs`` as of ``now_s``, of the same shape."""
         out = np.empty((len(jobs), len(RUN_TIME)))
         predict_waiting(self.state, self.events, self.model, jobs, now_s, out)
+        return out
+
+    def pair_features(self, job: int, log_time: float) -> NDArray[np.float32]:
+        """Return the features of the job asked about last, paired with a threshold in log1p s.
+
+        The result has the shape (len(PAIR_FEATURES),).
+        """
+        out = np.empty(N_THRESHOLD + N_JOB, dtype=np.float32)
+        _describe_pair(self.state, job, log_time, out)
         return out
 
 

@@ -35,6 +35,7 @@ STEP_WORDS = {
     "user_stem": "this user's jobs of this name, digits aside",
     "user_name": "this user's jobs of this name and size",
     "neighbours": "this user's latest jobs, the most similar ones above all",
+    "distribution": "from the mean to the middle of such runs, running ones too",
 }
 """What is averaged at each step of the shrinkage: ``helios.predict.causal_stats.LEVELS`` and the steps beside them."""
 
@@ -119,6 +120,10 @@ FEATURE_GROUPS = (
     FeatureGroup(
         "time since this user's last submission", r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}
     ),
+    FeatureGroup("how long such jobs ran before, weighted again", r"threshold|(since|by)_\w+|odds_by_mixture"),
+    FeatureGroup("this user's running jobs", "running(_alike)?"),
+    FeatureGroup("how many such jobs are known", r"(near|started|request)_weight|key_ended"),
+    FeatureGroup("how far apart this user's last two runs are", "last_two_apart"),
     FeatureGroup("the averages above, weighted again", r"anchor|\w+_mean"),
     FeatureGroup("what the averages miss for any job here", EVERY_JOB),
     FeatureGroup("what is done to the answer", AFTERWARDS),
@@ -344,7 +349,8 @@ def _contributions(explained: Explained) -> RenderableType:
     """Return the steps from the widest group to the prediction as a table."""
     table = plain_table("From the widest group to the narrowest", "Ended", "Factor", "Run time")
     # A group in which nothing has ended changes nothing, and the prior counts only until the first job has ended.
-    known = [step for step in explained.steps if step.jobs] or [explained.steps[0]]
+    known = [step for step in explained.steps[:-1] if step.jobs] or [explained.steps[0]]
+    known.append(explained.steps[-1])
     for place, step in enumerate(known):
         words = STEP_WORDS.get(step.level, step.level.replace("_", " "))
         change = _factor(step.factor) if place else ""

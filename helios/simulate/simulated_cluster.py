@@ -217,7 +217,7 @@ class SimulatedCluster(ABC):
         predicted: dict[str, Any] = {}
         if predictions is not None:
             predicted = {
-                "quantiles_s": predictions.quantiles_s.take(jobs, axis=0),
+                "run_times": predictions.run_times.take(jobs, axis=0),
                 "source": predictions.source.take(jobs),
                 "sources": tuple(predictions.sources),
                 "longest_backlog_s": float(predictions.longest_backlog_s),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
 from helios.ownership import MARK, STEP
+from helios.ports import RUN_TIME
 from helios.simulate.slurm.workload import SlurmWorkload
 from helios.simulate.workload import Workload
 
@@ -48,8 +49,8 @@ class Predictions:
 
     Attributes
     ----------
-    quantiles_s : float64 array of shape (n_jobs, 3)
-        p10, p50, p90 of the run time, s; NaN: not predicted.
+    run_times : float64 array of shape (n_jobs, len(RUN_TIME))
+        Columns of :class:`helios.ports.RunTime`; NaN: not predicted.
     source : int16 array of shape (n_jobs,)
         Position in ``sources`` of what predicted; -1: none.
     sources : list of str
@@ -58,7 +59,7 @@ class Predictions:
         The longest backlog so far (:mod:`helios.metrics.backlog`), s; NaN: it is not computed.
     """
 
-    quantiles_s: NDArray[np.float64]
+    run_times: NDArray[np.float64]
     source: NDArray[np.int16]
     sources: list[str]
     longest_backlog_s: NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
@@ -109,7 +110,7 @@ class PendingRows:
     steps: int
     excluded_reason: list[str | None] | None
     held: NDArray[np.bool_] | None
-    quantiles_s: NDArray[np.float64] | None = None
+    run_times: NDArray[np.float64] | None = None
     source: NDArray[np.int16] | None = None
     sources: tuple[str, ...] = ()
     longest_backlog_s: float = math.nan
@@ -140,8 +141,8 @@ class PendingRows:
         return priority if self.held is None else np.where(self.held, 0.0, priority)
 
 
-def _quantile(column: int) -> Callable[[PendingRows], Any]:
-    return lambda rows: None if rows.quantiles_s is None else rows.quantiles_s[:, column]
+def _predicted(column: int) -> Callable[[PendingRows], Any]:
+    return lambda rows: None if rows.run_times is None else rows.run_times[:, column]
 
 
 _OWN: dict[str, Callable[[PendingRows], Any]] = {
@@ -149,9 +150,12 @@ _OWN: dict[str, Callable[[PendingRows], Any]] = {
     "soft_limit_s": lambda rows: rows.soft_limit_s,
     "priority": lambda rows: rows.priority,
     "excluded_reason": lambda rows: None if rows.excluded_reason is None else pd.Categorical(rows.excluded_reason),
-    "p10_s": _quantile(0),
-    "p50_s": _quantile(1),
-    "p90_s": _quantile(2),
+    "p10_s": _predicted(RUN_TIME.p10),
+    "p50_s": _predicted(RUN_TIME.p50),
+    "p90_s": _predicted(RUN_TIME.p90),
+    "typical_s": _predicted(RUN_TIME.typical),
+    "mean_s": _predicted(RUN_TIME.mean),
+    "truncated_mean_s": _predicted(RUN_TIME.truncated_mean),
     "source": lambda rows: None if rows.source is None else encode(rows.source, rows.sources),
     "user_soft_limit_s": lambda rows: rows.user_soft_limit_s,
 }

@@ -28,6 +28,7 @@ from helios.model import (
     PowerSettings,
     Snapshot,
 )
+from helios.ports import HORIZON_S
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 """Default time of a snapshot, a Monday."""
@@ -48,7 +49,7 @@ def a_pending_job(**overrides: Any) -> Row:
     **overrides
         Columns of ``QUEUE``. Times may be text. ``job_id`` counts up by default, and ``eligible_at`` is
         ``submitted_at`` by default. With ``p50_s``, the default of ``p10_s`` is a third of it, that of ``p90_s`` three
-        times as much, and that of ``source`` is ``model``.
+        times as much, that of ``mean_s`` twice as much, and that of ``source`` is ``model``.
 
     Raises
     ------
@@ -275,7 +276,8 @@ def _with_quantiles(row: Row) -> Row:
     median_s = row.get("p50_s")
     if median_s is None:
         return row
-    return {"p10_s": median_s / 3, "p90_s": median_s * 3, "source": "model"} | row
+    means = {"mean_s": 2 * median_s, "truncated_mean_s": min(2 * median_s, HORIZON_S)}
+    return {"p10_s": median_s / 3, "p90_s": median_s * 3, "typical_s": median_s, **means, "source": "model"} | row
 
 
 def _as_time(value: Any) -> pd.Timestamp:

@@ -12,12 +12,12 @@ from datetime import timedelta
 import pandas as pd
 
 from helios.actions import JobAction, JobSetting, Outcome, Place, Reorder, Result, Revert, SoftLimit
-from helios.model import Snapshot
+from helios.model import PREDICTIONS, Snapshot
 from helios.ports import Cluster
 
 COARSEST = 0.02
 """Largest difference between a requested urgency and the one that is read back."""
-PREDICTED = ("p10_s", "p50_s", "p90_s", "source")
+PREDICTED = PREDICTIONS.names
 
 Make = Callable[[], Cluster]
 

@@ -30,8 +30,7 @@ from helios.ports import Domain, Progress, Service, no_progress
 from helios.predict.demand.features import campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, assemble
-from helios.predict.duration import HistoryPredictor
-from helios.predict.job_table import JobTable, causal_features
+from helios.predict.job_table import JobTable, causal_features, past_mean_s
 from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
 from helios.services.energy_saving import Ces, CesOptions, published_options
 from helios.services.energy_saving.node_choice import pool_nodes, to_sleep, to_wake
@@ -454,9 +453,7 @@ def _forecast(context: _ServiceContext, cluster: SimCluster, progress: Progress)
     n_steps, first = busy.shape[1], (context.window_s[0] - start_s) // STEP_S
     ended_s = start_s + STEP_S * np.arange(1, n_steps + 1, dtype=np.int64)
     # What a prediction at submission without a trained model would have said.
-    predicted_s = HistoryPredictor().predict(
-        causal_features(JobTable.from_frame(machine.jobs, timezone=context.setup.timezone)).X
-    )[:, 1]
+    predicted_s = past_mean_s(causal_features(JobTable.from_frame(machine.jobs, timezone=context.setup.timezone)).X)
     group = campaigns(machine.jobs)
     pools = {}
     for partition, name in enumerate(machine.shape.partitions):
