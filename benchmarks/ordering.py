@@ -1,20 +1,20 @@
-"""What an order is worth, and what was tried to make it worth more: shares of the oracle's gain in mean wait.
+"""What an order of the queue is worth, over draws of several traces.
 
-    python -m benchmarks.ordering TRACE --nodes 100 --gpus-per-node 1 [--timezone Z] [--sizes 1,1.02,1.04] [--only ROWS]
+    python -m benchmarks.ordering FOLDER [--draws 4] [--part first|rest|all] [--rules rules|bounds] [--only venus_users]
 
-The last 30 % of a trace are replayed on machines of several sizes, for one replay alone says little: its mean hangs on
-a few busy days. Every replay has EASY backfill by time limits; the share is of what QSSF with true run times and
-without a guard saves against FIFO. Printed beside it: the longest wait, and the mean wait of jobs of more than 8 GPUs,
-against FIFO's.
+Each figure is a wait over that of the site's own order (first in, first out with EASY backfill by time limits) in the
+same draw: the mean wait (geometric mean over the draws, the worst in brackets), the longest wait (median, worst), and
+the mean wait of large jobs (geometric mean, worst). Large: above 8 GPUs; in CPU logs the largest tenth. Every rule has
+EASY backfill by time limits, and ages by the same share of the longest wait, unless its name says "not aged". The
+windows of the part `first` served to choose constants; what is reported is `rest`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,187 +22,117 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.draws import Bench, Ratios, Window, day, draw
 from helios.app.history import read_file
-from helios.app.prediction_value import PREDICTED
-from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import ORDERS, Policy
-from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, train_predictor
-from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
-from helios.simulate import Backfill, Replay, WaitBound, replay
+from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Options, Policy, RunTimes, Scenario, read_options
+from helios.simulate import Backfill
 
-DAY_S = 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """One machine: the jobs on it, today's queue, and what predicts."""
-
-    setup: ReplaySetup
-    today: Replay
-    model: Any
-
-    def predictor(self, forecaster: Any, **options: Any) -> ReplayTrainedPredictor:
-        """Return a predictor that begins with ``forecaster``."""
-        setup = self.setup
-        return ReplayTrainedPredictor(
-            setup.machine.jobs, history=setup.before, model=forecaster, timezone=setup.timezone, **options
-        )
-
-    def model_online(self, **options: Any) -> ReplayTrainedPredictor:
-        """Return the trained model, which goes on learning."""
-        return self.predictor(self.model, **options)
-
-    def guard(self, share: float) -> WaitBound:
-        """Return the bound that is this share of the longest wait so far under FIFO, 3 h at least."""
-        return WaitBound.beside(
-            started_s=self.today.started_s, wait_s=self.today.wait_s, least_s=3 * 3_600, share=share
-        )
+VENUS = "helios_venus_mar-aug2020.csv.gz"
+VENUS_USERS = "helios_venus_users_may-jun2020.csv.gz"
+PHILLY = "philly_vc_aug-oct2017.csv.gz"
+KTH, BLUE = "KTH-SP2-1996-2.1-cln.swf.gz", "SDSC-BLUE-2000-4.2-cln.swf.gz"
+PHILLY_NODES = (
+    "6214e9=26,7f04ca=13,11cb48=6,b436b2=26,ee9e8c=26,e13805=6,6c71a0=13,2869ce=6,ed69ec=3,103959=3,0e4a51=13"
+)
+"""40 % of the nodes of each virtual cluster; at all of them hardly a job waits."""
+FIRST = (
+    Window(name="venus_apr", file=VENUS, nodes="85", since=day("2020-04-01"), until=day("2020-05-11")),
+    Window(name="venus_may", file=VENUS, nodes="85", since=day("2020-05-11"), until=day("2020-06-21")),
+    Window(name="kth_first", file=KTH, nodes="100", gpus_per_node=1, until=day("1997-03-01")),
+    Window(name="blue_first", file=BLUE, nodes="144", since=day("2000-07-01"), until=day("2000-10-01")),
+)
+REST = (
+    Window(name="venus_users", file=VENUS_USERS, nodes="85"),
+    Window(name="venus_jul", file=VENUS, nodes="85", since=day("2020-07-01"), until=day("2020-08-20")),
+    Window(name="philly", file=PHILLY, nodes=PHILLY_NODES),
+    Window(name="kth_rest", file=KTH, nodes="100", gpus_per_node=1, since=day("1997-03-01")),
+    Window(name="blue_rest", file=BLUE, nodes="144", since=day("2001-11-01"), until=day("2002-02-01")),
+)
+PARTS = {"first": FIRST, "rest": REST, "all": (*FIRST, *REST)}
 
 
-class Believing:
-    """A predictor of whose quantiles the order believes another number than the median."""
-
-    def __init__(self, predictor: ReplayTrainedPredictor, number: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._predictor, self._number = predictor, number
-        self.ended = predictor.ended
-
-    def submitted(self, *asked: Any) -> np.ndarray:
-        """Answer as the predictor does, with the other number in the median's place."""
-        return self._other(self._predictor.submitted(*asked))
-
-    def waiting(self, *asked: Any, **running: Any) -> np.ndarray:
-        """Answer in the same way about jobs that wait."""
-        return self._other(self._predictor.waiting(*asked, **running))
-
-    def _other(self, quantiles: np.ndarray) -> np.ndarray:
-        quantiles = quantiles.copy()
-        quantiles[:, 1] = self._number(quantiles)
-        return quantiles
+def plan(policy: Policy, run_times: RunTimes | None = None, **options: Any) -> Scenario:
+    """Return a scenario with EASY backfill by time limits."""
+    stored: Options = read_options(policy.value, options)
+    return Scenario(
+        policy=policy, backfill=Backfill.EASY, run_times=run_times, estimates=RunTimes.LIMIT, options=stored
+    )
 
 
-def swanson(quantiles: np.ndarray) -> np.ndarray:
-    """Return the mean of a skewed distribution from its quantiles: 0.3, 0.4, 0.3 (Swanson's rule)."""
-    return quantiles @ np.array([0.3, 0.4, 0.3])
-
-
-def by_size(exponent: float) -> Callable[..., np.ndarray]:
-    """Return the order run time x GPUs^``exponent``."""
-    return lambda *, submitted_s, gpus, run_time_s: run_time_s * gpus.astype(float) ** exponent  # noqa: ARG005 - Order
-
-
-def noise(suspension: Bench) -> np.ndarray:
-    """Return the true run times off by e^N(0, 1.5)."""
-    true = suspension.setup.workload.run_time_s
-    return true * np.exp(np.random.default_rng(0).normal(0, 1.5, len(true)))
-
-
-AGAIN = {"predict_again_s": 600}
-TRIED: dict[str, Callable[..., dict[str, Any]]] = {
-    "true, no guard": lambda _: {},
-    **{f"true, guard {share:g}": lambda b, s=share: {"guard": b.guard(s)} for share in (0.5, 0.7, 1.0, 1.5)},
-    "true, guard 12 h": lambda _: {"guard": WaitBound.constant(DAY_S // 2)},
-    "true, guard 48 h": lambda _: {"guard": WaitBound.constant(2 * DAY_S)},
-    "off by e^N(0,1.5)": lambda b: {"run_time_s": noise(b), "guard": b.guard(1)},
-    "smallest first": lambda b: {"order": ORDERS[Policy.FEWEST_GPUS], "guard": b.guard(1)},
-    "user's last": lambda b: {"predictor": b.predictor(UserLast(), refit=False), "guard": b.guard(1)},
-    "shrinkage": lambda b: {"predictor": b.predictor(None, refit=False), "guard": b.guard(1)},
-    "model": lambda b: {"predictor": b.model_online(), "guard": b.guard(1)},
-    "model, no guard": lambda b: {"predictor": b.model_online()},
-    "model, again": lambda b: {"predictor": b.model_online(), "guard": b.guard(1), **AGAIN},
-    "model, again, no guard": lambda b: {"predictor": b.model_online(), **AGAIN},
-    "model, again, guard 0.7": lambda b: {"predictor": b.model_online(), "guard": b.guard(0.7), **AGAIN},
-    "model, again, guard 12 h": lambda b: {
-        "predictor": b.model_online(),
-        "guard": WaitBound.constant(DAY_S // 2),
-        **AGAIN,
-    },
-    "model, again hourly": lambda b: {"predictor": b.model_online(), "guard": b.guard(1), "predict_again_s": 3_600},
-    "shrinkage, again": lambda b: {"predictor": b.predictor(None, refit=False), "guard": b.guard(1), **AGAIN},
-    "model, again, weekly": lambda b: {
-        "predictor": b.model_online(refit_every_s=7 * DAY_S),
-        "guard": b.guard(1),
-        **AGAIN,
-    },
-    "model, again, by mean": lambda b: {
-        "predictor": Believing(b.model_online(), swanson),
-        "guard": b.guard(1),
-        **AGAIN,
-    },
-    **{
-        f"model, again, x gpus^{power:g}": lambda b, p=power: {
-            "predictor": b.model_online(),
-            "guard": b.guard(1),
-            "order": by_size(p),
-            **AGAIN,
-        }
-        for power in (-0.5, 0.0, 0.5)
-    },
+PREDICTED, TRUE = RunTimes.PREDICTED, RunTimes.TRUE
+DEFAULT: dict[str, Any] = {"wait_share": WAIT_SHARE, "bound_share": BOUND_SHARE or NEVER}
+"""Controls age and are bounded as `qssf` is."""
+RULES = {
+    "qssf": plan(Policy.QSSF, PREDICTED, **DEFAULT),
+    "size": plan(Policy.FEWEST_GPUS, **DEFAULT),
+    "size x median": plan(Policy.SERVICE, PREDICTED, **DEFAULT),
+    "size x mean": plan(Policy.MEAN_SERVICE, PREDICTED, **DEFAULT),
+    "qssf, true run times": plan(Policy.QSSF, TRUE, **DEFAULT),
+    "qssf, not aged": plan(Policy.QSSF, PREDICTED, wait_share=NEVER, bound_share=NEVER),
+    "size, not aged": plan(Policy.FEWEST_GPUS),
+    "size x median, not aged": plan(Policy.SERVICE, PREDICTED),
 }
+BOUNDS = {
+    f"qssf, wait_share {share:g}, bound {bound}, large / {divisor:g}": plan(
+        Policy.QSSF, PREDICTED, wait_share=share, bound_share=bound, large_divisor=divisor
+    )
+    for share in (0.5, 0.25, 1.0)
+    for divisor in (1.0, 4.0)
+    for bound in (NEVER, 1.0, 1.25)
+}
+TABLES = {"rules": RULES, "bounds": BOUNDS}
+Found = dict[str, dict[str, list[Ratios]]]
 
 
-def replayed(setup: ReplaySetup, **options: Any) -> Replay:
-    """Replay with EASY by limits, by service, unless told otherwise; true run times unless predicted."""
-    order = options.pop("order", ORDERS[Policy.QSSF])
-    if "predictor" not in options:
-        options.setdefault("run_time_s", setup.workload.run_time_s.astype(float))
-    return replay(
-        setup.workload, setup.machine.shape, backfill=Backfill.EASY, order=order, estimate_s=setup.limit_s, **options
+def measure(folder: Path, windows: Sequence[Window], rules: dict[str, Scenario], draws: int) -> Found:
+    """Return the ratios of each rule in each window, one for each draw, printing them as they come."""
+    found: Found = defaultdict(lambda: defaultdict(list))
+    for window in windows:
+        history = read_file(folder / window.file)
+        for seed in range(1, draws + 1):
+            bench = Bench(draw(history, window, seed), window)
+            for name, scenario in rules.items():
+                found[name][window.name].append(bench.ratios(scenario))
+        for name in rules:
+            print(f"{window.name:12s} {name:44s} {_line(found[name][window.name])}", flush=True)
+    return found
+
+
+def _line(ratios: Sequence[Ratios]) -> str:
+    mean, longest, large = (np.array([getattr(one, name) for one in ratios]) for name in ("mean", "longest", "large"))
+    return (
+        f"mean {_geometric(mean):5.2f} ({mean.max():.2f})  longest {np.median(longest):5.2f} ({longest.max():.2f})  "
+        f"large {_geometric(large):5.2f} ({large.max():.2f})"
     )
 
 
-def figures(result: Replay, suspension: Bench, oracle: Replay) -> list[float]:
-    """Return the share of the oracle's gain, and the longest wait and that of large jobs against today's."""
-    today, large = suspension.today, suspension.setup.workload.gpus > 8
-    share = (today.wait_s.mean() - result.wait_s.mean()) / (today.wait_s.mean() - oracle.wait_s.mean())
-    of_large = result.wait_s[large].mean() / today.wait_s[large].mean() if large.any() else np.nan
-    return [share, result.wait_s.max() / today.wait_s.max(), of_large]
-
-
-def benches(given: argparse.Namespace) -> list[Bench]:
-    """Return the machines of all sizes; the model is trained once."""
-    history = read_file(given.trace, timezone=given.timezone)
-    since = history.jobs["submitted_at"].iloc[int(len(history.jobs) * 0.7)].to_pydatetime()
-    request = WhatIfRequest(
-        plans=[PREDICTED],
-        since=since,
-        gpus_per_node=given.gpus_per_node,
-        skip_oversized=True,
-    )
-    made: list[Bench] = []
-    for size in map(float, given.sizes.split(",")):
-        nodes = {name: max(1, round(size * count)) for name, count in parse_nodes(given.nodes).items()}
-        setup = prepare_replay(history, replace(request, nodes=nodes))
-        model = made[0].model if made else train_predictor(history, setup, request, lambda _setup, _done: None)
-        made.append(Bench(setup=setup, today=replayed(setup, order=ORDERS[Policy.FIFO]), model=model))
-    return made
+def _geometric(values: np.ndarray) -> float:
+    return float(np.exp(np.log(np.maximum(values, 1e-3)).mean()))
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--nodes", required=True)
-    parser.add_argument("--gpus-per-node", type=int, default=8)
-    parser.add_argument("--timezone")
-    parser.add_argument("--sizes", default="1")
-    parser.add_argument("--only", help="Names of rows by semicolons; else all")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--part", choices=PARTS, default="rest")
+    parser.add_argument("--rules", choices=TABLES, default="rules")
+    parser.add_argument("--only", help="Names of windows by commas; else all of the part")
     given = parser.parse_args()
-    machines = benches(given)
-    oracles = [replayed(suspension.setup) for suspension in machines]
-    jobs = len(machines[0].setup.workload)
-    print(f"{jobs:,} jobs; share of the oracle's gain, longest and >8 against FIFO + EASY; shares by size", flush=True)
-    for name, options in TRIED.items():
-        if given.only and name not in given.only.split(";"):
-            continue
-        started = time.perf_counter()
-        rows = [
-            figures(replayed(suspension.setup, **options(suspension)), suspension, oracle)
-            for suspension, oracle in zip(machines, oracles, strict=True)
+    names = given.only.split(",") if given.only else None
+    windows = [window for window in PARTS[given.part] if names is None or window.name in names]
+    found = measure(given.folder, windows, TABLES[given.rules], given.draws)
+    print("\nAll windows: each window counts once, by its draws' geometric mean")
+    for name, by_window in found.items():
+        means = [
+            Ratios(
+                mean=_geometric(np.array([one.mean for one in ratios])),
+                longest=float(np.median([one.longest for one in ratios])),
+                large=_geometric(np.array([one.large for one in ratios])),
+            )
+            for ratios in by_window.values()
         ]
-        share, longest, large = np.mean(rows, axis=0)
-        took = (time.perf_counter() - started) / len(machines)
-        each = " ".join(f"{row[0]:.2f}" for row in rows)
-        print(f"{name:<26}{share:7.3f}{longest:7.2f}{large:7.2f}{took:8.1f} s   {each}", flush=True)
+        print(f"{name:44s} {_line(means)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ from helios.control import (
 )
 from helios.model import DECISIONS, NODE_EVENTS, NODES, Mode
 from helios.ports import Domain
-from helios.simulate import Backfill, Backlog, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
+from helios.simulate import Ageing, Backfill, ClusterShape, Placement, Reservation, WaitBound, Workload, replay
 from helios.simulate.slurm import replay_slurm
 from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_demand, a_node
 from helios.warehouse import Warehouse
@@ -170,8 +170,8 @@ COMMANDS = (
     Command(name="whatif", words=f"whatif {ON_VENUS} --json"),
     Command(
         name="whatif-options",
-        words=f"whatif {ON_VENUS} --warm-up 1d --policy fifo,balanced --backfill nodes,skip --estimates predicted,3600 "
-        "--predict-again 1h --set balanced.share=0.8 --set fifo.patience=6h --json",
+        words=f"whatif {ON_VENUS} --warm-up 1d --policy fifo,qssf --backfill nodes,skip --estimates predicted,3600 "
+        "--predict-again 1h --set qssf.wait_share=0.8 --set fifo.patience=6h --json",
     ),
     Command(name="whatif-repeat", words=f"whatif {ON_VENUS} --policy fifo,qssf --backfill easy --repeat 5 --json"),
     Command(
@@ -411,7 +411,7 @@ SACCT_FIELDS = (
     "JobIDRaw|JobID|Partition|QOS|Account|User|Submit|Eligible|Start|End|State|NNodes|ReqCPUS|ReqTRES|Timelimit"
 )
 SWEEP = """
-policies = ["fifo", "qssf", "balanced"]
+policies = ["fifo", "qssf", "service"]
 backfills = ["none", "easy"]
 estimates = ["limit"]
 
@@ -422,8 +422,8 @@ to = "2020-06-13"
 [settings]
 nodes = ["14", "20"]
 
-[options.balanced]
-share = [0.7, 1.0]
+[options.qssf]
+wait_share = [0.25, 1.0]
 """
 
 
@@ -710,7 +710,7 @@ def replays(shape: ClusterShape, jobs: Workload) -> Iterator[tuple[str, Json]]:
 # Of a replay; a new predictor is made for each.
 OPTIONS: dict[str, dict[str, Any]] = {
     "constant guard": {"guard": WaitBound.constant(3_600)},
-    "guard by the backlog": {"guard": Backlog(least_s=600)},
+    "aged": {"ageing": Ageing(at_s=np.array([0, 10**9]), tau_s=np.array([3_600.0, 7_200.0]))},
     "closed reservation": {"reservation": Reservation(closed=True), "guard": WaitBound.constant(3_600)},
     "reservation with idle GPUs": {"reservation": Reservation(idle_gpus=2)},
     "spread": {"placement": Placement.SPREAD},

@@ -106,7 +106,7 @@ PHILLY = PublishedTable(
 
 # The comparison.
 
-POLICIES = (Policy.FIFO, Policy.SJF, Policy.QSSF, Policy.FEWEST_GPUS, Policy.SRTF)
+POLICIES = (Policy.FIFO, Policy.SJF, Policy.SERVICE, Policy.FEWEST_GPUS, Policy.SRTF)
 """The four of the artifact, and fewest GPUs first, without which QSSF means nothing."""
 
 # The artifact's QSSF on Philly goes by the true run time, off by a factor drawn thus (estimators/philly_estimate.py):
@@ -349,7 +349,7 @@ def _row(policy: Policy, setup: _Setup, progress: Progress) -> ComparisonRow:
     printed = setup.table is not None and policy.value in setup.table.jct_s
     return ComparisonRow(
         policy=policy,
-        found=_each(np.mean, means) if policy is Policy.QSSF else means[0],
+        found=_each(np.mean, means) if policy is Policy.SERVICE else means[0],
         lowest=_each(np.min, means),
         highest=_each(np.max, means),
         queued_jobs=int((found[0].queue_s > 0).sum()),
@@ -370,7 +370,7 @@ def _as_artifact(policy: Policy, setup: _Setup, draw: int) -> PublishedReplay:
     published, priority = PublishedPolicy.QSSF, None
     if policy is Policy.FEWEST_GPUS:
         priority = workload.gpus.astype(np.float64)
-    elif policy is Policy.QSSF:
+    elif policy is Policy.SERVICE:
         priority = (workload.gpus * drawn_errors(workload.run_time_s, seed + draw)).astype(np.float64)
     else:
         published = PublishedPolicy(policy.value)
@@ -380,7 +380,9 @@ def _as_artifact(policy: Policy, setup: _Setup, draw: int) -> PublishedReplay:
 def _as_ours(policy: Policy, setup: _Setup) -> Means:
     """Replay with our own semantics and strict queues, QSSF with draw 0."""
     workload = setup.workload
-    believed = drawn_errors(workload.run_time_s, setup.request.seed) if policy is Policy.QSSF else workload.run_time_s
+    believed = (
+        drawn_errors(workload.run_time_s, setup.request.seed) if policy is Policy.SERVICE else workload.run_time_s
+    )
     result = replay(
         workload,
         setup.cluster.shape,

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-import numpy as np
-
 from helios.app.history import LoadedHistory
-from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
+from helios.app.scenarios import ORDERS, READS, Policy, RunTimes, Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, measure, prepare_replay, replayed_resource, train_predictor
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
-from helios.ports import Progress, no_progress
+from helios.ports import RUN_TIME, Progress, no_progress
 from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from helios.report.models import MODEL, ORACLE, REPLAY_NAMES, TODAY, UNGUARDED_ORACLE, OrderValue
-from helios.simulate import Backfill, Replay, WaitBound, replay
+from helios.simulate import Backfill, LongestWaits, Replay, WaitBound, replay
 
-LEAST_PATIENCE_S = 3 * 3_600
 SHARE_OF_LONGEST = 1.0
 """The bound on waiting is max(3 h, the longest wait so far under FIFO + EASY). With 0.7 of it QSSF with true run times
 keeps .81 of its gain on KTH and .94 on Philly at 40 %, its longest wait being 1.14 and 0.93 x FIFO's; with all of it
@@ -133,9 +130,10 @@ def _replays(
             setup.machine.shape,
             backfill=Backfill.EASY,
             order=ORDERS[policy],
+            reads=READS.get(policy, RUN_TIME.p50),
             estimate_s=setup.limit_s,
             progress=lambda done: progress(said, done / n_jobs),
-            **{"run_time_s": setup.workload.run_time_s.astype(np.float64), **options},
+            **{"run_time_s": PREDICTED.true_run_time_s(setup.workload.run_time_s), **options},
         )
         progress(said, 1.0)
         return result
@@ -155,8 +153,8 @@ def _replays(
     if site.promote_after is not None:
         guard = WaitBound.constant(int(site.promote_after.total_seconds()))
     else:
-        today_s = {"started_s": today.started_s, "wait_s": today.wait_s}
-        guard = WaitBound.beside(**today_s, least_s=LEAST_PATIENCE_S, share=SHARE_OF_LONGEST)
+        own_order = LongestWaits.of(submitted_s=setup.workload.submitted_s, started_s=today.started_s)
+        guard = own_order.wait_bound(SHARE_OF_LONGEST)
     made = {
         TODAY: today,
         ORACLE: replayed(ORACLE, guard=guard),

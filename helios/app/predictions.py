@@ -10,147 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from helios.app.own_order import OwnOrderWatch
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
-from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator, JobTimes, longest_backlog_s
-from helios.model import JOBS, Snapshot, in_submission_order, seconds_of
+from helios.model import JOBS, Snapshot, in_submission_order
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
-
-
-# The longest backlog of a live cluster. It is computed from the history and the queue, so nothing of it is stored.
-
-LOOKS_BACK = timedelta(days=60)
-"""How far back a backlog counts: a jam of last year says nothing of how long one should wait today."""
-_ENDED = ("partition", "gpus", "submitted_at", "eligible_at", "started_at", "ended_at")
-
-
-class BacklogWatch:
-    """Longest backlog, recomputed once an hour of the cluster's clock."""
-
-    def __init__(self) -> None:
-        self._at: datetime | None = None
-        self._longest_s = math.nan
-
-    def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
-        """Return the longest backlog of the weeks before ``snapshot``, s.
-
-        See :func:`longest_backlog`.
-        """
-        now = snapshot.taken_at
-        if self._at is None or not timedelta(0) <= now - self._at < timedelta(seconds=EVERY_S):
-            self._at, self._longest_s = now, longest_backlog(snapshot, history)
-        return self._longest_s
-
-
-def longest_backlog(snapshot: Snapshot, history: pd.DataFrame) -> float:
-    """Return the longest backlog of the last ``LOOKS_BACK``, s.
-
-    NaN: no GPU job has ended in it.
-
-    It reaches back no further than ``history``. Partitions that share nodes count as one, with the GPUs that all of its
-    nodes have when they work. Jobs that are held or cannot start yet delay nobody and do not count. Neither do jobs
-    without GPUs or of an unknown partition.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-        With predictions.
-    history : DataFrame
-        Columns of ``JOBS``.
-    """
-    now = pd.Timestamp(snapshot.taken_at)
-    group_of, capacity = _groups(snapshot.nodes)
-    ended = history.loc[
-        (history["ended_at"] > now - LOOKS_BACK) & history["started_at"].notna() & (history["gpus"] > 0), [*_ENDED]
-    ]
-    pending = snapshot.pending
-    ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
-    known = (ended, _queued(snapshot.running), _queued(ready))
-    jobs = pd.concat([_plain(frame, group_of) for frame in known], ignore_index=True)
-    jobs = jobs[(jobs["partition"] >= 0) & (jobs["gpus"] > 0)]
-    if not jobs["ended_s"].notna().any() or not capacity.any():
-        return math.nan
-    past = JobTimes(**{str(name): column.to_numpy() for name, column in jobs.items()})
-    now_s = now.timestamp()
-    first_s = max(float(past.since_s.min()), now_s - LOOKS_BACK.total_seconds())
-    return longest_backlog_s(past, capacity=capacity, now_s=now_s, first_s=first_s)
-
-
-def backlog_estimator(nodes: pd.DataFrame, jobs: pd.DataFrame) -> BacklogEstimator | None:
-    """Return an estimator that follows the backlog of a replay.
-
-    None: the cluster has no GPUs.
-
-    Parameters
-    ----------
-    nodes : DataFrame
-        Columns of ``NODE_STATES``.
-    jobs : DataFrame
-        Columns of ``JOBS``, all jobs of the replay.
-    """
-    group_of, capacity = _groups(nodes)
-    if not capacity.any():
-        return None
-    return BacklogEstimator(partition=_group_of_each(jobs, group_of), gpus=jobs["gpus"].to_numpy(), capacity=capacity)
-
-
-def _queued(queue: pd.DataFrame) -> pd.DataFrame:
-    """Return queued jobs with the GPUs of all their tasks and an expected run time.
-
-    ``queue`` has the columns of ``QUEUE``.
-    """
-    expected_s = queue[["p10_s", "p50_s", "p90_s"]].to_numpy(dtype=np.float64) @ np.array(EXPECTED)
-    return queue.assign(gpus=queue["gpus"] * queue["tasks"], predicted_s=expected_s)
-
-
-def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
-    since = jobs["eligible_at"].fillna(jobs["submitted_at"])
-    columns = {
-        "partition": _group_of_each(jobs, group_of),
-        "gpus": jobs["gpus"].to_numpy(dtype=np.int64),
-        "since_s": seconds_of(since),
-        "started_s": seconds_of(jobs["started_at"]),
-        "ended_s": seconds_of(jobs["ended_at"]) if "ended_at" in jobs else np.nan,
-        "predicted_s": jobs["predicted_s"].to_numpy() if "predicted_s" in jobs else np.nan,
-    }
-    return pd.DataFrame(columns, index=range(len(jobs)))
-
-
-def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
-    partition = jobs["partition"].astype("category")
-    groups = np.array([_group(str(name), group_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
-    return groups[partition.cat.codes]
-
-
-def _group(partition: str, group_of: dict[str, int]) -> int:
-    """Return the group of the first known partition of a job.
-
-    ``partition`` may name several. -1: none is known.
-    """
-    return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
-
-
-def _groups(nodes: pd.DataFrame) -> tuple[dict[str, int], NDArray[np.int64]]:
-    """Return the group of each partition and the GPUs of each group.
-
-    Partitions that share nodes are one group.
-    """
-    named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "")]
-    texts = named["partitions"].astype(str)
-    groups: list[set[str]] = []
-    for text in texts.unique():
-        names = set(text.split(","))
-        touched = [group for group in groups if group & names]
-        groups = [group for group in groups if not group & names] + [names.union(*touched)]
-    group_of = {name: number for number, group in enumerate(groups) for name in group}
-    of_node = texts.map(lambda text: group_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
-    gpus = np.bincount(of_node, weights=named["gpus"], minlength=len(groups))
-    return group_of, gpus.astype(np.int64)
 
 
 QUANTILES = ("p10_s", "p50_s", "p90_s")
@@ -210,7 +78,7 @@ class PredictorState:
 
 
 class LivePredictions:
-    """Adds predictions and the longest backlog to snapshots.
+    """Adds predictions and the longest wait of the site's own order to snapshots.
 
     Reads from the warehouse only what is new there.
 
@@ -225,7 +93,7 @@ class LivePredictions:
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
-        self._longest_backlog = BacklogWatch()
+        self._longest_own_wait = OwnOrderWatch()
 
     @property
     def knowledge(self) -> PredictorState:
@@ -246,7 +114,7 @@ class LivePredictions:
         return self._known
 
     def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return ``snapshot`` with predictions and the longest backlog.
+        """Return ``snapshot`` with predictions and the longest wait of the site's own order.
 
         For a running job they predict the whole run time, given how long it has run.
         """
@@ -259,7 +127,7 @@ class LivePredictions:
             pending=snapshot.pending.assign(**pending),
             running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
         )
-        return replace(seen, longest_backlog_s=self._longest_backlog(seen, knowledge.history))
+        return replace(seen, longest_own_wait_s=self._longest_own_wait(seen, knowledge.history))
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles

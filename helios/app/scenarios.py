@@ -15,23 +15,29 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from helios.errors import UsageError
-from helios.ports import Order
-from helios.services.queue_orders import balanced, shortest_service_first
+from helios.ports import HORIZON_S, RUN_TIME, Order
+from helios.services.queue_orders import divide_large_jobs, shortest_service_first
 from helios.simulate import ORDERS as CONTROLS
-from helios.simulate import RESERVING, Backfill, Backlog, WaitBound
+from helios.simulate import RESERVING, Ageing, Backfill, LongestWaits, WaitBound
 from helios.units import length
 
 # Options of policies, in one table for sweep plans, keys of results and replays.
 #
-# A person writes an option as ``least = "3h"``. It is stored as the value and the name of a parameter of the wait bound
-# (``least_s``, 10800). A new bound needs its rows in ``OPTIONS`` and its line in :func:`wait_bound`.
+# A person writes an option as ``patience = "3h"``. It is stored as its value and the name ``patience_s``.
 
 Options = tuple[tuple[str, int | float | None], ...]
 """Names and values as they are stored, sorted by name."""
 
 NEVER = "never"
-BALANCED, SRTF = "balanced", "srtf"
+QSSF, SRTF, FIFO = "qssf", "srtf", "fifo"
+WAIT_SHARE = 0.5
+"""Default ageing time of ``qssf``, as a share of the longest wait of the site's own order."""
+BOUND_SHARE = 1.0
+"""Default wait bound of ``qssf``, as such a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,51 +47,65 @@ class PolicyOption:
     Attributes
     ----------
     kept_as : str
-        Name under which it is stored, a parameter of the wait bound.
+        Name under which it is stored.
     read : callable
         Returns the value of a text; raises UsageError.
-    of : str
-        The policy that has it; empty for all that order a queue.
+    not_of : frozenset of str
+        The policies that do not have it.
     told : str
         What it is, for a person.
     """
 
     kept_as: str
     read: Callable[[Any], int | float | None]
-    of: str
+    not_of: frozenset[str]
     told: str
 
 
-def _length_s(text: Any) -> int:
-    return int(length(text).total_seconds())
-
-
 def _length_or_never_s(text: Any) -> int | None:
-    return None if text == NEVER else _length_s(text)
+    return None if text == NEVER else int(length(text).total_seconds())
 
 
-def _share(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise UsageError(f"{value!r} is not a share, a number from 0 on.", hint="Write 0.9, or 0 for none.")
+def _share_or_never(value: Any) -> float | None:
+    if value == NEVER:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"{value!r} is not a share, a number above 0.", hint=f"Write 0.5, or {NEVER}.")
     return float(value)
 
 
+def _divisor(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
+        raise UsageError(f"{value!r} is not a number from 1 on.", hint="Write 4, or 1 for none.")
+    return float(value)
+
+
+_NOT_AGED = frozenset({FIFO, SRTF})
 OPTIONS: Mapping[str, PolicyOption] = {
+    "wait_share": PolicyOption(
+        kept_as="wait_share",
+        read=_share_or_never,
+        not_of=_NOT_AGED,
+        told="how much the longest waiter may pay: the time that counts as e times the service, as a share of the "
+        'longest wait under the site\'s own order; 0.25, 0.5, 1; "never": jobs do not age',
+    ),
+    "bound_share": PolicyOption(
+        kept_as="bound_share",
+        read=_share_or_never,
+        not_of=_NOT_AGED,
+        told='a job that has waited longer than this share of that longest wait goes first; "never"',
+    ),
+    "large_divisor": PolicyOption(
+        kept_as="large_divisor",
+        read=_divisor,
+        not_of=_NOT_AGED,
+        told="jobs above 8 GPUs count as their service divided by this: 4",
+    ),
     "patience": PolicyOption(
         kept_as="patience_s",
         read=_length_or_never_s,
-        of="",
-        told='a job that has waited so long goes first: "12h"; "never"; instead of the bound by the backlog',
-    ),
-    "share": PolicyOption(
-        kept_as="share", read=_share, of=BALANCED, told="of the longest backlog that a job waits at most"
-    ),
-    "least": PolicyOption(kept_as="least_s", read=_length_s, of=BALANCED, told='the bound is never shorter: "3h"'),
-    "known": PolicyOption(
-        kept_as="known_s", read=_length_s, of=BALANCED, told='longest wait of the site\'s past: "20h"'
-    ),
-    "every": PolicyOption(
-        kept_as="every_s", read=_length_s, of=BALANCED, told='how often the backlog is updated: "1h"'
+        not_of=frozenset({SRTF}),
+        told='a job that has waited so long goes first: "12h"; "never"; instead of bound_share',
     ),
 }
 
@@ -98,31 +118,17 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
     UsageError
         The policy has no such option, a value is not understood, or the options contradict each other.
     """
-    there = {name: option for name, option in OPTIONS.items() if option.of in ("", policy) and policy != SRTF}
+    there = {name: option for name, option in OPTIONS.items() if policy not in option.not_of}
     if unknown := [name for name in written if name not in there]:
         has = "; ".join(f"{name}: {option.told}" for name, option in there.items()) or "none"
         raise UsageError(f"{policy} has no option {', '.join(unknown)}.", hint=f"Its options: {has}")
     read = {there[name].kept_as: there[name].read(value) for name, value in written.items()}
-    if "patience_s" in read and len(read) > 1:
+    if {"patience_s", "bound_share"} <= set(read):
         raise UsageError(
-            f"{policy} cannot have patience together with {', '.join(name for name in written if name != 'patience')}: "
-            "patience replaces the bound by the backlog.",
-            hint="Give one or the other. In a plan write [[options.balanced]] twice, once with patience.",
+            f"{policy} cannot have patience together with bound_share: both say when a job goes first.",
+            hint="Give one or the other. In a plan write [[options.qssf]] twice, once with patience.",
         )
-    options = tuple(sorted(read.items()))
-    wait_bound(policy, options)  # raises for values that no bound accepts
-    return options
-
-
-def wait_bound(policy: str, options: Options) -> WaitBound | Backlog | None:
-    """Return the bound on waits under a policy, or None.
-
-    Options take precedence over the policy's own bound.
-    """
-    told: dict[str, Any] = dict(options)
-    if "patience_s" in told:
-        return None if told["patience_s"] is None else WaitBound.constant(told["patience_s"])
-    return Backlog(**told) if policy == BALANCED else None
+    return tuple(sorted(read.items()))
 
 
 class Policy(StrEnum):
@@ -131,7 +137,8 @@ class Policy(StrEnum):
     FIFO = "fifo"
     SJF = "sjf"
     QSSF = "qssf"
-    BALANCED = "balanced"
+    SERVICE = "service"
+    MEAN_SERVICE = "mean_service"
     FEWEST_GPUS = "fewest_gpus"
     SRTF = "srtf"
 
@@ -150,16 +157,18 @@ Estimates = RunTimes | int
 ORDERS: dict[Policy, Order] = {
     **{Policy(name): order for name, order in CONTROLS.items()},
     Policy.QSSF: shortest_service_first,
-    Policy.BALANCED: balanced,
+    Policy.SERVICE: shortest_service_first,
+    Policy.MEAN_SERVICE: shortest_service_first,
     Policy.SRTF: CONTROLS[Policy.SJF],
 }
-BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.BALANCED})
-DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {
-    Policy.SRTF: (Backfill.NONE,),
-    Policy.BALANCED: (Backfill.EASY, Backfill.NODES),
-}
-AGAIN_S = {Policy.BALANCED: 3_600}
-"""How often a policy predicts waiting jobs again, s. Others use the prediction at submission, as the paper does."""
+READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
+"""Column of a prediction that a policy orders by; the others order by the median."""
+BY_RUN_TIME = frozenset({Policy.SJF, Policy.QSSF, Policy.SERVICE, Policy.MEAN_SERVICE})
+DEFAULT_BACKFILLS: Mapping[Policy, Sequence[Backfill]] = {Policy.SRTF: (Backfill.NONE,)}
+AGAIN_S = 3_600
+"""How often waiting jobs are predicted again, s."""
+RENAMED = {"balanced": "It was replaced by qssf, which ages and keeps large jobs from waiting for ever. Use qssf."}
+"""Hints for names of policies that are no longer there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +208,7 @@ class Scenario:
             )
         if self.run_times in {RunTimes.LIMIT, RunTimes.EXPECTED}:
             raise UsageError(
-                "Queues are ordered by predicted (median) or true run times, not by time limits or expected run times.",
+                "Queues are ordered by predicted or true run times, not by time limits or expected run times.",
                 hint="Use --run-times predicted or --run-times true.",
             )
 
@@ -207,6 +216,48 @@ class Scenario:
     def uses_predictions(self) -> bool:
         """Whether a predictor is needed."""
         return RunTimes.PREDICTED is self.run_times or self.estimates in {RunTimes.PREDICTED, RunTimes.EXPECTED}
+
+    @property
+    def wait_share(self) -> float | None:
+        """Ageing time as a share of the longest wait of the site's own order; None: jobs do not age."""
+        return dict(self.options).get("wait_share", WAIT_SHARE if self.policy is Policy.QSSF else None)
+
+    @property
+    def bound_share(self) -> float | None:
+        """Wait bound as such a share; None: there is none of this kind."""
+        told = dict(self.options)
+        return None if "patience_s" in told else told.get("bound_share", self._own_bound_share)
+
+    @property
+    def _own_bound_share(self) -> float | None:
+        return BOUND_SHARE if self.policy is Policy.QSSF else None
+
+    @property
+    def needs_own_order(self) -> bool:
+        """Whether a replay under the site's own order has to come first."""
+        return self.wait_share is not None or self.bound_share is not None
+
+    def rules(self, own_order: LongestWaits | None) -> dict[str, Any]:
+        """Return order, column of predictions, ageing and wait bound, as a replay takes them.
+
+        ``own_order`` is needed where ``needs_own_order``.
+        """
+        told = dict(self.options)
+        order = ORDERS[self.policy]
+        if divisor := told.get("large_divisor"):
+            order = divide_large_jobs(order, divisor)
+        ageing: Ageing | None = None
+        guard = None if (patience_s := told.get("patience_s")) is None else WaitBound.constant(int(patience_s))
+        if own_order is not None and self.wait_share is not None:
+            ageing = own_order.ageing(self.wait_share)
+        if own_order is not None and self.bound_share is not None:
+            guard = own_order.wait_bound(self.bound_share)
+        return {"order": order, "reads": READS.get(self.policy, RUN_TIME.p50), "ageing": ageing, "guard": guard}
+
+    def true_run_time_s(self, run_time_s: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what the order goes by where it knows the true run times."""
+        true_s = run_time_s.astype(np.float64)
+        return np.minimum(true_s, HORIZON_S) if self.policy is Policy.QSSF else true_s
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -262,8 +313,7 @@ def scenarios(
             if policy is Policy.SRTF:
                 chosen.append(Scenario(policy=policy, backfill=backfill, run_times=RunTimes.TRUE))
                 continue
-            own = RunTimes.EXPECTED if (policy, backfill) == (Policy.BALANCED, Backfill.NODES) else RunTimes.LIMIT
-            for source in estimates or (RunTimes.TRUE if run_times is RunTimes.TRUE else own,):
+            for source in estimates or (RunTimes.TRUE if run_times is RunTimes.TRUE else RunTimes.LIMIT,):
                 ordered_by = run_times or (RunTimes.TRUE if source is RunTimes.TRUE else RunTimes.PREDICTED)
                 chosen.append(
                     Scenario(
@@ -277,7 +327,7 @@ def scenarios(
 
 
 def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scenario]:
-    """Return the scenarios with options from texts like ``balanced.share=0.8``.
+    """Return the scenarios with options from texts like ``qssf.wait_share=0.25``.
 
     Raises
     ------
@@ -288,7 +338,7 @@ def with_options(chosen: Sequence[Scenario], texts: Sequence[str]) -> list[Scena
     for text in texts:
         parts = re.fullmatch(r"\s*(\w+)\.(\w+)\s*=\s*(.+?)\s*", text)
         if parts is None:
-            raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set balanced.share=0.8")
+            raise UsageError(f"--set {text!r} is not POLICY.OPTION=VALUE.", hint="Write --set qssf.wait_share=0.25")
         policy, name, value = parts.groups()
         told[policy][name] = float(value) if re.fullmatch(r"\d*\.?\d+", value) else value
     if strangers := set(told) - {plan.policy.value for plan in chosen}:
@@ -304,20 +354,49 @@ def default_scenarios() -> list[Scenario]:
     """Return the default scenarios."""
     predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
     none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
+    aged: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
     return [
         Scenario(policy=Policy.FIFO, backfill=easy, estimates=limit),
         Scenario(policy=Policy.FIFO, backfill=none),
         Scenario(policy=Policy.FIFO, backfill=easy, estimates=true),
         Scenario(policy=Policy.FEWEST_GPUS, backfill=none),
         Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
-        Scenario(policy=Policy.BALANCED, backfill=Backfill.NODES, run_times=predicted, estimates=RunTimes.EXPECTED),
-        Scenario(policy=Policy.QSSF, backfill=none, run_times=predicted),
+        Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit, options=aged),
         Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
-        Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=predicted),
-        Scenario(policy=Policy.QSSF, backfill=none, run_times=true),
-        Scenario(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=true),
-        Scenario(policy=Policy.SJF, backfill=none, run_times=true),
+        Scenario(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=limit),
+        Scenario(policy=Policy.SERVICE, backfill=easy, run_times=predicted, estimates=limit, options=aged),
+        Scenario(policy=Policy.MEAN_SERVICE, backfill=easy, run_times=predicted, estimates=limit, options=aged),
+        Scenario(policy=Policy.SERVICE, backfill=none, run_times=predicted),
+        Scenario(policy=Policy.SERVICE, backfill=easy, run_times=predicted, estimates=limit),
+        Scenario(policy=Policy.SERVICE, backfill=easy, run_times=true, estimates=true),
         Scenario(policy=Policy.SJF, backfill=easy, run_times=true, estimates=true),
         Scenario(policy=Policy.SRTF, backfill=none, run_times=true),
         Scenario(policy=Policy.SRTF, backfill=skip, run_times=true),
+    ]
+
+
+FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
+FRONTIER_BOUND_SHARE = 1.0
+FRONTIER_LARGE_DIVISOR = 4.0
+
+
+def frontier_scenarios() -> list[Scenario]:
+    """Return the settings of ``qssf`` between the shortest mean and the shortest longest wait.
+
+    They follow the site's own order and the control that predicts nothing.
+    """
+    easy: dict[str, Any] = {"backfill": Backfill.EASY, "estimates": RunTimes.LIMIT}
+    settings = [
+        read_options(QSSF, {"wait_share": share} | bound | large)
+        for share in FRONTIER_WAIT_SHARES
+        for bound in ({"bound_share": NEVER}, {"bound_share": FRONTIER_BOUND_SHARE})
+        for large in ({}, {"large_divisor": FRONTIER_LARGE_DIVISOR})
+    ]
+    return [
+        Scenario(policy=Policy.FIFO, **easy),
+        *(
+            Scenario(policy=Policy.FEWEST_GPUS, **easy, options=(("wait_share", share),))
+            for share in FRONTIER_WAIT_SHARES
+        ),
+        *(Scenario(policy=Policy.QSSF, **easy, run_times=RunTimes.PREDICTED, options=options) for options in settings),
     ]

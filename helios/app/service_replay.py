@@ -32,13 +32,13 @@ from helios.app.whatif import (
     to_run,
     train_predictor,
 )
-from helios.metrics.backlog import EVERY_S, EXPECTED, BacklogEstimator
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
 from helios.ports import RUN_TIME, ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Run, WhatIf
-from helios.simulate import Backfill, ClusterShape, Predictions, SimCluster, Workload
+from helios.simulate import Backfill, LongestWaits, Predictions, SimCluster
+from helios.simulate.ageing import EVERY_S
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
 from helios.simulate.snapshot import PendingRows, moment
@@ -62,7 +62,7 @@ class NamedPredictor(ReplayPredictor, Protocol):
 
 
 class ReplayPredictions:
-    """Predictions of the jobs of a replay, and its longest backlog.
+    """Predictions of the jobs of a replay, and the longest wait of the site's own order.
 
     A job is predicted at its submission, and again while it waits.
 
@@ -72,8 +72,8 @@ class ReplayPredictions:
     predictor : NamedPredictor
     predict_again_s : int, optional
         Time between two predictions of all pending jobs, s; None: they are not predicted again.
-    estimator : BacklogEstimator, optional
-        Follows the backlog, updated every :data:`helios.metrics.backlog.EVERY_S`; None: the backlog is not estimated.
+    own_order : LongestWaits, optional
+        Longest wait so far of these jobs under the site's own order; None: not known.
 
     Attributes
     ----------
@@ -86,11 +86,11 @@ class ReplayPredictions:
         cluster: SimulatedCluster,
         predictor: NamedPredictor,
         predict_again_s: int | None,
-        estimator: BacklogEstimator | None = None,
+        own_order: LongestWaits | None = None,
     ) -> None:
         self._cluster, self._predictor, self._period_s = cluster, predictor, predict_again_s
-        self._estimator = estimator
-        self._n_asked = self._n_told = self._n_reckoned = 0
+        self._own_order = own_order
+        self._n_asked = self._n_told = 0
         self._run_times = np.full((len(cluster.started_s), len(RUN_TIME)), np.nan)
         self.predictions = Predictions(run_times=self._run_times, source=predictor.source, sources=predictor.sources)
         self._ask_s = self._look_s = NEVER
@@ -110,7 +110,7 @@ class ReplayPredictions:
             return
         if self._n_asked == 0:
             self._ask_s = NEVER if self._period_s is None else now_s + self._period_s
-            self._look_s = NEVER if self._estimator is None else now_s + EVERY_S
+            self._follow_own_order(now_s)
         self._tell()
         jobs = np.arange(self._n_asked, arrived)
         self._run_times[self._n_asked : arrived] = self._predictor.submitted(jobs, now_s)
@@ -119,11 +119,11 @@ class ReplayPredictions:
     def look_again(self, now_s: int) -> NDArray[np.int64]:
         """Make the updates that are due at ``now_s``.
 
-        Returns the pending jobs whose predictions or longest backlog changed.
+        Returns the pending jobs whose predictions or longest wait under the site's own order changed.
         """
         jobs = self._cluster.waiting()
         anew = self._ask_again(jobs, now_s) if now_s >= self._ask_s else jobs[:0]
-        return jobs if now_s >= self._look_s and self._reckon(jobs, now_s) else anew
+        return jobs if now_s >= self._look_s and self._follow_own_order(now_s) else anew
 
     def _ask_again(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.int64]:
         self._ask_s = now_s + (self._period_s or NEVER)
@@ -138,22 +138,13 @@ class ReplayPredictions:
         anew: NDArray[np.int64] = jobs[other]
         return anew
 
-    def _reckon(self, jobs: NDArray[np.int64], now_s: int) -> bool:
-        """Update the longest backlog and return whether it changed."""
-        self._look_s = now_s + EVERY_S
-        if self._estimator is None:
+    def _follow_own_order(self, now_s: int) -> bool:
+        """Update the longest wait of the site's own order and return whether it changed."""
+        if self._own_order is None:
             return False
-        ended = self._cluster.ended[self._n_reckoned :]
-        self._n_reckoned += len(ended)
-        running, since_s = self._cluster.running()
-        before_s = float(self.predictions.longest_backlog_s)
-        after_s = self._estimator.look(
-            arrived=self._cluster.arrived,
-            ended=(ended, self._cluster.ended_s[ended] - self._cluster.started_s[ended]),
-            waiting=(jobs, self._run_times[jobs, : len(EXPECTED)] @ np.array(EXPECTED)),
-            running=(running, now_s - since_s),
-        )
-        self.predictions.longest_backlog_s[...] = after_s
+        self._look_s = now_s + EVERY_S
+        before_s, after_s = float(self.predictions.longest_own_wait_s), float(self._own_order.at(now_s))
+        self.predictions.longest_own_wait_s[...] = after_s
         return before_s != after_s
 
     def _tell(self) -> None:
@@ -360,7 +351,7 @@ def replay_services(
     *,
     predictor: NamedPredictor,
     predict_again_s: int | None = None,
-    estimator: BacklogEstimator | None = None,
+    own_order: LongestWaits | None = None,
     most_of_one_user: float = 1.0,
     jobwise: bool = True,
     progress: Callable[[int], None] | None = None,
@@ -378,8 +369,8 @@ def replay_services(
     predict_again_s : int, optional
         Also predict all pending jobs again, before the first moment that is at least so long after the last such time,
         or after the first submission, s; None: never.
-    estimator : BacklogEstimator, optional
-        Follows the backlog of ``cluster``; None: services see no longest backlog.
+    own_order : LongestWaits, optional
+        Longest wait so far of these jobs under the site's own order; None: services do not see it.
     most_of_one_user : float
         As ``control.most_of_one_user``; 1: no cap.
     jobwise : bool
@@ -391,7 +382,7 @@ def replay_services(
     played = _ReplayRun(
         cluster,
         active_services,
-        ReplayPredictions(cluster, predictor, predict_again_s, estimator),
+        ReplayPredictions(cluster, predictor, predict_again_s, own_order),
         claims,
         jobwise=jobwise,
     )
@@ -762,7 +753,7 @@ class _ReplayedWindow:
             active_services,
             predictor=predictor,
             predict_again_s=predict_again_s,
-            estimator=backlog_estimator_for(setup.workload, setup.machine.shape),
+            own_order=setup.own_order,
             most_of_one_user=most_of_one_user,
             progress=lambda done: self._progress(told, done / len(setup.workload)),
         )
@@ -770,12 +761,6 @@ class _ReplayedWindow:
         about = {"policy": title, "estimates": RunTimes.LIMIT.value, "backfill": Backfill.EASY.value}
         run = measure(setup, cluster.started_s, cluster.ended_s, **about)
         return run, predictor
-
-
-def backlog_estimator_for(workload: Workload, shape: ClusterShape) -> BacklogEstimator:
-    """Return an estimator that follows the backlog of a replay."""
-    capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
-    return BacklogEstimator(partition=workload.partition, gpus=workload.gpus, capacity=capacity)
 
 
 def _gain(without: Run, with_them: Run, *, seed: int) -> SoftLimitGain:

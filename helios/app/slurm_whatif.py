@@ -25,7 +25,7 @@ from helios.errors import NotEnoughHistory
 from helios.model import seconds_of
 from helios.model.slurm_site import NodeGroup, SlurmSite
 from helios.ownership import site_factor
-from helios.ports import JobwiseService, Progress, Service, no_progress
+from helios.ports import HORIZON_S, JobwiseService, Progress, Service, no_progress
 from helios.report.fidelity import FEWEST_JOBS, Fidelity, fidelity
 from helios.report.whatif import Run, WhatIf
 from helios.services.qssf import Qssf
@@ -178,10 +178,12 @@ def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArra
         "p50_s": p50_s,
         "p10_s": p50_s,
         "p90_s": p50_s,
+        "truncated_mean_s": np.minimum(p50_s, HORIZON_S),
+        "submitted_at": np.full(len(p50_s), now),
         "gpus": gpus.astype(np.int32),
         "urgency": np.zeros(len(p50_s)),
         "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
-        "longest_backlog_s": np.full(len(p50_s), np.nan),
+        "longest_own_wait_s": np.full(len(p50_s), np.nan),
     }
     return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
 

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
-from helios.app.predictions import backlog_estimator
+from helios.app.own_order import own_order_waits
 from helios.app.service_replay import (
     FAILURES_TO_SUSPEND,
     PREDICT_AGAIN_S,
@@ -308,7 +308,7 @@ def simulate_services_on_slurm(
         predict_again_s=predict_again_s,
         jobwise=jobwise,
         most_of_one_user=most_of_one_user,
-        estimator=backlog_estimator(slurm.look(None).nodes, jobs.jobs),
+        own_order=own_order_waits(jobs.jobs, slurm.look(None).nodes),
         progress=lambda done: progress(told, done / len(jobs.workload)),
     )
     progress(told, 1.0)

@@ -236,7 +236,9 @@ class SweepPlan(_Table):
     def _none_empty(cls, value: dict[Policy, list[ToldColumns]]) -> dict[Policy, list[ToldColumns]]:
         for policy, tables in value.items():
             if not tables or not all(values for told in tables for values in told.values()):
-                raise ValueError(f"an empty list replays nothing; write {policy} = {{share = [0.9]}}, or leave it out")
+                raise ValueError(
+                    f"an empty list replays nothing; write {policy} = {{wait_share = [0.5]}}, or leave it out"
+                )
         return value
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,19 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
-from helios.app.scenarios import AGAIN_S, ORDERS, Policy, RunTimes, Scenario, wait_bound
-from helios.errors import NotEnoughHistory, UsageError
+from helios.app.scenarios import AGAIN_S, Policy, RunTimes, Scenario
+from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Named, Run, WhatIf
-from helios.simulate import Backfill, JobTrace, Placement, Replay, Reservation, Workload, replay
+from helios.simulate import ORDERS as CONTROLS
+from helios.simulate import JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
+LOOKS_BACK = timedelta(weeks=4)
+"""Stretch before the replayed jobs that counts for the longest wait of the site's own order."""
 STARTS_EMPTY = "Each replay starts on an empty cluster; --warm-up 7d replays the week before, uncounted."
 
 
@@ -47,7 +51,7 @@ class WhatIfRequest:
     plan_quantile : float
         Quantile of a prediction that backfill plans with: .1, .5 or .9.
     predict_again_s : int, optional
-        Predict pending jobs again after so long, s; 0: never; None: as for the policy, see ``AGAIN_S``.
+        Predict pending jobs again after so long, s; 0: never; None: hourly.
     seed : int
         Of training, of random placement and of repeats.
     """
@@ -101,7 +105,7 @@ def whatif(history: LoadedHistory, request: WhatIfRequest, *, progress: Progress
     return answer_request(history, request, setup, runs=runs, said=said)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplaySetup:
     """The replayed jobs on their machine, which of them count, and the earlier jobs.
 
@@ -121,7 +125,43 @@ class ReplaySetup:
     notes: tuple[str, ...]
     timezone: str
     window_s: tuple[int, int]
+    resource: str
+    default_limit_s: int
     first: NDArray[np.int64] | None = None
+
+    @cached_property
+    def own_order(self) -> LongestWaits:
+        """Longest wait so far under the site's own order, first in, first out with EASY by time limits.
+
+        From a replay of these jobs and those of the four weeks before them, as far as they are known and fit.
+        """
+        machine = self._with_earlier_jobs()
+        workload = machine.workload()
+        result = machine.replay(CONTROLS["fifo"], default_limit_s=self.default_limit_s)
+        return LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
+
+    def _with_earlier_jobs(self) -> ReplayCluster:
+        jobs = self.machine.jobs
+        recent = self.before["submitted_at"] >= jobs["submitted_at"].min() - LOOKS_BACK
+        earlier = self.before[recent & self.before["run_time_s"].notna() & (self.before[self.resource].fillna(0) > 0)]
+        if earlier.empty:
+            return self.machine
+        try:
+            before = replay_cluster_for(
+                earlier,
+                resource=self.resource,
+                nodes=self.machine.nodes,
+                gpus_per_node=int(self.machine.shape.gpus_per_node[0]),
+                skip_oversized=True,
+            )
+        except PartitionUnknown:  # the earlier jobs ran on other partitions
+            return self.machine
+        return replace(
+            self.machine,
+            jobs=pd.concat([before.jobs, jobs], ignore_index=True),
+            partition=np.concatenate([before.partition, self.machine.partition]),
+            size=np.concatenate([before.size, self.machine.size]),
+        )
 
 
 def answer_request(
@@ -192,6 +232,8 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
         notes=tuple(notes),
         timezone=history.timezone,
         window_s=(int(max(window.since, submitted.min()).timestamp()), int(min(window.until, end).timestamp())),
+        resource=resource,
+        default_limit_s=request.default_time_limit_s,
     )
 
 
@@ -245,15 +287,11 @@ def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list
 
 
 def _bounds_said(runs: Sequence[Run]) -> list[str]:
-    """Return a note on the wait bound that each ``balanced`` replay reached.
-
-    Only where the bound was not set by an option.
-    """
+    """Return a note on the wait bound that each replay reached, unless an option set it."""
     return [
-        f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first; the service qssf finds "
-        "such a bound by itself."
+        f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first."
         for run in runs
-        if run.bound_s is not None and run.policy == Policy.BALANCED and "patience_s" not in run.options
+        if run.bound_s is not None and "patience_s" not in run.options
     ]
 
 
@@ -404,23 +442,18 @@ def replay_scenario(
         estimate_s = setup.limit_s
     elif isinstance(plan.estimates, int):
         estimate_s = np.full(len(workload), plan.estimates, dtype=np.int64)
-    again_s = AGAIN_S.get(plan.policy) if request.predict_again_s is None else request.predict_again_s
-    bound: dict[str, Any] = {}
-    if (guard := wait_bound(plan.policy.value, plan.options)) is not None:
-        closed = Reservation(closed=True) if plan.backfill is Backfill.NODES else None
-        bound = {"guard": guard, "reservation": closed}
+    again_s = AGAIN_S if request.predict_again_s is None else request.predict_again_s
     result = replay(
         workload,
         setup.machine.shape,
         backfill=plan.backfill,
-        order=ORDERS[plan.policy],
         preemptive=plan.policy is Policy.SRTF,
-        run_time_s=None if plan.run_times is RunTimes.PREDICTED else workload.run_time_s.astype(np.float64),
+        run_time_s=None if plan.run_times is RunTimes.PREDICTED else plan.true_run_time_s(workload.run_time_s),
         estimate_s=estimate_s,
         predictor=predictor,
         plan_quantile=None if plan.estimates is RunTimes.EXPECTED else request.plan_quantile,
         predict_again_s=(again_s or None) if predictor else None,
-        **bound,
+        **plan.rules(setup.own_order if plan.needs_own_order else None),
         placement=request.placement,
         seed=request.seed,
         progress=lambda done: progress(setup_name, done / len(workload)),

@@ -14,7 +14,15 @@ import typer
 
 from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
 from helios.app.history import LoadedHistory
-from helios.app.scenarios import Estimates, Policy, RunTimes, scenarios, with_options
+from helios.app.scenarios import (
+    RENAMED,
+    Estimates,
+    Policy,
+    RunTimes,
+    frontier_scenarios,
+    scenarios,
+    with_options,
+)
 from helios.app.sweep import (
     FEWEST_REPEATS,
     SweepPlan,
@@ -41,6 +49,7 @@ from helios.cli.options import (
     rename_services,
 )
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
+from helios.config import Settings
 from helios.errors import FileUnreadable, HeliosError, UsageError
 from helios.model import SlurmSite
 from helios.ports import Progress
@@ -50,6 +59,8 @@ from helios.report.sweep import Sweep, sweep_csv, sweep_tables
 from helios.report.tables import differences_table, whatif_table
 from helios.report.whatif import WhatIf
 from helios.report.whatif_text import nobody_waits
+from helios.services.qssf import Qssf
+from helios.services.registry import checked_options
 from helios.simulate import Backfill
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -122,14 +133,19 @@ def whatif_(
     ] = None,
     run_times: Annotated[
         RunTimes | None,
-        typer.Option("--run-times", help="Run times that the policies qssf and sjf order by: predicted or true."),
+        typer.Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true."),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as balanced.share=0.8. May be repeated."
+            "--set",
+            help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable.",
         ),
     ] = None,
+    frontier: Annotated[
+        bool,
+        typer.Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait."),
+    ] = False,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
@@ -146,8 +162,9 @@ def whatif_(
     """Replay a cluster's jobs under other queue policies, and compare the waits.
 
     It says who would wait shorter and who longer. Without --policy, --backfill and --estimates it replays a default
-    set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict FIFO, fewest GPUs first, balanced,
-    QSSF (shortest predicted GPU seconds first), and oracles that know the true run times. Nothing touches a cluster.
+    set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict FIFO, fewest GPUs first, QSSF
+    (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know the true run times. With
+    --frontier it shows the settings between a short mean and a short longest wait. Nothing touches a cluster.
     For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
@@ -163,6 +180,7 @@ def whatif_(
             "--estimates": estimates,
             "--run-times": run_times,
             "--set": option,
+            "--frontier": frontier,
             "--repeat": repeat,
             "--repeat-over": repeat_over,
             "--report": report,
@@ -177,6 +195,9 @@ def whatif_(
         run_times=run_times,
     )
     chosen = with_options(chosen, option or [])
+    if frontier:
+        _refuse_beside_frontier({"--policy": policy, "--backfill": backfill, "--estimates": estimates, "--set": option})
+        chosen = frontier_scenarios()
     nodes = machine.of(settings)
     with progress_bars() as progress:
         history = source.read(progress)
@@ -203,6 +224,8 @@ def whatif_(
         show_sweep(swept, csv=csv, as_json=as_json)
         return
     say_notes(result.notes)
+    if frontier:
+        say(f"note: {live_setting(settings)}")
     if report is not None:
         write_whatif(report, history, result, differences)
     if as_json:
@@ -221,6 +244,23 @@ def write_whatif(path: Path, history: LoadedHistory, result: WhatIf, differences
 
     description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
     write_page(path, render_whatif(result, description=description, differences=differences))
+
+
+def _refuse_beside_frontier(others: Mapping[str, object]) -> None:
+    if given := [name for name, value in others.items() if value]:
+        raise UsageError(f"--frontier chooses the replays itself, so {', '.join(given)} has no meaning.")
+
+
+def live_setting(settings: Settings) -> str:
+    """Return the setting of the service qssf that this configuration has, in words."""
+    if "qssf" not in settings.services:
+        return "The service qssf is not configured here, so no setting is live."
+    options = checked_options(Qssf, settings.services["qssf"], name="qssf")
+    bound = f"bound_share {options.bound_share:g}" if options.bound_share else "no bound_share"
+    return (
+        f"Live now: QSSF with wait_share {options.wait_share:g}, {bound}, large_divisor {options.large_divisor:g} "
+        f"(order {options.order})."
+    )
 
 
 def _refuse_contradictions(
@@ -249,7 +289,11 @@ def _split(given: list[str] | None) -> list[str]:
 def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
     words = _split(given)
     if unknown := [word for word in words if word not in list(kind)]:
-        raise UsageError(f"{option} has no {', '.join(map(repr, unknown))}.", hint=f"Choose from: {', '.join(kind)}")
+        renamed = [RENAMED[word] for word in unknown if word in RENAMED and kind is Policy]
+        raise UsageError(
+            f"{option} has no {', '.join(map(repr, unknown))}.",
+            hint=" ".join([*renamed, f"Choose from: {', '.join(kind)}"]),
+        )
     return [kind(word) for word in words]
 
 
@@ -394,7 +438,7 @@ def explain_in_replay(
     ] = "limit",
     run_times: Annotated[
         RunTimes | None,
-        typer.Option("--run-times", help="Run times that the policies qssf and sjf order by: predicted or true."),
+        typer.Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true."),
     ] = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,

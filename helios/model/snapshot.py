@@ -80,9 +80,9 @@ class Snapshot:
         How the cluster powers nodes; None: not read, as where no service acts on nodes.
     demand : Demand, optional
         How many nodes are needed and will be needed; None: no forecast.
-    longest_backlog_s : float
-        How long the last in a first-come queue would have waited at the worst moment of the last weeks
-        (:mod:`helios.metrics.backlog`), s; NaN: not computed.
+    longest_own_wait_s : float
+        Longest wait of the last weeks in a replay under the site's own order (:mod:`helios.app.own_order`), s; NaN: not
+        known.
     """
 
     taken_at: datetime
@@ -92,7 +92,7 @@ class Snapshot:
     nodes: pd.DataFrame
     power: PowerSettings | None = None
     demand: Demand | None = None
-    longest_backlog_s: float = math.nan
+    longest_own_wait_s: float = math.nan
 
     def __post_init__(self) -> None:
         QUEUE.check(self.pending)
@@ -110,7 +110,7 @@ class Snapshot:
         Parameters
         ----------
         name : str
-            A column of ``QUEUE``, or ``longest_backlog_s``, which is the same for all jobs.
+            A column of ``QUEUE``, or ``longest_own_wait_s``, which is the same for all jobs.
 
         Returns
         -------
@@ -118,8 +118,8 @@ class Snapshot:
             Numbers as declared; times as ``datetime64[us]``, UTC, missing NaT; text and categories as objects, missing
             NaN.
         """
-        if name == "longest_backlog_s":
-            return np.full(len(self.pending), self.longest_backlog_s)
+        if name == "longest_own_wait_s":
+            return np.full(len(self.pending), self.longest_own_wait_s)
         return plain_values(self.pending[name])
 
 

@@ -218,7 +218,7 @@ def _themed(found: re.Match[str]) -> str:
 # Each is drawn for a computer's screen and paper, or ``narrow`` for a phone.
 
 LINES = (GREY, BLUE, ORANGE, GREEN)
-LINE_ORDER = ("balanced", "qssf", "fewest_gpus", "fifo", "sjf")
+LINE_ORDER = ("qssf", "service", "fewest_gpus", "fifo", "sjf")
 SIZE_MARKS = dict(zip(SIZE_CLASSES, ((BLUE, "o"), (ORANGE, "s"), (RED, "D")), strict=True))
 STATE_COLOURS = dict(zip(STATES, (GREEN, ORANGE, RED, PURPLE, GREY, PALE), strict=True))
 GAINS, PAYS = "#eaf6f1", "#fdf1e7"
@@ -279,7 +279,7 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
         else "#cfd3d8"
         if run.is_oracle
         else BLUE
-        if run.policy in {"balanced", "qssf"}
+        if run.policy in {"qssf", "service"}
         else "#7fb8d8"
         for run in runs
     ]

@@ -14,11 +14,11 @@ from helios.units import change, duration_in_words, percent
 
 SMALL_PART = 0.02
 """Share of the time to completion below which waiting is called a small part of it."""
-PROPOSALS = ("balanced", "qssf", "sjf")
+PROPOSALS = ("qssf", "service", "sjf")
 """Policies that Helios proposes, the first that was replayed; other replays are controls."""
 ACTS = {
-    "balanced": "Ordering the queue by predicted run time and size",
-    "qssf": "Ordering the queue by predicted service",
+    "qssf": "Ordering the queue by predicted service and age",
+    "service": "Ordering the queue by predicted service",
     "sjf": "Ordering the queue by predicted run time",
     "fewest_gpus": "Starting the jobs with the fewest {unit}s first",
     "fifo": "Keeping the order of submission",

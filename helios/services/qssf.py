@@ -1,8 +1,9 @@
-"""Quasi-Shortest-Service-First (QSSF) with a bound on the wait.
+"""Quasi-Shortest-Service-First (QSSF) that ages, with a bound on the wait.
 
 Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
-Datacenters", SC'21, section 4.2, doi 10.1145/3458817.3476223. The promotion of jobs that have waited long is Helios'
-own, because the paper's order starves large jobs.
+Datacenters", SC'21, section 4.2, doi 10.1145/3458817.3476223. The statistic (a mean that counts eight hours at most),
+the ageing, and the promotion of jobs that have waited long are Helios' own, because the paper's order starves large
+jobs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.actions import Place, Ranking, Reorder
-from helios.metrics.backlog import LEAST_S, age_discount
 from helios.model import Snapshot
-from helios.ports import ChangeRequests, Columns
-from helios.services.queue_orders import LARGE_FAVOUR, LARGE_GPUS, weigh_large_jobs
+from helios.ports import HORIZON_S, ChangeRequests, Columns
+from helios.services.queue_orders import LARGE_GPUS
 from helios.units import count_in_words, gpu_time, rounded_duration
 
 # Conversion of a jobwise service's urgencies into orders for a live cluster.
@@ -104,14 +104,20 @@ LONGEST_GPU_S = 1e7
 MOST_URGENT = 0.9
 """Highest urgency without promotion. The rest of the scale keeps promoted jobs first on a cluster with coarse steps."""
 PROMOTED = 1.0
-PROPORTION = 2.0**-40
-"""Urgency lost with each GPU-second where there is no grid. It is -1 at 2^40 s, 35,000 GPU-years."""
 NEUTRAL_GPU_S = 1e4
-UNKNOWN_S = 43_200.0
-"""Waiting time after which a job goes first while no backlog is known, s."""
+UNKNOWN_LONGEST_S = 86_400.0
+"""Longest wait of the site's own order while it is not known, s."""
+LEAST_TAU_S = 3_600.0
+"""Shortest ageing time, s."""
 LONGEST_US = 9e15
 """Longest finite wait bound, 285 years, for which microseconds since 1970 have room."""
 _HOUR_US = 3_600_000_000
+REBASE_HOURS = np.array([1, 2, 3, 4, 6, 8, 12, 24])
+"""Possible times between two reference moments, h; each divides a day."""
+TAUS_BETWEEN = 4.0
+"""Reference moments lie at most this many ageing times apart, so that ages have room on the scale of urgencies."""
+PROPORTION = 2.0**-11
+"""Urgency for each step of e in the service where there is no grid."""
 _FOR_EVER = np.datetime64("NaT").view(np.int64)
 STICKS = 0.75
 """Distance in grid steps up to which a level is kept. Half a step would be no hysteresis."""
@@ -120,7 +126,7 @@ STICKS = 0.75
 class OrderRule(StrEnum):
     """Queue order of the jobs that have not waited too long."""
 
-    BALANCED = "balanced"
+    QSSF = "qssf"
     SERVICE = "service"
 
 
@@ -133,79 +139,78 @@ class QssfOptions:
     every_s : int
         Time between two decisions, s.
     order : str
-        ``balanced``: the service of jobs above 8 GPUs counts 1/20
-        (:func:`helios.services.queue_orders.balanced`), and the service of all jobs fades while they wait.
-        ``service``: the paper's rule, which starves large jobs. On a cluster of a few nodes with many jobs above
-        8 GPUs the paper's rule has the shorter mean wait; try both in a replay.
-    gpu_exponent : float
-        Power of the GPU count in the service. 1 is the paper's GPUs x run time, and starves large jobs. On two real
-        traces smaller ones (-0.5) shortened the waits of large jobs and the mean.
-    share : float
-        Share of the longest backlog of the last weeks after which a job goes first.
+        ``qssf``: ln(GPUs x mean of the run time, of which 8 h count at most), plus the submission over the ageing time;
+        smallest first. ``service``: the paper's rule, GPUs x median run time, which does not age and starves large
+        jobs.
+    wait_share : float
+        How much the longest waiter may pay: the ageing time, as a share of the longest wait that the site's own order
+        would have caused in the last four weeks. A job that has waited this long is as urgent as a new one with 1/e of
+        its service. 0.25 protects long waits more, 1 shortens the mean more. The ageing time is at least 1 h.
+    bound_share : float
+        A job that has waited longer than this share of that longest wait goes first. 0: none does.
     least_s : float
-        Least waiting time before a job goes first because of the backlog, s.
-    fades : bool
-        Whether the service of a job counts less while it waits, with ``balanced``.
+        Least waiting time before a job goes first because of ``bound_share``, s.
+    large_divisor : float
+        The service of jobs above 8 GPUs is divided by this, so that large jobs do not pay for the others. 1: it is not.
     promote_after_s : float
-        Waiting time after which a job goes first, s, independent of the backlog. 0 to use ``share`` of the backlog, inf
-        for never (the longest wait is then unbounded). See Notes: The price. In a replay of eleven days of Philly at
-        half its nodes, ordered by service, 3 h did little better than first come, first served (mean wait 3,612 s
-        against 3,620 s); 12 h did (3,231 s), with a shorter longest wait.
-    promote_factor : float
-        A job is not promoted before it has waited this many times its predicted run time. 0 for no such condition.
+        Waiting time after which a job goes first, s, instead of ``bound_share``. 0 to use that, inf for never.
     levels : int
         Steps of the urgency grid on either side of 0; 9 is one step for each third of a decade of service. With 0 there
-        is no grid and no logarithm: the urgency falls in proportion to the service, so that no two services are equal.
-        That is for replays that do not round (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
+        is no grid, so that no two services are equal. That is for replays that do not round
+        (``SimCluster(resolution=None)``); a SiteFactor is too coarse for it.
     """
 
     every_s: int = 30
-    order: str = OrderRule.BALANCED.value
-    gpu_exponent: float = 1.0
-    share: float = 1.0
-    least_s: float = LEAST_S
-    fades: bool = True
+    order: str = OrderRule.QSSF.value
+    wait_share: float = 0.5
+    bound_share: float = 1.0
+    least_s: float = 10_800.0
+    large_divisor: float = 1.0
     promote_after_s: float = 0.0
-    promote_factor: float = 0.0
     levels: int = 9
 
     def __post_init__(self) -> None:
         _require(self.every_s > 0, "every_s must be positive")
-        _require(self.order in [*OrderRule], f"order must be one of {', '.join(OrderRule)}")
-        _require(abs(self.gpu_exponent) <= 2, "gpu_exponent must lie between -2 and 2")
-        _require(0 <= self.share < np.inf, "share must be finite and not negative")
+        _require(
+            self.order in [*OrderRule],
+            f"order must be one of {', '.join(OrderRule)}; balanced was replaced by qssf, which ages",
+        )
+        _require(0 < self.wait_share < np.inf, "wait_share must be finite and positive")
+        _require(0 <= self.bound_share < np.inf, "bound_share must be finite and not negative")
         _require(0 < self.least_s < np.inf, "least_s must be finite and positive")
+        _require(1 <= self.large_divisor < np.inf, "large_divisor must be finite and at least 1")
         _require(self.promote_after_s >= 0, "promote_after_s must not be negative")
-        _require(0 <= self.promote_factor < np.inf, "promote_factor must be finite and not negative")
         _require(0 <= self.levels <= 40, "levels must lie between 0 and 40")
 
 
 class Qssf:
-    """Start jobs with the least predicted service first, within a bound on waiting.
+    """Start jobs with the least predicted service first, less what they have waited.
 
-    The urgency of a job follows from its own predicted service (median run time x GPUs^``gpu_exponent``; a CPU job
-    counts as one GPU) on a fixed logarithmic scale: 10 GPU-seconds give 0.9, 10^7 give -0.9. It does not depend on
-    other jobs, so a new job changes no other one. Urgencies lie on a coarse grid, and a job keeps its level until a new
-    prediction is clearly beyond the border, so that a new prediction changes little. A job without a prediction is
-    neutral. Jobs that are excluded, or could not start yet (a dependency, a begin time), are left out.
+    The key of a job is ``ln(GPUs x E[min(T, 8 h)]) + (submission - reference) / tau``; a CPU job counts as one GPU. Its
+    urgency follows from the key on a fixed scale: a job of the reference moment with 10 GPU-seconds has 0.9, with 10^7
+    it has -0.9. The key does not depend on other jobs, so a new job changes no other one, and while all jobs age alike
+    their order stays: a job changes its place only by a new prediction. Urgencies lie on a coarse grid, and a job keeps
+    its level until its key is clearly beyond the border, so that little is rewritten. A job without a prediction is
+    neutral, as of 2.8 GPU-hours. Jobs that are excluded, or could not start yet (a dependency, a begin time), are left
+    out.
 
-    ``balanced`` divides the service of large jobs. It also multiplies each job's service by the square of the remaining
-    share of its wait bound, so that a waiting job moves forward long before it goes first.
+    ``tau`` is ``max(1 h, wait_share x longest)``, with the longest wait that the site's own order would have caused in
+    the last four weeks (:mod:`helios.app.own_order`), and 24 h while that is not known. The reference moment is the
+    same for all jobs and follows from the time alone: the middle of the present stretch of at most 4 tau and at most a
+    day. Only there all urgencies shift.
 
     Notes
     -----
-    **The bound.** A job that has been eligible for longer than its wait bound ``P`` is *promoted* to urgency 1. ``P``
-    is ``promote_after_s``, or where that is 0 ``max(least_s, share x longest backlog)``. The longest backlog is the
-    wait of the last job in a first-come queue at the worst moment of the last weeks, which Helios computes each hour
-    (:mod:`helios.metrics.backlog`). While no backlog is known ``P`` is 12 h. It is never less than ``promote_factor x
-    predicted run time``. A job is *due* when it has waited for longer than the largest ``P`` during its wait.
+    **Ageing bounds the wait.** A job with R times the service of another goes after it only if that one comes within
+    ``tau ln R`` of it. As the predicted run time counts between 1 s and 8 h, no prediction can delay a job by more than
+    ``tau ln(28,800)`` = 10.3 tau against a job of its size.
 
-    ``P`` depends on the cluster and the job's own waiting, not on a score that a wrong prediction could keep low.
-    Predictions can raise the longest backlog no higher than if all waiting jobs ran as long as the ended ones. Among
-    promoted jobs urgencies are equal, so the site's own order decides; where that is age or submission, it is first
-    come, first served. With ``promote_factor`` 0 a job that has waited longer is promoted whenever a younger one is. So
-    once it is due, a job is overtaken only by jobs that were eligible before it. Where the queue is strict and these
-    are the only differences in priority,
+    **The bound.** A job that has been eligible for longer than its wait bound ``P`` is *promoted* to urgency 1. ``P``
+    is ``promote_after_s``, or where that is 0 ``max(least_s, bound_share x longest)``. It depends on the cluster and
+    the job's own waiting, not on a prediction. Among promoted jobs urgencies are equal, so the site's own order
+    decides; where that is age or submission, it is first come, first served. A job that has waited longer is promoted
+    whenever a younger one is. So once it is due, a job is overtaken only by jobs that were eligible before it. Where
+    the queue is strict and these are the only differences in priority,
 
     ``wait <= P + every_s + time to run what held GPUs when it was due and what was eligible before it``.
 
@@ -222,9 +227,7 @@ class Qssf:
     ``bf_window`` reach them.
 
     **The price.** Where most waits are longer than ``P``, most of the queue is promoted and the order is the site's own
-    again. This is inherent to a bound under overload, and the reason for a ``P`` that follows the backlog. A value for
-    ``promote_after_s`` should be above the usual waits under load (try a few values on your own history), not as short
-    as desired.
+    again. This is inherent to a bound under overload, and the reason for a ``P`` that follows the site's own order.
     """
 
     Options = QssfOptions
@@ -232,7 +235,8 @@ class Qssf:
     def __init__(self, options: QssfOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        self._fades = options.fades and options.order == OrderRule.BALANCED
+        self._ages = options.order == OrderRule.QSSF
+        self._run_time = "truncated_mean_s" if self._ages else "p50_s"
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
         """Return one order for each partition with jobs that may be changed."""
@@ -250,17 +254,15 @@ class Qssf:
         See :class:`helios.ports.JobwiseService`.
         """
         now_us, eligible_us = _micros(at), jobs("eligible_at").view(np.int64)
-        p50_s, now = jobs("p50_s"), jobs("urgency")
-        patience_us = self._patience_us(jobs, p50_s)
+        longest_s = self._longest_s(jobs, len(eligible_us))
+        bound_us = self._bound_us(longest_s)
         waited_us = now_us - eligible_us
-        promoted = waited_us > patience_us
-        service = self._service(jobs("gpus"), p50_s)
-        if self._fades:
-            urgency, same_us = self._faded(service, now, waited_us=waited_us, patience_us=patience_us)
-            until_us = np.maximum(eligible_us + same_us, now_us)
-        else:
-            urgency = self._urgency(service, now)
-            until_us = eligible_us + patience_us
+        promoted = waited_us > bound_us
+        key, same_until_us = self._keys(jobs, eligible_us, longest_s, now_us)
+        urgency = self._urgency(key, jobs("urgency"))
+        until_us = np.minimum(eligible_us + bound_us, same_until_us)
+        if not self._ages and bound_us >= LONGEST_US:
+            until_us[:] = _FOR_EVER
         urgency[promoted] = PROMOTED
         until_us[promoted] = _FOR_EVER
         early = waited_us < 0  # also for an unknown time: NaT is the smallest integer, and the difference overflows
@@ -272,104 +274,86 @@ class Qssf:
 
     def _reasons(self, snapshot: Snapshot, urgency: NDArray[np.float64], rows: NDArray[np.int64]) -> list[str]:
         """Return the reason for the place of each of the jobs in these rows."""
-        jobs, favours = snapshot.pending_values, self.options.order == OrderRule.BALANCED
+        jobs = snapshot.pending_values
         waited_s = (_micros(snapshot.taken_at) - jobs("eligible_at")[rows].view(np.int64)) / 1e6
-        patience_us = np.broadcast_to(self._patience_us(jobs, jobs("p50_s")), len(urgency))[rows]
-        facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", "p50_s", "p90_s"))
+        longest_s = self._longest_s(jobs, len(urgency))
+        bound_us = self._bound_us(longest_s)
+        tau_s = self._tau_s(longest_s) if self._ages else math.inf
+        facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         promoted = (urgency[rows] == PROMOTED).tolist()
+        expects = partial(_expected, divisor=self.options.large_divisor, ages=self._ages)
         return [
-            _reason(_expected(*expected, favours), _waited(so_long_s, until_us, goes_first), goes_first)
-            for goes_first, so_long_s, until_us, *expected in zip(
-                promoted, waited_s.tolist(), patience_us.tolist(), *facts, strict=True
-            )
+            _reason(expects(*expected), _waited(so_long_s, bound_us, tau_s, first), first)
+            for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True)
         ]
 
-    def _patience_us(self, jobs: Columns, p50_s: NDArray[np.float64]) -> NDArray[np.int64] | int:
-        """Return the wait bound of each job, after which it goes first, µs."""
-        patience_s = self.options.promote_after_s or self._by_the_backlog_s(jobs, len(p50_s))
-        if not self.options.promote_factor:
-            return int(min(patience_s * 1e6, LONGEST_US))
-        each_s = np.fmax(patience_s, self.options.promote_factor * p50_s)
-        return np.floor(np.fmin(each_s * 1e6, LONGEST_US)).astype(np.int64)
+    def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
+        longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
+        return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
 
-    def _by_the_backlog_s(self, jobs: Columns, n_jobs: int) -> float:
-        longest_s = float(jobs("longest_backlog_s")[0]) if n_jobs else math.nan  # the same for all
-        return UNKNOWN_S if math.isnan(longest_s) else max(self.options.least_s, self.options.share * longest_s)
+    def _tau_s(self, longest_s: float) -> float:
+        return max(LEAST_TAU_S, self.options.wait_share * longest_s)
 
-    def _service(self, gpus: NDArray[np.int32], p50_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        exponent, counted_gpus = self.options.gpu_exponent, np.maximum(gpus, 1).astype(np.float64)
-        service = p50_s * (counted_gpus if exponent == 1 else counted_gpus**exponent)
-        return service * weigh_large_jobs(gpus) if self.options.order == OrderRule.BALANCED else service
+    def _bound_us(self, longest_s: float) -> int:
+        """Return the wait after which a job goes first, µs."""
+        bound_s = self.options.promote_after_s
+        if not bound_s:
+            share = self.options.bound_share
+            bound_s = max(self.options.least_s, share * longest_s) if share else math.inf
+        return int(min(bound_s * 1e6, LONGEST_US))
 
-    def _urgency(self, service: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _keys(
+        self, jobs: Columns, eligible_us: NDArray[np.int64], longest_s: float, now_us: int
+    ) -> tuple[NDArray[np.float64], int]:
+        """Return the keys, and the last moment at which they stay the same, µs."""
+        gpus = jobs("gpus")
+        service = jobs(self._run_time) * np.maximum(gpus, 1)
+        if self.options.large_divisor != 1:
+            service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
+        key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
+        if not self._ages:
+            return np.where(np.isnan(service), np.nan, key), int(LONGEST_US)
+        tau_s = self._tau_s(longest_s)
+        reference_us, next_us = _reference(now_us, tau_s)
+        return key + (eligible_us - reference_us) / (1e6 * tau_s), next_us - 1
+
+    def _urgency(self, key: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
         if not self.options.levels:
-            return _in_proportion(service)
-        return _on_grid(_from_scale(service), now=now, levels=self.options.levels)
+            return _in_proportion(key)
+        return _on_grid(_from_scale(key), now=now, levels=self.options.levels)
 
-    def _faded(
-        self,
-        service: NDArray[np.float64],
-        now: NDArray[np.float64],
-        *,
-        waited_us: NDArray[np.int64],
-        patience_us: NDArray[np.int64] | int,
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return urgencies of the faded service, and how long they stay, µs.
 
-        The latter is the waiting time up to which an urgency does not change.
-        """
-        if not self.options.levels:  # all urgencies differ, and continuous updates would be expensive
-            by_the_hour_us = waited_us - waited_us % _HOUR_US
-            left = age_discount(by_the_hour_us, patience_us)
-            return _in_proportion(service * left), np.minimum(patience_us, by_the_hour_us + _HOUR_US - 1)
-        exact = _from_scale(service * age_discount(waited_us, patience_us))
-        urgency = _on_grid(exact, now=now, levels=self.options.levels)
-        next_level = _waited_at_next_level(urgency, exact, service, levels=self.options.levels)
-        return urgency, np.minimum(patience_us, np.floor(next_level * patience_us).astype(np.int64) - 1)
+def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
+    """Return the reference moment of the keys at a time, and when the next one begins to serve, µs."""
+    most_hours = max(TAUS_BETWEEN * tau_s / 3_600, 1)
+    stretch_us = int(REBASE_HOURS[most_hours >= REBASE_HOURS][-1]) * _HOUR_US
+    first_us = now_us - now_us % stretch_us
+    return first_us + stretch_us // 2, first_us + stretch_us
 
 
 def _micros(at: datetime) -> int:
     return round(at.timestamp() * 1e6)
 
 
-def _in_proportion(service: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return urgencies in exact proportion to service, by a power of two.
+def _in_proportion(key: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return urgencies in proportion to the keys, in which different keys stay different.
 
-    Different services never get the same urgency. NaN is in the middle.
+    NaN is in the middle.
     """
-    known = np.where(np.isnan(service), NEUTRAL_GPU_S, service)
-    urgency: NDArray[np.float64] = 0.0 - np.minimum(known, 1 / PROPORTION) * PROPORTION
-    return urgency
+    known = np.where(np.isnan(key), np.log(NEUTRAL_GPU_S), key)
+    urgency: NDArray[np.float64] = np.clip(-(known - np.log(NEUTRAL_GPU_S)) * PROPORTION, -MOST_URGENT, MOST_URGENT)
+    return urgency + 0.0
 
 
-def _from_scale(service: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return urgencies of service on the fixed scale.
+def _from_scale(key: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return urgencies of keys on the fixed scale.
 
     NaN stays NaN.
     """
-    shortest, longest = np.log10(SHORTEST_GPU_S), np.log10(LONGEST_GPU_S)
-    within = np.minimum(np.maximum(service, SHORTEST_GPU_S), LONGEST_GPU_S)  # clip, which takes ten times as long
-    place = (np.log10(within) - shortest) / (longest - shortest)
-    urgency: NDArray[np.float64] = MOST_URGENT * (1 - 2 * place)
+    shortest, longest = math.log(SHORTEST_GPU_S), math.log(LONGEST_GPU_S)
+    within = np.minimum(np.maximum(key, shortest), longest)  # clip, which takes ten times as long
+    urgency: NDArray[np.float64] = MOST_URGENT * (1 - 2 * (within - shortest) / (longest - shortest))
     return urgency
-
-
-def _waited_at_next_level(
-    urgency: NDArray[np.float64], exact: NDArray[np.float64], service: NDArray[np.float64], *, levels: int
-) -> NDArray[np.float64]:
-    """Return the share of its wait bound at which a job's level may change.
-
-    1 where it does not change by fading. The level changes where the urgency comes nearer to the next grid point, or,
-    for a job that keeps its level by hysteresis, where it no longer does.
-    """
-    step = MOST_URGENT / levels
-    level = np.rint(urgency / step)
-    border = (level + np.where(exact < (level + 0.5) * step, 0.5, STICKS)) * step
-    shortest, longest = np.log10(SHORTEST_GPU_S), np.log10(LONGEST_GPU_S)
-    service_there = 10 ** (shortest + (1 - border / MOST_URGENT) / 2 * (longest - shortest))
-    left = np.divide(service_there, service, out=np.zeros(len(service)), where=(border < MOST_URGENT) & (service > 0))
-    waited: NDArray[np.float64] = 1 - np.sqrt(np.clip(left, 0, 1))
-    return waited
 
 
 def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
@@ -388,13 +372,13 @@ def _reason(expected: str, waited: str, promoted: bool) -> str:
     return f"{waited}, long enough to go first; {expected}" if promoted else f"{expected}; {waited}"
 
 
-def _waited(waited_s: float, patience_us: int, promoted: bool) -> str:
+def _waited(waited_s: float, bound_us: int, tau_s: float, promoted: bool) -> str:
     so_long = f"waited {rounded_duration(waited_s)}"
-    return (
-        so_long
-        if promoted or patience_us >= LONGEST_US
-        else f"{so_long}, goes first after {rounded_duration(patience_us / 1e6)}"
-    )
+    if promoted:
+        return so_long
+    if math.isfinite(tau_s):
+        so_long += f", which counts as 1/{math.exp(min(max(waited_s, 0) / tau_s, 20)):,.1f} of that"
+    return so_long if bound_us >= LONGEST_US else f"{so_long}, goes first after {rounded_duration(bound_us / 1e6)}"
 
 
 def _summary(urgency: NDArray[np.float64]) -> str:
@@ -402,16 +386,16 @@ def _summary(urgency: NDArray[np.float64]) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def _expected(gpus: int, p10_s: float, p50_s: float, p90_s: float, favours: bool) -> str:
-    if math.isnan(p50_s):
+def _expected(gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divisor: float, ages: bool) -> str:
+    if math.isnan(run_time_s):
         return "no prediction, so neutral"
     width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
+    of = f" of at most {rounded_duration(HORIZON_S)}" if ages else ""
+    predicted = f"predicted {rounded_duration(run_time_s)}{of}{width}"
     if gpus == 0:
-        return f"predicted {rounded_duration(p50_s)}{width} without GPUs"
-    large = f", of which a large job counts 1/{LARGE_FAVOUR:g}" if favours and gpus > LARGE_GPUS else ""
-    return (
-        f"predicted {rounded_duration(p50_s)}{width} on {count_in_words(gpus, 'GPU')}: {gpu_time(p50_s * gpus)}{large}"
-    )
+        return f"{predicted} without GPUs"
+    large = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
+    return f"{predicted} on {count_in_words(gpus, 'GPU')}: {gpu_time(run_time_s * gpus)}{large}"
 
 
 def _require(holds: bool, message: str) -> None:

@@ -5,14 +5,13 @@ Each is one formula, shared by the live service and by replays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 LARGE_GPUS = 8
 """Number of GPUs above which a job is large, since it needs more than one whole node of the usual size."""
-LARGE_FAVOUR = 20.0
-"""Divisor of the service of a large job, chosen on perturbed runs of Philly at 40 % and of Venus on 100 nodes
-(docs/ordering.md has the results of other values)."""
 
 
 def shortest_service_first(
@@ -23,7 +22,8 @@ def shortest_service_first(
 ) -> NDArray[np.float64]:
     """Order by service, GPUs x run time, smallest first.
 
-    This is the paper's rule.
+    With the median of a predicted run time this is the paper's rule, with the mean of the run time cut at
+    :data:`helios.ports.HORIZON_S` Helios'.
 
     Parameters
     ----------
@@ -38,20 +38,13 @@ def shortest_service_first(
     return gpus * run_time_s
 
 
-def balanced(
-    *,
-    submitted_s: NDArray[np.int64],  # noqa: ARG001  because every Order takes it
-    gpus: NDArray[np.int32],
-    run_time_s: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Order by service, that of jobs above ``LARGE_GPUS`` divided by ``LARGE_FAVOUR``.
+def divide_large_jobs(order: Callable[..., NDArray[np.float64]], divisor: float) -> Callable[..., NDArray[np.float64]]:
+    """Return an order in which the key of jobs above ``LARGE_GPUS`` is divided."""
 
-    Shortest service first keeps the mean low and starves large jobs, whose service is long because they are large.
-    Arguments and result are those of :func:`shortest_service_first`.
-    """
-    return gpus * run_time_s * weigh_large_jobs(gpus)
+    def divided(
+        *, submitted_s: NDArray[np.int64], gpus: NDArray[np.int32], run_time_s: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        keys = order(submitted_s=submitted_s, gpus=gpus, run_time_s=run_time_s)
+        return np.where(gpus > LARGE_GPUS, keys / divisor, keys)
 
-
-def weigh_large_jobs(gpus: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the factors of ``balanced`` for jobs of so many GPUs."""
-    return np.where(gpus > LARGE_GPUS, 1 / LARGE_FAVOUR, 1.0)
+    return divided

@@ -61,8 +61,10 @@ Predictions in the timeline
     queued anew by the new answers, and a pass is due in their partitions.
 Wait bound
     At the beginning of every pass, jobs that have waited longer than the bound then in force go to the front of the
-    queue and stay there; among them by submit time, then position. What backfill may do is not changed by it. A bound
-    by the backlog is updated before the first moment at least ``every_s`` after the last time.
+    queue and stay there; among them by submit time, then position. What backfill may do is not changed by it.
+Ageing
+    Keys are ln(key) + submission / tau. Each job is queued with the tau of its submission; whenever tau changes, the
+    pending jobs are queued anew before the next moment, and a pass is due in their partitions.
 
 Applying changes
     :class:`SimCluster` implements the port ``Cluster`` in the timeline of a workload. Its own order is first in, first
@@ -74,7 +76,7 @@ The compiled core (:mod:`helios.simulate.core.events`) keeps its state in plain 
 """
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown
-from helios.simulate.backlog_bound import Backlog
+from helios.simulate.ageing import Ageing, LongestWaits
 from helios.simulate.cluster import SimCluster
 from helios.simulate.cluster_nodes import Sleep
 from helios.simulate.core.scheduling import Reservation
@@ -89,11 +91,12 @@ from helios.simulate.workload import ClusterShape, Workload
 __all__ = [
     "ORDERS",
     "RESERVING",
+    "Ageing",
     "Backfill",
-    "Backlog",
     "ClusterShape",
     "JobLargerThanPartition",
     "JobTrace",
+    "LongestWaits",
     "NodeHolding",
     "NodeTally",
     "PartitionUnknown",

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.metrics.backlog import EXPECTED
 from helios.ports import RUN_TIME, Order, ReplayPredictor
 from helios.simulate.core.events import put_anew
 from helios.simulate.core.state import NEVER, EngineState
 from helios.simulate.workload import Workload
 
+LEAST_KEY = 1.0
+"""Least key of which a logarithm is taken, such as one GPU second."""
 LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
 
 
@@ -24,9 +25,9 @@ LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 b
 class JobKeys:
     """Queue keys and planned run times of the jobs of a replay.
 
-    ``keys`` and ``plans`` are columns of the state. A key is what the order returns x ``weight``, which is 1 until a
-    wait bound changes it. The order goes by ``believed_s``, the median. ``expected_s`` is the mean of the same
-    prediction, for sums of work. ``ranked`` and ``planned`` are true where keys and plans need no prediction.
+    ``keys`` and ``plans`` are columns of the state. The order goes by ``believed_s``, the column ``reads`` of a
+    prediction. Where jobs age, a key is ln(what the order returns) + submission / ``tau_s``, the ageing time of each
+    job; None: they do not. ``ranked`` and ``planned`` are true where keys and plans need no prediction.
     """
 
     workload: Workload
@@ -35,8 +36,8 @@ class JobKeys:
     keys: NDArray[np.float64]
     plans: NDArray[np.int64]
     believed_s: NDArray[np.float64]
-    expected_s: NDArray[np.float64]
-    weight: NDArray[np.float64]
+    reads: int
+    tau_s: NDArray[np.float64] | None
     ranked: bool
     planned: bool
 
@@ -74,15 +75,15 @@ class JobKeys:
         self.keys[these] = self._keys(these)
 
     def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
-        self.believed_s[jobs] = quantiles[:, 1]
-        self.expected_s[jobs] = quantiles[:, : len(EXPECTED)] @ np.array(EXPECTED)
+        self.believed_s[jobs] = quantiles[:, self.reads]
 
-    def weigh(self, jobs: NDArray[np.int64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Set the weight of pending ``jobs`` and return their keys.
+    def age(self, jobs: NDArray[np.int64], tau_s: float) -> NDArray[np.float64]:
+        """Set the ageing time of pending ``jobs`` and return their keys.
 
         A job that was promoted for waiting keeps its key.
         """
-        self.weight[jobs] = weight
+        if self.tau_s is not None:
+            self.tau_s[jobs] = tau_s
         keys = self.keys[jobs]
         return np.where(np.isneginf(keys), keys, self._keys(jobs))
 
@@ -97,7 +98,11 @@ class JobKeys:
                 "the queue order goes by run time, and some jobs have none",
                 hint="Give run_time_s for every job, or a predictor.",
             )
-        return keys * self.weight[these]
+        if self.tau_s is None:
+            return keys
+        age_s = self.workload.submitted_s[these] - self.workload.submitted_s[0]
+        aged: NDArray[np.float64] = np.log(np.maximum(keys, LEAST_KEY)) + age_s / self.tau_s[these]
+        return aged
 
     def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.ceil(quantiles[:, : len(self.weights)] @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.metrics.backlog import EXPECTED
 from helios.model import STEP_S
-from helios.ports import Order, ReplayPredictor
-from helios.simulate.backlog_bound import Backlog, BacklogBound
+from helios.ports import RUN_TIME, Order, ReplayPredictor
+from helios.simulate.ageing import Ageing, AgeingRunner
 from helios.simulate.core.events import run
 from helios.simulate.core.scheduling import Reservation
 from helios.simulate.core.state import (
@@ -40,6 +39,9 @@ from helios.simulate.node_usage import NodeHolding, node_holding
 from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S, JobKeys, PredictorQueries
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
+EXPECTED = (0.25, 0.5, 0.25)
+"""Weights of p10, p50 and p90 in the expected run time (McNamee and Celona, "Decision analysis for the professional",
+2nd ed. 2001)."""
 WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), None: EXPECTED}
 """Weights of p10, p50 and p90 in the run time that backfill plans with; None: the expected run time."""
 EVENTS_PER_REPORT = 200_000
@@ -142,7 +144,9 @@ def replay(
     predictor: ReplayPredictor | None = None,
     plan_quantile: float | None = 0.9,
     predict_again_s: int | None = None,
-    guard: WaitBound | Backlog | None = None,
+    reads: int = RUN_TIME.p50,
+    ageing: Ageing | None = None,
+    guard: WaitBound | None = None,
     reservation: Reservation | None = None,
     placement: Placement = Placement.PACKED,
     seed: int = 0,
@@ -167,15 +171,20 @@ def replay(
     estimate_s : int64 array of shape (n_jobs,), optional
         Run time that EASY and ``nodes`` plan with, s, where known beforehand.
     predictor : ReplayPredictor, optional
-        Asked at each submission for what is None above: the order goes by its p50, backfill plans with its
-        ``plan_quantile``, rounded up.
+        Asked at each submission for what is None above: the order goes by its column ``reads``, backfill plans with
+        its ``plan_quantile``, rounded up.
     plan_quantile : float or None
         0.1, 0.5 or 0.9; None: the expected run time, see ``WEIGHTS``.
     predict_again_s : int, optional
         Ask the predictor about all pending jobs too, before the first moment at least so long after the last such
         query, s; None: never.
-    guard : WaitBound or Backlog, optional
-        How long a job may wait before it goes to the front, known beforehand or by the backlog; None: for ever.
+    reads : int
+        Column of a prediction, one of ``RUN_TIME``, that the order goes by.
+    ageing : Ageing, optional
+        The queue is ordered by ln(key) + submission / tau instead of the key that ``order`` returns, which must be
+        positive and counts as at least 1. None: keys do not age.
+    guard : WaitBound, optional
+        How long a job may wait before it goes to the front; None: for ever.
     reservation : Reservation, optional
         How strictly ``nodes`` keeps what it reserves; None: the defaults.
     placement : Placement
@@ -198,7 +207,7 @@ def replay(
     """
     refuse_misfits(workload, shape)
     _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
-    _refuse_idle_changes(preemptive, predictor, predict_again_s, guard)
+    _refuse_idle_changes(preemptive, predictor, predict_again_s, is_bounded=guard is not None or ageing is not None)
     _refuse_idle_reservation(backfill, reservation)
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
@@ -220,8 +229,8 @@ def replay(
         keys=state.pending["key"],
         plans=state.pending["estimate_s"],
         believed_s=_told(workload, run_time_s, np.nan),
-        expected_s=_told(workload, run_time_s, np.nan),
-        weight=np.ones(len(workload)),
+        reads=reads,
+        tau_s=None if ageing is None else ageing.at(workload.submitted_s),
         ranked=run_time_s is not None or predictor is None,
         planned=estimate_s is not None or predictor is None,
     )
@@ -229,8 +238,8 @@ def replay(
     if scores.ranked:
         scores.rank(slice(None))
     carry = watch.run if watch else run
-    if isinstance(guard, Backlog):
-        carry = BacklogBound(state, guard, scores, carry).run
+    if ageing is not None:
+        carry = AgeingRunner(state, ageing, scores, carry).run
     _run_through(state, scores, predictor, predict_again_s, progress or _nobody, carry=carry)
     has_estimates = estimate_s is not None or predictor is not None
     return _outcome(state, scores, has_estimates=has_estimates)
@@ -259,12 +268,12 @@ def _refuse_contradictions(
 
 
 def _refuse_idle_changes(
-    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, guard: WaitBound | Backlog | None
+    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, *, is_bounded: bool
 ) -> None:
-    if preemptive and guard is not None:
+    if preemptive and is_bounded:
         raise UsageError(
-            "SRTF goes by remaining run time and by nothing else; a bound on waiting has no part in it.",
-            hint="Leave the guard out.",
+            "SRTF goes by remaining run time and by nothing else; ageing or a bound on waiting has no part in it.",
+            hint="Leave the ageing and the guard out.",
         )
     if predict_again_s is None:
         return
@@ -288,11 +297,9 @@ def _keep_reservations(state: EngineState, reservation: Reservation) -> None:
     state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
 
 
-def _bounds(guard: WaitBound | Backlog | None) -> NDArray[np.void] | None:
+def _bounds(guard: WaitBound | None) -> NDArray[np.void] | None:
     if guard is None:
         return None
-    if isinstance(guard, Backlog):
-        guard = WaitBound.constant(guard.patience_s(0))
     bounds = np.empty(len(guard.at_s), dtype=GUARD)
     bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
     return bounds

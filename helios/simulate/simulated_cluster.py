@@ -220,7 +220,7 @@ class SimulatedCluster(ABC):
                 "run_times": predictions.run_times.take(jobs, axis=0),
                 "source": predictions.source.take(jobs),
                 "sources": tuple(predictions.sources),
-                "longest_backlog_s": float(predictions.longest_backlog_s),
+                "longest_own_wait_s": float(predictions.longest_own_wait_s),
             }
         return PendingRows(facts=self._view.facts, jobs=jobs, steps=self._steps, **self._settings(jobs), **predicted)
 

@@ -55,14 +55,14 @@ class Predictions:
         Position in ``sources`` of what predicted; -1: none.
     sources : list of str
         Model ids and fallbacks, distinct.
-    longest_backlog_s : float64 array of shape ()
-        The longest backlog so far (:mod:`helios.metrics.backlog`), s; NaN: it is not computed.
+    longest_own_wait_s : float64 array of shape ()
+        Longest wait so far under the site's own order, s; NaN: not known.
     """
 
     run_times: NDArray[np.float64]
     source: NDArray[np.int16]
     sources: list[str]
-    longest_backlog_s: NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
+    longest_own_wait_s: NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
 
 
 class QueueFacts:
@@ -113,7 +113,7 @@ class PendingRows:
     run_times: NDArray[np.float64] | None = None
     source: NDArray[np.int16] | None = None
     sources: tuple[str, ...] = ()
-    longest_backlog_s: float = math.nan
+    longest_own_wait_s: float = math.nan
     own_priority: NDArray[np.float64] | None = None
     user_soft_limit_s: NDArray[np.float64] | None = None
 
@@ -124,8 +124,8 @@ class PendingRows:
 
     def values(self, name: str) -> NDArray[Any]:
         """Return one column, as ``pending_values`` does."""
-        if name == "longest_backlog_s":
-            return np.full(len(self.jobs), self.longest_backlog_s)
+        if name == "longest_own_wait_s":
+            return np.full(len(self.jobs), self.longest_own_wait_s)
         column = _OWN[name](self) if name in _OWN else None
         if column is None:
             return self.facts.values(name, self.jobs)
@@ -353,7 +353,7 @@ class LazySnapshot(Snapshot):
         seen = cls.__new__(cls)
         frames = {"pending": pending.frame, "running": context.running, "nodes": context.nodes}
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
-        own = {"longest_backlog_s": pending.longest_backlog_s, "_pending": pending, "_frames": frames}
+        own = {"longest_own_wait_s": pending.longest_own_wait_s, "_pending": pending, "_frames": frames}
         for name, value in (plain | own).items():
             object.__setattr__(seen, name, value)
         return seen

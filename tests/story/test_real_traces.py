@@ -111,7 +111,15 @@ def test_venus_is_replayed_under_all_controls(loaded: dict[str, Any], helios: He
     answer = helios(
         "whatif", "--cluster", "helios_venus_mar", *window, "--nodes", "100", "--json", "--report", page
     ).json
-    assert {run["policy"] for run in answer["runs"]} == {"fifo", "fewest_gpus", "balanced", "qssf", "sjf", "srtf"}
+    assert {run["policy"] for run in answer["runs"]} == {
+        "fifo",
+        "fewest_gpus",
+        "qssf",
+        "service",
+        "mean_service",
+        "sjf",
+        "srtf",
+    }
     assert all(set(run) >= RUN_KEYS for run in answer["runs"])
     assert len({run["jobs"] for run in answer["runs"]}) == 1
     assert "<svg" in page.read_text()

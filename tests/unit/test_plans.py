@@ -73,34 +73,29 @@ def test_an_order_by_time_limits_is_refused() -> None:
 
 
 def test_a_policy_is_told_its_options_and_the_others_are_left_as_they_are() -> None:
-    told = with_options(
-        scenarios(policies=[Policy.FIFO, Policy.BALANCED]), ["balanced.share=0.8", "balanced.least = 1h"]
-    )
-    assert {plan.options for plan in told if plan.policy is Policy.BALANCED} == {(("least_s", 3_600), ("share", 0.8))}
+    told = with_options(scenarios(policies=[Policy.FIFO, Policy.QSSF]), ["qssf.wait_share=0.8", "qssf.patience = 1h"])
+    assert {plan.options for plan in told if plan.policy is Policy.QSSF} == {
+        (("patience_s", 3_600), ("wait_share", 0.8))
+    }
     assert {plan.options for plan in told if plan.policy is Policy.FIFO} == {()}
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("balanced.share", "POLICY.OPTION=VALUE"),
+        ("qssf.share", "POLICY.OPTION=VALUE"),
         ("share=0.8", "POLICY.OPTION=VALUE"),
-        ("qssf.patience=12h", "Replayed are: fifo, balanced"),
+        ("service.patience=12h", "Replayed are: fifo, qssf"),
         ("fifo.share=0.8", "Its options: patience"),
-        ("balanced.share=much", "Write 0.9"),
+        ("qssf.wait_share=much", "Write 0.5"),
     ],
 )
 def test_what_a_policy_cannot_be_told_is_refused_with_what_it_can(text: str, says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        with_options(scenarios(policies=[Policy.FIFO, Policy.BALANCED]), [text])
+        with_options(scenarios(policies=[Policy.FIFO, Policy.QSSF]), [text])
     assert says in str(raised.value) + (raised.value.hint or "")
 
 
-def test_balanced_plans_with_what_is_expected_where_it_reserves_nodes() -> None:
-    chosen = {plan.backfill: plan.estimates for plan in scenarios(policies=[Policy.BALANCED])}
-    assert chosen == {Backfill.EASY: RunTimes.LIMIT, Backfill.NODES: RunTimes.EXPECTED}
-
-
 def test_expected_run_times_order_no_queue() -> None:
-    with pytest.raises(UsageError, match="median"):
+    with pytest.raises(UsageError, match="predicted or true"):
         Scenario(policy=Policy.QSSF, backfill=Backfill.NONE, run_times=RunTimes.EXPECTED)

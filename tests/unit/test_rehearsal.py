@@ -156,7 +156,7 @@ def test_qssf_decides_the_same_on_what_a_replay_shows_it_as_on_the_frames_of_a_l
 
 
 def a_hasty_qssf() -> Qssf:
-    return Qssf(Qssf.Options(promote_after_s=3_600.0, promote_factor=0.5))
+    return Qssf(Qssf.Options(promote_after_s=3_600.0))
 
 
 def test_a_service_that_proposes_nothing_leaves_first_in_first_out() -> None:

@@ -604,7 +604,7 @@ def test_a_service_without_a_flaw_passes(service: type[Any]) -> None:
 
 
 def test_a_service_with_options_of_its_own_passes_as_an_object() -> None:
-    check_service(Qssf(Qssf.Options(gpu_exponent=-0.5, promote_factor=2.0, levels=3)))
+    check_service(Qssf(Qssf.Options(wait_share=0.25, large_divisor=4.0, levels=3)))
 
 
 def test_every_situation_has_a_title_and_one_has_five_thousand_jobs() -> None:

@@ -53,32 +53,6 @@ class WaitBound:
         """Return a bound that is the same at all times."""
         return cls(at_s=np.array([-NEVER]), patience_s=np.array([patience_s]))
 
-    @classmethod
-    def beside(
-        cls, *, started_s: NDArray[np.int64], wait_s: NDArray[np.int64], least_s: int, share: float
-    ) -> WaitBound:
-        """Return a bound by the longest wait so far in a shadow replay.
-
-        It is max(``least_s``, ``share`` x that wait). The shadow replays the same workload.
-
-        Parameters
-        ----------
-        started_s, wait_s : int64 arrays of shape (n_jobs,)
-            Of the shadow, usually first in, first out. A wait counts from the moment at which it is over.
-
-        Notes
-        -----
-        The shadow runs every job for its true run time, also one that still waits in the replay with the bound. So this
-        is for comparisons of replays only. On a live cluster the longest wait has to come from its past.
-        """
-        order = np.argsort(started_s, kind="stable")
-        longest_s = np.maximum.accumulate(wait_s[order])
-        rises = np.flatnonzero(np.diff(longest_s, prepend=-1) > 0)
-        return cls(
-            at_s=np.concatenate(([-NEVER], started_s[order][rises])),
-            patience_s=np.concatenate(([least_s], np.maximum(least_s, share * longest_s[rises]).astype(np.int64))),
-        )
-
 
 @kernel
 def promote_overdue(state: EngineState, partition: int, now: int) -> None:

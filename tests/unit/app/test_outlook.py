@@ -169,7 +169,7 @@ def test_a_job_without_prediction_is_not_stored() -> None:
     assert worth_storing(queue(float("nan")), {}).empty
 
 
-def test_the_longest_backlog_of_the_history_is_seen_with_it(url: str) -> None:
+def test_the_longest_own_wait_of_the_history_is_seen_with_it(url: str) -> None:
     with Warehouse.open(url) as warehouse:
         began = NOON - timedelta(hours=30)
         jobs = [
@@ -184,5 +184,5 @@ def test_the_longest_backlog_of_the_history_is_seen_with_it(url: str) -> None:
         ]
         warehouse.load([a_batch(*jobs)], cluster="venus", path="x", sha256="x", format="sacct", timezone="UTC")
     look, snapshot = predictions(url), a_snapshot(nodes=[a_node(partitions="gpu", gpus=8)])
-    assert look(snapshot).longest_backlog_s == pytest.approx(9 * 3600)
-    assert math.isnan(predictions(f"{url}.other")(snapshot).longest_backlog_s)
+    assert look(snapshot).longest_own_wait_s == pytest.approx(5 * 3600)
+    assert math.isnan(predictions(f"{url}.other")(snapshot).longest_own_wait_s)

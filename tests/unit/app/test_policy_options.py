@@ -2,31 +2,72 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from helios.app.scenarios import read_options, wait_bound
+from helios.app.scenarios import BOUND_SHARE, WAIT_SHARE, Policy, Scenario, frontier_scenarios, read_options
 from helios.errors import UsageError
-from helios.simulate import Backlog, WaitBound
+from helios.ports import RUN_TIME
+from helios.simulate import Backfill, LongestWaits
+
+LONGEST = LongestWaits(at_s=np.array([-(2**60)]), longest_s=np.array([100_000]))
 
 
-def test_lengths_and_shares_are_kept_by_the_names_that_the_bound_takes() -> None:
-    written = {"share": 1, "least": "90min", "known": "2d", "every": "0.5h"}
-    options = read_options("balanced", written)
-    assert options == (("every_s", 1_800), ("known_s", 172_800), ("least_s", 5_400), ("share", 1.0))
-    assert wait_bound("balanced", options) == Backlog(every_s=1_800, known_s=172_800, least_s=5_400, share=1.0)
+def rules(policy: str, **written: Any) -> dict[str, Any]:
+    plan = Scenario(policy=Policy(policy), backfill=Backfill.NONE, options=read_options(policy, written))
+    return plan.rules(LONGEST if plan.needs_own_order else None)
 
 
-def test_without_options_only_balanced_has_a_bound() -> None:
-    assert wait_bound("balanced", ()) == Backlog()
-    assert wait_bound("fifo", ()) is None
+def test_lengths_shares_and_divisors_are_kept_as_numbers() -> None:
+    assert read_options("qssf", {"wait_share": 1, "patience": "90min"}) == (("patience_s", 5_400), ("wait_share", 1.0))
+    assert read_options("qssf", {"large_divisor": 4, "bound_share": "never"}) == (
+        ("bound_share", None),
+        ("large_divisor", 4.0),
+    )
 
 
-@pytest.mark.parametrize("policy", ["balanced", "qssf", "fifo"])
+def test_without_options_only_qssf_ages_and_is_bounded() -> None:
+    own = rules("qssf")
+    assert own["ageing"].tau_s.tolist() == [WAIT_SHARE * 100_000]
+    assert own["guard"].patience_s.tolist() == [BOUND_SHARE * 100_000]
+    for other in ("fifo", "service", "mean_service", "fewest_gpus", "sjf"):
+        assert (rules(other)["ageing"], rules(other)["guard"]) == (None, None)
+
+
+def test_each_order_reads_its_column_of_a_prediction() -> None:
+    columns = {name: rules(name)["reads"] for name in ("qssf", "service", "mean_service", "sjf")}
+    assert columns == {
+        "qssf": RUN_TIME.truncated_mean,
+        "service": RUN_TIME.p50,
+        "mean_service": RUN_TIME.mean,
+        "sjf": RUN_TIME.p50,
+    }
+
+
+def test_true_run_times_count_eight_hours_at_most_where_predictions_do() -> None:
+    true_s = np.array([60, 10**6])
+    plans = {name: Scenario(policy=Policy(name), backfill=Backfill.NONE) for name in ("qssf", "service")}
+    assert plans["qssf"].true_run_time_s(true_s).tolist() == [60, 28_800]
+    assert plans["service"].true_run_time_s(true_s).tolist() == [60, 10**6]
+
+
+def test_a_control_ages_and_is_bounded_as_it_is_told() -> None:
+    told = rules("fewest_gpus", wait_share=0.25, bound_share=1.0)
+    assert (told["ageing"].tau_s.tolist(), told["guard"].patience_s.tolist()) == ([25_000], [100_000])
+
+
+@pytest.mark.parametrize("policy", ["qssf", "service", "fifo"])
 def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
-    bound = wait_bound(policy, read_options(policy, {"patience": "12h"}))
-    assert isinstance(bound, WaitBound)
-    assert bound.patience_s.tolist() == [43_200]
-    assert wait_bound(policy, read_options(policy, {"patience": "never"})) is None
+    assert rules(policy, patience="12h")["guard"].patience_s.tolist() == [43_200]
+    assert rules(policy, patience="never")["guard"] is None
+
+
+def test_the_frontier_has_the_shares_with_and_without_bound_and_favour() -> None:
+    options = [dict(plan.options) for plan in frontier_scenarios() if plan.policy is Policy.QSSF]
+    assert len(options) == 12
+    assert {told["wait_share"] for told in options} == {0.25, 0.5, 1.0}
+    assert {told["bound_share"] for told in options} == {None, 1.0}
+    assert {told.get("large_divisor") for told in options} == {None, 4.0}
 
 
 @pytest.mark.parametrize(
@@ -34,14 +75,14 @@ def test_any_order_takes_a_patience_of_its_own(policy: str) -> None:
     [
         ("qssf", {"share": 0.9}, "qssf has no option share"),
         ("srtf", {"patience": "1h"}, "srtf has no option patience"),
-        ("balanced", {"shares": 0.9}, "share: of the longest backlog"),
-        ("balanced", {"share": "much"}, "'much' is not a share"),
-        ("balanced", {"share": -1}, "-1 is not a share"),
-        ("balanced", {"share": float("nan")}, "nan is not a share"),
-        ("balanced", {"share": True}, "True is not a share"),
-        ("balanced", {"least": 3}, "3 is not a length"),
-        ("balanced", {"every": "0.001min"}, "every_s of at least 1"),
-        ("balanced", {"patience": "1h", "share": 0.9}, "balanced cannot have patience together with share"),
+        ("fifo", {"wait_share": 0.5}, "fifo has no option wait_share"),
+        ("qssf", {"wait_share": "much"}, "'much' is not a share"),
+        ("qssf", {"wait_share": 0}, "0 is not a share"),
+        ("qssf", {"bound_share": float("nan")}, "nan is not a share"),
+        ("qssf", {"bound_share": True}, "True is not a share"),
+        ("qssf", {"large_divisor": 0.5}, "0.5 is not a number from 1 on"),
+        ("qssf", {"patience": 3}, "3 is not a length"),
+        ("qssf", {"patience": "1h", "bound_share": 0.9}, "qssf cannot have patience together with bound_share"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_what_there_is(policy: str, written: dict[str, Any], said: str) -> None:

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from helios.actions import Action, Place, Reorder, SoftLimit
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
-from helios.app.service_replay import ReplayedService, backlog_estimator_for, replay_services
+from helios.app.service_replay import ReplayedService, replay_services
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns, JobwiseService
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
-from helios.simulate import Backfill, Replay, SimCluster, Workload, replay
+from helios.simulate import ORDERS, Backfill, LongestWaits, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
@@ -130,6 +130,12 @@ class Beside:
             yield SoftLimit(job_id=job_id, run_time=timedelta(seconds=5), reason="so")
 
 
+def own_order(workload: Workload) -> LongestWaits:
+    """Return the longest waits first in, first out."""
+    fifo = replay(workload, SHAPE, backfill=Backfill.EASY, order=ORDERS["fifo"], estimate_s=workload.run_time_s)
+    return LongestWaits.of(submitted_s=workload.submitted_s, started_s=fifo.started_s)
+
+
 def both_ways(
     workload: Workload,
     services: Callable[[], list[ReplayedService]],
@@ -142,14 +148,13 @@ def both_ways(
     made = []
     for jobwise in (True, False):
         cluster, active_services = a_cluster(workload, **options), services()
-        estimator = backlog_estimator_for(workload, SHAPE) if reckons else None
         replay_services(
             cluster,
             active_services,
             predictor=Noisy(workload),
             jobwise=jobwise,
             predict_again_s=again_s,
-            estimator=estimator,
+            own_order=own_order(workload) if reckons else None,
         )
         problems = [dict(place.problems) for place in active_services]
         made.append((cluster.started_s.tolist(), problems, [place.suspended for place in active_services]))
@@ -161,7 +166,7 @@ def both_ways(
     rows=[(0, 0, 1, 0), (0, 14, 1, 0), (1, 0, 8, 0), (7, 0, 1, 0), (7, 11, 1, 0)],
     levels=0,
     after_s=1.0,
-    factor=0.0,
+    order="service",
     every_s=0,
     beside_s=7,
     first=True,
@@ -180,7 +185,7 @@ def both_ways(
     ],
     levels=1,
     after_s=float("inf"),
-    factor=0.0,
+    order="service",
     every_s=0,
     beside_s=7,
     first=False,
@@ -191,7 +196,7 @@ def both_ways(
     rows=rows,
     levels=st.sampled_from([0, 1, 9]),
     after_s=st.sampled_from([1.0, 12.5, float("inf")]),
-    factor=st.sampled_from([0.0, 0.4]),
+    order=st.sampled_from(["qssf", "service"]),
     every_s=st.sampled_from([0, 1, 13]),
     beside_s=st.sampled_from([None, 0, 7]),
     first=st.booleans(),
@@ -201,14 +206,14 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
     rows: list[tuple[int, ...]],
     levels: int,
     after_s: float,
-    factor: float,
+    order: str,
     every_s: int,
     beside_s: int | None,
     first: bool,
     site_factor_most: int | None,
 ) -> None:
     def services() -> list[ReplayedService]:
-        qssf = Qssf(Qssf.Options(levels=levels, promote_after_s=after_s, promote_factor=factor))
+        qssf = Qssf(Qssf.Options(levels=levels, promote_after_s=after_s, order=order))
         active_services = [active(qssf, every=timedelta(seconds=every_s))]
         if beside_s is not None:
             other = active(Beside(timedelta(seconds=beside_s)), every=timedelta(seconds=beside_s))
@@ -238,21 +243,19 @@ def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
     again_s=st.sampled_from([None, 1_000, 3_600]),
     levels=st.sampled_from([0, 1, 9]),
     least_s=st.sampled_from([60.0, 7_200.0]),
-    factor=st.sampled_from([0.0, 0.4]),
-    fades=st.booleans(),
+    order=st.sampled_from(["qssf", "service"]),
     every_s=st.sampled_from([0, 30]),
 )
-def test_that_holds_where_the_bound_follows_the_backlog(  # noqa: PLR0917 - drawn
+def test_that_holds_where_ageing_and_bound_follow_the_sites_own_order(  # noqa: PLR0917 - drawn
     rows: list[tuple[int, ...]],
     again_s: int | None,
     levels: int,
     least_s: float,
-    factor: float,
-    fades: bool,
+    order: str,
     every_s: int,
 ) -> None:
     def services() -> list[ReplayedService]:
-        options = Qssf.Options(levels=levels, least_s=least_s, promote_factor=factor, fades=fades)
+        options = Qssf.Options(levels=levels, least_s=least_s, order=order)
         return [active(Qssf(options), every=timedelta(seconds=every_s))]
 
     hours = [(600 * at_s, 600 * run_s, *rest) for at_s, run_s, *rest in rows]
@@ -260,7 +263,7 @@ def test_that_holds_where_the_bound_follows_the_backlog(  # noqa: PLR0917 - draw
     assert one_by_one == whole
 
 
-def test_services_see_the_longest_backlog_so_far() -> None:
+def test_services_see_the_longest_own_wait_so_far() -> None:
     seen: list[tuple[float, float]] = []
 
     @dataclass
@@ -268,8 +271,8 @@ def test_services_see_the_longest_backlog_so_far() -> None:
         every: timedelta = AT_ONCE
 
         def decide(self, snapshot: Snapshot) -> list[Action]:
-            (shown,) = {*snapshot.pending_values("longest_backlog_s").tolist()}
-            assert shown == snapshot.longest_backlog_s or math.isnan(shown)
+            (shown,) = {*snapshot.pending_values("longest_own_wait_s").tolist()}
+            assert shown == snapshot.longest_own_wait_s or math.isnan(shown)
             seen.append((snapshot.taken_at.timestamp(), shown))
             return []
 
@@ -280,12 +283,10 @@ def test_services_see_the_longest_backlog_so_far() -> None:
         a_cluster(workload),
         [active(Watching())],
         predictor=Oracle(workload),
-        estimator=backlog_estimator_for(workload, SHAPE),
+        own_order=own_order(workload),
     )
-    before_any_ended = 1.5 * 3 - 3
-    when_one_had, when_two_had = (3 + work - 3 for work in (1.5 * 1 + 2 + 1, 1 + 1.5 * 2 + 1))
     shown = [(at_s / hour, longest_s / hour) for at_s, longest_s in seen]
-    assert shown == [(3, before_any_ended), (4, when_one_had), (6, when_two_had)]
+    assert shown == [(3, pytest.approx(3 - 1 / 6)), (4, pytest.approx(4 - 1 / 3)), (6, pytest.approx(6 - 1_300 / hour))]
 
 
 def the_example() -> Any:

@@ -102,7 +102,7 @@ def test_an_order_by_urgency_starts_jobs_as_the_site_factors_would_that_stand_fo
     np.testing.assert_array_equal(found.replay.started_s, hooked)
 
 
-@pytest.mark.parametrize("options", [{}, {"promote_after_s": 0.0, "least_s": 60.0}], ids=["no bound", "the backlog"])
+@pytest.mark.parametrize("options", [{}, {"promote_after_s": 0.0, "least_s": 60.0}], ids=["no bound", "a bound"])
 def test_qssf_asked_about_single_jobs_or_the_whole_queue_is_the_same(jobs: SlurmJobs, options: dict[str, Any]) -> None:
     one_by_one, whole = (
         simulated(jobs, {"qssf": a_qssf(**options)}, every=AT_ONCE, jobwise=jobwise) for jobwise in (True, False)
@@ -132,12 +132,12 @@ def test_one_user_is_favoured_no_more_than_live(jobs: SlurmJobs) -> None:
     np.testing.assert_array_equal(one_by_one.replay.started_s, whole.replay.started_s)
 
 
-def test_services_see_the_backlog(jobs: SlurmJobs) -> None:
+def test_services_see_the_longest_own_wait(jobs: SlurmJobs) -> None:
     seen: list[float] = []
 
     class Watching(AllAlike):
         def decide(self, snapshot: Snapshot) -> Iterable[Action]:
-            seen.append(snapshot.longest_backlog_s)
+            seen.append(snapshot.longest_own_wait_s)
             return []
 
     simulated(jobs, {"watching": Watching()})

@@ -116,20 +116,20 @@ def test_what_makes_no_sense_is_left_out_and_said() -> None:
 
 
 def test_options_of_a_policy_are_crossed_and_are_other_cells() -> None:
-    told = [{"share": [0.5, 0.9], "least": ["1h", "3h"]}, {"patience": ["12h", "never"]}]
-    plan = a_plan(policies=["fifo", "balanced"], controls=False, options={"balanced": told})
+    told = [{"wait_share": [0.5, 1], "bound_share": [1, "never"]}, {"patience": ["12h", "never"]}]
+    plan = a_plan(policies=["fifo", "qssf"], controls=False, options={"qssf": told})
     cells = asked(plan).cells
     assert [dict(cell.plan.options) for cell in cells] == [
         {},
-        {"share": 0.5, "least_s": 3_600},
-        {"share": 0.5, "least_s": 10_800},
-        {"share": 0.9, "least_s": 3_600},
-        {"share": 0.9, "least_s": 10_800},
+        {"wait_share": 0.5, "bound_share": 1.0},
+        {"wait_share": 0.5, "bound_share": None},
+        {"wait_share": 1.0, "bound_share": 1.0},
+        {"wait_share": 1.0, "bound_share": None},
         {"patience_s": 43_200},
         {"patience_s": None},
     ]
     assert len({cell.key("x") for cell in cells}) == 7
-    assert cells[1].to_json()["options"] == {"share": 0.5, "least_s": 3_600}
+    assert cells[1].to_json()["options"] == {"wait_share": 0.5, "bound_share": 1.0}
 
 
 def test_a_table_of_options_is_as_good_as_a_list_of_one() -> None:
@@ -144,7 +144,7 @@ def test_a_table_of_options_is_as_good_as_a_list_of_one() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"balanced": {"share": [0.9]}}, "has options for balanced, but does not replay"),
+        ({"qssf": {"wait_share": [0.9]}}, "has options for qssf, but does not replay"),
         ({"fifo": {"share": [0.9]}}, "fifo has no option share"),
     ],
 )

@@ -4,10 +4,10 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.calibration import calibrate_each, empty_calibration
 from hypothesis import given, settings
 
 from helios.errors import FrameInvalid
-from helios.predict.calibration import calibrate_each, empty_calibration
 from helios.predict.causal_stats import FEATURES, LEVELS, NEIGHBOUR_PSEUDO_JOBS
 from helios.predict.duration import HistoryPredictor, train
 from helios.predict.explain import AFTERWARDS, BASES, EVERY_JOB, NEIGHBOURHOOD, PRIOR, explain_last, narrowest_group

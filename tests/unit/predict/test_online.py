@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.calibration import calibrate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
-from helios.predict.calibration import calibrate
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train
 from helios.predict.job_table import JobTable, causal_features, group_columns

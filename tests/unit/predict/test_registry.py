@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import numpy as np
 import pandas as pd
 import pytest
+from helios.predict.calibration import Calibration
 
 from helios.errors import ModelUnreadable
 from helios.model import JOBS
-from helios.predict.calibration import Calibration
 from helios.predict.duration import Backtest, train
 from helios.predict.job_table import JobTable, causal_features
 from helios.predict.model_record import (

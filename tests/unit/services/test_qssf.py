@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import cycle, pairwise, repeat
 from typing import Any
 
@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from helios.actions import Place, Reorder, Result
 from helios.model import Snapshot
-from helios.ports import ChangeRequests
-from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf
-from helios.services.queue_orders import balanced, shortest_service_first
+from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, _reference
+from helios.services.queue_orders import shortest_service_first
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
 
 HOUR = timedelta(hours=1)
@@ -54,25 +53,19 @@ def test_more_service_is_never_more_urgent(run_time_s: float, longer: float, gpu
     assert urgency(p50_s=run_time_s * longer, gpus=gpus + more) <= urgency(p50_s=run_time_s, gpus=gpus)
 
 
-def test_a_balanced_queue_puts_a_large_job_before_small_ones_of_less_service() -> None:
-    small, large = a_pending_job(job_id="1", p50_s=3_600, gpus=8), a_pending_job(job_id="2", p50_s=3_600, gpus=64)
-    by_service = places(small, large)
-    by_balance = places(small, large, service=Qssf(Qssf.Options(order="balanced")))
-    assert by_service["1"].urgency > by_service["2"].urgency
-    assert by_balance["1"].urgency < by_balance["2"].urgency
-
-
 @settings(max_examples=40)
 @given(
-    jobs=st.lists(st.tuples(run_times_s, st.integers(1, 512)), min_size=1, max_size=6),
-    order=st.sampled_from(["balanced", "service"]),
+    jobs=st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 512)), min_size=1, max_size=6),
+    order=st.sampled_from(["qssf", "service"]),
 )
-def test_without_a_grid_the_service_orders_as_its_formula_does(jobs: list[tuple[float, int]], order: str) -> None:
+def test_without_a_grid_the_service_orders_as_its_formula_does(jobs: list[tuple[int, int]], order: str) -> None:
     run_time_s, gpus = np.array([job[0] for job in jobs]), np.array([job[1] for job in jobs], dtype=np.int32)
-    formula = balanced if order == "balanced" else shortest_service_first
-    keys = formula(submitted_s=np.zeros(len(jobs), dtype=np.int64), gpus=gpus, run_time_s=run_time_s)
+    keys = shortest_service_first(submitted_s=np.zeros(len(jobs), dtype=np.int64), gpus=gpus, run_time_s=run_time_s)
     chosen = places(
-        *(a_pending_job(job_id=str(n), p50_s=run_s, gpus=size) for n, (run_s, size) in enumerate(jobs)),
+        *(
+            a_pending_job(job_id=str(n), p50_s=run_s, truncated_mean_s=run_s, gpus=size)
+            for n, (run_s, size) in enumerate(jobs)
+        ),
         service=Qssf(Qssf.Options(order=order, levels=0)),
     )
     urgencies = np.array([chosen[str(n)].urgency for n in range(len(jobs))])
@@ -129,11 +122,6 @@ def test_a_job_without_a_prediction_is_neutral_and_said_to_be() -> None:
 
 def test_a_cpu_job_counts_as_one_gpu() -> None:
     assert urgency(p50_s=1_000, gpus=0) == urgency(p50_s=1_000, gpus=1)
-
-
-def test_a_smaller_exponent_prefers_large_jobs() -> None:
-    small, large = (urgency(qssf(gpu_exponent=-0.5), p50_s=10_000, gpus=gpus) for gpus in (1, 64))
-    assert large > small
 
 
 def test_each_partition_has_its_own_order_and_several_by_comma_are_one() -> None:
@@ -227,12 +215,6 @@ def test_promotion_depends_on_the_wait_alone(waited_s: int, patience_s: float, r
     assert promoted == (waited_s > patience_s)
 
 
-def test_a_factor_makes_longer_jobs_wait_longer_for_promotion() -> None:
-    service = qssf(promote_factor=2.0)
-    long, short = (urgency(service, **waiting(4 * HOUR, p50_s=p50_s)) for p50_s in (3 * 3600.0, 1800.0))
-    assert (long < 1, short) == (True, 1)
-
-
 def test_promotion_survives_a_coarse_site_factor() -> None:
     cluster = FakeCluster(site_factor_most=1_037)
     assert cluster.site_factor(PROMOTED) > cluster.site_factor(MOST_URGENT)
@@ -241,9 +223,9 @@ def test_promotion_survives_a_coarse_site_factor() -> None:
 class StrictQueue:
     """A partition of a few GPUs that starts the head of the queue whenever it fits, and never anybody else."""
 
-    def __init__(self, *, gpus: int, service: Qssf, backlogs_s: Iterator[float] | None = None) -> None:
+    def __init__(self, *, gpus: int, service: Qssf, longest_waits_s: Iterator[float] | None = None) -> None:
         self.cluster, self.service = FakeCluster(), service
-        self.backlogs_s = backlogs_s or repeat(np.nan)
+        self.longest_waits_s = longest_waits_s or repeat(np.nan)
         self.free = gpus
         self.gpus: dict[str, int] = {}
         self.run_times: dict[str, timedelta] = {}
@@ -276,7 +258,9 @@ class StrictQueue:
 
     def _with_predictions(self, seen: Snapshot) -> Snapshot:
         p50_s = seen.pending["job_id"].map(self.predicted_s).astype("float64")
-        return replace(seen, pending=seen.pending.assign(p50_s=p50_s), longest_backlog_s=next(self.backlogs_s))
+        predicted = {"p50_s": p50_s, "truncated_mean_s": p50_s.clip(upper=28_800.0)}
+        pending = seen.pending.assign(**predicted)
+        return replace(seen, pending=pending, longest_own_wait_s=next(self.longest_waits_s))
 
     def _start_from_the_head(self) -> None:
         for job_id in self.cluster.queue:
@@ -315,14 +299,14 @@ def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, floa
 
 
 @settings(max_examples=12)
-@given(jobs=arrivals, backlogs_s=st.lists(st.floats(0, 3600), min_size=1, max_size=20))
-def test_a_bound_that_follows_the_backlog_holds_with_the_longest_there_was(
-    jobs: list[tuple[int, int, int, float]], backlogs_s: list[float]
+@given(jobs=arrivals, longest_waits_s=st.lists(st.floats(0, 3600), min_size=1, max_size=20))
+def test_a_bound_that_follows_the_sites_own_order_holds_with_the_longest_there_was(
+    jobs: list[tuple[int, int, int, float]], longest_waits_s: list[float]
 ) -> None:
-    service = qssf(order="balanced", promote_after_s=0.0, least_s=600.0, share=0.5, every_s=300)
-    queue = StrictQueue(gpus=4, service=service, backlogs_s=cycle(backlogs_s))
+    service = qssf(order="qssf", promote_after_s=0.0, least_s=600.0, bound_share=0.5, every_s=300)
+    queue = StrictQueue(gpus=4, service=service, longest_waits_s=cycle(longest_waits_s))
     play(queue, jobs)
-    assert_bounded(queue, patience_s=max(600, 0.5 * max(backlogs_s)))
+    assert_bounded(queue, patience_s=max(600, 0.5 * max(longest_waits_s)))
 
 
 def assert_bounded(queue: StrictQueue, *, patience_s: float) -> None:
@@ -365,19 +349,15 @@ def test_promoted_jobs_start_in_the_order_of_submission(jobs: list[tuple[int, in
     assert all(earlier < later for earlier, later in pairwise(promoted))
 
 
-# What follows the backlog.
-
-
-def fading(**options: Any) -> Qssf:
-    return Qssf(Qssf.Options(**options))
+# What follows the longest wait of the site's own order.
 
 
 def change(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> float:
     """Return what the service wishes for one job at a moment."""
     seen = replace(
-        a_snapshot(pending=[a_pending_job(submitted_at=NOON, **job)]),
+        a_snapshot(pending=[a_pending_job(**({"submitted_at": NOON} | job))]),
         taken_at=at,
-        longest_backlog_s=longest_s,
+        longest_own_wait_s=longest_s,
     )
     changes = service.changes(seen.pending_values, at)
     (place,) = (place for order in service.decide(seen) for place in order.order)
@@ -389,100 +369,98 @@ def change(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> floa
     ("longest_h", "options", "bound_h"),
     [
         (10.0, {}, 10),
-        (10.0, {"share": 0.5}, 5),
+        (10.0, {"bound_share": 0.5}, 5),
         (1.0, {}, 3),
         (1.0, {"least_s": 1800.0}, 1),
-        (np.nan, {}, 12),
+        (np.nan, {}, 24),
         (np.nan, {"promote_after_s": 7200.0}, 2),
         (10.0, {"order": "service"}, 10),
         (10.0, {"promote_after_s": 7200.0}, 2),
-        (10.0, {"promote_factor": 20.0}, 20),
     ],
 )
-def test_who_has_waited_as_long_as_the_longest_backlog_goes_first(
+def test_who_has_waited_for_the_share_of_the_longest_wait_goes_first(
     longest_h: float, options: dict[str, Any], bound_h: float
 ) -> None:
-    service, longest_s, second = fading(**options), longest_h * 3600, timedelta(seconds=1)
+    service, longest_s, second = Qssf(Qssf.Options(**options)), longest_h * 3600, timedelta(seconds=1)
     just, over = (
-        change(service, NOON + bound_h * HOUR + aside, longest_s=longest_s, p50_s=3600.0) for aside in (-second, second)
+        change(
+            service, NOON + bound_h * HOUR + aside, longest_s=longest_s, p50_s=3e6, truncated_mean_s=28_800, gpus=512
+        )
+        for aside in (-second, second)
     )
     assert just < PROMOTED == over
 
 
+def test_without_a_bound_nobody_is_promoted() -> None:
+    service = Qssf(Qssf.Options(bound_share=0.0))
+    assert change(service, NOON + 1000 * HOUR, longest_s=3600.0, p50_s=60.0, truncated_mean_s=60.0) <= MOST_URGENT
+
+
 @settings(max_examples=60)
-@given(run_time_s=st.floats(1e3, 1e6), earlier=st.floats(0, 0.99), later=st.floats(0, 0.99))
-def test_who_has_waited_longer_is_never_less_urgent(run_time_s: float, earlier: float, later: float) -> None:
-    first, second = sorted((earlier, later))
-    urgencies = [
-        change(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=run_time_s) for share in (first, second)
-    ]
-    assert urgencies[0] <= urgencies[1]
-
-
-def test_a_job_comes_nearer_to_the_front_by_the_square_of_what_is_left() -> None:
-    # A tenth of the patience left is a hundredth of the service: 6 of 18 steps.
-    fresh, tired = (
-        change(fading(), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1) for share in (0, 0.9)
-    )
-    assert (fresh, tired) == (pytest.approx(-0.3), pytest.approx(0.3))
-    for plain in ({"fades": False}, {"order": "service"}):
-        assert [
-            change(fading(**plain), NOON + share * 20 * HOUR, longest_s=20 * 3600.0, p50_s=1e5, gpus=1)
-            for share in (0, 0.9)
-        ] == [pytest.approx(-0.3)] * 2
-
-
-def test_without_a_grid_services_fade_by_the_hour() -> None:
-    service = fading(levels=0)
-
-    def at(hours: float) -> tuple[float, int]:
-        seen = replace(
-            a_snapshot(pending=[a_pending_job(submitted_at=NOON, p50_s=1e5, gpus=1)], taken_at=NOON + hours * HOUR),
-            longest_backlog_s=10 * 3600.0,
-        )
-        changes = service.changes(seen.pending_values, seen.taken_at)
-        return float(changes.urgency[0]), int(changes.until.view(np.int64)[0] - NOON.timestamp() * 1e6)
-
-    (fresh, until_us), (half, _), (tired, later_us) = at(0), at(0.99), at(5.5)
-    assert fresh == half < tired < 0
-    assert tired == pytest.approx(fresh / 4)
-    assert (until_us, later_us) == (3_600 * 10**6 - 1, 6 * 3_600 * 10**6 - 1)
-
-
-@settings(max_examples=80)
 @given(
-    service_s=st.floats(0, 1e8) | st.just(np.nan),
-    backlog_h=st.floats(0, 500),
-    levels=st.sampled_from([1, 9, 40]),
-    factor=st.sampled_from([0.0, 2.0]),
-    between=st.floats(0, 1),
+    jobs=st.lists(
+        st.tuples(st.integers(1, 28_800), st.integers(1, 64), st.integers(0, 100)), min_size=2, max_size=8, unique=True
+    ),
+    share=st.sampled_from([0.25, 0.5, 1.0]),
+    longest_h=st.sampled_from([1, 10, 100]),
+    later_h=st.integers(0, 72),
 )
-def test_a_job_is_asked_about_but_twice_for_each_level_that_it_climbs(
-    service_s: float, backlog_h: float, levels: int, factor: float, between: float
+def test_the_order_is_that_of_the_formula_at_every_moment(
+    jobs: list[tuple[int, int, int]], share: float, longest_h: int, later_h: int
 ) -> None:
-    columns = {
-        "eligible_at": np.array([0], dtype="datetime64[us]"),
-        "p50_s": np.array([service_s]),
-        "gpus": np.array([1], dtype=np.int32),
-        "excluded_reason": np.array([np.nan], dtype=object),
-        "longest_backlog_s": np.array([backlog_h * 3600]),
-    }
-    service = fading(levels=levels, promote_factor=factor)
+    """On no grid: ln(GPUs x E[min(T, 8 h)]) + submission / tau, whatever the reference moment is."""
+    service = Qssf(Qssf.Options(levels=0, wait_share=share, bound_share=0.0))
+    rows = [
+        waiting(hours * HOUR, job_id=str(n), truncated_mean_s=float(run_s), gpus=gpus)
+        for n, (run_s, gpus, hours) in enumerate(jobs)
+    ]
+    at = NOON + later_h * HOUR
+    seen = replace(a_snapshot(pending=rows, taken_at=at), longest_own_wait_s=3600.0 * longest_h)
+    urgency = service.changes(seen.pending_values, at).urgency
+    tau_h = max(1.0, share * longest_h)
+    keys = np.array([np.log(run_s * gpus) - hours / tau_h for run_s, gpus, hours in jobs])
+    apart = np.abs(np.subtract.outer(keys, keys)) > 1e-6
+    goes_first = np.subtract.outer(urgency, urgency) > 0
+    assert (goes_first == (np.subtract.outer(keys, keys) < 0))[apart].all()
 
-    def change_at(at_us: int, now: float) -> ChangeRequests:
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=at_us)
-        return service.changes((columns | {"urgency": np.array([now])}).__getitem__, at)
 
-    at_us, urgency, asked = 0, 0.0, 0
-    while urgency < PROMOTED:
-        told = change_at(at_us, urgency)
-        urgency, until_us = float(told.urgency[0]), int(told.until.view(np.int64)[0])
-        asked += 1
-        assert asked <= 2 * (2 * levels + 1) + 3
-        if urgency < PROMOTED:
-            for moment_us in (at_us + int(between * (until_us - at_us)), until_us):
-                assert change_at(moment_us, urgency).urgency[0] == urgency
-            at_us = (until_us // 1_000_000 + 1) * 1_000_000
+@settings(max_examples=60)
+@given(seconds=st.integers(0, 3 * 86_400), tau_s=st.floats(3_600, 1e6))
+def test_the_reference_moment_is_the_middle_of_a_stretch_that_holds_the_time(seconds: int, tau_s: float) -> None:
+    now_us = (int(NOON.timestamp()) + seconds) * 10**6
+    reference_us, next_us = _reference(now_us, tau_s)
+    stretch_us = 2 * (next_us - reference_us)
+    assert next_us - stretch_us <= now_us < next_us
+    assert stretch_us <= max(4 * tau_s, 3_600) * 1e6
+    assert (86_400 * 10**6) % stretch_us == 0
+    assert _reference(next_us - 1, tau_s) == (reference_us, next_us)
+
+
+def test_a_quiet_queue_is_rewritten_at_the_reference_moments_alone() -> None:
+    service, longest_s = Qssf(Qssf.Options()), 40 * 3600.0
+    job = {"p50_s": 1e4, "truncated_mean_s": 1e4, "submitted_at": NOON - HOUR}
+    same_day = {change(service, NOON + hours * HOUR, longest_s=longest_s, **job) for hours in range(12)}
+    assert len(same_day) == 1
+    assert change(service, NOON + 13 * HOUR, longest_s=longest_s, **job) > same_day.pop()
+
+
+def test_a_large_job_counts_less_where_large_jobs_do_not_pay() -> None:
+    large = {"p50_s": 3_600.0, "truncated_mean_s": 3_600.0, "gpus": 64}
+    plain, divided = (
+        change(Qssf(Qssf.Options(large_divisor=divisor)), NOON, longest_s=36_000.0, **large) for divisor in (1.0, 4.0)
+    )
+    assert divided > plain
+
+
+def test_the_reason_says_how_much_waiting_counts() -> None:
+    service = Qssf(Qssf.Options())
+    row = waiting(6 * HOUR, p10_s=240.0, p50_s=720.0, truncated_mean_s=1440.0, p90_s=2400.0, gpus=2)
+    seen = replace(a_snapshot(pending=[row]), longest_own_wait_s=12 * 3600.0)
+    ((place,),) = (order.order for order in service.decide(seen))
+    assert place.reason == (
+        "predicted 24 min of at most 8 h (4 min to 40 min) on 2 GPUs: 48 GPU-minutes; waited 6 h, which counts as "
+        "1/2.7 of that, goes first after 12 h"
+    )
 
 
 # The rest.
@@ -504,11 +482,11 @@ def test_a_quiet_queue_is_written_once() -> None:
     [
         {"every_s": 0},
         {"order": "fifo"},
-        {"gpu_exponent": 3.0},
+        {"wait_share": 0.0},
+        {"large_divisor": 0.5},
         {"promote_after_s": -1.0},
-        {"promote_factor": -1.0},
         {"levels": -1},
-        {"share": -0.1},
+        {"bound_share": -0.1},
         {"least_s": 0.0},
     ],
     ids=str,
@@ -518,16 +496,9 @@ def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -
         qssf(**wrong)
 
 
-@pytest.mark.parametrize("options", [{}, {"gpu_exponent": -0.5, "promote_factor": 3.0, "levels": 40}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"order": "qssf", "promote_after_s": 0.0, "levels": 40}], ids=str)
 def test_it_is_a_service(options: dict[str, Any]) -> None:
     check_service(qssf(**options))
-
-
-@pytest.mark.parametrize(("order", "said"), [("balanced", ", of which a large job counts 1/20; "), ("service", "; ")])
-def test_a_large_job_is_told_that_it_counts_less_where_it_does(order: str, said: str) -> None:
-    large = waiting(HOUR, p50_s=720.0, gpus=16)
-    (place,) = places(large, service=qssf(order=order)).values()
-    assert f"{said}waited " in place.reason
 
 
 def test_every_order_is_a_reorder_with_a_reason() -> None:

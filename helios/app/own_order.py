@@ -1,0 +1,170 @@
+"""Longest wait that a site's own order has caused lately, found by a replay of its last weeks.
+
+What Helios does to the queue must not move the measure that its ageing and its wait bound follow. So the jobs of the
+last four weeks are replayed first in, first out with EASY backfill by time limits, whatever happened to them.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.model import Snapshot, seconds_of
+from helios.simulate import ORDERS, Backfill, ClusterShape, LongestWaits, Workload, replay
+from helios.units import DAY_S
+
+LOOKS_BACK = timedelta(weeks=4)
+"""How far back waits count; it also keeps the hourly replay short."""
+EVERY = timedelta(hours=1)
+DEFAULT_LIMIT_S = 7 * DAY_S
+"""Time limit of a job that has none, s."""
+_COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
+
+
+class OwnOrderWatch:
+    """Longest wait under the site's own order, computed anew once an hour of the cluster's clock."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._longest_s = math.nan
+
+    def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
+        """Return the longest wait of the weeks before ``snapshot``, s.
+
+        See :func:`longest_own_wait`.
+        """
+        now = snapshot.taken_at
+        if self._at is None or not timedelta(0) <= now - self._at < EVERY:
+            self._at, self._longest_s = now, longest_own_wait(snapshot, history)
+        return self._longest_s
+
+
+def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
+    """Return the longest wait of the last ``LOOKS_BACK`` in the site's own order, s.
+
+    NaN: no GPU job has ended in it. Partitions that share nodes count as one. Running and pending jobs count with their
+    predicted mean run time; jobs that are held or cannot start yet delay nobody and do not count.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        With predictions.
+    history : DataFrame
+        Columns of ``JOBS``.
+    """
+    now = pd.Timestamp(snapshot.taken_at)
+    recent = history[(history["submitted_at"] > now - LOOKS_BACK) & history["run_time_s"].notna()]
+    group_of, shape = _machine(snapshot.nodes)
+    ended = _plain(recent, group_of)
+    if ended.empty or shape is None:
+        return math.nan
+    pending = snapshot.pending
+    ready = pending[(pending["eligible_at"] <= now) & (pending["priority"] != 0)]
+    running = _plain(_queued(snapshot.running, now), group_of)
+    jobs = pd.concat([ended, running[~running["job_id"].isin(ended["job_id"])], _plain(_queued(ready, now), group_of)])
+    return float(_waits(jobs, shape).at(int(now.timestamp())))
+
+
+def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | None:
+    """Return the longest waits so far of a workload in the site's own order.
+
+    None: the cluster has no GPUs, or no job asks for one.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, all jobs of a replay.
+    nodes : DataFrame
+        Columns of ``NODE_STATES``.
+    """
+    group_of, shape = _machine(nodes)
+    plain = _plain(jobs[jobs["run_time_s"].notna()], group_of)
+    return None if shape is None or plain.empty else _waits(plain, shape)
+
+
+def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
+    capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
+    fits = jobs["gpus"].to_numpy() <= capacity[jobs["partition"].to_numpy()]
+    jobs = jobs[fits].sort_values(["since_s", "job_id"], kind="stable")
+    workload = Workload(
+        job_id=jobs["job_id"].to_numpy(dtype=object),
+        submitted_s=jobs["since_s"].to_numpy(dtype=np.int64),
+        run_time_s=jobs["run_time_s"].to_numpy(dtype=np.int64),
+        gpus=jobs["gpus"].to_numpy(dtype=np.int32),
+        partition=jobs["partition"].to_numpy(dtype=np.int32),
+    )
+    limit_s = jobs["limit_s"].to_numpy(dtype=np.int64)
+    result = replay(workload, shape, backfill=Backfill.EASY, order=ORDERS["fifo"], estimate_s=limit_s)
+    return LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
+
+
+def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:
+    """Return queued jobs with the GPUs of all their tasks and an expected run time.
+
+    ``queue`` has the columns of ``QUEUE``. A running job runs for no less than it has.
+    """
+    ran_s = (now - queue["started_at"]).dt.total_seconds().fillna(0.0)
+    expected_s = queue["mean_s"].fillna(0.0)
+    return queue.assign(gpus=queue["gpus"] * queue["tasks"], run_time_s=np.maximum(expected_s, ran_s))
+
+
+def _plain(jobs: pd.DataFrame, group_of: dict[str, int]) -> pd.DataFrame:
+    """Return the GPU jobs of known partitions as numbers."""
+    limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    columns: dict[str, Any] = {
+        "job_id": jobs["job_id"].to_numpy(dtype=object),
+        "since_s": seconds_of(jobs["eligible_at"].fillna(jobs["submitted_at"])),
+        "run_time_s": np.maximum(jobs["run_time_s"].to_numpy(dtype=np.float64), 0.0),
+        "limit_s": np.where(np.isfinite(limit_s), limit_s, DEFAULT_LIMIT_S),
+        "gpus": jobs["gpus"].to_numpy(dtype=np.float64, na_value=0.0),
+        "partition": _group_of_each(jobs, group_of),
+    }
+    plain = pd.DataFrame(columns, columns=_COLUMNS)
+    return plain[(plain["partition"] >= 0) & (plain["gpus"] > 0) & plain["since_s"].notna()]
+
+
+def _group_of_each(jobs: pd.DataFrame, group_of: dict[str, int]) -> NDArray[np.int64]:
+    partition = jobs["partition"].astype("category")
+    groups = np.array([_group(str(name), group_of) for name in partition.cat.categories] + [-1], dtype=np.int64)
+    return groups[partition.cat.codes]
+
+
+def _group(partition: str, group_of: dict[str, int]) -> int:
+    """Return the group of the first known partition of a job.
+
+    ``partition`` may name several. -1: none is known.
+    """
+    return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
+
+
+def _machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:
+    """Return the group of each partition, and the groups as a machine of equal nodes.
+
+    Partitions that share nodes are one group. None: there are no GPUs.
+    """
+    named = nodes[nodes["partitions"].notna() & (nodes["partitions"].astype(object) != "") & (nodes["gpus"] > 0)]
+    texts = named["partitions"].astype(str)
+    groups: list[set[str]] = []
+    for text in texts.unique():
+        names = set(text.split(","))
+        touched = [group for group in groups if group & names]
+        groups = [group for group in groups if not group & names] + [names.union(*touched)]
+    if not groups:
+        return {}, None
+    group_of = {name: number for number, group in enumerate(groups) for name in group}
+    of_node = texts.map(lambda text: group_of[text.split(",")[0]]).to_numpy(dtype=np.int64)
+    gpus = named["gpus"].to_numpy(dtype=np.int64)
+    most = np.zeros(len(groups), dtype=np.int64)
+    np.maximum.at(most, of_node, gpus)
+    total = np.bincount(of_node, weights=gpus, minlength=len(groups))
+    shape = ClusterShape(
+        partitions=tuple(",".join(sorted(group)) for group in groups),
+        nodes=np.ceil(total / most).astype(np.int32),
+        gpus_per_node=most.astype(np.int32),
+    )
+    return group_of, shape

@@ -1,0 +1,154 @@
+"""Longest wait of a replay so far, and queue keys that age by a share of it.
+
+A key ages as ``ln(key) + submitted / tau``: a job of R times the service is passed only by jobs that come within
+``tau ln R`` of it. ``tau`` is a share of the longest wait that another replay of the same jobs, first in, first out,
+has caused so far, so that one number means the same on every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.errors import UsageError
+from helios.simulate.core.events import put_anew
+from helios.simulate.core.state import NEVER, EngineState
+from helios.simulate.core.wait_bound import WaitBound
+from helios.simulate.predictor_feed import JobKeys, PendingIndex
+
+EVERY_S = 3_600
+"""Time between two values of the longest wait, s."""
+LEAST_TAU_S = 3_600
+"""Shortest ageing time, s."""
+LEAST_BOUND_S = 3 * 3_600
+"""Shortest wait bound, s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LongestWaits:
+    """Longest wait so far, as a step function of time.
+
+    Attributes
+    ----------
+    at_s : int64 array of shape (n_steps,)
+        When each value comes into force, s since the epoch, ascending; the first is in force from the beginning.
+    longest_s : int64 array of shape (n_steps,)
+        s, ascending.
+    """
+
+    at_s: NDArray[np.int64]
+    longest_s: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, *, submitted_s: NDArray[np.int64], started_s: NDArray[np.int64]) -> LongestWaits:
+        """Return the longest waits of a replay, hour by hour.
+
+        At each hour it counts the jobs that had started by then, and how long those had waited that still waited.
+
+        Parameters
+        ----------
+        submitted_s, started_s : int64 arrays of shape (n_jobs,)
+            In order of submission.
+        """
+        if not len(submitted_s):
+            return cls(at_s=np.array([-NEVER]), longest_s=np.array([0]))
+        hours = np.arange(submitted_s[0] + EVERY_S, started_s.max() + EVERY_S, EVERY_S)
+        by_start = np.argsort(started_s, kind="stable")
+        longest = np.maximum.accumulate((started_s - submitted_s)[by_start])
+        n_started = np.searchsorted(started_s[by_start], hours, side="right")
+        started_wait = np.where(n_started > 0, longest[np.maximum(n_started - 1, 0)], 0)
+        # The first job that starts later than an hour is the oldest that still waits then.
+        oldest = np.searchsorted(np.maximum.accumulate(started_s), hours, side="right")
+        waiting_s = hours - submitted_s[np.minimum(oldest, len(submitted_s) - 1)]
+        so_far = np.maximum(started_wait, np.where(oldest < len(submitted_s), waiting_s, 0))
+        so_far = np.maximum.accumulate(np.maximum(so_far, 0))
+        rises = np.flatnonzero(np.diff(so_far, prepend=0) > 0)
+        return cls(
+            at_s=np.concatenate(([-NEVER], hours[rises])).astype(np.int64),
+            longest_s=np.concatenate(([0], so_far[rises])).astype(np.int64),
+        )
+
+    def at(self, now_s: int) -> int:
+        """Return the longest wait by ``now_s``, s."""
+        return int(self.longest_s[np.searchsorted(self.at_s, now_s, side="right") - 1])
+
+    def wait_bound(self, share: float, *, least_s: int = LEAST_BOUND_S) -> WaitBound:
+        """Return the bound of ``share`` x the longest wait so far, at least ``least_s``."""
+        return WaitBound(at_s=self.at_s, patience_s=np.maximum(share * self.longest_s, least_s).astype(np.int64))
+
+    def ageing(self, share: float) -> Ageing:
+        """Return the ageing by ``share`` x the longest wait so far."""
+        return Ageing(at_s=self.at_s, tau_s=np.maximum(share * self.longest_s, LEAST_TAU_S))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ageing:
+    """Ageing time of the keys of a queue, as a step function of time.
+
+    Parameters
+    ----------
+    at_s : int64 array of shape (n_steps,)
+        When each value comes into force, s since the epoch, ascending; the first is in force from the beginning.
+    tau_s : float64 array of shape (n_steps,)
+        Wait that counts as much as e times the key, s.
+
+    Raises
+    ------
+    UsageError
+        The arrays differ in length, are empty, times descend, or a ``tau_s`` is not positive.
+    """
+
+    at_s: NDArray[np.int64]
+    tau_s: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        descends = (self.at_s[1:] < self.at_s[:-1]).any()
+        if not len(self.at_s) or self.at_s.shape != self.tau_s.shape or descends or (self.tau_s <= 0).any():
+            raise UsageError(
+                "The ageing times are not a step function of time.",
+                hint="Give as many times tau, all positive, as moments, and the moments in ascending order.",
+            )
+
+    @classmethod
+    def constant(cls, tau_s: float) -> Ageing:
+        """Return an ageing time that is the same at all times."""
+        return cls(at_s=np.array([-NEVER]), tau_s=np.array([float(tau_s)]))
+
+    def at(self, now_s: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the ageing time at each moment."""
+        tau_s: NDArray[np.float64] = self.tau_s[np.maximum(np.searchsorted(self.at_s, now_s, side="right") - 1, 0)]
+        return tau_s
+
+
+class AgeingRunner:
+    """Runner of a replay that queues the waiting jobs anew when their ageing time changes."""
+
+    def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Callable[..., bool]) -> None:
+        self._ageing, self._scores, self._carry = ageing, scores, carry
+        self._index = PendingIndex(state.jobs["started_s"])
+        self._due_s = self._next_s(int(state.jobs["submitted_s"][0])) if len(state.jobs) else NEVER
+
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+        """Run the replay as ``run`` does, keeping the keys up to date."""
+        while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
+            next_s = int(state.clock["next_s"][0])
+            is_due = next_s >= self._due_s
+            if is_due:
+                self._queue_anew(state, next_s)
+            if next_s >= until_s or not is_due:
+                return True
+        return False
+
+    def _queue_anew(self, state: EngineState, now_s: int) -> None:
+        self._due_s = self._next_s(now_s)
+        waiting = self._index.waiting(int(state.clock["arrived"][0]))
+        if len(waiting):
+            keys = self._scores.age(waiting, float(self._ageing.at(np.array([now_s]))[0]))
+            put_anew(state, waiting, keys, self._scores.plans[waiting])
+
+    def _next_s(self, now_s: int) -> int:
+        step = int(np.searchsorted(self._ageing.at_s, now_s, side="right"))
+        return int(self._ageing.at_s[step]) if step < len(self._ageing.at_s) else NEVER
