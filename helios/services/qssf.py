@@ -105,6 +105,8 @@ MOST_URGENT = 0.9
 """Highest urgency without promotion. The rest of the scale keeps promoted jobs first on a cluster with coarse steps."""
 PROMOTED = 1.0
 NEUTRAL_GPU_S = 1e4
+LEAST_SERVICE = 1e-3
+"""Service below which the paper's order knows no difference, GPU seconds."""
 UNKNOWN_LONGEST_S = 86_400.0
 """Longest wait of the site's own order while it is not known, s."""
 LEAST_TAU_S = 3_600.0
@@ -310,7 +312,9 @@ class Qssf:
         service = jobs(self._run_time) * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
             service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
-        key = np.log(np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0))
+        key = np.log(
+            np.maximum(np.where(np.isnan(service), NEUTRAL_GPU_S, service), 1.0 if self._ages else LEAST_SERVICE)
+        )
         if not self._ages:
             return np.where(np.isnan(service), np.nan, key), int(LONGEST_US)
         tau_s = self._tau_s(longest_s)

@@ -157,9 +157,9 @@ def _sized(head: str, blocks: Sequence[str]) -> str:
 
 def _model(data: bytes, _: Path) -> object:
     import numpy as np
+    from helios.predict.calibration import calibrate_each, empty_calibration
 
     from helios.model import ModelRecord
-    from helios.predict.calibration import calibrate_each, empty_calibration
     from helios.predict.causal_stats import FEATURES
     from helios.predict.model_record import from_record
 

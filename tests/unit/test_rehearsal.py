@@ -53,7 +53,7 @@ class Oracle:
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         assert all(ended_s <= now_s for _, ended_s in self.told)
         self.source[jobs] = 0
-        return np.repeat(self.run_time_s[jobs, None], 3, axis=1)
+        return np.repeat(self.run_time_s[jobs, None], len(RUN_TIME), axis=1)
 
 
 @dataclass

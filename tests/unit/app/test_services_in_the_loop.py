@@ -21,7 +21,7 @@ from helios.app.replay_cluster import parse_nodes
 from helios.app.service_replay import ReplayedService, replay_services
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.model import Snapshot
-from helios.ports import ChangeRequests, Columns, JobwiseService
+from helios.ports import RUN_TIME, ChangeRequests, Columns, JobwiseService
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, LongestWaits, Replay, SimCluster, Workload, replay
@@ -67,7 +67,9 @@ class Noisy:
 
     @staticmethod
     def _around(median_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.stack([median_s / 2, median_s, median_s * 2], axis=1)
+        run_times = np.repeat(median_s[:, None], len(RUN_TIME), axis=1)
+        run_times[:, RUN_TIME.p10], run_times[:, RUN_TIME.p90] = median_s / 2, median_s * 2
+        return run_times
 
 
 def active(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:
