@@ -29,6 +29,7 @@ from helios.predict.past_runs import (
 from helios.predict.timeline import (
     Levels,
     Model,
+    cut_at_limit,
     distribute,
     empty_levels,
     empty_scratch,
@@ -240,3 +241,4 @@ def _predict(  # noqa: PLR0917 - as above
         distribute(scratch, levels, model, row)
         low, high = level_by_features(levels, row, 0), level_by_features(levels, row, 1)
         read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out[place])
+        cut_at_limit(levels, row, out[place])

@@ -125,9 +125,8 @@ class ReplayTrainedPredictor:
         table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
         self._first = first = table.n - len(jobs)
         walk = RecordedWalk(table, before=first, pairs=refit)
-        if first:
-            walk.to(int(table.submitted_s[first - int(first * WARM_SHARE)]) if first < table.n else 0)
-            walk.to(int(table.submitted_s[first - 1]) + 1, model=untrained())
+        walk.submit(first - int(first * WARM_SHARE))
+        walk.submit(first, model=untrained())
         self._timeline = walk.timeline
         if model is not None:
             walk.set_levels(model.levels or walk.levels())

@@ -188,10 +188,10 @@ def rank_score(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
     return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.log_mean]
 
 
-def pinball_loss(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float:
-    """Return the mean pinball loss of p10, p50 and p90, of shape (n, 3), in log time."""
+def pinball_losses(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each job's mean pinball loss of p10, p50 and p90, of shape (n, 3), in log time."""
     beyond = np.log1p(truth_s)[:, None] - np.log1p(quantiles_s)
-    return float(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean())
+    return np.asarray(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean(axis=1))
 
 
 def misallocated(predicted_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float | None:
@@ -233,7 +233,7 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
             name: GroupCoverage(jobs=int(member.sum()), share=float(below[member].mean()) if member.any() else None)
             for name, member in judged.groups.items()
         },
-        pinball_log=pinball_loss(quantiles, truth),
+        pinball_log=float(pinball_losses(quantiles, truth).mean()),
         log_width=float((np.log1p(quantiles[:, 2]) - np.log1p(quantiles[:, 0])).mean()),
         misallocated=misallocated(predicted[:, RUN_TIME.mean], truth),
     )

@@ -415,6 +415,16 @@ def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
 
 
 @inline_jit
+def cut_at_limit(levels: Any, row: Any, out: Any) -> None:
+    """Cut quantiles and the best guess at the time limit, where jobs obey theirs; the grid is coarser than that."""
+    log_limit = float(row[COLUMN.log_limit])
+    if np.isfinite(log_limit) and levels.outlived[0] <= OUTLIVED_AT_MOST:
+        last = np.expm1(log_limit) + GRACE_S
+        for column in range(RUN_TIME.typical + 1):
+            out[column] = min(out[column], last)
+
+
+@inline_jit
 def _within(level: float, side: int) -> float:
     return min(max(level, 0.0005), 0.45) if side == _LOW else min(max(level, 0.55), 0.9995)
 
@@ -437,6 +447,7 @@ def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
     low = _within(_level(state, events.groups, job, _LOW), _LOW)
     high = _within(_level(state, events.groups, job, _HIGH), _HIGH)
     read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out)
+    cut_at_limit(state.levels, state.features[job], out)
     return low, high
 
 
@@ -587,11 +598,11 @@ class Recorded(NamedTuple):
 def recorded_events(table: JobTable, *, before: int | None = None) -> Recorded:
     """Return the starts and ends of the first jobs of ``table``, of all for None.
 
-    Starts are as of :func:`started_s`. A job that ended after an unknown time has none, because it teaches nothing.
+    Starts are as of :func:`started_s`. A job of which neither start nor run time is known has none.
     """
     begun_s = started_s(table)
     starts, ends = np.argsort(begun_s, kind="stable"), table.ends()
-    starts = starts[np.isfinite(table.run_time_s[starts]) | (table.ended_s[starts] == NEVER_S)]
+    starts = starts[((table.started_s != NEVER_S) | np.isfinite(table.run_time_s))[starts]]
     if before is not None:
         starts, ends = starts[starts < before], ends[ends < before]
     return Recorded(starts=starts, starts_s=begun_s[starts], ends=ends, ends_s=table.ended_s[ends])
@@ -717,14 +728,21 @@ class RecordedWalk:
 
         Jobs are predicted if a model is given. Everything strictly before ``until_s`` is learned.
         """
+        self.submit(int(np.searchsorted(self._submitted_s, until_s)), model=model)
+        _catch_up(*self._state(), until_s, self.predicted, self.at_start)
+
+    def submit(self, before: int, *, model: Model | None = None) -> None:
+        """Walk on until all jobs before the position ``before`` are submitted, and no further."""
         timeline = self.timeline
-        first, last = timeline.submissions, int(np.searchsorted(self._submitted_s, until_s))
         if model is not None:
             timeline.model = model
-        state = (timeline.state, timeline.events, timeline.model, self._recorded, self._places)
-        _walk(*state, np.arange(first, last), model is not None, self.predicted, self.at_start)
-        _catch_up(*state, until_s, self.predicted, self.at_start)
-        timeline.submissions = max(first, last)
+        jobs = np.arange(timeline.submissions, before)
+        _walk(*self._state(), jobs, model is not None, self.predicted, self.at_start)
+        timeline.submissions = max(timeline.submissions, before)
+
+    def _state(self) -> tuple[Any, ...]:
+        timeline = self.timeline
+        return timeline.state, timeline.events, timeline.model, self._recorded, self._places
 
     def branch(self, *, levels: Levels | None = None) -> RecordedWalk:
         """Return a copy to walk on with another model, without what training needs.
