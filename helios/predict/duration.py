@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from helios.errors import NotEnoughHistory
 from helios.ports import RUN_TIME, Progress, no_progress
-from helios.predict.bursts import find_bursts, similar_names, without_repeats
+from helios.predict.bursts import without_repeats
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.job_table import JobTable
-from helios.predict.scores import pinball_losses
+from helios.predict.scores import pinball_losses, resampling_units
 from helios.predict.timeline import NO_TAIL, Levels, Model, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
 
@@ -114,8 +114,8 @@ LAST_SHARE, TAIL_POINTS = 0.02, 200
 # Share of the jobs, the last ones that ended, that are held back to evaluate the recipe. It is at least the last week,
 # so that the nightly comparison has it, unless that were more than half.
 HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
-BEYOND_CHANCE = 1.64
-"""Standard errors by which the trees must be better than shrinkage on held-back jobs (95 %, one side)."""
+FEWEST_UNITS = 5
+"""Users, or days where no user is known, that held-back jobs must come from to show that training helps."""
 SHRINKAGE = "shrinkage"
 """Name of the predictor without a model, the untrained distribution of past runs."""
 
@@ -351,18 +351,15 @@ def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[
 
 
 def _is_better(walk: RecordedWalk, plain: RecordedWalk, table: JobTable, rows: NDArray[np.int64]) -> bool:
-    """Return whether a walk's predictions of ``rows`` have a smaller loss than another's, beyond chance.
+    """Return whether a walk's predictions of ``rows`` have a smaller loss than another's.
 
-    Jobs of one burst are one experiment, so their differences are added up before they are compared.
+    Jobs of fewer than ``FEWEST_UNITS`` users, or days where no user is known, show nothing.
     """
-    if not len(rows):
-        return True
-    losses = [
-        pinball_losses(each.predicted[rows, : RUN_TIME.p90 + 1], table.run_time_s[rows]) for each in (walk, plain)
-    ]
-    burst = find_bursts(similar_names(walk.timeline.events.groups[rows]), table.submitted_s[rows])
-    gains = np.bincount(burst, weights=losses[1] - losses[0])
-    return bool(gains.sum() > BEYOND_CHANCE * np.sqrt(np.square(gains).sum()))
+    if len(np.unique(resampling_units(table.user[rows], table.submitted_s[rows]))) < FEWEST_UNITS:
+        return False
+    quantiles, run_s = slice(RUN_TIME.p10, RUN_TIME.p90 + 1), table.run_time_s[rows]
+    trained, untrained_ = (pinball_losses(each.predicted[rows, quantiles], run_s).mean() for each in (walk, plain))
+    return bool(trained < untrained_)
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ from helios.predict.causal_stats import (
     replay_events,
 )
 from helios.predict.explain import BASES, fallback_level
-from helios.predict.job_table import Categories, JobTable, event_order
+from helios.predict.job_table import ASKED, Categories, JobTable, event_order
 from helios.predict.live_runs import LiveRuns
 from helios.predict.timeline import started_s, untrained
 
@@ -159,11 +159,8 @@ class LivePredictor:
                 coding=vocabulary,
             )
             groups = vocabulary.groups(asked)
-            unended = [
-                _unended(frame, asked=asked, vocabulary=vocabulary)
-                for frame in (running, self._not_yet_past)
-                if frame is not None and len(frame)
-            ]
+            frames = [frame for frame in (running, self._not_yet_past) if frame is not None and len(frame)]
+            unended = [_unended(frame, asked=asked, vocabulary=vocabulary) for frame in frames]
             events, now_s = event_order(asked, groups=groups), int(moment.timestamp())
             features, history = memory.describe(
                 events,
@@ -171,7 +168,7 @@ class LivePredictor:
                 unended_submitted_s=np.concatenate([asked.submitted_s[:0], *(when_s for _, when_s in unended)]),
                 now_s=now_s,
             )
-            begun, since_s = _running(QUEUE.empty() if running is None else running, now_s, vocabulary)
+            begun, since_s = _running(frames, now_s, vocabulary)
             found = self._runs.predict(
                 events,
                 features,
@@ -213,12 +210,15 @@ def _unended(
     return vocabulary.groups(table), table.submitted_s
 
 
-def _running(running: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
-    """Return the running jobs whose start is known and past, and their starts, s since the epoch."""
-    since_s = running["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
-    begun = running["started_at"].notna().to_numpy() & (since_s < now_s)
+def _running(frames: list[pd.DataFrame], now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
+    """Return the jobs whose start is known and past, and their starts, s since the epoch."""
+    columns = ["started_at", *ASKED]
+    jobs = pd.concat([frame[columns] for frame in frames] or [QUEUE.empty()[columns]], ignore_index=True)
+    jobs = QUEUE.conform(jobs)
+    since_s = jobs["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
+    begun = jobs["started_at"].notna().to_numpy() & (since_s < now_s)
     table = JobTable.from_queue(
-        running, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
+        jobs, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
     )
     return event_order(table, groups=vocabulary.groups(table)), since_s[begun]
 

@@ -150,13 +150,14 @@ def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray
     """
     return EvaluationSet(
         run_time_s=table.run_time_s[rows],
-        unit=_units(table.user[rows], table.submitted_s[rows]),
+        unit=resampling_units(table.user[rows], table.submitted_s[rows]),
         burst=find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]),
         groups=_groups(table, features, rows),
     )
 
 
-def _units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
+def resampling_units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the unit of resampling of each job, numbered from 0: its user, or its day for an unknown one."""
     day = submitted_s // DAY_S
     unit = np.where(user >= 0, user.astype(np.int64), user.max(initial=-1) + 1 + day - day.min(initial=0))
     return np.asarray(pd.factorize(unit)[0], dtype=np.int64)

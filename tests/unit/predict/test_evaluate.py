@@ -7,12 +7,12 @@ from scipy.stats import spearmanr
 
 from helios.errors import NotEnoughHistory, UsageError
 from helios.model import JOBS, in_submission_order
-from helios.ports import HORIZON_S
 from helios.predict.bursts import find_bursts
 from helios.predict.evaluation import evaluate
 from helios.predict.job_table import JobTable, causal_features
 from helios.predict.scores import EvaluationSet, evaluation_set, misallocated, scores_for, spearman
 from tests.unit.predict.traces_of import a_campaign, a_trace
+from tests.unit.predict.walks import in_columns
 
 FIGURES = {
     "spearman",
@@ -31,13 +31,6 @@ FIGURES = {
     "bias_log",
     "misallocated",
 }
-
-
-def in_columns(quantiles):
-    """Return predictions whose best guess, means and score follow from the median."""
-    quantiles = np.asarray(quantiles, dtype=float)
-    median = quantiles[:, 1:2]
-    return np.hstack([quantiles, median, median, np.minimum(median, HORIZON_S), np.log1p(median)])
 
 
 def judged(truth, *, unit=None, burst=None, groups=None):
