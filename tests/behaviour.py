@@ -75,6 +75,7 @@ from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_de
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
+from tests.run_times import in_columns
 from tests.traces import TRACES
 from tests.unit.app.sites import Town
 from tests.unit.control.table import Says
@@ -664,7 +665,7 @@ class Irregular:
         self._ended += len(jobs)
 
     def submitted(self, jobs: Any, now_s: int) -> Any:
-        return np.outer(300.0 * (1 + jobs * 7_919 % 13) + self._ended % 97, [0.3, 1.0, 3.0])
+        return in_columns(np.outer(300.0 * (1 + jobs * 7_919 % 13) + self._ended % 97, [0.3, 1.0, 3.0]))
 
     def waiting(self, jobs: Any, now_s: int, **running: Any) -> Any:
         return 1.5 * self.submitted(jobs, now_s)

@@ -33,7 +33,8 @@ from helios.predict.past_runs import (
 )
 
 JOB_FEATURES = (
-    *("gpus", "log_cpus", "log_nodes", "log_limit", "hour", "anchor", "anchor_sd", "user_mean", "request_mean"),
+    *("gpus", "log_cpus", "log_nodes", "log_memory", "log_limit", "hour"),
+    *("anchor", "anchor_sd", "user_mean", "request_mean"),
     *("user_any_limit_sd", "neighbour_sd", "neighbour_weight", "nearest_distance", "user_limit_share"),
     *("user_last_share", "user_failed_share", "user_last_failed", "user_ended", "user_size_ended", "user_end_gap"),
     *("user_any_limit_end_gap", "user_submitted", "user_unended", "user_size_unended", "user_unended_age"),

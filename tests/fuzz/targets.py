@@ -140,7 +140,7 @@ def _record() -> tuple[object, bytes]:
     from tests.unit.predict.traces_of import a_campaign
 
     model = train(a_campaign(400), cluster="lab")
-    few = replace(model, texts=tuple(_first_trees(text) for text in model.texts))
+    few = replace(model, trees=replace(model.trees, text=_first_trees(model.trees.text)))
     record = to_record(few, trained_at=NOW)
     return record, record.artifact.encode()
 
@@ -159,22 +159,18 @@ def _model(data: bytes, _: Path) -> object:
     import numpy as np
 
     from helios.model import ModelRecord
-    from helios.predict.calibration import calibrate_each, empty_calibration
-    from helios.predict.causal_stats import FEATURES
     from helios.predict.model_record import from_record
+    from tests.unit.predict.traces_of import a_campaign
+    from tests.unit.predict.walks import walked
 
     record, _text = _record()
     assert isinstance(record, ModelRecord)
     model = from_record(replace(record, artifact=data.decode("utf-8", "replace")))
-    asked = np.random.default_rng(0).normal(3, 3, (40, len(FEATURES))).astype(np.float32)
-    asked[::3] = np.nan
-    predicted = model.predict(asked)
-    if not (np.isfinite(predicted) | np.isnan(predicted)).all():
-        raise Wrong("a prediction is infinite")
+    found = walked(a_campaign(40), model=model).predicted
+    if not np.isfinite(found).all():
+        raise Wrong("a prediction is not finite")
     backtest = model.as_judged()
-    if backtest is not None:
-        backtest.predict(asked)
-    return calibrate_each(asked, predicted, model.calibration or empty_calibration())
+    return found if backtest is None else walked(a_campaign(40), model=backtest).predicted
 
 
 def _resealed_model(data: bytes) -> bytes:

@@ -26,6 +26,7 @@ from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
+from tests.run_times import in_columns
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
 from tests.unit.test_rehearsal import Oracle
@@ -67,7 +68,7 @@ class Noisy:
 
     @staticmethod
     def _around(median_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.stack([median_s / 2, median_s, median_s * 2], axis=1)
+        return in_columns(np.stack([median_s / 2, median_s, median_s * 2], axis=1))
 
 
 def active(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:

@@ -21,8 +21,8 @@ from helios.predict.comparison import (
 )
 from helios.predict.job_table import JobTable
 from helios.predict.scores import predictor_score
+from tests.run_times import in_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace
-from tests.unit.predict.walks import in_columns
 
 
 def held(jobs, predictions, *, challenger="new"):

@@ -29,8 +29,8 @@ from helios.predict.drift import (
     weeks_of_errors,
 )
 from helios.predict.job_table import JobTable, causal_features
+from tests.run_times import in_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace
-from tests.unit.predict.walks import in_columns
 
 floats = st.one_of(st.just(np.nan), st.sampled_from([0.0, 1.0, 2.0, 5.0]), st.floats(-100, 100, width=32))
 

@@ -11,8 +11,8 @@ from helios.predict.bursts import find_bursts
 from helios.predict.evaluation import evaluate
 from helios.predict.job_table import JobTable, causal_features
 from helios.predict.scores import EvaluationSet, evaluation_set, misallocated, scores_for, spearman
+from tests.run_times import in_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace
-from tests.unit.predict.walks import in_columns
 
 FIGURES = {
     "spearman",

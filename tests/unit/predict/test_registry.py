@@ -25,8 +25,8 @@ from helios.predict.model_record import (
     stored_arrays,
     to_record,
 )
-from tests.unit.predict.crafted import with_leaves
 from helios.predict.timeline import Levels
+from tests.unit.predict.crafted import with_leaves
 from tests.unit.predict.traces_of import a_campaign
 from tests.unit.predict.walks import walked
 

@@ -2,16 +2,8 @@
 
 import numpy as np
 
-from helios.ports import HORIZON_S
 from helios.predict.job_table import JobTable
 from helios.predict.timeline import RecordedWalk, untrained
-
-
-def in_columns(quantiles):
-    """Return predictions of p10, p50 and p90 whose best guess, means and score follow from the median."""
-    quantiles = np.asarray(quantiles, dtype=float)
-    median = quantiles[:, 1:2]
-    return np.hstack([quantiles, median, median, np.minimum(median, HORIZON_S), np.log1p(median)])
 
 
 def walked(jobs, *, model=None, first=0, timezone="UTC", **options):

@@ -10,6 +10,7 @@ from helios.metrics.backlog import BacklogWindows, expected_run_s
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Backlog, Reservation, WaitBound, replay
 from helios.simulate.orders import first_in_first_out, shortest_job_first
+from tests.run_times import in_columns
 
 from .builders import a_shape, a_workload
 
@@ -118,7 +119,7 @@ class Absurd:
         pass
 
     def submitted(self, jobs, now_s):
-        return np.sort(np.exp(self.rng.normal(0, 20, (len(jobs), 3))), axis=1)
+        return in_columns(np.sort(np.exp(self.rng.normal(0, 20, (len(jobs), 3))), axis=1))
 
     def waiting(self, jobs, now_s, *, running, since_s):
         return self.submitted(jobs, now_s)
@@ -330,7 +331,7 @@ class Fixed:
         pass
 
     def submitted(self, jobs, now_s):
-        return self.quantiles_s[jobs]
+        return in_columns(self.quantiles_s[jobs])
 
 
 @given(rows=JOBS, seed=st.integers(0, 2**32 - 1))
