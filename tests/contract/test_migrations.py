@@ -233,7 +233,7 @@ def test_an_older_schema_is_refused_and_the_upgrade_keeps_what_is_there(database
     with pytest.raises(SchemaOutdated, match="helios db upgrade"):
         Warehouse.open(database)
     with Warehouse.open(database, create=False) as older:
-        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006", "0007"]
+        assert older.upgrade() == ["0002", "0003", "0004", "0005", "0006", "0007", "0008"]
     with Warehouse.open(database) as newer:
         assert len(newer.jobs("venus")) == 1
         assert newer.cycles("venus").empty
