@@ -190,7 +190,7 @@ def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.Data
 
 
 def _first_prediction(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> dict[str, Any]:
-    """Return quantiles and source of the first prediction of a job, made at submission or soon after."""
+    """Return quantiles and source of the first prediction of a job."""
     submitted = pd.Series([job["submitted_at"]])
     made = read_or_empty(lambda: warehouse.predictions_of(cluster, submitted), PREDICTIONS)
     if len(made):

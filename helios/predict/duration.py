@@ -142,7 +142,10 @@ class Trees:
     tail: NDArray[np.float64] = field(compare=False)
 
     def kernel(self, *, trained: bool = True) -> Model:
-        """Return what the compiled kernels need; the untrained distribution with its tail if not ``trained``."""
+        """Return what the compiled kernels need.
+
+        If not ``trained``, it is the untrained distribution with the tail of the trees.
+        """
         forest = parse_trees((self.text,), features=PAIR_FEATURES) if trained else untrained().forest
         return Model(forest=forest, tail=self.tail)
 
@@ -335,7 +338,10 @@ def _training_set(
 
 
 def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[np.float64]:
-    """Return how runs go on beyond the time that ``LAST_SHARE`` of them outlast (Kaplan and Meier 1958)."""
+    """Return how runs go on beyond the time that ``LAST_SHARE`` of them outlast.
+
+    It is the estimate of Kaplan and Meier (1958).
+    """
     if not len(rows):
         return NO_TAIL
     past = timeline.state.past

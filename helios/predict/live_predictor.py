@@ -144,7 +144,7 @@ class LivePredictor:
     def _predict(
         self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """Return predictions with the columns of :class:`helios.ports.RunTime`, and the features of the jobs."""
+        """Return predictions with the columns of ``RunTime``, and the features of the jobs."""
         moment = pd.Timestamp(now).floor("s")
         model = self.model
         with self._lock:
@@ -211,7 +211,7 @@ def _unended(
 
 
 def _running(frames: list[pd.DataFrame], now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
-    """Return the jobs whose start is known and past, and their starts, s since the epoch."""
+    """Return the jobs whose start is known and past, and their starts."""
     columns = ["started_at", *ASKED]
     jobs = pd.concat([frame[columns] for frame in frames] or [QUEUE.empty()[columns]], ignore_index=True)
     jobs = QUEUE.conform(jobs)
@@ -299,7 +299,7 @@ class OnlineStats:
     def describe(
         self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
     ) -> tuple[NDArray[np.float32], CausalStats]:
-        """Return the features of jobs submitted now, one after the other, and the statistics of their users.
+        """Return the features of jobs submitted now, and the statistics of their users.
 
         The statistics kept here are not changed.
 

@@ -177,7 +177,10 @@ class LiveRuns:
         self._past = past._replace(ring_of=ring_of, **rings)
 
     def _copy_for(self, groups: NDArray[np.int32], *, most: int) -> PastRuns:
-        """Return the past with copies of the rings of some groups, and no others; ``most`` is the largest number."""
+        """Return the past with copies of the rings of some groups, and no others.
+
+        ``most`` is the largest group number that may be asked for.
+        """
         past = self._past
         ring_of, rings = np.full(most + 1, -1, dtype=np.int32), dict[str, Any]()
         for level, (name, count) in _RINGS.items():
@@ -198,7 +201,10 @@ class LiveRuns:
 
 
 def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge an array; by at least half, so that this is rare."""
+    """Return by how much to enlarge an array.
+
+    It is enlarged by at least half, so that this is rare.
+    """
     return 0 if needed <= room else max(needed - room, room // 2)
 
 

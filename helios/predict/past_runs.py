@@ -1,4 +1,4 @@
-"""Distributions of run times that need no training, from what has run and what still runs.
+"""Distributions of run times that need no training.
 
 Each job is compared with five samples of earlier jobs: the user's last ended jobs (similar ones count more), the ended
 jobs of the same user, size and limit, and the last *started* jobs of the user, of the same request and of all. Jobs
@@ -120,7 +120,9 @@ class PastRuns(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The five samples of one job, each sorted by value: room that a kernel reuses.
+    """The five samples of one job, each sorted by value.
+
+    Kernels reuse their room.
 
     Attributes
     ----------
@@ -202,7 +204,10 @@ def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
 
 @inline_jit
 def _insert(started_s: Any, rings: Any, counts: Any, ring: int, job: int) -> None:
-    """Put a job into a ring, which is in the order of starts; one older than all of a full ring is left out."""
+    """Put a job into a ring, which is in the order of starts.
+
+    A job older than all of a full ring is left out.
+    """
     length, n = rings.shape[1], counts[ring]
     place = n
     while place > 0 and place > n - length and started_s[rings[ring, (place - 1) % length]] > started_s[job]:
@@ -237,7 +242,9 @@ def _sort(value: Any, mass: Any, n: int) -> None:
 
 @inline_jit
 def _censor(weight: Any, n: int) -> float:
-    """Turn a sorted sample's weights into the masses of Kaplan and Meier, and return what is left over.
+    """Turn a sorted sample's weights into Kaplan and Meier's masses.
+
+    What is left over is returned.
 
     The weight of a job that still runs is negative.
     """
@@ -268,13 +275,13 @@ def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
 
 @inline_jit
 def _distance(a: Any, b: Any) -> Any:
-    """Return how unlike two jobs are: size, limit, partition, name."""
+    """Return how unlike two jobs are in size, limit, partition and name."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
 
 
 @inline_jit
 def _age(past: Any, job: int, now: int) -> Any:
-    """Return log1p of the run time of a job that ended, or of the age of one that runs."""
+    """Return log1p of a job's run time, or of its age if it runs."""
     return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
 
 
@@ -443,7 +450,7 @@ def _logistic(x: float) -> Any:
 
 @inline_jit
 def _ramps(at: Any, sample: int, samples: Any, half: float, out: Any) -> None:
-    """Fill in the distribution of a sample at ascending times, each step replaced by a ramp."""
+    """Fill in the distribution of a sample, each step replaced by a ramp."""
     value, mass, n = samples.value[sample], samples.mass[sample], samples.length[sample]
     whole, begun, begun_sum = 0.0, 0.0, 0.0
     first, past_end = 0, 0
@@ -520,7 +527,10 @@ def _rest(samples: Any, sample: int, t: float, wider: float, wider_there: float)
 
 @inline_jit
 def _with_prior(samples: Any, t: float, own: float) -> Any:
-    """Return the distribution of all started jobs, drawn towards the prior; ``own`` is NaN without any."""
+    """Return the distribution of all started jobs, drawn towards the prior.
+
+    ``own`` is NaN without any such job.
+    """
     n, prior = float(samples.length[STARTED]), _prior(t)
     if n == 0.0:
         return prior

@@ -157,7 +157,10 @@ def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray
 
 
 def resampling_units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the unit of resampling of each job, numbered from 0: its user, or its day for an unknown one."""
+    """Return the unit of resampling of each job, numbered from 0.
+
+    It is the job's user, or its day for an unknown user.
+    """
     day = submitted_s // DAY_S
     unit = np.where(user >= 0, user.astype(np.int64), user.max(initial=-1) + 1 + day - day.min(initial=0))
     return np.asarray(pd.factorize(unit)[0], dtype=np.int64)
@@ -190,7 +193,10 @@ def rank_score(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def pinball_losses(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each job's mean pinball loss of p10, p50 and p90, of shape (n, 3), in log time."""
+    """Return each job's mean pinball loss of p10, p50 and p90 in log time.
+
+    ``quantiles_s`` has the shape (n, 3).
+    """
     beyond = np.log1p(truth_s)[:, None] - np.log1p(quantiles_s)
     return np.asarray(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean(axis=1))
 

@@ -188,20 +188,20 @@ def _trees(data: bytes, _: Path) -> object:
     import lightgbm
     import numpy as np
 
-    from helios.predict.causal_stats import FEATURES
+    from helios.predict.distribution import PAIR_FEATURES
     from helios.predict.model_text import trees_alone
     from helios.predict.trees import parse_trees, predict_trees
 
     text = data.decode("latin-1")
     try:
-        forest = parse_trees((text,), features=FEATURES)
+        forest = parse_trees((text,), features=PAIR_FEATURES)
     except ValueError:
         return None
-    asked = np.random.default_rng(0).normal(3, 3, (20, len(FEATURES))).astype(np.float32)
+    asked = np.random.default_rng(0).normal(3, 3, (20, len(PAIR_FEATURES))).astype(np.float32)
     asked[::3, ::2] = np.nan
     found = predict_trees(forest, asked)[:, 0]
     booster = lightgbm.Booster(model_str=trees_alone(text))
-    if not np.allclose(found, booster.predict(asked), equal_nan=False):
+    if not np.allclose(found, booster.predict(asked, raw_score=True), equal_nan=False):
         raise Wrong("the trees predict otherwise than LightGBM's")
     if not np.isfinite(booster.predict(asked, pred_contrib=True)).all():
         raise Wrong("LightGBM's explanation is not finite")
@@ -383,7 +383,7 @@ TARGETS: dict[str, Target] = {
     "series": Target(seeds=_series_seeds, read=_series, cost=10),
     "model": Target(seeds=lambda _: [_record()[1]], read=_model, reseal=_resealed_model, cost=10),
     "trees": Target(
-        seeds=lambda _: [json.loads(_record()[1])["texts"][n].encode() for n in (0, 3)],
+        seeds=lambda _: [json.loads(_record()[1])[part]["text"].encode() for part in ("trees", "backtest")],
         read=_trees,
         reseal=_resized_trees,
         cost=10,
