@@ -552,6 +552,9 @@ def add_operations(url: str) -> None:
             "p10_s": [0.3 * job["run_time_s"] for job in jobs],
             "p50_s": [(0.5 + n % 5 / 4) * job["run_time_s"] for n, job in enumerate(jobs)],
             "p90_s": [4.0 * job["run_time_s"] for job in jobs],
+            "typical_s": [job["run_time_s"] for job in jobs],
+            "mean_s": [1.5 * job["run_time_s"] for job in jobs],
+            "truncated_mean_s": [min(1.5 * job["run_time_s"], 28_800.0) for job in jobs],
             "source": pd.Categorical(["frost-1" if n % 2 else "shrinkage: user" for n in range(len(jobs))]),
         }
     )

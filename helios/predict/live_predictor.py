@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit
-from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
+from helios.model import JOBS, PREDICTIONS, in_submission_order
 from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     _BURST,
@@ -32,7 +32,7 @@ from helios.predict.causal_stats import (
     replay_events,
 )
 from helios.predict.explain import BASES, fallback_level
-from helios.predict.job_table import ASKED, Categories, JobTable, event_order
+from helios.predict.job_table import Categories, JobTable, event_order
 from helios.predict.live_runs import LiveRuns
 from helios.predict.timeline import started_s, untrained
 
@@ -168,13 +168,13 @@ class LivePredictor:
                 unended_submitted_s=np.concatenate([asked.submitted_s[:0], *(when_s for _, when_s in unended)]),
                 now_s=now_s,
             )
-            begun, since_s = _running(frames, now_s, vocabulary)
+            begun = [_running(frame, now_s, vocabulary) for frame in frames]
             found = self._runs.predict(
                 events,
                 features,
                 history,
-                running=begun,
-                since_s=since_s,
+                running=[events for events, _ in begun],
+                since_s=np.concatenate([np.empty(0, dtype=np.int64), *(since_s for _, since_s in begun)]),
                 now_s=now_s,
                 model=model.kernel if model else untrained(),
                 levels=model.levels if model else None,
@@ -210,15 +210,12 @@ def _unended(
     return vocabulary.groups(table), table.submitted_s
 
 
-def _running(frames: list[pd.DataFrame], now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
-    """Return the jobs whose start is known and past, and their starts."""
-    columns = ["started_at", *ASKED]
-    jobs = pd.concat([frame[columns] for frame in frames] or [QUEUE.empty()[columns]], ignore_index=True)
-    jobs = QUEUE.conform(jobs)
-    since_s = jobs["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
-    begun = jobs["started_at"].notna().to_numpy() & (since_s < now_s)
+def _running(frame: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
+    """Return the jobs whose start is known and past, and their starts, s since the epoch."""
+    since_s = frame["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
+    begun = frame["started_at"].notna().to_numpy() & (since_s < now_s)
     table = JobTable.from_queue(
-        jobs, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
+        frame, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
     )
     return event_order(table, groups=vocabulary.groups(table)), since_s[begun]
 
