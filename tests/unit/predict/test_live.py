@@ -131,6 +131,9 @@ def walked_anew(queue: pd.DataFrame, known: pd.DataFrame, running: pd.DataFrame,
 def test_what_was_learned_bit_by_bit_predicts_what_the_whole_history_does(
     jobs: pd.DataFrame, waiting: pd.DataFrame, data: st.DataObject
 ) -> None:
+    # Among jobs that start in one second the last started ones are a matter of chance.
+    begun = jobs["started_at"].fillna(jobs["submitted_at"])
+    jobs = jobs[~begun.duplicated()].reset_index(drop=True)
     jobs = jobs.assign(job_id=[str(100 + n) for n in range(len(jobs))])
     times = pd.concat([jobs["submitted_at"], jobs["ended_at"].dropna()]).drop_duplicates().sort_values()
     seconds = data.draw(st.lists(st.sampled_from(times.tolist()), min_size=1, max_size=4, unique=True).map(sorted))
