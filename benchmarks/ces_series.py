@@ -42,8 +42,8 @@ from tests.traces import TRACES
 ZONES = {"helios": "Asia/Shanghai", "philly": "America/Los_Angeles"}
 NODES = {"helios_venus": 133}
 """Job traces whose demand is replayed, by the begin of their names, and the nodes of 8 GPUs."""
-WITHOUT_USERS = ("philly_vc", "helios_venus_users")
-"""Traces that others here already have: jobs of the same clusters and months."""
+COPIES = ("helios_venus_users",)
+"""Traces whose jobs are among those of another."""
 FIRST_DAYS = 9
 """Least days before the first window: a week, and a day without forecasts on both sides."""
 CONTROLS = ("ces_published", "idle_timer_30min", "max_3h_plus_5", "foresight", "oracle")
@@ -93,7 +93,7 @@ def node_series(path: Path) -> NodeSeries | None:
     if "nodes" in path.name:
         return read_series(path, timezone=_zone(path))
     count = next((nodes for name, nodes in NODES.items() if path.name.startswith(name)), None)
-    if count is None or path.name.startswith(WITHOUT_USERS):
+    if count is None or path.name.startswith(COPIES):
         return None
     history = read_file(path, timezone=_zone(path))
     setup = prepare_replay(history, WhatIfRequest(plans=(), nodes={"all": count}))

@@ -26,6 +26,7 @@ from helios.services.energy_saving.node_choice import Node, pool_nodes, to_sleep
 from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import PublishedRule
 from helios.services.energy_saving.tuning import (
+    DAY,
     Choice,
     Goal,
     KnownDemand,
@@ -55,6 +56,7 @@ def level_now(
 
     The second value is the rule that was chosen for today; None under a baseline.
     """
+    demand = demand.last(DAY * (7 * options.weeks + RUN_IN_DAYS + 2))
     # From a midnight on, because a start that moved with each step would change the result.
     days = training_days(demand.ended_s, demand.busy.shape[1])
     first = int(np.searchsorted(days, demand.ended_s // 86_400 - RUN_IN_DAYS))

@@ -411,8 +411,16 @@ def _walk(
     return walk_levels(busy, total, floor, setting, *state, first, levels[first:after])
 
 
+def _used(known: KnownDemand) -> Iterator[tuple[int, int]]:
+    """Yield the positions of the horizons and levels that floors use."""
+    for _, coming in RECENT:
+        if coming and coming[0] in known.ahead_s and coming[1] in known.levels:
+            yield known.ahead_s.index(coming[0]), known.levels.index(coming[1])
+
+
 def _key(known: KnownDemand, goal: Goal) -> bytes:
     digest = blake2b(repr((goal, known.ahead_s, known.levels, known.published)).encode(), digest_size=16)
-    for values in (known.busy, known.total, known.most, known.soon, known.later):
+    coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
+    for values in (known.busy, known.total, known.soon, known.later, *coming):
         digest.update(np.ascontiguousarray(values).tobytes())
     return digest.digest()

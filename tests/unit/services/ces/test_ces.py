@@ -12,7 +12,7 @@ import pytest
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.model import STEP_S, Snapshot
 from helios.ports import Domain
-from helios.services.energy_saving import Ces, CesOptions
+from helios.services.energy_saving import Ces, CesOptions, level_now
 from helios.services.registry import build
 from helios.testing import NOON, a_demand, a_node, a_pending_job, a_snapshot, check_service, power_settings
 
@@ -211,6 +211,21 @@ def test_the_reason_is_for_an_admin() -> None:
         "idle for 12 h; 4 of 12 nodes of gpu needed, at most 4 within 6 h (9 of 10 times); 1 kept in reserve"
         " by the idle timer of 30 min"
     )
+
+
+def test_history_older_than_the_weeks_of_the_choice_changes_nothing() -> None:
+    rng = np.random.default_rng(4)
+    busy = (6 + np.cumsum(rng.integers(-1, 2, size=50 * DAY))).clip(0, 12).tolist()
+    whole, recent = (a_demand({"gpu": values}, total=12.0) for values in (busy, busy[-40 * DAY :]))
+    options = CesOptions(weeks=4, wake_ups_per_day=2.0)
+    assert level_now(whole, 0, options) == level_now(recent, 0, options)
+
+
+def test_the_rule_of_a_pool_is_kept_for_reports() -> None:
+    service = Ces(CesOptions())
+    service.decide(seen(of=nodes(), busy=[4.0] * (5 * DAY)))
+    assert service.choices["gpu"].rule is not None
+    assert service.choices["gpu"].rule.name == "published rule"
 
 
 def test_a_fresh_service_decides_as_one_that_ran_for_days() -> None:
