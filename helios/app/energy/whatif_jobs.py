@@ -282,7 +282,7 @@ class _ServiceContext:
     def looked_back(self) -> int:
         """Steps before the window on which forecasts are made.
 
-        The first thresholds are picked on them.
+        The first rule is chosen on them.
         """
         return RUN_IN + (7 * self.request.options.weeks + 1) * DAY
 
