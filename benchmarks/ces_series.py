@@ -1,19 +1,24 @@
-"""What CES does with a node series, beside its controls, and how fast its thresholds are picked.
+"""What CES does with node series on rolling origins, beside its controls.
 
-    python benchmarks/ces_series.py SERIES... --from 2017-11-01 --to 2017-12-01 [--timezone Z]
+    python benchmarks/ces_series.py [TRACE...] [--json]
 
-Prints the what-if table, the time to pick a day's setting from three weeks, and what each part of the rule gains: the
-same window without the spare node, with a fixed number of wake-ups, and with other weights of sleep against wake-ups.
+A trace is a file or folder of node series, or a job trace of Venus, whose jobs are replayed on 133 nodes first; without
+one, all that the traces folder has. Each window of a trace is judged with a rule that was chosen on what was before it:
+four weeks, two in less than a hundred days of data, one in less than fifty. Prints the worst window first: nodes
+asleep, wake-ups a day and node hours short, and which rule CES used. ``--json`` prints rows of question, trace, window,
+ours, control and ratio instead; ``rows`` returns them for one trace.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -21,77 +26,195 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series
+from helios.app.history import read_file
+from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.config import Energy
 from helios.ingest.node_series import read_series, sum_series
-from helios.predict.demand.types import Calendar
+from helios.model import STEP_S, NodeSeries
+from helios.predict.demand.forecaster import walk_forward
+from helios.predict.demand.types import DAY, Calendar, Forecasts
+from helios.report.energy_whatif import EnergyWhatIf
 from helios.services.energy_saving import CesOptions
-from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, tune
+from helios.simulate import Backfill, Placement, replay
+from helios.simulate.orders import first_in_first_out
+from tests.traces import TRACES
 
-VARIANTS = {
-    "as it is": CesOptions(),
-    "no spare node": CesOptions(spare=0),
-    "0.5 wake-ups a day": CesOptions(wake_ups_per_day=0.5),
-    "1 wake-up a day": CesOptions(wake_ups_per_day=1.0),
-    "2 wake-ups a day": CesOptions(wake_ups_per_day=2.0),
-    "dearer wake-ups": CesOptions(worth=0.2),
-    "two weeks": CesOptions(weeks=2),
+ZONES = {"helios": "Asia/Shanghai", "philly": "America/Los_Angeles"}
+NODES = {"helios_venus": 133}
+"""Job traces whose demand is replayed, by the begin of their names, and the nodes of 8 GPUs."""
+COPIES = ("helios_venus_users",)
+"""Traces whose jobs are among those of another."""
+FIRST_DAYS = 9
+"""Least days before the first window: a week, and a day without forecasts on both sides."""
+CONTROLS = ("ces_published", "idle_timer_30min", "max_3h_plus_5", "foresight", "oracle")
+QUESTIONS = {
+    "asleep": "mean_sleeping_nodes",
+    "wake-ups a day": "wakeups_per_day",
+    "node hours short": "node_hours_short",
 }
 
 
-def asked() -> tuple[argparse.Namespace, EnergySeriesRequest]:
-    """Return the arguments and the question they put."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("series", nargs="+", type=Path)
-    parser.add_argument("--from", dest="since", required=True)
-    parser.add_argument("--to", dest="until", required=True)
-    parser.add_argument("--timezone", default="UTC")
-    given = parser.parse_args()
-    zone = ZoneInfo(given.timezone)
-    read = [read_series(path, timezone=given.timezone) for path in given.series]
-    one = read[0] if len(read) == 1 else sum_series(read, name=f"{len(read)} files")
-    since, until = (datetime.fromisoformat(text).replace(tzinfo=zone) for text in (given.since, given.until))
-    return given, EnergySeriesRequest(
-        series=one,
-        window=(since, until),
-        calendar=Calendar(zone=zone),
+def rows(path: Path, *, options: CesOptions | None = None) -> list[dict[str, Any]]:
+    """Return CES beside each control in every window of one trace.
+
+    Empty for a trace that tells nothing of nodes.
+    """
+    return [row for found in windows(path, options=options or CesOptions()) for row in _rows(path, found)]
+
+
+def windows(path: Path, *, options: CesOptions) -> list[EnergyWhatIf]:
+    """Return the what-if of each window of a trace; none where it tells nothing of nodes."""
+    series = node_series(path)
+    if series is None:
+        return []
+    calendar = Calendar(zone=ZoneInfo(_zone(path)))
+    begin = datetime.fromtimestamp(-(-series.start_s // 86_400) * 86_400, UTC)
+    span = (datetime.fromtimestamp(series.end_s, UTC) - begin).days
+    length = 28 if span >= 100 else 14 if span >= 50 else 7
+    before = max(FIRST_DAYS, span - length * ((span - min(FIRST_DAYS * 3, span // 3)) // length))
+    request = EnergySeriesRequest(
+        series=series,
+        window=(begin, begin),
+        calendar=calendar,
+        options=options,
+        forecasts=_forecasts(series, calendar),
+    )
+    found = []
+    for first in range(before, span - length + 1, length):
+        window = (begin + timedelta(days=first), begin + timedelta(days=first + length))
+        found.append(energy_on_series(replace(request, window=window), energy=Energy()))
+    return found
+
+
+def node_series(path: Path) -> NodeSeries | None:
+    """Read a file or folder of node series, or replay a job trace for one; None where it is neither."""
+    if path.is_dir():
+        return sum_series([read_series(part, timezone=_zone(path)) for part in sorted(path.iterdir())], name=path.name)
+    if "nodes" in path.name:
+        return read_series(path, timezone=_zone(path))
+    count = next((nodes for name, nodes in NODES.items() if path.name.startswith(name)), None)
+    if count is None or path.name.startswith(COPIES):
+        return None
+    history = read_file(path, timezone=_zone(path))
+    setup = prepare_replay(history, WhatIfRequest(plans=(), nodes={"all": count}))
+    played = replay(
+        setup.workload,
+        setup.machine.shape,
+        backfill=Backfill.EASY,
+        order=first_in_first_out,
+        estimate_s=setup.limit_s,
+        placement=Placement.RANDOM,
+        count_nodes=True,
+    )
+    start_s, most, _ = played.busy_nodes(60)
+    # The last submission ends the series: after it the cluster only runs empty.
+    busy = most[0, : (int(setup.workload.submitted_s[-1]) - start_s) // 60]
+    return NodeSeries(
+        name=path.name,
+        start_s=start_s,
+        step_s=60,
+        active=busy.astype(np.float64),
+        total=np.full(len(busy), float(count)),
+        gaps=np.zeros(len(busy), dtype=np.bool_),
     )
 
 
-def picking_s(request: EnergySeriesRequest) -> float:
-    """Return the time to pick a setting from three weeks, s, without compilation."""
-    busy = request.series.active[-21 * 1_440 :].reshape(-1, 10).max(axis=1)
-    most = np.repeat(np.repeat(busy[:, None, None], 5, axis=1), 3, axis=2)
-    known = KnownDemand(
-        busy=busy,
-        total=request.series.total[-21 * 1_440 :: 10],
-        most=most,
-        ahead_s=(3_600, 10_800, 21_600, 43_200, 86_400),
-        levels=(0.5, 0.9, 0.99),
-        ended_s=DAY * 600,
-        yardstick=np.zeros(len(busy)),
+def _forecasts(series: NodeSeries, calendar: Calendar) -> Forecasts:
+    """Forecast a whole series once, learning anew each day from what was before it."""
+    each = STEP_S // series.step_s
+    skipped = -series.start_s % STEP_S // series.step_s
+    fine = slice(skipped, skipped + (len(series) - skipped) // each * each)
+    total = series.total[fine].astype(np.float64)
+    busy = np.minimum(series.active[fine], total).reshape(-1, each).max(axis=1)
+    made = walk_forward(
+        busy,
+        total.reshape(-1, each).max(axis=1),
+        start_s=series.start_s + skipped * series.step_s,
+        from_step=DAY,
+        until_step=len(busy),
+        calendar=calendar,
+        history_steps=180 * DAY,
     )
-    goal = Goal(risk=0.01, wake_ups_per_day=1.0, worth=0.1, spare=1.0, weeks=3)
-    tune(known, goal)
-    begun = time.perf_counter()
-    tune(known, goal)
-    return time.perf_counter() - begun
+
+    def whole(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.full((DAY, *values.shape[1:]), np.nan), values])
+
+    return replace(made, point=whole(made.point), mean=whole(made.mean), most=whole(made.most))
+
+
+def _zone(path: Path) -> str:
+    return next((zone for name, zone in ZONES.items() if path.name.startswith(name)), "UTC")
+
+
+def _rows(path: Path, found: EnergyWhatIf) -> list[dict[str, Any]]:
+    ces = found.of("ces")
+    window = [moment.date().isoformat() for moment in found.window]
+    told = []
+    for policy in CONTROLS:
+        control = found.of(policy)
+        for question, field in QUESTIONS.items():
+            ours, theirs = float(getattr(ces, field)), float(getattr(control, field))
+            told.append(
+                {
+                    "question": question,
+                    "trace": path.name,
+                    "window": " to ".join(window),
+                    "against": policy,
+                    "ours": ours,
+                    "control": theirs,
+                    "ratio": ours / theirs if theirs else 1.0 if ours == theirs else None,
+                    "rules": {rule.rule: rule.days for rule in found.chosen},
+                }
+            )
+    return told
+
+
+def _worst(found: EnergyWhatIf) -> float:
+    """Return the least of sleep, and of wake-ups and shortness turned over, as ratios to the published rule."""
+    ces, published = (found.of(policy) for policy in ("ces", "ces_published"))
+    assert ces is not None
+    assert published is not None
+    pairs = (
+        (ces.mean_sleeping_nodes, published.mean_sleeping_nodes),
+        (published.wakeups_per_day, ces.wakeups_per_day),
+        (published.node_hours_short, ces.node_hours_short),
+    )
+    return min((better / worse if worse else float("inf")) if better != worse else 1.0 for better, worse in pairs)
+
+
+def _print(path: Path, found: EnergyWhatIf) -> None:
+    first, end = found.window
+    print(f"\n{path.name}, {first:%Y-%m-%d} to {end:%Y-%m-%d}, {found.total_nodes:.0f} nodes")
+    print(f"{'':<20}{'asleep':>10}{'wake-ups a day':>24}{'node hours short':>18}{'saved, kWh':>12}")
+    for policy in ("ces", *CONTROLS):
+        result = found.of(policy)
+        assert result is not None
+        low, high = result.wakeups_per_day_interval
+        wakes = f"{result.wakeups_per_day:.2f} ({low:.2f}-{high:.2f})"
+        print(
+            f"{policy:<20}{result.mean_sleeping_nodes:>10.1f}{wakes:>24}{result.node_hours_short:>18.1f}"
+            f"{result.saved_kwh:>12,.0f}"
+        )
+    for rule in found.chosen:
+        print(f"  {rule.rule}, {rule.days} days: {rule.choice.reason}")
 
 
 def main() -> None:
-    """Print it all."""
-    _, request = asked()
-    print(f"a day's setting from three weeks: {picking_s(request):.2f} s")
-    for variant, options in VARIANTS.items():
-        found = energy_on_series(replace(request, options=options), energy=Energy())
-        shown = found.policies if options == CesOptions() else [found.of("ces")]
-        for result in filter(None, shown):
-            low, high = result.wakeups_per_day_interval
-            name = result.policy if options == CesOptions() else f"ces, {variant}"
-            print(
-                f"{name:26} asleep {result.mean_sleeping_nodes:6.1f}  used {result.node_utilization_after:.3f}  "
-                f"wakes/day {result.wakeups_per_day:5.2f} ({low:.2f}-{high:.2f})  "
-                f"short {result.node_hours_short:6.1f} node-h"
-            )
+    """Print every window of every trace, the worst first."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", type=Path)
+    parser.add_argument("--wake-ups", type=float, help="wake-ups a day that are accepted; else the published rule's")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    options, begun = CesOptions(wake_ups_per_day=given.wake_ups), time.perf_counter()
+    paths = given.traces or sorted(TRACES.iterdir())
+    found = [(path, one) for path in paths for one in windows(path, options=options)]
+    if given.json:
+        print(json.dumps([row for path, one in found for row in _rows(path, one)], indent=1))
+        return
+    for path, one in sorted(found, key=lambda pair: _worst(pair[1])):
+        _print(path, one)
+    print(f"\n{time.perf_counter() - begun:.0f} s")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import JOBS
-from helios.predict.duration import HistoryPredictor
 from helios.predict.job_names import JobNameFamilies
-from helios.predict.job_table import JobTable, causal_features
+from helios.predict.job_table import JobTable, causal_features, past_mean_s
 from helios.predict.scores import spearman
 
 TASKS = {"train": 9.5, "pretrain": 10.8, "finetune": 8.5, "eval": 6.5, "debug": 4.5, "preprocess": 7.0}
@@ -144,7 +143,7 @@ def gain(jobs: pd.DataFrame, label: str) -> None:
     fresh = judged & ~pd.DataFrame({"user": table.user, "name": table.name}).duplicated().to_numpy()
     print(f"{label}: {judged.sum():,} jobs judged, {fresh.sum() / judged.sum():.0%} with a name new to their user")
     for known, its in known_by(table, list(names)).items():
-        predicted = HistoryPredictor().predict(causal_features(its).X)[:, 1]
+        predicted = past_mean_s(causal_features(its).X)
         all_of_them, new = (_figures(predicted[rows], table.run_time_s[rows]) for rows in (judged, fresh))
         print(f"  {known:<16} {all_of_them}   new names {new}")
 

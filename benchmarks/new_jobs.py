@@ -93,7 +93,7 @@ def draw(run_s: float, cycle_s: float, seed: int) -> Draw:
     return Draw(
         jobs=slurm_jobs(in_submission_order(JOBS.conform(frame)), SITE),
         predictions=Predictions(
-            quantiles_s=np.column_stack((p50_s / 3, p50_s, p50_s * 3)),
+            run_times=np.column_stack((p50_s / 3, p50_s, p50_s * 3, p50_s, p50_s, p50_s, np.log1p(p50_s))),
             source=np.zeros(N_JOBS, dtype=np.int16),
             sources=["drawn"],
         ),

@@ -1,6 +1,6 @@
 """A live queue through the public API, frame in, frame out: one job, 10,000 jobs, and what has ended since.
 
-Beside it, in the same run: LightGBM's own ``predict`` of the same trees on features at hand, and a predictor made anew
+Beside it, in the same run: LightGBM's own ``predict`` of the same trees on made-up features, and a predictor made anew
 from the whole history for each question. Times are the processor's, of one thread, the least of several rounds: what
 else the machine does then matters little.
 
@@ -18,8 +18,8 @@ import pandas as pd
 
 from benchmarks.online import a_campaign
 from helios.model import JOBS, QUEUE
+from helios.predict.distribution import GRID, PAIR_FEATURES
 from helios.predict.duration import DurationModel, train
-from helios.predict.job_table import JobTable, causal_features
 from helios.predict.live_predictor import LivePredictor
 
 RUNNING = 500
@@ -43,10 +43,11 @@ def milliseconds(function: Callable[[], Any], *, rounds: int, times: int = 1) ->
     return 1e3 * least
 
 
-def by_lightgbm(model: DurationModel, features: np.ndarray) -> Callable[[], Any]:
-    """Return what asks LightGBM itself for the three ensembles, on one thread."""
-    boosters = [lightgbm.Booster(model_str=text) for text in model.texts]
-    return lambda: [booster.predict(features, num_threads=1) for booster in boosters]
+def by_lightgbm(model: DurationModel, n: int) -> Callable[[], Any]:
+    """Return what asks LightGBM itself for the grids of ``n`` jobs, on one thread."""
+    booster = lightgbm.Booster(model_str=model.trees.text)
+    grid = np.random.default_rng(0).normal(3, 3, (GRID * n, len(PAIR_FEATURES))).astype(np.float32)
+    return lambda: booster.predict(grid, num_threads=1)
 
 
 def main() -> None:
@@ -59,7 +60,6 @@ def main() -> None:
     live = LivePredictor(history, model=model)
     one = pending.iloc[:1]
     live.predict(pending, now=now, running=running)
-    features = causal_features(JobTable.from_frame(jobs.iloc[n + RUNNING :])).X
 
     end = 0
 
@@ -69,14 +69,14 @@ def main() -> None:
         live.learn(jobs.iloc[n + RUNNING + end : n + RUNNING + end + 1])
         live.predict(one, now=now, running=running)
 
-    print(f"{len(model.texts)} ensembles, a history of {n:,} jobs, {RUNNING} running; ms of one processor")
+    print(f"a history of {n:,} jobs, {RUNNING} running; ms of one processor")
     for what, function, rounds in (
         ("one job", ask(live, one, now, running), FEW),
         ("one job, nothing running", ask(live, one, now, None), FEW),
         ("one job has ended, one is predicted", told_of_one, FEW),
         (f"{waiting:,} jobs", ask(live, pending, now, running), MANY),
-        ("naive: LightGBM's predict, 1 row", by_lightgbm(model, features[:1]), FEW),
-        (f"naive: LightGBM's predict, {waiting:,} rows", by_lightgbm(model, features), MANY),
+        ("naive: LightGBM's predict, the grid of 1 job", by_lightgbm(model, 1), FEW),
+        (f"naive: LightGBM's predict, {waiting:,} grids", by_lightgbm(model, waiting), MANY),
         ("naive: a predictor made anew, one job", anew(history, model, one, now), MANY),
     ):
         print(f"{what:<44} {milliseconds(function, **rounds):10.2f}", flush=True)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from helios.app.history import read_file
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import train_on
-from helios.predict.job_table import JobTable, features_at_start
+from helios.predict.job_table import JobTable
 from helios.predict.live_predictor import remaining_run_time
+from helios.predict.timeline import RecordedWalk
 
 TRACES = (
     ("KTH-SP2", "KTH-SP2-1996-2.1-cln.swf.gz", "Europe/Stockholm"),
@@ -52,12 +53,12 @@ def asked(path: Path, timezone: str, moments: int, *, seed: int = 0) -> Asked:
     """Predict the last 30 % of the jobs of ``path``, and ask those running at each of ``moments`` random moments."""
     jobs = read_file(path, timezone=timezone).jobs
     table = JobTable.from_frame(jobs, timezone=timezone)
-    known = features_at_start(table)
-    features = known.at_submission
     first = int(table.n * 0.7)
     split_s = int(table.submitted_s[first])
-    model = train_on(table, known, cluster="c", until=datetime.fromtimestamp(split_s, UTC), seed=0)
-    quantiles = model.predict(features[first:])
+    walk = RecordedWalk(table)
+    model = train_on(walk, table, cluster="c", until=datetime.fromtimestamp(split_s, UTC), seed=0)
+    walk.to(int(table.submitted_s[-1]) + 1, model=model.kernel)
+    quantiles = walk.predicted[first:, :3]
     run_s, limit_s = table.run_time_s[first:], table.time_limit_s[first:]
     ended_s = table.ended_s[first:]
     started_s = ended_s - np.nan_to_num(run_s)

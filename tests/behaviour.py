@@ -75,6 +75,7 @@ from helios.testing import NOON, Crash, FakeCluster, FakeLedger, FakeNodes, a_de
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.recorded import Recording, as_submitted
+from tests.run_times import in_columns
 from tests.traces import TRACES
 from tests.unit.app.sites import Town
 from tests.unit.control.table import Says
@@ -551,6 +552,9 @@ def add_operations(url: str) -> None:
             "p10_s": [0.3 * job["run_time_s"] for job in jobs],
             "p50_s": [(0.5 + n % 5 / 4) * job["run_time_s"] for n, job in enumerate(jobs)],
             "p90_s": [4.0 * job["run_time_s"] for job in jobs],
+            "typical_s": [job["run_time_s"] for job in jobs],
+            "mean_s": [1.5 * job["run_time_s"] for job in jobs],
+            "truncated_mean_s": [min(1.5 * job["run_time_s"], 28_800.0) for job in jobs],
             "source": pd.Categorical(["frost-1" if n % 2 else "shrinkage: user" for n in range(len(jobs))]),
         }
     )
@@ -664,7 +668,7 @@ class Irregular:
         self._ended += len(jobs)
 
     def submitted(self, jobs: Any, now_s: int) -> Any:
-        return np.outer(300.0 * (1 + jobs * 7_919 % 13) + self._ended % 97, [0.3, 1.0, 3.0])
+        return in_columns(np.outer(300.0 * (1 + jobs * 7_919 % 13) + self._ended % 97, [0.3, 1.0, 3.0]))
 
     def waiting(self, jobs: Any, now_s: int, **running: Any) -> Any:
         return 1.5 * self.submitted(jobs, now_s)

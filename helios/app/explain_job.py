@@ -190,14 +190,14 @@ def read_or_empty(read: Callable[[], pd.DataFrame], table: FrameKind) -> pd.Data
 
 
 def _first_prediction(warehouse: Warehouse, cluster: str, job: pd.Series[Any]) -> dict[str, Any]:
-    """Return the first prediction of a job, made at submission or soon after."""
+    """Return quantiles and source of the first prediction of a job."""
     submitted = pd.Series([job["submitted_at"]])
     made = read_or_empty(lambda: warehouse.predictions_of(cluster, submitted), PREDICTIONS)
     if len(made):
         made = made[(made["job_id"] == job["job_id"]) & (made["submitted_at"] == job["submitted_at"])]
     if made.empty:
-        return dict.fromkeys(PREDICTIONS.names[:-1], np.nan) | {"source": ""}
-    return {name: made.iloc[0][name] for name in PREDICTIONS.names}
+        return dict.fromkeys(PREDICTIONS.names[:3], np.nan) | {"source": ""}
+    return {name: made.iloc[0][name] for name in (*PREDICTIONS.names[:3], "source")}
 
 
 def _audit_entries(warehouse: Warehouse, cluster: str, job: pd.Series[Any], since: datetime) -> pd.DataFrame:

@@ -25,8 +25,8 @@ from helios.warehouse import Warehouse
 
 DAY = 86_400 // STEP_S
 """Steps of a day."""
-WEEKS_LOOKED_BACK = 3
-"""Weeks of past forecasts that services see; thresholds are picked again from them."""
+WEEKS_LOOKED_BACK = 8
+"""Weeks of past forecasts that services see; CES chooses its rule on them."""
 REFIT_S = 7 * 86_400
 """Time between refits along those weeks, s; the time that a start takes depends on it."""
 PLACED_AT_LEAST = 0.95

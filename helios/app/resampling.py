@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for
 from helios.metrics.queue import DAY_S
 from helios.model import in_submission_order
-from helios.ports import ReplayPredictor
+from helios.ports import RUN_TIME, ReplayPredictor
 from helios.predict.duration import DurationModel
 from helios.report.significance import FEWEST_WEEKS, WEEK_S, ResampledUnit
 from helios.simulate import Workload
@@ -52,7 +52,7 @@ class DeduplicatingPredictor:
         self._first = first
         self._is_first = first == np.arange(len(first))
         self._position = np.cumsum(self._is_first) - 1
-        self._said = np.full((len(first), 3), np.nan)
+        self._said = np.full((len(first), len(RUN_TIME)), np.nan)
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Report ended jobs to the inner predictor, copies excepted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -151,6 +151,12 @@ class Demand:
                 raise FrameInvalid(f"the demand's {name} has the shape {getattr(self, name).shape}, not {shape}")
         if n_pools != len(self.pools):
             raise FrameInvalid(f"the demand has {n_pools} rows for {len(self.pools)} pools")
+
+    def last(self, n_steps: int) -> Demand:
+        """Return the last steps, or all where there are fewer."""
+        cut = slice(max(self.busy.shape[1] - n_steps, 0), None)
+        steps = {name: getattr(self, name)[:, cut] for name in ("busy", "total", "point", "mean", "most")}
+        return replace(self, **steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Predictor of the distribution of a run time, learned from pairs of a job and a threshold.
+"""Distribution of a run time, learned from pairs of a job and a threshold.
 
 One binary LightGBM model learns P(T <= t). A job teaches with a few thresholds, drawn from the past alone and never
 from its own run time. A pair teaches once the job's age exceeds the threshold, ended or not. Its features are the job's
@@ -33,7 +33,8 @@ from helios.predict.past_runs import (
 )
 
 JOB_FEATURES = (
-    *("gpus", "log_cpus", "log_nodes", "log_limit", "hour", "anchor", "anchor_sd", "user_mean", "request_mean"),
+    *("gpus", "log_cpus", "log_nodes", "log_memory", "log_limit", "hour"),
+    *("anchor", "anchor_sd", "user_mean", "request_mean"),
     *("user_any_limit_sd", "neighbour_sd", "neighbour_weight", "nearest_distance", "user_limit_share"),
     *("user_last_share", "user_failed_share", "user_last_failed", "user_ended", "user_size_ended", "user_end_gap"),
     *("user_any_limit_end_gap", "user_submitted", "user_unended", "user_size_unended", "user_unended_age"),
@@ -91,7 +92,7 @@ def _uniform(seed: int) -> float:
 
 @inline_jit
 def _from_sample(samples: Any, sample: int, share: float) -> Any:
-    """Return the value at a share of a sample's mass, or of its places where it has none."""
+    """Return the value at a share of a sample's places."""
     n = samples.length[sample]
     return samples.value[sample, min(int(share * n), n - 1)]
 
@@ -121,7 +122,10 @@ def draw_thresholds(samples: Any, last: float, job: int, out: Any) -> None:
 
 @inline_jit
 def lay_grid(samples: Any, row: Any, out: Any) -> None:
-    """Fill in the ascending thresholds at which a job is predicted: fixed ones, and some at earlier run times."""
+    """Fill in the ascending thresholds at which a job is predicted.
+
+    Some are fixed, and some are at earlier run times.
+    """
     a = samples.anchors
     first, last = _FIXED[0], _FIXED[-1]
     out[:FIXED] = _FIXED
@@ -151,7 +155,10 @@ def lay_grid(samples: Any, row: Any, out: Any) -> None:
 
 @inline_jit
 def describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> None:
-    """Fill in the features of thresholds, of shape (N_THRESHOLD, m): each row rises with the threshold."""
+    """Fill in the features of thresholds, of shape (N_THRESHOLD, m).
+
+    Each row rises with the threshold.
+    """
     distributions(at, samples, row[COLUMN.anchor], row[COLUMN.anchor_sd], by)
     spread = max(row[COLUMN.anchor_sd], 0.1)
     for place in range(len(at)):
@@ -179,7 +186,10 @@ def describe_pair_job(samples: Any, row: Any, out: Any) -> None:
 
 @inline_jit
 def step_trees(forest: Any, of_thresholds: Any, of_job: Any, diff: Any, stack: Any) -> None:
-    """Add up the trees' leaves at all thresholds of a job: ``diff`` has the differences from one to the next."""
+    """Add up the trees' leaves at all thresholds of a job.
+
+    ``diff`` has the differences from one threshold to the next.
+    """
     m, n_rising = of_thresholds.shape[1], of_thresholds.shape[0]
     diff[:] = 0.0
     for tree in range(len(forest.root)):
@@ -270,7 +280,10 @@ def time_at(at: Any, p: Any, level: float) -> Any:
 
 @inline_jit
 def splice_tail(at: Any, p: Any, tail: Any) -> None:
-    """Let a run go on as all runs do beyond the time that few outlast; ``tail`` has times and survival from there."""
+    """Let a run go on as all runs do beyond the time that few outlast.
+
+    ``tail`` has times and survival from there.
+    """
     times, survival = tail[0], tail[1]
     there = _below(at, p, times[0])
     n = tail.shape[1]
@@ -327,7 +340,10 @@ def _means(at: Any, p: Any, untrained: Any, out: Any) -> None:
 
 @inline_jit
 def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any) -> None:  # noqa: PLR0917 - kernels are called by position
-    """Fill in the columns of ``RunTime``; p10 and p90 are read off at the levels ``low`` and ``high``."""
+    """Fill in the columns of ``RunTime``.
+
+    p10 and p90 are read off at the levels ``low`` and ``high``.
+    """
     median = time_at(at, p, 0.5)
     out[RUN_TIME.p10] = np.expm1(min(time_at(at, p, low), median))
     out[RUN_TIME.p50] = np.expm1(median)

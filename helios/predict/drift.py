@@ -232,8 +232,8 @@ def weeks_of_errors(
 
     Parameters
     ----------
-    predicted, shrinkage : arrays of shape (n, 3)
-        p10, p50 and p90, s.
+    predicted, shrinkage : arrays of shape (n, len(RUN_TIME))
+        Columns of :class:`helios.ports.RunTime`.
     truth_s, submitted_s : arrays of shape (n,)
         Known run times, and submissions in order.
     """

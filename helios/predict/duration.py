@@ -27,7 +27,7 @@ from helios.predict.bursts import without_repeats
 from helios.predict.causal_stats import NEVER_S
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.job_table import JobTable
-from helios.predict.scores import pinball_loss
+from helios.predict.scores import pinball_losses, resampling_units
 from helios.predict.timeline import NO_TAIL, Levels, Model, RecordedWalk, Timeline, untrained
 from helios.predict.trees import parse_trees
 
@@ -114,6 +114,8 @@ LAST_SHARE, TAIL_POINTS = 0.02, 200
 # Share of the jobs, the last ones that ended, that are held back to evaluate the recipe. It is at least the last week,
 # so that the nightly comparison has it, unless that were more than half.
 HELD_BACK, HELD_BACK_S, AT_MOST_HELD_BACK = 0.2, 7 * 86_400, 0.5
+FEWEST_UNITS = 5
+"""Users, or days where no user is known, that held-back jobs must come from to show that training helps."""
 SHRINKAGE = "shrinkage"
 """Name of the predictor without a model, the untrained distribution of past runs."""
 
@@ -140,7 +142,10 @@ class Trees:
     tail: NDArray[np.float64] = field(compare=False)
 
     def kernel(self, *, trained: bool = True) -> Model:
-        """Return what the compiled kernels need; the untrained distribution with its tail if not ``trained``."""
+        """Return what the compiled kernels need.
+
+        If not ``trained``, it is the untrained distribution with the tail of the trees.
+        """
         forest = parse_trees((self.text,), features=PAIR_FEATURES) if trained else untrained().forest
         return Model(forest=forest, tail=self.tail)
 
@@ -261,7 +266,7 @@ def train_on(
     for each, trained in ((walk, True), (plain, False)):
         each.to(until_s, model=backtest.kernel(trained=trained))
     held_back = ended[table.submitted_s[ended] >= back_s]
-    trained = _is_better(walk, plain, table.run_time_s, held_back)
+    trained = _is_better(walk, plain, table, held_back)
     levels = (walk if trained else plain).levels()
     walk.set_levels(levels)
     return DurationModel(
@@ -333,7 +338,10 @@ def _training_set(
 
 
 def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[np.float64]:
-    """Return how runs go on beyond the time that ``LAST_SHARE`` of them outlast (Kaplan and Meier 1958)."""
+    """Return how runs go on beyond the time that ``LAST_SHARE`` of them outlast.
+
+    It is the estimate of Kaplan and Meier (1958).
+    """
     if not len(rows):
         return NO_TAIL
     past = timeline.state.past
@@ -348,15 +356,16 @@ def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[
     return np.stack((times[chosen], beyond / beyond[0]))
 
 
-def _is_better(
-    walk: RecordedWalk, plain: RecordedWalk, run_time_s: NDArray[np.float64], rows: NDArray[np.int64]
-) -> bool:
-    """Return whether a walk's predictions of ``rows`` have a smaller loss than another's."""
-    if not len(rows):
-        return True
-    quantiles = [RUN_TIME.p10, RUN_TIME.p50, RUN_TIME.p90]
-    losses = [pinball_loss(each.predicted[rows][:, quantiles], run_time_s[rows]) for each in (walk, plain)]
-    return losses[0] < losses[1]
+def _is_better(walk: RecordedWalk, plain: RecordedWalk, table: JobTable, rows: NDArray[np.int64]) -> bool:
+    """Return whether a walk's predictions of ``rows`` have a smaller loss than another's.
+
+    Jobs of fewer than ``FEWEST_UNITS`` users, or days where no user is known, show nothing.
+    """
+    if len(np.unique(resampling_units(table.user[rows], table.submitted_s[rows]))) < FEWEST_UNITS:
+        return False
+    quantiles, run_s = slice(RUN_TIME.p10, RUN_TIME.p90 + 1), table.run_time_s[rows]
+    trained, untrained_ = (pinball_losses(each.predicted[rows, quantiles], run_s).mean() for each in (walk, plain))
+    return bool(trained < untrained_)
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:

@@ -257,7 +257,9 @@ def causal_features(table: JobTable) -> FeatureMatrix:
 
 
 def past_mean_s(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the mean of past runs in log time, drawn towards wider groups, at most the time limit, s.
+    """Return the shrunk mean of past runs in log time, s.
+
+    It is at most the time limit.
 
     ``features`` are as of :func:`causal_features`, the result has one number for each row.
     """

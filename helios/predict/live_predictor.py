@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit
-from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
+from helios.model import JOBS, PREDICTIONS, in_submission_order
 from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     _BURST,
@@ -144,7 +144,7 @@ class LivePredictor:
     def _predict(
         self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """Return predictions with the columns of :class:`helios.ports.RunTime`, and the features of the jobs."""
+        """Return predictions with the columns of ``RunTime``, and the features of the jobs."""
         moment = pd.Timestamp(now).floor("s")
         model = self.model
         with self._lock:
@@ -159,11 +159,8 @@ class LivePredictor:
                 coding=vocabulary,
             )
             groups = vocabulary.groups(asked)
-            unended = [
-                _unended(frame, asked=asked, vocabulary=vocabulary)
-                for frame in (running, self._not_yet_past)
-                if frame is not None and len(frame)
-            ]
+            frames = [frame for frame in (running, self._not_yet_past) if frame is not None and len(frame)]
+            unended = [_unended(frame, asked=asked, vocabulary=vocabulary) for frame in frames]
             events, now_s = event_order(asked, groups=groups), int(moment.timestamp())
             features, history = memory.describe(
                 events,
@@ -171,13 +168,13 @@ class LivePredictor:
                 unended_submitted_s=np.concatenate([asked.submitted_s[:0], *(when_s for _, when_s in unended)]),
                 now_s=now_s,
             )
-            begun, since_s = _running(QUEUE.empty() if running is None else running, now_s, vocabulary)
+            begun = [_running(frame, now_s, vocabulary) for frame in frames]
             found = self._runs.predict(
                 events,
                 features,
                 history,
-                running=begun,
-                since_s=since_s,
+                running=[events for events, _ in begun],
+                since_s=np.concatenate([np.empty(0, dtype=np.int64), *(since_s for _, since_s in begun)]),
                 now_s=now_s,
                 model=model.kernel if model else untrained(),
                 levels=model.levels if model else None,
@@ -213,12 +210,12 @@ def _unended(
     return vocabulary.groups(table), table.submitted_s
 
 
-def _running(running: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
-    """Return the running jobs whose start is known and past, and their starts, s since the epoch."""
-    since_s = running["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
-    begun = running["started_at"].notna().to_numpy() & (since_s < now_s)
+def _running(frame: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
+    """Return the jobs whose start is known and past, and their starts, s since the epoch."""
+    since_s = frame["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
+    begun = frame["started_at"].notna().to_numpy() & (since_s < now_s)
     table = JobTable.from_queue(
-        running, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
+        frame, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
     )
     return event_order(table, groups=vocabulary.groups(table)), since_s[begun]
 
@@ -299,7 +296,7 @@ class OnlineStats:
     def describe(
         self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
     ) -> tuple[NDArray[np.float32], CausalStats]:
-        """Return the features of jobs submitted now, one after the other, and the statistics of their users.
+        """Return the features of jobs submitted now, and the statistics of their users.
 
         The statistics kept here are not changed.
 

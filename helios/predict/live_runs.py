@@ -6,6 +6,7 @@ rings of its own groups, so that running jobs, which are known for that question
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from helios.predict.past_runs import (
 from helios.predict.timeline import (
     Levels,
     Model,
+    cut_at_limit,
     distribute,
     empty_levels,
     empty_scratch,
@@ -107,7 +109,7 @@ class LiveRuns:
         features: NDArray[np.float32],
         history: CausalStats,
         *,
-        running: Events,
+        running: Sequence[Events],
         since_s: NDArray[np.int64],
         now_s: int,
         model: Model,
@@ -122,10 +124,10 @@ class LiveRuns:
         features : float32 array of shape (n_asked, len(FEATURES))
         history : CausalStats
             With the rings of all users in ``asked``.
-        running : Events
-            Running jobs.
+        running : sequence of Events
+            Running jobs, in parts.
         since_s : int64 array of shape (n_running,)
-            Their starts, s since the epoch.
+            Their starts, s since the epoch, part after part.
         levels : Levels, optional
             Calibration of the intervals.
 
@@ -133,16 +135,19 @@ class LiveRuns:
         -------
         float64 array of shape (n_asked, len(RUN_TIME))
         """
-        by_start = np.argsort(since_s, kind="stable")
-        runs = self._place(running, by_start)
+        rows = [np.empty(0, dtype=np.int64)]
+        for part in running:
+            rows.append(self._place(part, np.arange(len(part.log_run)), after=sum(map(len, rows))))
+        runs, by_start = np.concatenate(rows), np.argsort(since_s, kind="stable")
         jobs = self._place(asked, np.arange(len(features)), after=len(runs))
-        past = self._copy_for(asked.groups, most=int(max(asked.groups.max(), running.groups.max(initial=-1))))
+        most = max(int(events.groups.max(initial=-1)) for events in (asked, *running))
+        past = self._copy_for(asked.groups, most=most)
         past.started_s[self._n : jobs[-1] + 1] = NEVER_S
         past.ended[self._n : jobs[-1] + 1] = False
         learned = self.levels if levels is None else levels._replace(outlived=self.levels.outlived)
         out = np.empty((len(features), len(RUN_TIME)))
         place = past, history, self._groups, self._nearness
-        _predict(*place, learned, model, self._scratch, runs, since_s[by_start], features, jobs, now_s, out)
+        _predict(*place, learned, model, self._scratch, runs[by_start], since_s[by_start], features, jobs, now_s, out)
         return out
 
     def _place(self, events: Events, chosen: NDArray[np.int64], *, after: int = 0) -> NDArray[np.int64]:
@@ -176,7 +181,10 @@ class LiveRuns:
         self._past = past._replace(ring_of=ring_of, **rings)
 
     def _copy_for(self, groups: NDArray[np.int32], *, most: int) -> PastRuns:
-        """Return the past with copies of the rings of some groups, and no others; ``most`` is the largest number."""
+        """Return the past with copies of the rings of some groups, and no others.
+
+        ``most`` is the largest group number that may be asked for.
+        """
         past = self._past
         ring_of, rings = np.full(most + 1, -1, dtype=np.int32), dict[str, Any]()
         for level, (name, count) in _RINGS.items():
@@ -197,7 +205,10 @@ class LiveRuns:
 
 
 def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge an array; by at least half, so that this is rare."""
+    """Return by how much to enlarge an array.
+
+    It is enlarged by at least half, so that this is rare.
+    """
     return 0 if needed <= room else max(needed - room, room // 2)
 
 
@@ -240,3 +251,4 @@ def _predict(  # noqa: PLR0917 - as above
         distribute(scratch, levels, model, row)
         low, high = level_by_features(levels, row, 0), level_by_features(levels, row, 1)
         read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out[place])
+        cut_at_limit(levels, row, out[place])

@@ -1,4 +1,4 @@
-"""Distributions of run times that need no training, from what has run and what still runs.
+"""Distributions of run times that need no training.
 
 Each job is compared with five samples of earlier jobs: the user's last ended jobs (similar ones count more), the ended
 jobs of the same user, size and limit, and the last *started* jobs of the user, of the same request and of all. Jobs
@@ -22,15 +22,13 @@ from helios.predict.causal_stats import NEIGHBOURS, REQUEST, USER, USER_SIZE
 KEY_RUNS, USER_STARTS, REQUEST_STARTS, ALL_STARTS = 16, 64, 128, 256
 """Lengths of the rings."""
 ALL_AGAIN = 8
-"""Starts after which the sample of all jobs is made anew."""
+"""Starts after which the sample of all jobs is made anew, fewer at first."""
 # Half widths of the ramps that replace the steps of a distribution, for one user's jobs and for others.
 USER_RAMP, OTHERS_RAMP = 0.15, 0.25
 # Pseudo-observations of the wider distribution in the mixture: of the prior, and by sample.
 PSEUDO_PRIOR, PSEUDO_REQUEST, PSEUDO_USER, PSEUDO_NEAR, PSEUDO_KEY = 4.0, 6.0, 1.5, 1.5, 2.0
 # The prior of all: a logistic distribution, half an hour in the middle.
 PRIOR_MIDDLE, PRIOR_WIDTH = 7.5, 2.5
-# Beyond its longest value a censored sample goes on as a Pareto law with this slope in log time.
-TAIL = 0.8
 LONGEST = np.log1p(60 * 86_400.0)
 SHORTEST = 0.1
 
@@ -122,7 +120,9 @@ class PastRuns(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The five samples of one job, each sorted by value: room that a kernel reuses.
+    """The five samples of one job, each sorted by value.
+
+    Kernels reuse their room.
 
     Attributes
     ----------
@@ -204,7 +204,10 @@ def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
 
 @inline_jit
 def _insert(started_s: Any, rings: Any, counts: Any, ring: int, job: int) -> None:
-    """Put a job into a ring, which is in the order of starts; one older than all of a full ring is left out."""
+    """Put a job into a ring, which is in the order of starts.
+
+    A job older than all of a full ring is left out.
+    """
     length, n = rings.shape[1], counts[ring]
     place = n
     while place > 0 and place > n - length and started_s[rings[ring, (place - 1) % length]] > started_s[job]:
@@ -239,7 +242,9 @@ def _sort(value: Any, mass: Any, n: int) -> None:
 
 @inline_jit
 def _censor(weight: Any, n: int) -> float:
-    """Turn a sorted sample's weights into the masses of Kaplan and Meier, and return what is left over.
+    """Turn a sorted sample's weights into Kaplan and Meier's masses.
+
+    What is left over is returned.
 
     The weight of a job that still runs is negative.
     """
@@ -270,13 +275,13 @@ def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
 
 @inline_jit
 def _distance(a: Any, b: Any) -> Any:
-    """Return how unlike two jobs are: size, limit, partition, name."""
+    """Return how unlike two jobs are in size, limit, partition and name."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
 
 
 @inline_jit
 def _age(past: Any, job: int, now: int) -> Any:
-    """Return log1p of the run time of a job that ended, or of the age of one that runs."""
+    """Return log1p of a job's run time, or of its age if it runs."""
     return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
 
 
@@ -404,7 +409,7 @@ def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: A
 def _sample_started(past: Any, now: int, samples: Any) -> None:
     """Take the sample of all started jobs, made anew after every ``ALL_AGAIN`` starts."""
     length, state = past.all_count[0], past.sample_state
-    if length - state[1] >= ALL_AGAIN:
+    if length - state[1] >= min(ALL_AGAIN, 1 + length // ALL_AGAIN):
         value, mass = past.sample[0], past.sample[1]
         n = 0
         for age in range(min(length, ALL_STARTS)):
@@ -445,7 +450,7 @@ def _logistic(x: float) -> Any:
 
 @inline_jit
 def _ramps(at: Any, sample: int, samples: Any, half: float, out: Any) -> None:
-    """Fill in the distribution of a sample at ascending times, each step replaced by a ramp."""
+    """Fill in the distribution of a sample, each step replaced by a ramp."""
     value, mass, n = samples.value[sample], samples.mass[sample], samples.length[sample]
     whole, begun, begun_sum = 0.0, 0.0, 0.0
     first, past_end = 0, 0
@@ -479,29 +484,91 @@ def distributions(at: Any, samples: Any, anchor: float, anchor_sd: float, out: A
     for sample in range(5):
         if samples.length[sample] == 0:
             out[sample, :] = np.nan
-            continue
-        half = USER_RAMP if sample <= STARTED_BY_USER else OTHERS_RAMP
-        _ramps(at, sample, samples, half, out[sample])
-        if sample >= STARTED_BY_USER and samples.rest[sample] > 0.0:
-            for place in range(len(at)):
-                beyond = at[place] - samples.longest[sample]
-                if beyond > 0.0:
-                    out[sample, place] += samples.rest[sample] * (1.0 - np.exp(-beyond / TAIL))
-    n_all = float(samples.length[STARTED])
+        else:
+            _ramps(at, sample, samples, _half(sample), out[sample])
+    beyond_alike = _started_at(samples, samples.longest[STARTED_ALIKE])
+    beyond_user = _alike_at(samples, samples.longest[STARTED_BY_USER], anchor, anchor_sd)
     for place in range(len(at)):
         t = at[place]
-        mixed = _logistic((t - PRIOR_MIDDLE) / PRIOR_WIDTH)
-        if n_all > 0:
-            out[STARTED, place] = (n_all * out[STARTED, place] + PSEUDO_PRIOR * mixed) / (n_all + PSEUDO_PRIOR)
-        else:
-            out[STARTED, place] = mixed
-        mixed = out[STARTED, place]
+        mixed = _with_prior(samples, t, out[STARTED, place])
+        out[STARTED, place] = mixed
+        if samples.length[STARTED_ALIKE] > 0:
+            out[STARTED_ALIKE, place] += _rest(samples, STARTED_ALIKE, t, mixed, beyond_alike)
         mixed = _mix(out[STARTED_ALIKE, place], samples.weight[STARTED_ALIKE], PSEUDO_REQUEST, mixed)
-        if anchor > 0:
-            mixed = 0.5 * mixed + 0.5 * _logistic((t - anchor) / max(anchor_sd, 0.3))
+        mixed = _with_anchor(t, anchor, anchor_sd, mixed)
+        if samples.length[STARTED_BY_USER] > 0:
+            out[STARTED_BY_USER, place] += _rest(samples, STARTED_BY_USER, t, mixed, beyond_user)
         mixed = _mix(out[STARTED_BY_USER, place], samples.weight[STARTED_BY_USER], PSEUDO_USER, mixed)
         mixed = _mix(out[NEAR, place], samples.weight[NEAR], PSEUDO_NEAR, mixed)
         out[5, place] = _mix(out[KEY, place], samples.weight[KEY], PSEUDO_KEY, mixed)
+
+
+@inline_jit
+def _half(sample: int) -> Any:
+    return USER_RAMP if sample <= STARTED_BY_USER else OTHERS_RAMP
+
+
+@inline_jit
+def _prior(t: float) -> Any:
+    return _logistic((t - PRIOR_MIDDLE) / PRIOR_WIDTH)
+
+
+@inline_jit
+def _rest(samples: Any, sample: int, t: float, wider: float, wider_there: float) -> Any:
+    """Return what of a sample's left-over mass lies up to ``t``.
+
+    Beyond the longest value of a censored sample nothing is known but the wider distribution, given that it is longer:
+    ``wider`` at ``t``, and ``wider_there`` at the longest value.
+    """
+    if samples.rest[sample] <= 0.0 or t <= samples.longest[sample] or wider_there >= 1.0 - 1e-9:
+        return 0.0
+    return samples.rest[sample] * (wider - wider_there) / (1.0 - wider_there)
+
+
+@inline_jit
+def _with_prior(samples: Any, t: float, own: float) -> Any:
+    """Return the distribution of all started jobs, drawn towards the prior.
+
+    ``own`` is NaN without any such job.
+    """
+    n, prior = float(samples.length[STARTED]), _prior(t)
+    if n == 0.0:
+        return prior
+    own += _rest(samples, STARTED, t, prior, _prior(samples.longest[STARTED]))
+    return (n * own + PSEUDO_PRIOR * prior) / (n + PSEUDO_PRIOR)
+
+
+@inline_jit
+def _with_anchor(t: float, anchor: float, anchor_sd: float, mixed: float) -> Any:
+    return 0.5 * mixed + 0.5 * _logistic((t - anchor) / max(anchor_sd, 0.3)) if anchor > 0 else mixed
+
+
+@inline_jit
+def _sample_at(samples: Any, sample: int, t: float) -> Any:
+    """Return the distribution of a sample at one time, without its left-over mass."""
+    value, mass, half = samples.value[sample], samples.mass[sample], _half(sample)
+    total = 0.0
+    for place in range(samples.length[sample]):
+        total += mass[place] * min(max((t + half - value[place]) / (2.0 * half), 0.0), 1.0)
+    return total
+
+
+@inline_jit
+def _started_at(samples: Any, t: float) -> Any:
+    """Return the distribution of all started jobs at one time."""
+    return _with_prior(samples, t, _sample_at(samples, STARTED, t))
+
+
+@inline_jit
+def _alike_at(samples: Any, t: float, anchor: float, anchor_sd: float) -> Any:
+    """Return the mixture that a user's started jobs are drawn towards, at one time."""
+    mixed = _started_at(samples, t)
+    if samples.length[STARTED_ALIKE] > 0:
+        own = _sample_at(samples, STARTED_ALIKE, t)
+        if t > samples.longest[STARTED_ALIKE]:
+            own += _rest(samples, STARTED_ALIKE, t, mixed, _started_at(samples, samples.longest[STARTED_ALIKE]))
+        mixed = _mix(own, samples.weight[STARTED_ALIKE], PSEUDO_REQUEST, mixed)
+    return _with_anchor(t, anchor, anchor_sd, mixed)
 
 
 @inline_jit

@@ -39,12 +39,18 @@ class UserLast:
         self._due, self._due_s = [earlier], [table.ended_s[earlier]]
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
-        """Learn that jobs have ended; see ``ReplayPredictor``."""
+        """Learn that jobs have ended.
+
+        See ``ReplayPredictor``.
+        """
         self._due.append(jobs + self._first)
         self._due_s.append(ended_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
-        """Predict the run times of ``jobs``; see ``ReplayPredictor``."""
+        """Predict the run times of ``jobs``.
+
+        See ``ReplayPredictor``.
+        """
         self._learn(now_s)
         user = self._user[jobs + self._first]
         mean = self._total / self._n if self._n else 0.0
@@ -63,7 +69,10 @@ class UserLast:
         running: NDArray[np.int64],  # noqa: ARG002  because every ReplayPredictor takes it
         since_s: NDArray[np.int64],  # noqa: ARG002  likewise
     ) -> NDArray[np.float64]:
-        """Predict again the run times of ``jobs``; see ``ReplayPredictor``."""
+        """Predict again the run times of ``jobs``.
+
+        See ``ReplayPredictor``.
+        """
         return self.submitted(jobs, now_s)
 
     def _learn(self, now_s: int) -> None:
@@ -125,9 +134,8 @@ class ReplayTrainedPredictor:
         table = JobTable.from_frame(_one_after_the_other(history, jobs), timezone=timezone)
         self._first = first = table.n - len(jobs)
         walk = RecordedWalk(table, before=first, pairs=refit)
-        if first:
-            walk.to(int(table.submitted_s[first - int(first * WARM_SHARE)]) if first < table.n else 0)
-            walk.to(int(table.submitted_s[first - 1]) + 1, model=untrained())
+        walk.submit(first - int(first * WARM_SHARE))
+        walk.submit(first, model=untrained())
         self._timeline = walk.timeline
         if model is not None:
             walk.set_levels(model.levels or walk.levels())

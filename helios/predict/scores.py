@@ -150,13 +150,17 @@ def evaluation_set(table: JobTable, features: NDArray[np.float32], rows: NDArray
     """
     return EvaluationSet(
         run_time_s=table.run_time_s[rows],
-        unit=_units(table.user[rows], table.submitted_s[rows]),
+        unit=resampling_units(table.user[rows], table.submitted_s[rows]),
         burst=find_bursts(similar_names(group_columns(table)[rows]), table.submitted_s[rows]),
         groups=_groups(table, features, rows),
     )
 
 
-def _units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
+def resampling_units(user: NDArray[np.int32], submitted_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the unit of resampling of each job, numbered from 0.
+
+    It is the job's user, or its day for an unknown user.
+    """
     day = submitted_s // DAY_S
     unit = np.where(user >= 0, user.astype(np.int64), user.max(initial=-1) + 1 + day - day.min(initial=0))
     return np.asarray(pd.factorize(unit)[0], dtype=np.int64)
@@ -188,10 +192,13 @@ def rank_score(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
     return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.log_mean]
 
 
-def pinball_loss(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float:
-    """Return the mean pinball loss of p10, p50 and p90, of shape (n, 3), in log time."""
+def pinball_losses(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each job's mean pinball loss of p10, p50 and p90 in log time.
+
+    ``quantiles_s`` has the shape (n, 3).
+    """
     beyond = np.log1p(truth_s)[:, None] - np.log1p(quantiles_s)
-    return float(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean())
+    return np.asarray(np.maximum(np.multiply(QUANTILES, beyond), np.subtract(QUANTILES, 1) * beyond).mean(axis=1))
 
 
 def misallocated(predicted_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float | None:
@@ -233,7 +240,7 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
             name: GroupCoverage(jobs=int(member.sum()), share=float(below[member].mean()) if member.any() else None)
             for name, member in judged.groups.items()
         },
-        pinball_log=pinball_loss(quantiles, truth),
+        pinball_log=float(pinball_losses(quantiles, truth).mean()),
         log_width=float((np.log1p(quantiles[:, 2]) - np.log1p(quantiles[:, 0])).mean()),
         misallocated=misallocated(predicted[:, RUN_TIME.mean], truth),
     )

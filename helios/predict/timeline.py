@@ -84,7 +84,9 @@ _ODDS = np.log(MISS / (1.0 - MISS))
 
 
 class Levels(NamedTuple):
-    """Calibration of a predictor, without users' own: it is kept with a model.
+    """Calibration of a predictor, without that of single users.
+
+    It is kept with a model.
 
     Attributes
     ----------
@@ -257,7 +259,10 @@ def empty_scratch() -> Scratch:
 
 @cached_jit
 def learn(state: Any, events: Any, starts: Any, starts_s: Any, ends: Any, ends_s: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
-    """Learn from jobs that started and ended, each list in the order of time, before the next question."""
+    """Learn from jobs that started and ended before the next question.
+
+    Each list is in the order of time.
+    """
     start, end = 0, 0
     while start < len(starts) or end < len(ends):
         if start < len(starts) and (end == len(ends) or starts_s[start] <= ends_s[end]):
@@ -287,7 +292,7 @@ def _end(state: Any, events: Any, job: int, ended_s: int) -> None:
 
 @inline_jit
 def note_outlived(levels: Any, log_run: float, log_limit: float) -> None:
-    """Count a job that ended among those that obeyed or outlived their limits, if it had one."""
+    """Count a job that ended among those that obeyed or outlived their limits."""
     if np.isfinite(log_limit) and not np.isnan(log_run):
         over = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)
         levels.outlived[0] = OUTLIVED_DECAY * levels.outlived[0] + (1.0 - OUTLIVED_DECAY) * over
@@ -392,7 +397,10 @@ def _note(state: Any, events: Any, job: int, now: int) -> None:
 
 @inline_jit
 def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
-    """Compute the distribution of a run time, on the grid in the scratch room, which has the job's samples."""
+    """Compute the distribution of a run time on the grid in the scratch room.
+
+    The scratch room has the job's samples.
+    """
     lay_grid(scratch.samples, row, scratch.at)
     describe_thresholds(scratch.at, scratch.samples, row, scratch.by_grid, scratch.of_grid)
     if len(model.forest.root) > 0:
@@ -415,6 +423,19 @@ def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
 
 
 @inline_jit
+def cut_at_limit(levels: Any, row: Any, out: Any) -> None:
+    """Cut quantiles and the best guess at the time limit, where jobs obey theirs.
+
+    The grid is coarser than that.
+    """
+    log_limit = float(row[COLUMN.log_limit])
+    if np.isfinite(log_limit) and levels.outlived[0] <= OUTLIVED_AT_MOST:
+        last = np.expm1(log_limit) + GRACE_S
+        for column in range(RUN_TIME.typical + 1):
+            out[column] = min(out[column], last)
+
+
+@inline_jit
 def _within(level: float, side: int) -> float:
     return min(max(level, 0.0005), 0.45) if side == _LOW else min(max(level, 0.55), 0.9995)
 
@@ -432,11 +453,15 @@ def level_by_features(levels: Any, row: Any, side: int) -> float:
 
 @inline_jit
 def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
-    """Read a prediction off the distribution in the scratch room, and return the levels of its bounds."""
+    """Read off a prediction, and return the levels of its bounds.
+
+    The distribution is in the scratch room.
+    """
     scratch = state.scratch
     low = _within(_level(state, events.groups, job, _LOW), _LOW)
     high = _within(_level(state, events.groups, job, _HIGH), _HIGH)
     read_off(scratch.at, scratch.p, scratch.by_grid[5], low, high, out)
+    cut_at_limit(state.levels, state.features[job], out)
     return low, high
 
 
@@ -486,7 +511,10 @@ def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, out: Any) 
 
 @inline_jit
 def _ask_again(state: Any, events: Any, model: Any, job: int, now: int, kept: Any, out: Any) -> None:  # noqa: PLR0917 - as above
-    """Predict a submitted job again; ``kept`` is room for its features at submission, which stay."""
+    """Predict a submitted job again.
+
+    ``kept`` is room for its features at submission, which stay as they are.
+    """
     row = state.features[job]
     kept[:] = row
     _describe_means(state.history, events, job, row)
@@ -587,11 +615,11 @@ class Recorded(NamedTuple):
 def recorded_events(table: JobTable, *, before: int | None = None) -> Recorded:
     """Return the starts and ends of the first jobs of ``table``, of all for None.
 
-    Starts are as of :func:`started_s`. A job that ended after an unknown time has none, because it teaches nothing.
+    Starts are as of :func:`started_s`. A job of which neither start nor run time is known has none.
     """
     begun_s = started_s(table)
     starts, ends = np.argsort(begun_s, kind="stable"), table.ends()
-    starts = starts[np.isfinite(table.run_time_s[starts]) | (table.ended_s[starts] == NEVER_S)]
+    starts = starts[((table.started_s != NEVER_S) | np.isfinite(table.run_time_s))[starts]]
     if before is not None:
         starts, ends = starts[starts < before], ends[ends < before]
     return Recorded(starts=starts, starts_s=begun_s[starts], ends=ends, ends_s=table.ended_s[ends])
@@ -670,7 +698,7 @@ class Timeline:
         return out
 
     def pair_features(self, job: int, log_time: float) -> NDArray[np.float32]:
-        """Return the features of the job asked about last, paired with a threshold in log1p s.
+        """Return the last asked job's features, paired with a threshold in log1p s.
 
         The result has the shape (len(PAIR_FEATURES),).
         """
@@ -717,14 +745,23 @@ class RecordedWalk:
 
         Jobs are predicted if a model is given. Everything strictly before ``until_s`` is learned.
         """
+        self.submit(int(np.searchsorted(self._submitted_s, until_s)), model=model)
+        state, events, model, recorded, places = self._state()
+        _catch_up(state, events, model, recorded, places, until_s, self.predicted, self.at_start)
+
+    def submit(self, before: int, *, model: Model | None = None) -> None:
+        """Walk on until all jobs before the position ``before`` are submitted, and no further."""
         timeline = self.timeline
-        first, last = timeline.submissions, int(np.searchsorted(self._submitted_s, until_s))
         if model is not None:
             timeline.model = model
-        state = (timeline.state, timeline.events, timeline.model, self._recorded, self._places)
-        _walk(*state, np.arange(first, last), model is not None, self.predicted, self.at_start)
-        _catch_up(*state, until_s, self.predicted, self.at_start)
-        timeline.submissions = max(first, last)
+        jobs = np.arange(timeline.submissions, before)
+        state, events, own, recorded, places = self._state()
+        _walk(state, events, own, recorded, places, jobs, model is not None, self.predicted, self.at_start)
+        timeline.submissions = max(timeline.submissions, before)
+
+    def _state(self) -> tuple[Any, ...]:
+        timeline = self.timeline
+        return timeline.state, timeline.events, timeline.model, self._recorded, self._places
 
     def branch(self, *, levels: Levels | None = None) -> RecordedWalk:
         """Return a copy to walk on with another model, without what training needs.

@@ -16,9 +16,11 @@ from rich.markup import escape
 
 from helios.report.charts import BLUE, GREEN, GREY, INK, ORANGE, canvas
 from helios.report.tables import figure, plain_table
-from helios.units import duration_in_words, percent
+from helios.services.energy_saving import Choice
+from helios.units import count_in_words, duration_in_words, percent
 
 ALWAYS_ON, PUBLISHED, ORACLE, TIMER = "always_on", "ces_published", "oracle", "idle_timer_30min"
+FORESEEING = (ORACLE, "foresight")
 MIDDLE, WIDE = 100, 150
 """Terminal columns from which less important figures are shown too, and from which all are."""
 FAR_RIGHT = 10.0
@@ -34,8 +36,8 @@ class PolicyResult:
     Attributes
     ----------
     policy : str
-        ``always_on``, ``idle_timer_10min``, ``max_3h_plus_5``, ``ces_published``, ``ces``, ``oracle``,
-        ``node_fill_order``, ``ces+node_fill_order``, ...
+        ``always_on``, ``idle_timer_10min``, ``max_3h_plus_5``, ``ces_published``, ``ces``, ``foresight``,
+        ``oracle``, ``node_fill_order``, ``ces+node_fill_order``, ...
     mean_sleeping_nodes : float
         Nodes not powered (neither awake nor on the way), averaged over time.
     node_utilization_before, node_utilization_after : float
@@ -93,6 +95,40 @@ class PolicyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRule:
+    """A rule that CES chose by replaying the past of a pool.
+
+    Attributes
+    ----------
+    pool : str
+    days : int, optional
+        Days of the replay that it was in force; None where only the last rule is known.
+    choice : Choice
+        The last one of this rule.
+    """
+
+    pool: str
+    days: int | None
+    choice: Choice
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule."""
+        return self.choice.rule.name if self.choice.rule else "all nodes awake"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        hindsight = [asdict(score) for score in self.choice.hindsight]
+        return {
+            "pool": self.pool,
+            "rule": self.rule,
+            "days": self.days,
+            "reason": self.choice.reason,
+            "hindsight": hindsight,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyWhatIf:
     """One window under every policy.
 
@@ -107,6 +143,8 @@ class EnergyWhatIf:
     policies : tuple of PolicyResult
     notes : tuple of str
         What was assumed.
+    chosen : tuple of ChosenRule
+        Of CES, the one in force for most days first.
     """
 
     kind: str
@@ -115,6 +153,7 @@ class EnergyWhatIf:
     total_nodes: float
     policies: tuple[PolicyResult, ...]
     notes: tuple[str, ...] = ()
+    chosen: tuple[ChosenRule, ...] = ()
 
     @property
     def days(self) -> float:
@@ -139,6 +178,7 @@ class EnergyWhatIf:
             "days": self.days,
             "total_nodes": self.total_nodes,
             "policies": [result.to_json() for result in self.policies],
+            "chosen": [rule.to_json() for rule in self.chosen],
             "notes": list(self.notes),
         }
 
@@ -180,7 +220,20 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
         longest = duration_in_words(ces.longest_delay_s or 0.0)
         share = percent(ces.share_of_jobs_delayed, 3)
         sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
-    return sentences
+    return [*sentences, *map(_chosen, result.chosen)]
+
+
+def _chosen(rule: ChosenRule) -> str:
+    """Return a sentence on the rule that CES used, and why."""
+    when = "" if rule.days is None else f" on {count_in_words(rule.days, 'day')}"
+    scores = "; ".join(
+        f"{score.rule} {score.asleep:.1f} asleep, {score.wake_ups_per_day:.2f} wake-ups a day, "
+        f"{score.node_hours_short:.1f} node hours short"
+        for score in rule.choice.hindsight
+    )
+    return f"CES used the {rule.rule.removeprefix('the ')} for {rule.pool}{when}: {rule.choice.reason}." + (
+        f" On those weeks: {scores}." if scores else ""
+    )
 
 
 def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
@@ -232,7 +285,7 @@ def _table(result: EnergyWhatIf, *, width: int) -> RenderableType:
     table.columns[0].no_wrap = True
     baseline = result.of(ALWAYS_ON)
     for policy in result.policies:
-        style = "dim" if policy.policy == ORACLE else "bold" if policy.policy.startswith("ces") else None
+        style = "dim" if policy.policy in FORESEEING else "bold" if policy.policy.startswith("ces") else None
         style = None if policy.policy == PUBLISHED else style
         cells = _cells(policy, baseline)
         table.add_row(policy.policy, *(cells[name] for name in names), style=style)
@@ -321,7 +374,7 @@ def _beside_timer(ces: PolicyResult, timer: PolicyResult) -> str:
 
 
 def _colour(policy: str) -> str:
-    if policy == ORACLE:
+    if policy in FORESEEING:
         return GREY
     if policy == PUBLISHED or policy.startswith("max"):
         return ORANGE

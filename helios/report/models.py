@@ -69,7 +69,7 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
     caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_many(comparison)}."
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
-        "inside the interval as it was learned, before it is calibrated. In brackets: what chance allows (90 %, "
+        "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
         f"whole {comparison['drawn']} resampled).[/]"
     )
     sentences = [escape(_sentence(comparison, name)) for name in comparison["against"]]
@@ -103,7 +103,7 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
     legend = (
         "[dim]Index: population stability, training against now; below 0.10 steady, to 0.25 moved, above changed. "
         "Usual: at most so large in nine of ten weeks of training. Log error: median; 0.69 is a factor of 2. p10-p90: "
-        "share of jobs inside the interval as it was learned, before it is calibrated.[/]"
+        "share of jobs inside the interval (80 % is right).[/]"
     )
     return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
 
@@ -139,8 +139,8 @@ def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str,
         said.append(f"Drift: {drift}.")
     legend = (
         "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
-        "untrained control on the same jobs; p10-p90: share of jobs inside the interval as it was learned, "
-        "before it is calibrated. Dash: too short to judge.[/]"
+        "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
+        "Dash: too short to judge.[/]"
     )
     return [*(escape(line) for line in said), "", legend]
 

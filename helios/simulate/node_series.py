@@ -226,6 +226,24 @@ def _most_of_last(
     return most
 
 
+def oracle_levels(busy: NDArray[np.float64], *, boot_steps: int, least_steps: int) -> NDArray[np.float64]:
+    """Return the nodes awake if every idle time that is long enough is slept through.
+
+    It knows the future and wakes nodes as often as it takes, each a boot ahead of need, so that none is ever short.
+
+    Parameters
+    ----------
+    busy : float64 array of shape (n_steps,)
+    boot_steps : int
+        Steps that a node takes to wake.
+    least_steps : int
+        Idle times of so many steps or fewer are not slept.
+    """
+    filled = idle_timer_levels(busy, steps=least_steps)
+    filled = -idle_timer_levels(-filled[::-1], steps=least_steps)[::-1]
+    return np.ascontiguousarray(idle_timer_levels(filled[::-1], steps=boot_steps)[::-1])
+
+
 def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np.float64]:
     """Return the fewest powered nodes that cover ``needed`` with few wakes.
 

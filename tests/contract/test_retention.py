@@ -75,7 +75,7 @@ def test_cycles_and_predictions_go_when_they_are_old(warehouse: Warehouse) -> No
     times = [NOW - 401 * DAY, NOW - DAY]
     counts = dict.fromkeys(("pending", "running", "gpus_pending", "gpus_running", "acted"), 0)
     warehouse.add_cycles("venus", CYCLES.conform(pd.DataFrame({"taken_at": times, "seconds": 1.0} | counts)))
-    predicted = dict.fromkeys(PREDICTIONS.names[:3], 60.0) | {"source": "m"}
+    predicted = dict.fromkeys(PREDICTIONS.names[:-1], 60.0) | {"source": "m"}
     jobs = pd.DataFrame({"job_id": ["1", "2"], "submitted_at": times, "restart": np.int32(0)} | predicted)
     warehouse.add_predictions("venus", jobs.astype({"job_id": "str"}), made_at=NOW)
     gone = warehouse.forget("venus", HORIZON)

@@ -576,9 +576,12 @@ def test_a_missing_model_is_an_error_that_says_how_to_train_one(warehouse: Wareh
         warehouse.model("venus", model_id)
 
 
+MEANS = {"typical_s": 2.0, "mean_s": 2.5, "truncated_mean_s": 2.25}
+
+
 def test_predictions_are_kept_once_for_each_time_they_were_made(warehouse: Warehouse) -> None:
     frame = jobs_frame(a_job(job_id="2"), a_job(job_id="1"))[["job_id", "submitted_at", "restart"]]
-    frame = frame.assign(p10_s=1.0, p50_s=2.0, p90_s=np.inf, source=pd.Categorical(["m1", "user_last"]))
+    frame = frame.assign(p10_s=1.0, p50_s=2.0, p90_s=np.inf, **MEANS, source=pd.Categorical(["m1", "user_last"]))
     assert warehouse.add_predictions("venus", frame, NOON) == 2
     assert warehouse.add_predictions("venus", frame, NOON) == 0
     assert warehouse.add_predictions("venus", frame, NOON + timedelta(minutes=1)) == 2
@@ -591,7 +594,7 @@ def test_predictions_are_kept_once_for_each_time_they_were_made(warehouse: Wareh
 def test_predictions_of_some_jobs_are_found_however_many_are_stored(warehouse: Warehouse) -> None:
     hours = [NOON + timedelta(hours=hour) for hour in range(4)]
     jobs = jobs_frame(*(a_job(job_id=str(n), submitted_at=at) for n, at in enumerate(hours)))
-    frame = jobs[["job_id", "submitted_at", "restart"]].assign(p10_s=1.0, p50_s=2.0, p90_s=3.0, source="m1")
+    frame = jobs[["job_id", "submitted_at", "restart"]].assign(p10_s=1.0, p50_s=2.0, p90_s=3.0, **MEANS, source="m1")
     warehouse.add_predictions("venus", frame, NOON)
     warehouse.add_predictions("venus", frame.assign(p50_s=2.5), NOON + timedelta(minutes=1))
     found = warehouse.predictions_of("venus", frame["submitted_at"].iloc[[3, 1, 1]])
@@ -692,7 +695,7 @@ def test_opening_again_keeps_everything(database: str) -> None:
 def test_upgrading_says_what_it_applied_and_then_has_nothing_to_do(database: str) -> None:
     with Warehouse.open(database, create=False) as untouched:
         assert untouched.revision() is None
-        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005", "0006", "0007"]
+        assert untouched.upgrade() == ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"]
         assert untouched.revision() == untouched.head()
         assert untouched.upgrade() == []
 

@@ -140,7 +140,7 @@ def _record() -> tuple[object, bytes]:
     from tests.unit.predict.traces_of import a_campaign
 
     model = train(a_campaign(400), cluster="lab")
-    few = replace(model, texts=tuple(_first_trees(text) for text in model.texts))
+    few = replace(model, trees=replace(model.trees, text=_first_trees(model.trees.text)))
     record = to_record(few, trained_at=NOW)
     return record, record.artifact.encode()
 
@@ -157,24 +157,20 @@ def _sized(head: str, blocks: Sequence[str]) -> str:
 
 def _model(data: bytes, _: Path) -> object:
     import numpy as np
-    from helios.predict.calibration import calibrate_each, empty_calibration
 
     from helios.model import ModelRecord
-    from helios.predict.causal_stats import FEATURES
     from helios.predict.model_record import from_record
+    from tests.unit.predict.traces_of import a_campaign
+    from tests.unit.predict.walks import walked
 
     record, _text = _record()
     assert isinstance(record, ModelRecord)
     model = from_record(replace(record, artifact=data.decode("utf-8", "replace")))
-    asked = np.random.default_rng(0).normal(3, 3, (40, len(FEATURES))).astype(np.float32)
-    asked[::3] = np.nan
-    predicted = model.predict(asked)
-    if not (np.isfinite(predicted) | np.isnan(predicted)).all():
-        raise Wrong("a prediction is infinite")
+    found = walked(a_campaign(40), model=model).predicted
+    if not np.isfinite(found).all():
+        raise Wrong("a prediction is not finite")
     backtest = model.as_judged()
-    if backtest is not None:
-        backtest.predict(asked)
-    return calibrate_each(asked, predicted, model.calibration or empty_calibration())
+    return found if backtest is None else walked(a_campaign(40), model=backtest).predicted
 
 
 def _resealed_model(data: bytes) -> bytes:
@@ -192,20 +188,20 @@ def _trees(data: bytes, _: Path) -> object:
     import lightgbm
     import numpy as np
 
-    from helios.predict.causal_stats import FEATURES
+    from helios.predict.distribution import PAIR_FEATURES
     from helios.predict.model_text import trees_alone
     from helios.predict.trees import parse_trees, predict_trees
 
     text = data.decode("latin-1")
     try:
-        forest = parse_trees((text,), features=FEATURES)
+        forest = parse_trees((text,), features=PAIR_FEATURES)
     except ValueError:
         return None
-    asked = np.random.default_rng(0).normal(3, 3, (20, len(FEATURES))).astype(np.float32)
+    asked = np.random.default_rng(0).normal(3, 3, (20, len(PAIR_FEATURES))).astype(np.float32)
     asked[::3, ::2] = np.nan
     found = predict_trees(forest, asked)[:, 0]
     booster = lightgbm.Booster(model_str=trees_alone(text))
-    if not np.allclose(found, booster.predict(asked), equal_nan=False):
+    if not np.allclose(found, booster.predict(asked, raw_score=True), equal_nan=False):
         raise Wrong("the trees predict otherwise than LightGBM's")
     if not np.isfinite(booster.predict(asked, pred_contrib=True)).all():
         raise Wrong("LightGBM's explanation is not finite")
@@ -387,7 +383,7 @@ TARGETS: dict[str, Target] = {
     "series": Target(seeds=_series_seeds, read=_series, cost=10),
     "model": Target(seeds=lambda _: [_record()[1]], read=_model, reseal=_resealed_model, cost=10),
     "trees": Target(
-        seeds=lambda _: [json.loads(_record()[1])["texts"][n].encode() for n in (0, 3)],
+        seeds=lambda _: [json.loads(_record()[1])[part]["text"].encode() for part in ("trees", "backtest")],
         read=_trees,
         reseal=_resized_trees,
         cost=10,

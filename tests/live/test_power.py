@@ -326,10 +326,10 @@ def test_a_restart_of_helios_and_of_the_controller_forgets_nothing(helios: Helio
 def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
     helios: Helios, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = 21 * 86_400 // STEP_S
+    steps = 23 * 86_400 // STEP_S
 
-    def of_three_weeks(last: float) -> Callable[[object, Snapshot], Snapshot]:
-        """Return who forecasts what was: one busy node in each pool for three weeks, and in the end so many of gpu."""
+    def of_weeks(last: float) -> Callable[[object, Snapshot], Snapshot]:
+        """Return who forecasts what was: one busy node in each pool for weeks, and in the end so many of gpu."""
 
         def expect(_: object, snapshot: Snapshot) -> Snapshot:
             known = {pool: [1.0] * steps for pool in sorted(set(pools(snapshot.nodes)))}
@@ -338,12 +338,12 @@ def test_ces_puts_to_sleep_what_is_not_needed_and_wakes_it_ahead_of_need(
 
         return expect
 
-    helios.cycles.services = {"change": Ces(CesOptions(every_s=1, spare=1))}
-    monkeypatch.setattr(NodeDemand, "__call__", of_three_weeks(1.0))
+    helios.cycles.services = {"change": Ces(CesOptions(every_s=1, spare=1, wake_ups_per_day=1.0))}
+    monkeypatch.setattr(NodeDemand, "__call__", of_weeks(1.0))
     helios.until(lambda report: report.asleep_by_helios and report.suspended == ())
     helios.rig.until(lambda: any(asleep(helios.rig, node) for node in helios.rig.nodes()))
     slept = switched_off(helios.rig, 0)
     assert slept
-    monkeypatch.setattr(NodeDemand, "__call__", of_three_weeks(5.0))
+    monkeypatch.setattr(NodeDemand, "__call__", of_weeks(5.0))
     helios.until(lambda report: report.asleep_by_helios == 0)
     helios.rig.until(lambda: set(helios.rig.nodes().values()) == {"IDLE"})

@@ -31,6 +31,7 @@ from helios.services.soft_limits import SoftLimits
 from helios.simulate import Backfill, SimCluster, Workload, replay
 from helios.simulate.orders import first_in_first_out
 from tests.builders import a_job, jobs_frame
+from tests.run_times import in_columns
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
 
@@ -53,7 +54,7 @@ class Oracle:
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         assert all(ended_s <= now_s for _, ended_s in self.told)
         self.source[jobs] = 0
-        return np.repeat(self.run_time_s[jobs, None], len(RUN_TIME), axis=1)
+        return in_columns(np.repeat(self.run_time_s[jobs, None], 3, axis=1))
 
 
 @dataclass

@@ -9,9 +9,9 @@ same objects as live, every ten minutes on what was known at that time. Everythi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import numpy as np
 import pandas as pd
@@ -26,17 +26,16 @@ from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds
 from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
-from helios.ports import Domain, Progress, Service, no_progress
+from helios.ports import Progress, Service, no_progress
 from helios.predict.demand.features import campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
 from helios.predict.demand.types import DAY, Calendar, assemble
 from helios.predict.job_table import JobTable, causal_features, past_mean_s
-from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
-from helios.services.energy_saving import Ces, CesOptions, published_options
-from helios.services.energy_saving.node_choice import pool_nodes, to_sleep, to_wake
+from helios.report.energy_whatif import ChosenRule, EnergyWhatIf, PolicyResult
+from helios.services.energy_saving import Ces, CesOptions
 from helios.services.node_fill_order import NodeFillOrder
 from helios.simulate import SimCluster, Sleep
-from helios.simulate.node_series import SeriesRun, fewest_levels
+from helios.simulate.node_series import SeriesRun
 
 # Node services run every ten minutes of a replay of jobs, and what the nodes did meanwhile.
 
@@ -166,60 +165,6 @@ def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power
     return kept
 
 
-class Oracle:
-    """Service that knows how many nodes of each pool will be needed.
-
-    It is a bound for comparison, not a policy that could run.
-
-    Parameters
-    ----------
-    levels : mapping
-        Of each pool the nodes to be awake from the end of each step on.
-    ended_s : int
-        End of the last of these steps.
-    """
-
-    domain = Domain.NODES
-    every = timedelta(seconds=STEP_S)
-
-    def __init__(self, levels: dict[str, NDArray[np.float64]], *, ended_s: int) -> None:
-        self._levels, self._ended_s = levels, ended_s
-
-    def decide(self, snapshot: Snapshot) -> list[NodeAction]:
-        """Return the nodes to put to sleep and to wake now."""
-        nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
-        before_end = (self._ended_s - int(snapshot.taken_at.timestamp())) // STEP_S
-        actions: list[NodeAction] = []
-        for name, levels in self._levels.items():
-            mine = [node for node in nodes if node.pool == name]
-            surplus = sum(node.powered for node in mine) - int(levels[max(len(levels) - 1 - before_end, 0)])
-            woken = to_wake(mine, -surplus, everywhere=nodes)
-            actions += [PowerUp(node=node.name, reason="it will be needed") for node in woken]
-            slept = to_sleep(mine, surplus, everywhere=nodes)
-            actions += [PowerDown(node=node.name, reason="it will not be needed") for node in slept]
-        return actions
-
-
-def oracle_levels(demand: Demand, *, boot_s: float, most_wakes: int) -> Oracle:
-    """Return an oracle that wakes the needed nodes just in time.
-
-    Parameters
-    ----------
-    demand : Demand
-        Only the busy nodes in it are used, not the forecasts.
-    most_wakes : int
-        How often nodes may be woken, shared out evenly among the pools.
-    """
-    ahead = 1 + int(-(-boot_s // STEP_S))
-    levels = {}
-    for place, name in enumerate(demand.pools):
-        busy = demand.busy[place]
-        coming = [np.append(busy[step:], np.full(step, busy[-1])) for step in range(ahead + 1)]
-        needed = np.max(coming, axis=0)
-        levels[name] = fewest_levels(needed, most_wakes=max(most_wakes // len(demand.pools), 1))
-    return Oracle(levels, ended_s=demand.ended_s)
-
-
 POLICIES = (
     "always_on",
     "idle_timer_10min",
@@ -229,7 +174,6 @@ POLICIES = (
     "ces",
     "node_fill_order",
     "ces+node_fill_order",
-    "oracle",
 )
 """In the order in which they are shown."""
 REFIT_S = 7 * 86_400
@@ -303,7 +247,7 @@ def energy_on_jobs(
     for policy in POLICIES:
         if policy in request.policies or policy == "always_on":
             progress(f"Replaying {policy}", 0.0)
-            played[policy] = _play(policy, context, played, progress)
+            played[policy] = _play(policy, context, progress)
     begin_s, end_s = context.window_s
     machine = context.setup.machine
     return EnergyWhatIf(
@@ -313,6 +257,7 @@ def energy_on_jobs(
         total_nodes=float(machine.shape.nodes.sum()),
         policies=tuple(_result(policy, one, played["always_on"], context) for policy, one in played.items()),
         notes=(*history.notes, *machine.notes, *context.setup.notes, *_notes(context)),
+        chosen=context.chosen,
     )
 
 
@@ -320,7 +265,7 @@ def energy_on_jobs(
 class _ServiceContext:
     """Setup that all policies share, with the forecast demand.
 
-    ``demands`` caches forecasts by whether the nodes were packed.
+    ``demands`` caches forecasts by whether the nodes were packed; ``chosen`` has the last rules of CES.
     """
 
     request: EnergyJobsRequest
@@ -330,12 +275,13 @@ class _ServiceContext:
     resource: str
     window_s: tuple[int, int]
     demands: dict[bool, Demand] = field(default_factory=dict)
+    chosen: tuple[ChosenRule, ...] = ()
 
     @property
     def looked_back(self) -> int:
         """Steps before the window on which forecasts are made.
 
-        The first thresholds are picked on them.
+        The first rule is chosen on them.
         """
         return RUN_IN + (7 * self.request.options.weeks + 1) * DAY
 
@@ -388,12 +334,10 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
 # The policies.
 
 
-def _play(
-    policy: str, context: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
-) -> EnergyReplay:
-    active_services = list(_active_services(policy, context, played, progress))
+def _play(policy: str, context: _ServiceContext, progress: Progress) -> EnergyReplay:
+    active_services = list(_active_services(policy, context))
     forecasts = any(not isinstance(service, NodeFillOrder) for service in active_services)
-    return replay_nodes(
+    played = replay_nodes(
         context.cluster(_TIMERS_S.get(policy)),
         active_services,
         demand=_demand(context, packed="node_fill_order" in policy, progress=progress) if forecasts else None,
@@ -402,12 +346,18 @@ def _play(
         power=context.power,
         progress=lambda done: progress(f"Replaying {policy}", done),
     )
+    if policy == "ces":
+        context.chosen = tuple(
+            ChosenRule(pool=pool, days=None, choice=choice)
+            for service in active_services
+            if isinstance(service, Ces)
+            for pool, choice in service.choices.items()
+        )
+    return played
 
 
-def _active_services(
-    policy: str, context: _ServiceContext, played: Mapping[str, EnergyReplay], progress: Progress
-) -> Iterator[Service]:
-    options, shape = context.request.options, context.setup.machine.shape
+def _active_services(policy: str, context: _ServiceContext) -> Iterator[Service]:
+    options = context.request.options
     if "node_fill_order" in policy:
         yield context.node_fill_order()
     if policy in ("ces", "ces+node_fill_order"):
@@ -415,11 +365,7 @@ def _active_services(
     elif policy == "max_3h_plus_5":
         yield Ces(replace(options, rule="max_3h"))
     elif policy == "ces_published":
-        yield Ces(published_options(options, float(shape.nodes.sum())))
-    elif policy == "oracle":
-        demand = _demand(context, packed=False, progress=progress)
-        wakes = played["ces"].run.wakes if "ces" in played else context.setup.counted.size
-        yield oracle_levels(demand, boot_s=context.energy.boot_s, most_wakes=wakes)
+        yield Ces(replace(options, rule="published"))
 
 
 # The needed nodes, and their forecast.
@@ -517,6 +463,5 @@ def _notes(context: _ServiceContext) -> list[str]:
         "power.most_in_transition and power.most_asleep are simulated; every node that is told to wake does.",
         f"A wake-up is a step of 10 min in which nodes begin to wake, for a job or ahead of one; it takes "
         f"{context.energy.boot_s:.0f} s. A job is delayed if it was given a node that was not up yet.",
-        "The oracle knows what will be needed, as it was in that replay, and is asked to wake no oftener than CES did.",
         *tariff_from(context.energy).notes(*context.window_s),
     ]

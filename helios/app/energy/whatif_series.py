@@ -1,11 +1,13 @@
 """What-if of energy policies on a series of busy nodes.
 
-Strictly causal but for the oracle: forecasts walk forward, learning anew each day from what was before it; thresholds
-are picked at each midnight from the weeks before; a decision at the end of a step is in force from the next one on.
+Strictly causal but for the oracle and foresight: forecasts walk forward, learning anew from what was before; the rule
+of CES is chosen at each midnight from the weeks before; a decision at the end of a step is in force from the next one
+on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,15 +19,15 @@ from numpy.typing import NDArray
 from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.config import Energy
 from helios.errors import NotEnoughHistory
-from helios.metrics.energy import energy_kwh
+from helios.metrics.energy import energy_kwh, payback_s
 from helios.metrics.statistics import poisson_interval
 from helios.model import STEP_S, Demand, NodeSeries
 from helios.ports import Progress, no_progress
 from helios.predict.demand.forecaster import walk_forward
-from helios.predict.demand.types import DAY, Calendar, assemble
-from helios.report.energy_whatif import EnergyWhatIf, PolicyResult
-from helios.services.energy_saving import CesOptions, published_options, target_levels
-from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
+from helios.predict.demand.types import DAY, Calendar, Forecasts, assemble
+from helios.report.energy_whatif import ChosenRule, EnergyWhatIf, PolicyResult
+from helios.services.energy_saving import LARGE, CesOptions, Choice, target_levels
+from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
 from helios.units import DAY_S
 
 Steps = NDArray[np.float64]
@@ -51,6 +53,8 @@ class EnergySeriesRequest:
         Options of CES.
     gpus_per_node : int
         All of them draw power while a node is busy.
+    forecasts : Forecasts, optional
+        A row for each step of ten minutes of the series, made before so that many windows can share them.
     """
 
     series: NodeSeries
@@ -58,6 +62,7 @@ class EnergySeriesRequest:
     calendar: Calendar
     options: CesOptions = field(default_factory=CesOptions)
     gpus_per_node: int = 8
+    forecasts: Forecasts | None = None
 
 
 def energy_on_series(
@@ -81,12 +86,19 @@ def energy_on_series(
     demand = _forecast(cut, request, history_days=history_days, progress=progress)
     runs: dict[str, SeriesRun] = {}
     for done, (policy, levels, every_step) in enumerate(_policies(cut, demand, request.options)):
-        progress(f"Replaying {policy}", done / 6)
+        progress(f"Replaying {policy}", done / 7)
         runs[policy] = _replayed(cut, levels, energy, request.gpus_per_node, may_sleep_between=every_step)
     needed = np.maximum(cut.busy, np.append(cut.busy[1:], cut.busy[-1]))[cut.first :]
-    # The oracle may wake as often as CES did; it knows a step ahead, which is a boot.
-    levels = cut.oracle_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes))
-    runs["oracle"] = _replayed(cut, levels, energy, request.gpus_per_node)
+    # It knows a step ahead, which is a boot.
+    levels = cut.foreseen_levels(fewest_levels(needed, most_wakes=runs["ces"].wakes))
+    runs["foresight"] = _replayed(cut, levels, energy, request.gpus_per_node)
+    least_s = energy.boot_s + energy.shutdown_s + min(payback_s(energy), DAY_S)
+    levels = oracle_levels(
+        cut.fine_busy[cut.run_in * cut.each :],
+        boot_steps=math.ceil(energy.boot_s / cut.step_s),
+        least_steps=math.ceil(least_s / cut.step_s),
+    )
+    runs["oracle"] = _replayed(cut, levels, energy, request.gpus_per_node, may_sleep_between=True)
     progress("Replaying oracle", 1.0)
     window_s = (cut.start_s + cut.first * STEP_S, cut.ended_s)
     return EnergyWhatIf(
@@ -98,7 +110,21 @@ def energy_on_series(
             policy_result(policy, run, runs["always_on"], energy, window_s=window_s) for policy, run in runs.items()
         ),
         notes=(*request.series.notes, *_notes(cut, request, energy, demand.source)),
+        chosen=_chosen(cut, request, demand),
     )
+
+
+def _chosen(cut: _Cut, request: EnergySeriesRequest, demand: Demand) -> tuple[ChosenRule, ...]:
+    """Return the rules that CES used in the window, the one of most days first."""
+    _, choices = target_levels(demand, 0, request.options, from_step=cut.run_in)
+    of_rule: dict[str, list[Choice]] = {}
+    for place, (begins, choice) in enumerate(choices):
+        ends = choices[place + 1][0] if place + 1 < len(choices) else len(cut.busy)
+        # The step that ends at midnight counts as the next day's.
+        if ends - max(begins, cut.first) > 1:
+            of_rule.setdefault(choice.rule.name if choice.rule else "", []).append(choice)
+    found = [ChosenRule(pool=request.series.name, days=len(every), choice=every[-1]) for every in of_rule.values()]
+    return tuple(sorted(found, key=lambda rule: -(rule.days or 0)))
 
 
 def policy_result(
@@ -178,7 +204,7 @@ class _Cut:
         """
         return np.repeat(np.concatenate([[np.inf], levels[:-1]]), self.each)
 
-    def oracle_levels(self, levels: Steps) -> Steps:
+    def foreseen_levels(self, levels: Steps) -> Steps:
         """Spread levels that were known before each step of the window over fine steps."""
         return np.repeat(np.concatenate([np.full(self.first - self.run_in, levels[0]), levels]), self.each)
 
@@ -220,16 +246,33 @@ def _cut(request: EnergySeriesRequest) -> _Cut:
 
 
 def _forecast(cut: _Cut, request: EnergySeriesRequest, *, history_days: int, progress: Progress) -> Demand:
-    """Forecast from the weeks on which the first thresholds are picked."""
-    forecasts = walk_forward(
-        cut.busy,
-        cut.total,
-        start_s=cut.start_s,
-        from_step=max(cut.run_in - (7 * request.options.weeks + 1) * DAY, 0),
-        until_step=len(cut.busy),
-        calendar=request.calendar,
-        history_steps=history_days * DAY,
-        progress=progress,
+    """Forecast from the weeks on which the first rule is chosen."""
+    if (made := request.forecasts) is not None:
+        rows = slice(len(cut.busy))
+        made = replace(made, point=made.point[rows], mean=made.mean[rows], most=made.most[rows])
+        return assemble({request.series.name: (cut.busy, cut.total, made)}, ended_s=cut.ended_s)
+    begin = max(cut.run_in - (7 * request.options.weeks + 1) * DAY, 0)
+    # Of the weeks that rules are only chosen on, forecasts learned anew each week will do.
+    parts = [
+        walk_forward(
+            cut.busy,
+            cut.total,
+            start_s=cut.start_s,
+            from_step=first,
+            until_step=after,
+            calendar=request.calendar,
+            history_steps=history_days * DAY,
+            refit_every_s=refit_s,
+            progress=progress,
+        )
+        for first, after, refit_s in ((begin, cut.run_in, 7 * DAY_S), (cut.run_in, len(cut.busy), DAY_S))
+        if first < after
+    ]
+    forecasts = replace(
+        parts[-1],
+        point=np.concatenate([part.point for part in parts]),
+        mean=np.concatenate([part.mean for part in parts]),
+        most=np.concatenate([part.most for part in parts]),
     )
     return assemble({request.series.name: (cut.busy, cut.total, forecasts)}, ended_s=cut.ended_s)
 
@@ -243,8 +286,11 @@ def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[
     yield "always_on", np.full(len(fine), np.inf), False
     for minutes in TIMERS_MIN:
         yield f"idle_timer_{minutes}min", idle_timer_levels(fine, steps=minutes * 60 // cut.step_s), True
-    published = published_options(options, float(cut.total[cut.first :].mean()))
-    rules = {"max_3h_plus_5": replace(options, rule="max_3h"), "ces_published": published, "ces": options}
+    rules = {
+        "max_3h_plus_5": replace(options, rule="max_3h"),
+        "ces_published": replace(options, rule="published"),
+        "ces": options,
+    }
     for policy, run_with in rules.items():
         levels, _ = target_levels(demand, 0, run_with, from_step=cut.run_in)
         yield policy, cut.in_force(levels), False
@@ -265,19 +311,22 @@ def _replayed(
         count_from=(cut.first - cut.run_in) * cut.each,
         may_sleep_between=may_sleep_between,
     )
-    return replace(run, hourly=tuple(replace(hour, gpus_busy=hour.busy * gpus_per_node) for hour in run.hourly))
+    # The work of nodes that were short is done later, so a policy that delays it saves nothing by that.
+    load = gpus_per_node * (1 + run.short_s / (run.seconds.busy or 1.0))
+    return replace(run, hourly=tuple(replace(hour, gpus_busy=hour.busy * load) for hour in run.hourly))
 
 
 def _notes(cut: _Cut, request: EnergySeriesRequest, energy: Energy, source: str) -> list[str]:
-    large = published_options(request.options, float(cut.total[cut.first :].mean())).h_s < HOUR_S
+    large = float(cut.total.max()) >= LARGE
     return [
-        f"Forecasts: {source}, learned anew each day from what was before it; thresholds picked at midnight (UTC) from "
-        f"the {request.options.weeks} weeks before.",
+        f"Forecasts: {source}, learned anew each day from what was before it, each week before the window. The rule of "
+        f"CES is chosen at midnight (UTC) from up to {request.options.weeks} weeks before.",
         f"The rule as published, made causal, with its authors' values for {'Philly' if large else 'Earth'}.",
         f"A wake-up is a step of 10 min in which nodes are woken; they serve after {energy.boot_s:.0f} s. The series "
         "stays as it was where nodes are short; there are no jobs in it, so none is delayed.",
         f"A busy node has all its {request.gpus_per_node} GPUs busy. The idle timers are at their best: nodes are "
-        "filled in a fixed order. The oracle knows the future, and wakes no oftener than CES.",
+        "filled in a fixed order. The oracle knows the future and sleeps through every idle time that is long enough, "
+        "with as many wake-ups as that takes; foresight knows it too, and wakes no oftener than CES.",
         *tariff_from(energy).notes(cut.start_s + cut.first * STEP_S, cut.ended_s),
     ]
 

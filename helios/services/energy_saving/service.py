@@ -24,38 +24,52 @@ from helios.model import STEP_S, Demand, Snapshot
 from helios.ports import Domain
 from helios.services.energy_saving.node_choice import Node, pool_nodes, to_sleep, to_wake
 from helios.services.energy_saving.options import CesOptions
-from helios.services.energy_saving.sizing import PublishedRule, SizingParameters, most_plus_levels, published_levels
-from helios.services.energy_saving.tuning import DAY, Goal, KnownDemand, Memo, plan_sizing, training_days
+from helios.services.energy_saving.sizing import PublishedRule
+from helios.services.energy_saving.tuning import (
+    DAY,
+    Choice,
+    Goal,
+    KnownDemand,
+    Memo,
+    levels_of,
+    plain_rule,
+    plan_sizing,
+    published_rule,
+    training_days,
+)
 from helios.units import count_in_words, rounded_duration
 
 # Number of nodes that a pool needs awake, from its demand, by Helios' rule or a baseline.
 
 LARGE = 300
 """Number of nodes from which the published rule has the values of its largest cluster (Philly), otherwise Earth's."""
+_EARTH = {"sigma": 5.0, "h_s": 3_600, "f_s": 10_800, "xi_h": 1.0, "xi_p": 1.0, "hold_s": 7_200}
+_PHILLY = {"sigma": 20.0, "h_s": 1_200, "f_s": 18_000, "xi_h": 0.1, "xi_p": 0.0, "hold_s": 6_000}
 RUN_IN_DAYS = 3
 """Days over which a rule is replayed to find its current state. Its hold-off and dead band reach back hours."""
 
 
 def level_now(
     demand: Demand, place: int, options: CesOptions, *, memo: Memo | None = None
-) -> tuple[float, SizingParameters | None]:
+) -> tuple[float, Choice | None]:
     """Return how many nodes of a pool are to be awake now.
 
-    The second value is the setting of Helios' rule, if it has one.
+    The second value is the rule that was chosen for today; None under a baseline.
     """
+    demand = demand.last(DAY * (7 * options.weeks + RUN_IN_DAYS + 2))
     # From a midnight on, because a start that moved with each step would change the result.
     days = training_days(demand.ended_s, demand.busy.shape[1])
     first = int(np.searchsorted(days, demand.ended_s // 86_400 - RUN_IN_DAYS))
-    levels, setting = target_levels(demand, place, options, from_step=first, memo=memo)
-    return float(levels[-1]) if len(levels) else float("inf"), setting
+    levels, choices = target_levels(demand, place, options, from_step=first, memo=memo)
+    return float(levels[-1]) if len(levels) else float("inf"), choices[-1][1] if choices else None
 
 
 def target_levels(
     demand: Demand, place: int, options: CesOptions, *, from_step: int, memo: Memo | None = None
-) -> tuple[NDArray[np.float64], SizingParameters | None]:
+) -> tuple[NDArray[np.float64], tuple[tuple[int, Choice], ...]]:
     """Return the nodes to be awake from the end of each step on.
 
-    The second value is the last setting of Helios' rule, if it has one.
+    The second value has the first step of each day with the rule that was chosen for it; empty under a baseline.
 
     Parameters
     ----------
@@ -64,81 +78,54 @@ def target_levels(
     from_step : int
         First step of the result, before which all nodes are awake.
     """
+    known = known_demand(demand, place, options)
     if options.rule == "helios":
-        plan = plan_sizing(known_demand(demand, place, options), tuning_goal(options), from_step=from_step, memo=memo)
-        return plan.levels[from_step:], plan.setting
-    busy, total = demand.busy[place], demand.total[place]
-    if options.rule == "max_3h":
-        return most_plus_levels(busy, total)[from_step:], None
-    return published_target_levels(demand, place, options, from_step=from_step), None
+        plan = plan_sizing(known, tuning_goal(options), from_step=from_step, memo=memo)
+        return plan.levels[from_step:], plan.choices
+    rule = plain_rule() if options.rule == "max_3h" else published_rule(known)
+    return levels_of(known, rule.setting, from_step=from_step), ()
 
 
-def published_target_levels(demand: Demand, place: int, options: CesOptions, *, from_step: int) -> NDArray[np.float64]:
-    """Return the nodes awake under the published rule after each step from ``from_step`` on."""
-    soon, later = (mean_within(demand, place, times * options.f_s)[from_step:] for times in (1, 2))
-    busy, total = demand.busy[place, from_step:], demand.total[place, from_step:]
-    return published_levels(busy, total, soon, later, published_values(options))
+def published_values(options: CesOptions, nodes: float) -> dict[str, float]:
+    """Return the values of the published rule for a pool of this size.
 
-
-def published_options(options: CesOptions, nodes: float) -> CesOptions:
-    """Return the published rule's options for a cluster of this size.
-
-    Their values are those of its authors.
+    They are those of its authors unless the options have others.
     """
-    if nodes >= LARGE:
-        return replace(options, rule="published", sigma=20.0, h_s=1_200, f_s=18_000, xi_h=0.1, xi_p=0.0, hold_s=6_000)
-    return replace(options, rule="published", sigma=5.0, h_s=3_600, f_s=10_800, xi_h=1.0, xi_p=1.0, hold_s=7_200)
+    authors = _PHILLY if nodes >= LARGE else _EARTH
+    return {name: value if (own := getattr(options, name)) is None else own for name, value in authors.items()}
 
 
 def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand:
     """Return the demand of one pool."""
+    values = published_values(options, float(demand.total[place].max(initial=0.0)))
+    soon, later = (mean_within(demand, place, times * values["f_s"]) for times in (1, 2))
     return KnownDemand(
         busy=demand.busy[place],
         total=demand.total[place],
         most=demand.most[place],
+        soon=soon,
+        later=later,
         ahead_s=demand.ahead_s,
         levels=demand.levels,
         ended_s=demand.ended_s,
-        yardstick=_yardstick(demand, place, options),
+        published=PublishedRule(
+            recent_steps=int(values["h_s"]) // STEP_S,
+            xi_h=values["xi_h"],
+            xi_p=values["xi_p"],
+            reserve=values["sigma"],
+            hold_steps=int(values["hold_s"]) // STEP_S,
+        ),
     )
-
-
-def _yardstick(demand: Demand, place: int, options: CesOptions) -> NDArray[np.float64]:
-    """Return 1 at steps where the published rule wakes nodes, else 0.
-
-    It is evaluated from the first midnight with forecasts on.
-    """
-    woke = np.zeros(demand.busy.shape[1])
-    forecast = np.flatnonzero(~np.isnan(demand.mean[place, :, 0]))
-    if options.wake_ups_per_day is None and len(forecast):
-        into_day = (demand.ended_s // STEP_S - (demand.busy.shape[1] - 1 - forecast)) % DAY
-        if (midnights := forecast[into_day == 0]).size:
-            rule = published_options(options, float(demand.total[place].max()))
-            levels = published_target_levels(demand, place, rule, from_step=int(midnights[0]))
-            woke[midnights[0] + 1 :] = np.diff(levels) > 0
-    return woke
 
 
 def tuning_goal(options: CesOptions) -> Goal:
-    """Return the goal for the choice of Helios' settings."""
+    """Return the goal for the choice of the rule."""
     return Goal(
         risk=options.risk,
         wake_ups_per_day=options.wake_ups_per_day,
-        worth=options.worth,
+        penalty=options.penalty,
         spare=float(options.spare),
         weeks=options.weeks,
-    )
-
-
-def published_values(options: CesOptions) -> PublishedRule:
-    """Return the values of the published rule."""
-    return PublishedRule(
-        recent_steps=options.h_s // STEP_S,
-        xi_h=options.xi_h,
-        xi_p=options.xi_p,
-        reserve=options.sigma,
-        least=1.0,
-        hold_steps=options.hold_s // STEP_S,
     )
 
 
@@ -256,12 +243,10 @@ LIKELY_HOURS = 6
 class Ces:
     """Put surplus nodes to sleep and wake them before they are needed.
 
-    The site sets the risk and the number of wake-ups.
-
-    For each pool (nodes that can replace each other) the rule decides how many nodes are to be awake: at least the most
-    that was needed recently and an upper quantile of future demand, with a reserve. Its thresholds are chosen again
-    each midnight (UTC) by replaying the last weeks, for the most sleep at a given number of wake-ups within the risk.
-    Nodes that queued jobs wait for are needed at once. Without a forecast of demand nothing is put to sleep.
+    For each pool (nodes that can replace each other) a rule decides how many nodes are to be awake. It is chosen again
+    each midnight (UTC) by replaying the last weeks: the published rule, unless another was no worse in each of them, or
+    the one with the most sleep at the wake-ups that the site accepts. Nodes that queued jobs wait for are needed at
+    once. Without a forecast of demand nothing is put to sleep.
 
     Its answer is a request: control's guards check each node again, and the cluster still wakes a sleeping node for a
     job by itself.
@@ -275,6 +260,8 @@ class Ces:
         self.every = timedelta(seconds=options.every_s)
         # A cache only. Its keys are digests of all inputs of the values.
         self._memo: Memo = {}
+        # The latest choice of each pool, for reports; no decision reads it.
+        self.choices: dict[str, Choice] = {}
 
     def decide(self, snapshot: Snapshot) -> list[NodeAction]:
         """Return the nodes to put to sleep and to wake now.
@@ -319,19 +306,29 @@ class Ces:
         self, demand: Demand, name: str, members: list[Node], queued: float, *, fresh: bool
     ) -> _PoolAssessment:
         place = demand.pools.index(name)
-        level, setting = level_now(demand, place, self.options, memo=self._memo)
+        level, choice = level_now(demand, place, self.options, memo=self._memo)
         while len(self._memo) > MOST_REMEMBERED:
             del self._memo[next(iter(self._memo))]
         needed = sum(node.busy for node in members) + queued
         if needed + self.options.spare > level:
-            level = needed + (setting.up if setting else self.options.sigma)
+            level = needed + max(self._reserve(demand, place, choice), self.options.spare)
+        if choice is not None:
+            self.choices[name] = choice
         return _PoolAssessment(
             name=name,
             members=tuple(members),
             level=round(level) if fresh else max(round(level), sum(node.powered for node in members)),
             needed=round(needed),
             likely=most_within(demand, place, hours=LIKELY_HOURS),
+            rule=choice.rule.name if choice and choice.rule else "",
         )
+
+    def _reserve(self, demand: Demand, place: int, choice: Choice | None) -> float:
+        if choice and choice.rule:
+            return choice.rule.setting.up
+        if self.options.rule == "max_3h":
+            return plain_rule().setting.up
+        return published_values(self.options, float(demand.total[place].max(initial=0.0)))["sigma"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +343,7 @@ class _PoolAssessment:
     level: int
     needed: int
     likely: float | None
+    rule: str
     down: tuple[Node, ...] = ()
     up: tuple[Node, ...] = ()
 
@@ -374,7 +372,8 @@ class _PoolAssessment:
         of = f"{self.needed} of {sum(bool(node.power) for node in self.members)} nodes of {self.name} needed"
         likely = "" if self.likely is None else f", at most {self.likely:.0f} within {LIKELY_HOURS} h (9 of 10 times)"
         spare = max(min(self.level, len(self.members)) - self.needed, 0)
-        return f"{of}{likely}; {spare} kept in reserve"
+        by = f" by the {self.rule.removeprefix('the ')}" if self.rule else ""
+        return f"{of}{likely}; {spare} kept in reserve{by}"
 
 
 def _kept_awake(pools: Sequence[_PoolAssessment], nodes: Sequence[Node]) -> KeepAwake:

@@ -1,8 +1,9 @@
 """Sizing rules of CES, as computations on arrays.
 
-The form of Helios' rule did best in its own study on two clusters. The level is never below the recent maximum, nor
-below an upper quantile of future demand. Nodes are put to sleep only beyond a dead band and after a hold-off, so that
-the level does not oscillate. More are woken than needed at the moment, so that one shortage does not cause the next.
+One kernel runs them all, the published rule and the idle timer included: nodes above a floor and a reserve are put to
+sleep, beyond a dead band and after a hold-off, so that the level does not oscillate. The floor is the recent maximum,
+an upper quantile of future demand, or where use falls. More may be woken than are needed at the moment, because a node
+woken early costs less than a job that waits.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class SizingParameters(NamedTuple):
 
 
 class SizingScore(NamedTuple):
-    """Results of settings over some steps.
+    """Results of settings over some weeks.
 
-    Each array has one value for each setting.
+    Each array has the shape (n_settings, n_weeks).
 
     Attributes
     ----------
@@ -51,12 +52,15 @@ class SizingScore(NamedTuple):
         Nodes asleep, summed over steps.
     wakes : array
         Number of steps in which nodes were woken.
+    missing : array
+        Nodes that were needed and not awake, summed over steps.
     short : array
-        Number of steps in which fewer nodes were awake than needed.
+        Number of steps in which some were missing.
     """
 
     asleep: NDArray[np.float64]
     wakes: NDArray[np.float64]
+    missing: NDArray[np.float64]
     short: NDArray[np.float64]
 
 
@@ -118,38 +122,45 @@ def score_levels(
     total: NDArray[np.float64],
     floors: NDArray[np.float64],
     grid: NDArray[np.float64],
+    *,
+    powered: float,
+    week_steps: int,
 ) -> SizingScore:
-    """Run every row of ``grid`` over the same steps, and return their scores.
+    """Run every row of ``grid`` and return scores week by week.
 
-    Rows are :class:`SizingParameters`. All nodes are awake at first.
+    Rows are :class:`SizingParameters`. ``powered`` nodes are awake at first; the steps are a multiple of
+    ``week_steps``.
     """
-    out = np.zeros((len(grid), 3))
-    _score(busy, total, np.ascontiguousarray(floors), grid, out)
-    return SizingScore(asleep=out[:, 0], wakes=out[:, 1], short=out[:, 2])
+    out = np.zeros((len(grid), len(busy) // week_steps, 4))
+    _score(busy, total, np.ascontiguousarray(floors), grid, powered, week_steps, out)
+    return SizingScore(asleep=out[:, :, 0], wakes=out[:, :, 1], missing=out[:, :, 2], short=out[:, :, 3])
 
 
 @cached_jit
-def _score(
+def _score(  # noqa: PLR0917 - numba kernels are called by position
     busy: NDArray[np.float64],
     total: NDArray[np.float64],
     floors: NDArray[np.float64],
     grid: NDArray[np.float64],
+    start: float,
+    week_steps: int,
     out: NDArray[np.float64],
 ) -> None:
     for row in range(len(grid)):
         which = int(grid[row, 0])
         setting = SizingParameters(which, grid[row, 1], grid[row, 2], grid[row, 3], int(grid[row, 4]), grid[row, 5])
-        powered, held_until = total[0], 0
-        asleep, wakes, short = 0.0, 0.0, 0.0
+        powered, held_until = start, 0
         for t in range(len(busy)):
-            if min(busy[t], total[t]) > powered:
-                short += 1.0
+            week = out[row, t // week_steps]
+            missing = min(busy[t], total[t]) - powered
+            if missing > 0:
+                week[2] += missing
+                week[3] += 1.0
             level, held_until = _next(busy[t], total[t], floors[which, t], setting, powered, held_until, t)
             if level > powered:
-                wakes += 1.0
+                week[1] += 1.0
             powered = level
-            asleep += max(total[t] - level, 0.0)
-        out[row, 0], out[row, 1], out[row, 2] = asleep, wakes, short
+            week[0] += max(total[t] - level, 0.0)
 
 
 @cached_jit
@@ -165,11 +176,12 @@ def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.flo
     return highest
 
 
-# Baselines of CES, made causal: the published rule, and the maximum of three hours plus five nodes.
+# The published rule, made causal, in the same form: nodes are put to sleep only where use has fallen and is expected to
+# fall, which is a floor that is infinite everywhere else.
 #
-# Source of the first: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-
-# Scale GPU Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223, with the values of its released scripts.
-# There the forecast for three hours ahead contains true values of two of them; here it uses only what was known.
+# Source: Hu, Sun, Yan, Wen, Zhang, "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU
+# Datacenters", SC'21, section 4.3, doi 10.1145/3458817.3476223, with the values of its released scripts. There the
+# forecast for three hours ahead contains true values of two of them; here it uses only what was known.
 
 
 class PublishedRule(NamedTuple):
@@ -183,8 +195,6 @@ class PublishedRule(NamedTuple):
         Nodes by which use must have fallen, and be expected to fall, for some to be put to sleep.
     reserve : float
         Nodes kept above the busy ones, the paper's sigma.
-    least : float
-        Fewer nodes than this are not put to sleep.
     hold_steps : int
         Nothing is put to sleep for so many steps after a wake.
     """
@@ -193,48 +203,28 @@ class PublishedRule(NamedTuple):
     xi_h: float
     xi_p: float
     reserve: float
-    least: float
     hold_steps: int
 
+    def setting(self, floor: int) -> SizingParameters:
+        """Return the rule as a setting over the given row of floors."""
+        return SizingParameters(floor, self.reserve, self.reserve, 1.0, self.hold_steps, 0.0)
 
-@cached_jit
-def published_levels(
-    busy: NDArray[np.float64],
-    total: NDArray[np.float64],
-    soon: NDArray[np.float64],
-    later: NDArray[np.float64],
-    values: PublishedRule,
+
+def published_floor(
+    busy: NDArray[np.float64], soon: NDArray[np.float64], later: NDArray[np.float64], rule: PublishedRule
 ) -> NDArray[np.float64]:
-    """Return the nodes awake after each step under the published rule.
-
-    It begins with its reserve, as its authors do.
+    """Return the floor of the published rule, inf where nothing may be put to sleep.
 
     Parameters
     ----------
-    busy, total : float64 arrays of shape (n_steps,)
-        Most nodes busy in each step, and nodes in service.
+    busy : float64 array of shape (n_steps,)
+        Most nodes busy in each step.
     soon, later : float64 arrays of shape (n_steps,)
         Expected mean of busy nodes over the horizon of the rule, and over twice that; NaN without a forecast.
     """
-    levels = np.minimum(busy + values.reserve, total)
-    powered, held_until = levels[: values.recent_steps].max(), 0
-    for t in range(values.recent_steps, len(busy)):
-        if min(busy[t], total[t]) > powered:
-            powered, held_until = min(total[t], busy[t] + values.reserve), t + values.hold_steps
-        recent = busy[t - values.recent_steps : t].mean() - busy[t]
-        falls = recent >= values.xi_h and busy[t] - soon[t] >= values.xi_p and not soon[t] < later[t]
-        wanted = busy[t] + values.reserve
-        if falls and t >= held_until and powered - wanted >= values.least:
-            powered = wanted
-        levels[t] = powered
-    return levels
-
-
-def most_plus_levels(
-    busy: NDArray[np.float64], total: NDArray[np.float64], *, steps: int = 18, plus: float = 5.0
-) -> NDArray[np.float64]:
-    """Return the maximum of the last ``steps`` plus some nodes.
-
-    It needs no model and no state.
-    """
-    return np.minimum(highest_of_last(busy, steps) + plus, total)
+    recent = np.full(len(busy), np.nan)
+    summed = np.concatenate([[0.0], np.cumsum(busy)])
+    steps = min(rule.recent_steps, len(busy))
+    recent[steps:] = (summed[steps:-1] - summed[: -1 - steps]) / steps
+    falls = (recent - busy >= rule.xi_h) & (busy - soon >= rule.xi_p) & ~(soon < later)
+    return np.where(falls, busy, np.inf)

@@ -1,13 +1,17 @@
-"""Daily tuning of the sizing rule by replaying the last weeks.
+"""Daily choice of the sizing rule by replaying the last weeks.
 
-The tuning is causal: the setting of a day is chosen from the steps before its midnight (UTC), and the level follows
-from use and forecasts as they were known at each step. So the whole state of the rule is a function of the history of
-demand, and a restart loses nothing.
+The published rule, Slurm's idle timer, and the recent maximum plus a share of the nodes, refined by the forecast or
+not, are replayed side by side. By default the published rule stays unless another was no worse in every single week,
+because the best of many rules over some weeks together is above all a lucky one (docs/decisions/0026).
+
+The choice is causal: the rule of a day is chosen from the steps before its midnight (UTC), and the level follows from
+use and forecasts as they were known at each step. So the whole state is a function of the history of demand, and a
+restart loses nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import product
@@ -16,56 +20,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model import STEP_S
-from helios.services.energy_saving.sizing import SizingParameters, highest_of_last, score_levels, walk_levels
+from helios.services.energy_saving.sizing import (
+    PublishedRule,
+    SizingParameters,
+    SizingScore,
+    highest_of_last,
+    published_floor,
+    score_levels,
+    walk_levels,
+)
+from helios.units import count_in_words
 
 DAY = 86_400 // STEP_S
 """Steps of a day."""
-LEAST_DAYS = 7
-"""Days of history below which nothing is put to sleep, so that a whole week is known."""
-MARGIN_OF_TUNING = 0.6
-"""Share of the target number of wake-ups that is allowed in the replay, because the best of thousands of settings is
-also a lucky one. With three quarters, a month of Philly had 1.4 times as many as targeted (docs/power.md)."""
-YARDSTICK = (0.5, 2.0)
-"""Fewest and most wake-ups a day in the target that is taken from the published rule."""
-DEAR = 0.6
-"""Per cent more sleep that one per cent more wake-ups than the target must bring. A hard bound did worse: after weeks
-with outages only the largest reserves complied with it, which give little sleep."""
-WINDOWS = (1, 3, 6, 18)
-"""Steps over which the recent maximum is taken, 10 min to 3 h."""
-FLOOR_LEVELS, LONGEST_FLOOR_S = (0.5, 0.9), 12 * 3_600
-DOWNS = (0.0, 1.0, 2.0, 4.0, 7.0, 12.0, 18.0, 25.0)
-UPS = (1.0, 3.0, 6.0, 12.0, 20.0, 30.0)
-"""Nodes in addition to ``down``, so that a wake-up is sufficient for a while."""
-BANDS, HOLDS = (1.0, 4.0, 10.0), (12, 24)
-MOST_RESERVE = 0.12
-"""Largest reserve that is tried, as a share of the pool, except for the smallest reserves."""
-
-Memo = MutableMapping[bytes, SizingParameters | None]
+WEEK = 7 * DAY
+LEAST_WEEKS = 3
+"""Whole weeks with forecasts below which the published rule is used unseen."""
+MARGIN_OF_TUNING = 0.75
+"""Share of the accepted number of wake-ups that is allowed in the replay, because the best of hundreds of rules is
+also a lucky one."""
+PLAIN_STEPS, PLAIN_NODES = 18, 5.0
+"""The control: the most of the last 3 h and 5 nodes."""
+RECENT: tuple[tuple[int, tuple[int, float] | None], ...] = (
+    (PLAIN_STEPS, None),
+    (4 * PLAIN_STEPS, None),
+    (6, (3_600, 0.9)),
+    (6, (10_800, 0.9)),
+    (18, (21_600, 0.5)),
+    (6, (43_200, 0.9)),
+)
+"""Floors: steps of the recent maximum, and horizon (s) and quantile of the coming maximum if the forecast is used."""
+TIMERS = {"idle timer of 30 min": 4, "idle timer of 1 h": 7}
+"""Steps over which a node must have been idle, and one."""
+SHARES, MORE = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12), (0.0, 0.03, 0.06)
+"""Reserve when nodes are put to sleep, and what is added to it when some are woken, as shares of the pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Goal of the tuning.
+    """Goal of the choice.
 
     Attributes
     ----------
-    risk : float
+    risk : float, optional
         Largest share of steps in which fewer nodes are awake than needed, which is the chance that a job at any time
-        meets a shortage.
+        meets a shortage. None for no bound of its own.
     wake_ups_per_day : float, optional
-        Target on average. More must bring much more sleep. None for the number of the published rule, within
-        ``YARDSTICK``.
-    worth : float
-        Per cent more sleep that one per cent more wake-ups must bring, up to the target.
+        Accepted on average. None for no more than the published rule, nor more nodes short, in any week.
+    penalty : float
+        Node hours asleep that a node hour short costs.
     spare : float
-        Number of idle nodes below which some are woken ahead of need.
+        Number of idle nodes below which some rules wake nodes ahead of need.
     weeks : int
-        Weeks of history over which settings are replayed.
+        Most weeks of history over which rules are replayed.
     """
 
-    risk: float
+    risk: float | None
     wake_ups_per_day: float | None
-    worth: float
+    penalty: float
     spare: float
     weeks: int
 
@@ -80,21 +92,25 @@ class KnownDemand:
     ----------
     busy, total : float64 arrays of shape (n_steps,)
     most : float64 array of shape (n_steps, n_ahead, n_levels)
+    soon, later : float64 arrays of shape (n_steps,)
+        Expected mean of busy nodes over the horizon of the published rule, and over twice that.
     ahead_s : tuple of int
     levels : tuple of float
     ended_s : int
         End of the last step.
-    yardstick : float64 array of shape (n_steps,)
-        1 where the published rule wakes nodes.
+    published : PublishedRule
+        With the values for a pool of this size.
     """
 
     busy: NDArray[np.float64]
     total: NDArray[np.float64]
     most: NDArray[np.float64]
+    soon: NDArray[np.float64]
+    later: NDArray[np.float64]
     ahead_s: tuple[int, ...]
     levels: tuple[float, ...]
     ended_s: int
-    yardstick: NDArray[np.float64]
+    published: PublishedRule
 
     @property
     def day_of(self) -> NDArray[np.int64]:
@@ -103,14 +119,8 @@ class KnownDemand:
 
     def steps(self, first: int, after: int) -> KnownDemand:
         """Return the steps ``first`` to ``after`` - 1."""
-        return replace(
-            self,
-            busy=self.busy[first:after],
-            total=self.total[first:after],
-            most=self.most[first:after],
-            ended_s=self.ended_s - STEP_S * (len(self.busy) - after),
-            yardstick=self.yardstick[first:after],
-        )
+        cut = {name: getattr(self, name)[first:after] for name in ("busy", "total", "most", "soon", "later")}
+        return replace(self, ended_s=self.ended_s - STEP_S * (len(self.busy) - after), **cut)
 
 
 def training_days(ended_s: int, n_steps: int) -> NDArray[np.int64]:
@@ -121,152 +131,296 @@ def training_days(ended_s: int, n_steps: int) -> NDArray[np.int64]:
     return (ended_s - STEP_S * np.arange(n_steps - 1, -1, -1, dtype=np.int64)) // 86_400
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule with its name for a person."""
+
+    name: str
+    setting: SizingParameters
+
+
+PUBLISHED = "published rule"
+PLAIN = 2 + len(TIMERS)
+"""Row of the first recent maximum among the floors, after those of the published rule and of the timers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleScore:
+    """What a rule would have done in the weeks it was chosen on.
+
+    Attributes
+    ----------
+    rule : str
+    asleep : float
+        Nodes asleep, averaged over time.
+    wake_ups_per_day : float
+    node_hours_short : float
+        Nodes that were missing, each for a whole step of ten minutes.
+    """
+
+    rule: str
+    asleep: float
+    wake_ups_per_day: float
+    node_hours_short: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The rule of a day.
+
+    Attributes
+    ----------
+    rule : Rule, optional
+        None where nothing may sleep.
+    reason : str
+        Why this one, for a person.
+    hindsight : tuple of RuleScore
+        The chosen rule, the published one, the plain one and the idle timer on the weeks of the choice. Empty with too
+        few.
+    """
+
+    rule: Rule | None
+    reason: str
+    hindsight: tuple[RuleScore, ...] = ()
+
+
+Memo = MutableMapping[bytes, Choice]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SizingPlan:
-    """Levels and settings of the rule over a period.
+    """Levels and choices over a period.
 
     Attributes
     ----------
     levels : float64 array of shape (n_steps,)
         Nodes to be awake from the end of each step on.
-    settings : tuple of (int, SizingParameters or None)
-        First step of each day and the setting chosen for it. None where nothing may sleep.
+    choices : tuple of (int, Choice)
+        First step of each day and what was chosen for it.
     """
 
     levels: NDArray[np.float64]
-    settings: tuple[tuple[int, SizingParameters | None], ...]
-
-    @property
-    def setting(self) -> SizingParameters | None:
-        """The last chosen setting."""
-        return self.settings[-1][1] if self.settings else None
+    choices: tuple[tuple[int, Choice], ...]
 
 
 def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
-    """Run the rule from ``from_step`` on, with a setting chosen at each midnight.
+    """Run the rules from ``from_step`` on, one chosen at each midnight.
 
     Before it all nodes are awake.
     """
     levels = known.total.copy()
     day_of = known.day_of
     if from_step >= len(day_of):
-        return SizingPlan(levels=levels, settings=())
+        return SizingPlan(levels=levels, choices=())
     starts = [from_step, *(np.flatnonzero(np.diff(day_of[from_step:])) + from_step + 1).tolist()]
-    settings: list[tuple[int, SizingParameters | None]] = []
-    powered, held_until = float(known.total[from_step]), 0
+    choices: list[tuple[int, Choice]] = []
+    powered, held_until = float("nan"), 0
     for first, after in zip(starts, [*starts[1:], len(known.busy)], strict=True):
-        setting = tune(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
-        settings.append((first, setting))
-        if setting is None:
-            powered, held_until = float(known.total[first:after].max(initial=powered)), 0
+        choice = choose_rule(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
+        choices.append((first, choice))
+        if choice.rule is None:
+            powered, held_until = float(known.total[first:after].max()), 0
             continue
-        today = known.steps(first, after)
-        with_before = known.steps(max(0, first - max(WINDOWS)), after)
-        floor = lower_bounds(with_before, rows=(setting.floor,))[0, -len(today.busy) :]
-        powered, held_until = walk_levels(
-            today.busy, today.total, floor, setting, powered, held_until, first, levels[first:after]
+        if first == from_step:
+            powered = _start(known, choice.rule.setting, from_step)
+        powered, held_until = _walk(
+            known, choice.rule.setting, (first, after), state=(powered, held_until), levels=levels
         )
-    return SizingPlan(levels=levels, settings=tuple(settings))
+    return SizingPlan(levels=levels, choices=tuple(choices))
 
 
-def tune(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> SizingParameters | None:
-    """Return the best setting over the given steps.
+def levels_of(known: KnownDemand, setting: SizingParameters, *, from_step: int) -> NDArray[np.float64]:
+    """Return the nodes awake under one rule after each step from ``from_step`` on."""
+    levels = known.total.copy()
+    if from_step < len(levels):
+        start = _start(known, setting, from_step)
+        _walk(known, setting, (from_step, len(levels)), state=(start, 0), levels=levels)
+    return levels[from_step:]
 
-    None with too few steps, or if no setting meets the goal.
 
-    The best setting has the most sleep for its wake-ups, ``log(asleep) - worth x log(wake-ups)``. Ratios make it
-    independent of the size of the pool. Wake-ups beyond the target cost ``DEAR`` more.
+def _start(known: KnownDemand, setting: SizingParameters, at: int) -> float:
+    """Return the nodes awake at first, as the authors of the published rule begin."""
+    return float(min(known.busy[at] + setting.up, known.total[at]))
+
+
+def published_rule(known: KnownDemand) -> Rule:
+    """Return the published rule."""
+    return Rule(name=PUBLISHED, setting=known.published.setting(0))
+
+
+def plain_rule() -> Rule:
+    """Return the most of the last hours and some nodes, waking only when short."""
+    name = f"{_floor_names()[PLAIN]} and {PLAIN_NODES:g} nodes"
+    return Rule(name=name, setting=SizingParameters(PLAIN, PLAIN_NODES, PLAIN_NODES, 1.0, 0, 0.0))
+
+
+def choose_rule(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> Choice:
+    """Return the best rule over the whole weeks at the end of the given steps.
+
+    By default that is the published rule, or the one with the most sleep of those that in each of these weeks slept no
+    less, woke no oftener and had no more nodes short. With ``wake_ups_per_day`` it is the one with the most sleep, less
+    the penalty for nodes short, that woke seldom enough. Sums of the chosen weeks are never worse than the published
+    rule's by that measure.
     """
-    if len(known.busy) < LEAST_DAYS * DAY:
-        return None
     memo = {} if memo is None else memo
     key = _key(known, goal)
     if key not in memo:
-        memo[key] = _picked(known, goal)
+        memo[key] = _chosen(known, goal)
     return memo[key]
 
 
-def lower_bounds(known: KnownDemand, *, rows: tuple[int, ...] | None = None) -> NDArray[np.float64]:
-    """Return lower bounds of the level, of shape (n_floors, n_steps).
-
-    There is one row for each combination of window and quantile.
-
-    Parameters
-    ----------
-    rows : tuple of int, optional
-        Rows to return; None for all.
-    """
-    ways = list(product(WINDOWS, _quantiles(known)))
-    chosen = range(len(ways)) if rows is None else rows
-    recent = {window: highest_of_last(known.busy, window) for window in {ways[row][0] for row in chosen}}
-    coming = {ways[row][1]: _coming(known, *ways[row][1]) for row in chosen}
-    return np.array([np.maximum(recent[ways[row][0]], coming[ways[row][1]]) for row in chosen])
-
-
 def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> KnownDemand:
-    """Return whole days before ``day``.
+    """Return whole weeks with forecasts before ``day``.
 
-    With a partial first day each further step would change the chosen setting.
+    With a partial first day each further step would change the choice.
     """
-    first_day = max(day - 7 * weeks, int(day_of[0]) + 1)
-    first, after = np.searchsorted(day_of, [first_day, day])
-    return known.steps(int(min(first, after)), int(after))
+    after = int(np.searchsorted(day_of, day))
+    forecast = np.flatnonzero(~np.isnan(known.soon[:after]))
+    whole = (after - int(forecast[0])) // WEEK if len(forecast) else 0
+    return known.steps(after - WEEK * min(whole, weeks), after)
 
 
-def _picked(known: KnownDemand, goal: Goal) -> SizingParameters | None:
-    grid = grid_for(n_floors=len(WINDOWS) * len(_quantiles(known)), total=float(known.total.max()), spare=goal.spare)
-    if not len(grid):
-        return None
-    score = score_levels(known.busy, known.total, lower_bounds(known), grid)
-    good = (score.short <= goal.risk * len(known.busy)) & (score.asleep > 0)
-    if not good.any():
-        return None
-    # Half a wake-up is added, because none in some weeks does not mean none ever.
-    wakes, wanted = score.wakes + 0.5, _wanted_wakes(known, goal) + 0.5
-    value = np.log(np.maximum(score.asleep, 1e-9)) - goal.worth * np.log(wakes)
-    value -= DEAR * np.maximum(np.log(wakes / wanted), 0.0)
-    floor, down, up, band, hold_steps, margin = grid[np.argmax(np.where(good, value, -np.inf))].tolist()
-    return SizingParameters(int(floor), down, up, band, int(hold_steps), margin)
+def _chosen(known: KnownDemand, goal: Goal) -> Choice:
+    n_weeks = len(known.busy) // WEEK
+    if n_weeks < LEAST_WEEKS:
+        reason = f"forecasts of {count_in_words(n_weeks, 'whole week')} are known, and it takes {LEAST_WEEKS} to choose"
+        return Choice(rule=published_rule(known), reason=reason)
+    rules = list(candidate_rules(known, goal.spare))
+    score = score_levels(
+        known.busy,
+        known.total,
+        np.array([_floor(known, row) for row in range(PLAIN + len(RECENT))]),
+        np.array([rule.setting for rule in rules], dtype=np.float64),
+        powered=_start(known, rules[0].setting, 0),
+        week_steps=WEEK,
+    )
+    admitted = _admitted(score, goal)
+    value = score.asleep.sum(axis=1) - goal.penalty * score.missing.sum(axis=1)
+    best = int(np.argmax(np.where(admitted, value, -np.inf)))
+    chosen = rules[best] if admitted[best] else None
+    shown = {0, *(place for place, rule in enumerate(rules) if rule.name in TIMERS or rule.name == plain_rule().name)}
+    return Choice(
+        rule=chosen,
+        reason=_reason(chosen, goal, n_weeks),
+        hindsight=tuple(
+            RuleScore(
+                rule=rules[place].name,
+                asleep=float(score.asleep[place].sum()) / len(known.busy),
+                wake_ups_per_day=float(score.wakes[place].sum()) / (7 * n_weeks),
+                node_hours_short=float(score.missing[place].sum()) * STEP_S / 3_600,
+            )
+            for place in [best] * (chosen is not None) + sorted(shown - {best})
+        ),
+    )
 
 
-def _wanted_wakes(known: KnownDemand, goal: Goal) -> float:
-    days = len(known.busy) / DAY
-    per_day = goal.wake_ups_per_day
-    if per_day is None:
-        per_day = float(np.clip(known.yardstick.sum() / days, *YARDSTICK))
-    return MARGIN_OF_TUNING * per_day * days
+def _admitted(score: SizingScore, goal: Goal) -> NDArray[np.bool_]:
+    n_steps = score.wakes.shape[1] * WEEK
+    within = np.ones(len(score.wakes), dtype=np.bool_)
+    if goal.risk is not None:
+        within &= score.short.sum(axis=1) <= goal.risk * n_steps
+    if goal.wake_ups_per_day is not None:
+        # None in some weeks does not mean none ever: half a wake-up is left.
+        most = MARGIN_OF_TUNING * goal.wake_ups_per_day * n_steps / DAY
+        seldom: NDArray[np.bool_] = score.wakes.sum(axis=1) <= max(most, 0.5)
+        return within & seldom
+    no_worse = (score.asleep >= score.asleep[0]) & (score.wakes <= score.wakes[0]) & (score.missing <= score.missing[0])
+    every_week: NDArray[np.bool_] = no_worse.all(axis=1)
+    return within & every_week
 
 
-def grid_for(*, n_floors: int, total: float, spare: float) -> NDArray[np.float64]:
-    """Return the settings to try, as rows."""
-    most = max(MOST_RESERVE * total, 2.0)
-    downs = [max(down, spare) for down in DOWNS if down <= most]
-    ups = [up for up in UPS if up <= total]
-    rows = product(range(n_floors), sorted(set(downs)), ups, BANDS, HOLDS)
-    return np.array([(floor, down, down + up, band, hold, spare) for floor, down, up, band, hold in rows])
+def _reason(chosen: Rule | None, goal: Goal, n_weeks: int) -> str:
+    if chosen is None:
+        return f"no rule kept to the risk and the wake-ups accepted in the last {n_weeks} weeks, so nothing sleeps"
+    if goal.wake_ups_per_day is not None:
+        most = f"{MARGIN_OF_TUNING:g} x {goal.wake_ups_per_day:g} wake-ups a day"
+        return f"most sleep of the last {n_weeks} weeks at {most} or fewer, less {goal.penalty:g} x node hours short"
+    if chosen.name == PUBLISHED:
+        return f"it is better here: no other rule was at least as good in each of the last {n_weeks} weeks"
+    return f"no worse than the published rule in each of the last {n_weeks} weeks, and the most sleep of such rules"
 
 
-def _quantiles(known: KnownDemand) -> list[tuple[int, int]]:
-    """Return positions of the horizons and levels that serve as floors."""
-    horizons = [place for place, ahead_s in enumerate(known.ahead_s) if ahead_s <= LONGEST_FLOOR_S]
-    levels = [place for place, level in enumerate(known.levels) if level in FLOOR_LEVELS]
-    return list(product(horizons, levels))
+# The rules.
 
 
-def _coming(known: KnownDemand, horizon: int, level: int) -> NDArray[np.float64]:
+def candidate_rules(known: KnownDemand, spare: float) -> Iterator[Rule]:
+    """Yield the rules to try, the published one first.
+
+    ``spare`` is the number of idle nodes below which some of them wake nodes ahead of need.
+    """
+    names, own = _floor_names(), known.published
+    yield published_rule(known)
+    for down, up, margin in product((0.5, 1.0), (1.0, 1.5), (0.0, 1.0)):
+        setting = SizingParameters(1, down * own.reserve, up * own.reserve, 1.0, own.hold_steps, margin)
+        yield Rule(name=f"{names[1]}, {setting.down:g} to {setting.up:g} in reserve", setting=setting)
+    for timer in TIMERS:
+        yield Rule(name=timer, setting=SizingParameters(names.index(timer), 0.0, 0.0, 0.5, 0, 0.0))
+    yield plain_rule()
+    total = float(known.total.max())
+    for floor, share, more, margin in product(range(PLAIN, len(names)), SHARES, MORE, sorted({0.0, spare})):
+        down, up = (max(round(part * total), margin) for part in (share, share + more))
+        name = f"{names[floor]} and {down:g} nodes, {up:g} on a wake-up"
+        yield Rule(name=name, setting=SizingParameters(floor, down, up, 1.0, 0, margin))
+
+
+def _floor_names() -> list[str]:
+    """Return the names of the floors, by row."""
+    recent = []
+    for steps, coming in RECENT:
+        name = f"the most of the last {steps * STEP_S // 3_600} h"
+        recent.append(f"{name} or the {coming[1]:g} quantile of the next {coming[0] // 3_600} h" if coming else name)
+    return [PUBLISHED, "published rule above the most of the last hour", *TIMERS, *recent]
+
+
+def _floor(known: KnownDemand, row: int) -> NDArray[np.float64]:
+    """Return a lower bound of the level, of shape (n_steps,)."""
+    if row < PLAIN - len(TIMERS):
+        falls = published_floor(known.busy, known.soon, known.later, known.published)
+        return falls if row == 0 else np.where(np.isinf(falls), falls, highest_of_last(known.busy, 6))
+    if row < PLAIN:
+        return highest_of_last(known.busy, list(TIMERS.values())[row - PLAIN])
+    steps, coming = RECENT[row - PLAIN]
+    recent = highest_of_last(known.busy, steps)
+    return recent if coming is None else np.maximum(recent, _coming(known, *coming))
+
+
+def _coming(known: KnownDemand, ahead_s: int, level: float) -> NDArray[np.float64]:
     """Return a quantile of future demand.
 
     Where there is no forecast, it is the maximum of an equally long time before.
     """
-    coming = known.most[:, horizon, level]
-    if not np.isnan(coming).any():
-        return coming
-    before = highest_of_last(known.busy, known.ahead_s[horizon] // STEP_S)
+    before = highest_of_last(known.busy, ahead_s // STEP_S)
+    if ahead_s not in known.ahead_s or level not in known.levels:
+        return before
+    coming = known.most[:, known.ahead_s.index(ahead_s), known.levels.index(level)]
     return np.where(np.isnan(coming), before, coming)
 
 
+def _walk(
+    known: KnownDemand,
+    setting: SizingParameters,
+    steps: tuple[int, int],
+    *,
+    state: tuple[float, int],
+    levels: NDArray[np.float64],
+) -> tuple[float, int]:
+    """Run a rule over a range of steps and return its last state."""
+    first, after = steps
+    floor = _floor(known.steps(max(0, first - DAY), after), setting.floor)[first - after :]
+    busy, total = known.busy[first:after], known.total[first:after]
+    return walk_levels(busy, total, floor, setting, *state, first, levels[first:after])
+
+
+def _used(known: KnownDemand) -> Iterator[tuple[int, int]]:
+    """Yield the positions of the horizons and levels that floors use."""
+    for _, coming in RECENT:
+        if coming and coming[0] in known.ahead_s and coming[1] in known.levels:
+            yield known.ahead_s.index(coming[0]), known.levels.index(coming[1])
+
+
 def _key(known: KnownDemand, goal: Goal) -> bytes:
-    digest = blake2b(repr((goal, known.ahead_s, known.levels)).encode(), digest_size=16)
-    for values in (known.busy, known.total, known.most, known.yardstick):
+    digest = blake2b(repr((goal, known.ahead_s, known.levels, known.published)).encode(), digest_size=16)
+    coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
+    for values in (known.busy, known.total, known.soon, known.later, *coming):
         digest.update(np.ascontiguousarray(values).tobytes())
     return digest.digest()

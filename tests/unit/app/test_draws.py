@@ -16,6 +16,7 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare
 from helios.report.significance import ResampledUnit
 from helios.simulate import Backfill
 from tests.builders import a_job, jobs_frame
+from tests.run_times import in_columns
 
 START = pd.Timestamp("2020-03-02", tz="Asia/Shanghai")  # a Monday
 WEEK_S, DAY_S, HOUR_S = 7 * 86_400, 86_400, 3_600
@@ -207,12 +208,12 @@ class Witness:
 
     def submitted(self, jobs: Any, now_s: int) -> Any:
         self.asked += jobs.tolist()
-        return np.repeat(1.0 + np.arange(len(self.asked))[-len(jobs) :, None], 3, axis=1)
+        return in_columns(np.repeat(1.0 + np.arange(len(self.asked))[-len(jobs) :, None], 3, axis=1))
 
     def waiting(self, jobs: Any, now_s: int, *, running: Any, since_s: Any) -> Any:
         assert len(running) == len(since_s)
         self.asked += (*jobs.tolist(), *running.tolist())
-        return np.full((len(jobs), 3), 99.0)
+        return in_columns(np.full((len(jobs), 3), 99.0))
 
 
 def test_a_copy_of_a_job_teaches_nothing_and_is_believed_to_run_as_its_first() -> None:

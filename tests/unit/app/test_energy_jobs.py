@@ -13,7 +13,6 @@ from helios.app.energy.whatif_jobs import (
     bound_levels,
     demand_known_at,
     energy_on_jobs,
-    oracle_levels,
 )
 from helios.app.history import LoadedHistory
 from helios.app.whatif import WhatIfRequest
@@ -179,13 +178,3 @@ def test_so_many_nodes_of_a_pool_may_sleep():
 def test_an_order_of_filling_passes_the_rails():
     fill = FillFirst(tiers=(("a1",),), reason="why")
     assert bound_levels([fill], a_cluster().snapshot(), Power()) == [fill]
-
-
-def test_the_oracle_wakes_a_boot_ahead():
-    oracle = oracle_levels(a_demand([0] * 6 + [3] * 6), boot_s=300, most_wakes=1)
-    cluster = a_cluster()
-    cluster.advance(4 * STEP_S)
-    asleep = [PowerDown(node=name, reason="why") for name in cluster.snapshot().nodes["name"]]
-    cluster.steer(asleep)
-    cluster.advance(4 * STEP_S + 200)
-    assert len([action for action in oracle.decide(cluster.snapshot()) if isinstance(action, PowerUp)]) == 3

@@ -14,14 +14,23 @@ from helios.config import Energy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series
 from helios.model import NodeSeries
-from helios.predict.demand.types import Calendar
-from helios.report.energy_whatif import EnergyWhatIf
+from helios.predict.demand.types import AHEAD_S, LEVELS, Calendar, Forecasts
+from helios.report.energy_whatif import EnergyWhatIf, energy_verdict
 from helios.services.energy_saving import CesOptions
 from tests.traces import TRACES, needs_traces
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 DAYS = 12
-POLICIES = ["always_on", "idle_timer_10min", "idle_timer_30min", "max_3h_plus_5", "ces_published", "ces", "oracle"]
+POLICIES = [
+    "always_on",
+    "idle_timer_10min",
+    "idle_timer_30min",
+    "max_3h_plus_5",
+    "ces_published",
+    "ces",
+    "foresight",
+    "oracle",
+]
 
 
 def a_request(**overrides: object) -> EnergySeriesRequest:
@@ -41,7 +50,6 @@ def a_request(**overrides: object) -> EnergySeriesRequest:
         series=series,
         window=(START + timedelta(days=DAYS - 3), START + timedelta(days=DAYS - 1)),
         calendar=Calendar(zone=ZoneInfo("UTC")),
-        options=CesOptions(weeks=1),
     )
     return replace(asked, **overrides)  # type: ignore[arg-type]
 
@@ -70,18 +78,49 @@ def test_always_on_is_the_measure(answer: EnergyWhatIf) -> None:
     assert always_on.cost == pytest.approx(0.2 * always_on.energy_kwh)
 
 
-def test_the_oracle_is_never_short_and_wakes_no_oftener_than_ces(answer: EnergyWhatIf) -> None:
-    oracle, ces = answer.policies[-1], answer.policies[-2]
+def test_foresight_is_never_short_and_wakes_no_oftener_than_ces(answer: EnergyWhatIf) -> None:
+    foresight, ces = answer.of("foresight"), answer.of("ces")
+    assert foresight is not None
+    assert ces is not None
+    assert foresight.node_hours_short == 0
+    assert foresight.wakeups_per_day <= ces.wakeups_per_day
+    assert foresight.mean_sleeping_nodes >= ces.mean_sleeping_nodes
+
+
+def test_the_oracle_sleeps_and_saves_more_than_anything_else_and_is_never_short(answer: EnergyWhatIf) -> None:
+    *others, oracle = answer.policies
     assert oracle.node_hours_short == 0
-    assert oracle.wakeups_per_day <= ces.wakeups_per_day
-    assert oracle.mean_sleeping_nodes >= ces.mean_sleeping_nodes
+    for other in others:
+        assert oracle.mean_sleeping_nodes > other.mean_sleeping_nodes
+        assert oracle.saved_kwh > other.saved_kwh
 
 
-def test_ces_sleeps_with_few_wake_ups(answer: EnergyWhatIf) -> None:
-    ces, timer = answer.policies[-2], answer.policies[1]
-    assert ces.mean_sleeping_nodes > 5
-    assert ces.wakeups_per_day < timer.wakeups_per_day
-    assert ces.jobs_delayed is None
+def test_ces_is_the_published_rule_where_too_few_weeks_are_known_and_says_so(answer: EnergyWhatIf) -> None:
+    ces, published = answer.of("ces"), answer.of("ces_published")
+    assert ces is not None
+    assert published is not None
+    assert replace(ces, policy="") == replace(published, policy="")
+    assert [(rule.rule, rule.days) for rule in answer.chosen] == [("published rule", 2)]
+    assert "CES used the published rule for made up on 2 days: forecasts of 1 whole week are known" in " ".join(
+        energy_verdict(answer)
+    )
+    assert answer.to_json()["chosen"][0]["rule"] == "published rule"
+
+
+def test_forecasts_made_before_are_used_as_they_are(answer: EnergyWhatIf) -> None:
+    asked = a_request()
+    steps = DAYS * 144
+    nothing = Forecasts(
+        ahead_s=AHEAD_S,
+        levels=LEVELS,
+        point=np.full((steps, 5), np.nan),
+        mean=np.full((steps, 5), np.nan),
+        most=np.full((steps, 5, 3), np.nan),
+        source="nobody",
+    )
+    found = energy_on_series(replace(asked, forecasts=nothing), energy=Energy())
+    assert found.of("max_3h_plus_5") == answer.of("max_3h_plus_5")
+    assert found.of("ces") != answer.of("ces")
 
 
 def test_what_comes_after_the_window_changes_nothing(answer: EnergyWhatIf) -> None:
@@ -125,17 +164,19 @@ def test_steps_that_do_not_divide_ten_minutes_are_refused() -> None:
 
 
 @needs_traces
-def test_on_philly_ces_beats_the_published_rule_on_sleep_at_about_as_many_wake_ups() -> None:
+def test_on_philly_ces_sleeps_as_the_published_rule_at_no_more_wake_ups_and_no_more_nodes_short() -> None:
     series = read_series(TRACES / "philly_nodes_oct-nov2017.csv.gz", timezone="America/Los_Angeles")
     request = EnergySeriesRequest(
         series=series,
         window=(datetime(2017, 11, 24, tzinfo=UTC), datetime(2017, 11, 28, tzinfo=UTC)),
         calendar=Calendar(zone=ZoneInfo("America/Los_Angeles")),
-        options=CesOptions(weeks=1),
+        options=CesOptions(weeks=3),
     )
     found = energy_on_series(request, energy=Energy(), history_days=14)
-    ces, published = found.of("ces"), found.of("ces_published")
+    ces, published, oracle = found.of("ces"), found.of("ces_published"), found.policies[-1]
     assert ces is not None
     assert published is not None
-    assert ces.mean_sleeping_nodes > published.mean_sleeping_nodes
-    assert ces.wakeups_per_day <= published.wakeups_per_day_interval[1]
+    assert ces.mean_sleeping_nodes >= published.mean_sleeping_nodes > 0
+    assert ces.wakeups_per_day <= published.wakeups_per_day
+    assert ces.node_hours_short <= published.node_hours_short
+    assert all(oracle.saved_kwh > other.saved_kwh for other in found.policies[:-1])

@@ -321,7 +321,7 @@ def test_a_night_judges_on_jobs_that_neither_model_had_learned_from(
     assert plain.comparison is not None
     assert changed.comparison is not None
     assert plain.comparison.jobs == pytest.approx(180, abs=3)
-    assert changed.comparison.scores["model"].median_abs_log_error > 2
+    assert changed.comparison.scores["model"].bias_log > plain.comparison.scores["model"].bias_log + 0.5
 
 
 def test_a_night_with_too_few_jobs_looks_farther_back_and_then_keeps_what_is_promoted(
@@ -383,7 +383,7 @@ def test_two_models_that_have_seen_everything_are_compared_by_their_backtests(
 ) -> None:
     late, later = (trained(history, day) for day in (20.5, 21))
     with_backtest = [
-        to_record(replace(from_record(seen), backtest=stopped(judged), trust=1.0), trained_at=START)
+        to_record(replace(from_record(seen), backtest=stopped(judged), trained=True), trained_at=START)
         for seen, judged in ((late, of_day_6), (later, of_day_14))
     ]
     keep(url, *with_backtest)
@@ -395,9 +395,7 @@ def test_two_models_that_have_seen_everything_are_compared_by_their_backtests(
 
 
 def stopped(record: ModelRecord) -> Any:
-    from helios.predict.duration import Backtest  # noqa: PLC0415 - only here
-
-    return Backtest(until=record.trained_until, jobs=record.jobs, texts=from_record(record).texts)
+    return from_record(record).trees
 
 
 def test_models_without_a_backtest_and_jobs_since_cannot_be_compared(url: str, history: LoadedHistory) -> None:
@@ -468,7 +466,7 @@ def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
     history: LoadedHistory, of_day_6: ModelRecord, of_day_14: ModelRecord
 ) -> None:
     studied = prepare_history(history)
-    model = replace(from_record(of_day_14), backtest=stopped(of_day_6), trust=1.0)
+    model = replace(from_record(of_day_14), backtest=stopped(of_day_6), trained=True)
     judged = model.as_judged()
     assert judged is not None
     before, since = _weeks(studied, model, at=START + 20 * DAY)
@@ -477,7 +475,7 @@ def test_weeks_that_a_model_had_learned_from_are_predicted_by_its_backtest(
         rows = np.intersect1d(
             studied.judged(START, START + 20 * DAY), studied.submitted(START + first * DAY, START + end * DAY)
         )
-        return predictor_score(predictor.predict(studied.features[rows]), studied.table.run_time_s[rows])
+        return predictor_score(studied.predictions({"it": predictor}, rows)["it"], studied.table.run_time_s[rows])
 
     assert before.model == score(judged, 6, 13) != score(model, 6, 13)
     assert since.model != score(judged, 13, 20)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
-from helios.model import QUEUE
+from helios.model import PREDICTIONS, QUEUE
 from helios.predict.duration import train
 from helios.predict.model_record import to_record
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot, frame_of
@@ -45,7 +45,7 @@ def test_the_snapshot_is_given_back_with_predictions_and_nothing_else_changed(ur
     snapshot = a_snapshot(pending=[a_pending_job(), a_pending_job(user="bob")])
     seen = predictions(url)(snapshot)
     QUEUE.check(seen.pending)
-    names = [name for name in QUEUE.names if name not in {"p10_s", "p50_s", "p90_s", "source"}]
+    names = [name for name in QUEUE.names if name not in PREDICTIONS.names]
     pd.testing.assert_frame_equal(seen.pending[names], snapshot.pending[names])
     assert seen.pending["p50_s"].between(30, 200).all()
 

@@ -21,11 +21,12 @@ from helios.app.replay_cluster import parse_nodes
 from helios.app.service_replay import ReplayedService, replay_services
 from helios.app.whatif import WhatIfRequest, prepare_replay
 from helios.model import Snapshot
-from helios.ports import RUN_TIME, ChangeRequests, Columns, JobwiseService
+from helios.ports import ChangeRequests, Columns, JobwiseService
 from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, LongestWaits, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
+from tests.run_times import in_columns
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
 from tests.unit.test_rehearsal import Oracle
@@ -67,9 +68,7 @@ class Noisy:
 
     @staticmethod
     def _around(median_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        run_times = np.repeat(median_s[:, None], len(RUN_TIME), axis=1)
-        run_times[:, RUN_TIME.p10], run_times[:, RUN_TIME.p90] = median_s / 2, median_s * 2
-        return run_times
+        return in_columns(np.stack([median_s / 2, median_s, median_s * 2], axis=1))
 
 
 def active(service: Any, *, every: timedelta = AT_ONCE) -> ReplayedService:

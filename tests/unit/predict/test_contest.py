@@ -21,6 +21,7 @@ from helios.predict.comparison import (
 )
 from helios.predict.job_table import JobTable
 from helios.predict.scores import predictor_score
+from tests.run_times import in_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 
@@ -64,7 +65,7 @@ def test_a_draw_s_rank_correlation_counts_a_cluster_as_often_as_it_was_drawn():
 
 
 def test_the_figures_are_those_of_their_definition():
-    score = predictor_score(np.array([[1.0, 9.0, 20.0], [0.0, 3.0, 5.0]]), np.array([9.0, 7.0]))
+    score = predictor_score(in_columns([[1.0, 9.0, 20.0], [0.0, 3.0, 5.0]]), np.array([9.0, 7.0]))
     assert score.coverage_p10_p90 == 0.5
     assert score.bias_log == pytest.approx((np.log(4) - np.log(8)) / 2)
     assert score.median_abs_log_error == pytest.approx(np.log(2) / 2)
@@ -160,7 +161,7 @@ def test_worse_is_beyond_chance_and_not_negligible_or_by_very_much(error, rank, 
 def test_a_comparison_comes_back_from_its_json():
     jobs = a_campaign(300, users=12)
     quantiles = np.sort(np.column_stack([noisy(jobs, 0.3, seed) for seed in range(3)]), axis=1)
-    comparison = held(jobs, {"new": quantiles, "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
+    comparison = held(jobs, {"new": in_columns(quantiles), "old": noisy(jobs, 0.5, 4), "constant": np.full(300, 60.0)})
     assert comparison.against["constant"].rank is None
     assert Comparison.from_json(json.loads(json.dumps(comparison.to_json(), allow_nan=False))) == comparison
 

@@ -29,6 +29,7 @@ from helios.predict.drift import (
     weeks_of_errors,
 )
 from helios.predict.job_table import JobTable, causal_features
+from tests.run_times import in_columns
 from tests.unit.predict.traces_of import a_campaign, a_trace
 
 floats = st.one_of(st.just(np.nan), st.sampled_from([0.0, 1.0, 2.0, 5.0]), st.floats(-100, 100, width=32))
@@ -184,7 +185,7 @@ def test_weeks_end_at_the_given_moment_and_hold_the_jobs_submitted_in_them():
     end_s = 10 * WEEK_S
     submitted_s = np.array([end_s - 3 * WEEK_S, end_s - WEEK_S, end_s - 1, end_s])
     truth = np.array([10.0, 20.0, 30.0, 40.0])
-    right, wrong = (np.column_stack([truth * 0.5, truth, truth * 2]) * factor for factor in (1, 10))
+    right, wrong = (in_columns(np.column_stack([truth * 0.5, truth, truth * 2]) * factor) for factor in (1, 10))
     weeks = weeks_of_errors(right, wrong, truth, submitted_s=submitted_s, end_s=end_s)
     assert [week.jobs for week in weeks] == [1, 2]
     assert [week.begin.timestamp() for week in weeks] == [end_s - 3 * WEEK_S, end_s - WEEK_S]

@@ -7,18 +7,16 @@ import pandas as pd
 import pytest
 
 from helios.errors import ModelUnreadable, NotEnoughHistory
-from helios.predict.causal_stats import FEATURES
-from helios.predict.duration import HistoryPredictor, train
-from helios.predict.job_table import JobTable, causal_features
+from helios.model import JOBS, in_submission_order
+from helios.ports import HORIZON_S, RUN_TIME
+from helios.predict.duration import train
 from helios.predict.model_record import from_record, to_record
+from helios.predict.timeline import GRACE_S
 from helios.predict.trees import parse_trees, predict_trees
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace
+from tests.unit.predict.walks import median_log_error, quantiles_of, walked
 
 NOW = datetime(2024, 4, 1, tzinfo=UTC)
-
-
-def features(jobs):
-    return causal_features(JobTable.from_frame(jobs)).X
 
 
 def test_the_compiled_trees_give_what_lightgbm_gives_bit_for_bit():
@@ -45,27 +43,47 @@ def test_a_model_of_one_constant_is_understood():
 
 
 def test_a_model_learns_what_shrinkage_misses():
-    jobs = a_campaign(1500, users=3)
-    # Jobs with 8 GPUs run eight times as long, whoever the user: shrinkage must see it user by user.
-    big = np.random.default_rng(2).random(len(jobs)) < 0.3
-    jobs["gpus"] = np.where(big, 8, 1).astype(np.int32)
-    jobs.loc[big, "run_time_s"] *= 8
+    jobs = a_campaign(3000, users=40)
+    # Who asks for more CPUs runs longer, and hardly any number is asked for twice by the same user.
+    cpus = np.random.default_rng(2).integers(1, 500, len(jobs)).astype(np.float64)
+    jobs = jobs.assign(gpus=np.int32(0), cpus=cpus, run_time_s=np.round(20 * cpus), partition=None)
+    jobs = jobs.assign(ended_at=jobs["started_at"] + pd.to_timedelta(jobs["run_time_s"], unit="s"))
+    jobs = in_submission_order(JOBS.conform(jobs))
+    until = jobs["submitted_at"].iloc[2000].to_pydatetime()
+    model, rows = train(jobs, cluster="lab", until=until), np.arange(2000, 3000)
+    assert model.trained
+    errors = [median_log_error(walked(jobs, model=one, first=2000).predicted, jobs, rows) for one in (model, None)]
+    assert errors[0] < errors[1]
+
+
+def test_where_trees_are_worse_than_shrinkage_on_held_back_jobs_shrinkage_predicts():
+    # Run times that nothing tells, of which those held back are a hundred times as long: the trees believe the past.
+    jobs = a_campaign(900, users=300, noise=1.5)
+    jobs.loc[700:, "run_time_s"] *= 100
     jobs["ended_at"] = jobs["started_at"] + pd.to_timedelta(jobs["run_time_s"], unit="s")
-    until = jobs["submitted_at"].iloc[1000].to_pydatetime()
-    model = train(jobs, cluster="lab", until=until)
-    asked, truth = features(jobs)[1000:], np.log1p(jobs["run_time_s"].to_numpy()[1000:])
-
-    def error(predictor):
-        return np.abs(np.log1p(predictor.predict(asked)[:, 1]) - truth).mean()
-
-    assert error(model) < error(HistoryPredictor())
+    model = train(jobs, cluster="lab")
+    worse, better = (
+        walked(jobs, model=replace(model, trained=trained), first=750).predicted[750:] for trained in (True, False)
+    )
+    used = walked(jobs, model=model, first=750).predicted[750:]
+    np.testing.assert_array_equal(used, worse if model.trained else better)
 
 
 def test_quantiles_ascend_and_are_not_negative():
     jobs = a_campaign(400)
-    predicted = train(jobs, cluster="lab").predict(features(jobs))
+    predicted = quantiles_of(jobs, model=train(jobs, cluster="lab"))
     assert (np.diff(predicted, axis=1) >= 0).all()
     assert (predicted >= 0).all()
+
+
+@pytest.mark.parametrize("by", ["model", "shrinkage"])
+def test_the_truncated_mean_is_at_most_the_horizon_and_the_mean(by):
+    jobs = a_campaign(500, noise=3.0)
+    found = walked(jobs, model=train(jobs, cluster="lab") if by == "model" else None).predicted
+    truncated, mean = found[:, RUN_TIME.truncated_mean], found[:, RUN_TIME.mean]
+    assert (truncated <= HORIZON_S).all()
+    assert (truncated <= mean * (1 + 1e-9)).all()
+    assert (truncated > 0).all()
 
 
 def test_what_ended_after_the_moment_of_training_changes_no_model():
@@ -114,18 +132,8 @@ def test_a_model_comes_back_from_its_text_the_same():
     back = from_record(to_record(model, trained_at=NOW, scores={"spearman": 0.5}))
     assert back == model
     assert back.model_id == model.model_id
-    asked = features(a_campaign(50, seed=3))
-    np.testing.assert_array_equal(back.predict(asked), model.predict(asked))
-
-
-def test_lightgbm_itself_reads_the_stored_trees():
-    model = train(a_campaign(300), cluster="lab")
-    asked = features(a_campaign(50, seed=3))
-    anchor = asked[:, FEATURES.index("anchor")].astype(np.float64)
-    p10, p50, p90, level = (lightgbm.Booster(model_str=text).predict(asked) for text in model.texts)
-    logs = np.column_stack((anchor + p10, (anchor + p50 + level) / 2, anchor + p90))
-    expected = np.sort(np.maximum(np.expm1(logs), 0), axis=1)
-    np.testing.assert_allclose(replace(model, trust=1.0).predict(asked), expected, rtol=1e-12)
+    asked = a_campaign(50, seed=3)
+    np.testing.assert_array_equal(walked(asked, model=back).predicted, walked(asked, model=model).predicted)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +141,9 @@ def test_lightgbm_itself_reads_the_stored_trees():
     [
         lambda text: text[:200],
         lambda text: "null",
-        lambda text: text.replace('"user_last_1"', '"user_shoe_size"'),
+        lambda text: text.replace('"since_user_last_1"', '"user_shoe_size"'),
         lambda text: text.replace("end of trees", ""),
-        lambda text: text.replace("helios-duration-2", "helios-duration-0"),
+        lambda text: text.replace("helios-duration-3", "helios-duration-0"),
     ],
     ids=["cut", "empty", "other features", "broken trees", "other format"],
 )
@@ -146,17 +154,45 @@ def test_a_damaged_or_foreign_model_is_refused(spoil):
 
 
 def test_shrinkage_predicts_at_most_the_time_limit():
-    jobs = a_trace({"run": 5000.0}, {"submit": 9000, "time_limit_s": 100.0})
-    assert HistoryPredictor().predict(features(jobs))[1].max() == pytest.approx(100.0)
+    jobs = a_trace({"run": 5000.0, "time_limit_s": 9000.0}, {"submit": 9000, "time_limit_s": 100.0})
+    assert quantiles_of(jobs)[1].max() == pytest.approx(100.0 + GRACE_S, rel=1e-5)
+
+
+def test_a_site_whose_jobs_outlive_their_limits_is_not_cut_there():
+    over = [{"submit": 9000 * n, "run": 5000.0, "time_limit_s": 100.0} for n in range(20)]
+    assert quantiles_of(a_trace(*over))[-1, 1] == pytest.approx(5000.0, rel=0.3)
 
 
 def test_shrinkage_without_a_limit_is_not_cut():
     jobs = a_trace({"run": 5000.0, "time_limit_s": np.nan}, {"submit": 9000, "time_limit_s": np.nan})
-    p10, p50, p90 = HistoryPredictor().predict(features(jobs))[1]
+    p10, p50, p90 = quantiles_of(jobs)[1]
     assert 0 < p10 < p50 < p90
 
 
-def test_what_a_backtest_is_judged_by_knows_nothing_of_the_jobs_held_back_from_it():
-    model = replace(train(a_campaign(600, noise=1.0), cluster="lab"), trust=0.25)
+def test_a_backtest_knows_nothing_of_the_jobs_held_back_from_it():
+    jobs = a_campaign(600, noise=1.0)
+    model = train(jobs, cluster="lab")
     judged = model.as_judged()
-    assert (judged.trust, judged.calibration, judged.texts) == (1.0, None, model.backtest.texts)
+    assert (judged.trained, judged.levels, judged.trees) == (True, None, model.backtest)
+    later = (jobs["ended_at"] >= model.backtest.until).to_numpy()
+    other = jobs.copy()
+    other.loc[later, "run_time_s"] *= 7
+    other.loc[later, "ended_at"] += pd.to_timedelta(6 * jobs.loc[later, "run_time_s"], unit="s")
+    again = train(other, cluster="lab", until=jobs["ended_at"].max().to_pydatetime())
+    if again.backtest.until == model.backtest.until:
+        assert again.backtest == model.backtest
+    else:
+        assert again.backtest.jobs != model.backtest.jobs
+
+
+def test_running_jobs_teach_that_runs_are_long():
+    """Without those that run, all that is known of a new kind of job is that the ones that ended were short."""
+    free = {"user": "ada", "time_limit_s": np.inf}
+    ended = [{"submit": 100 * n, "run": 60.0} | free for n in range(5)]
+    runs = [{"submit": 100 * n + 1, "run": 500_000.0} | free for n in range(20)]
+    asked = {"submit": 80_000} | free
+    alone, busy = (
+        quantiles_of(a_trace(*sorted([*rows, asked], key=lambda row: row["submit"])))[-1]
+        for rows in (ended, ended + runs)
+    )
+    assert busy[2] > 10 * alone[2]

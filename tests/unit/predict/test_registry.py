@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 import numpy as np
 import pandas as pd
 import pytest
-from helios.predict.calibration import Calibration
 
 from helios.errors import ModelUnreadable
 from helios.model import JOBS
-from helios.predict.duration import Backtest, train
+from helios.predict.duration import Trees, train
 from helios.predict.job_table import JobTable, causal_features
 from helios.predict.model_record import (
     FORMAT,
@@ -26,8 +25,10 @@ from helios.predict.model_record import (
     stored_arrays,
     to_record,
 )
+from helios.predict.timeline import Levels
 from tests.unit.predict.crafted import with_leaves
 from tests.unit.predict.traces_of import a_campaign
+from tests.unit.predict.walks import walked
 
 NOW = datetime(2024, 4, 1, tzinfo=UTC)
 JOBS_ = a_campaign(400)
@@ -61,22 +62,23 @@ def test_the_same_jobs_and_seed_give_the_same_id_and_the_same_bytes(model):
 
 
 def test_a_model_comes_back_with_its_backtest(model):
-    backtest = Backtest(until=NOW, jobs=300, texts=model.texts)
-    whole = replace(model, backtest=backtest, trust=0.75)
+    backtest = Trees(until=NOW, jobs=300, text=model.trees.text, tail=model.trees.tail)
+    whole = replace(model, backtest=backtest, trained=False)
     assert from_record(kept(whole)) == whole
 
 
 def test_a_model_comes_back_with_its_calibration(model):
-    calibration = Calibration(
-        offsets=np.linspace(-0.2, 0.3, 10).reshape(2, 5),
-        ends=np.array([7.0, 1e-310, 0.0, 1.0, 2.0]),
+    levels = Levels(
+        offsets=np.linspace(-0.2, 0.3, 6).reshape(2, 3),
+        counts=np.array([[7.0, 1e-310, 0.0], [1.0, 2.0, 3.0]]),
         outlived=np.array([0.05]),
     )
-    back = from_record(kept(replace(model, calibration=calibration)))
-    assert back.model_id == replace(model, calibration=calibration).model_id
-    for found, expected in zip(back.calibration, calibration, strict=True):
+    back = from_record(kept(replace(model, levels=levels)))
+    assert back.model_id == replace(model, levels=levels).model_id
+    for found, expected in zip(back.levels, levels, strict=True):
         assert found.tobytes() == expected.tobytes()
-    assert from_record(kept(replace(model, calibration=None))).calibration is None
+    assert back.trees.tail.tobytes() == model.trees.tail.tobytes()
+    assert from_record(kept(replace(model, levels=None))).levels is None
 
 
 def test_the_manifest_says_what_the_model_was_made_of(model):
@@ -139,13 +141,12 @@ def test_a_changed_character_is_found(model, place):
     assert "helios model train" in refused.value.hint
 
 
-def no_texts(artifact):
-    artifact["texts"] = []
+def no_text(artifact):
+    artifact["trees"]["text"] = ""
 
 
 def no_backtest_s_text(artifact):
-    artifact["backtest"] = ["x"] * 4
-    artifact["manifest"]["backtest"] = {"until": "2024-01-01T00:00:00+00:00", "jobs": 1}
+    artifact["backtest"] = artifact["trees"] | {"text": "x"}
 
 
 def another_cluster(artifact):
@@ -154,45 +155,59 @@ def another_cluster(artifact):
 
 def a_calibration_without_groups(artifact):
     one = {"dtype": "<f8", "shape": [0], "values": []}
-    artifact["calibration"] = {"offsets": one, "ends": one, "outlived": one}
+    artifact["levels"] = {"offsets": one, "counts": one, "outlived": one}
 
 
 def a_calibration_of_gigabytes(artifact):
     one = {"dtype": "<U1000000000", "shape": [1], "values": ["x"]}
-    artifact["calibration"] = {"offsets": one, "ends": one, "outlived": one}
+    artifact["levels"] = {"offsets": one, "counts": one, "outlived": one}
 
 
 def a_calibration_that_is_not_finite(artifact):
-    shapes = {"offsets": [2, 5], "ends": [5], "outlived": [1]}
-    artifact["calibration"] = {
+    shapes = {"offsets": [2, 3], "counts": [2, 3], "outlived": [1]}
+    artifact["levels"] = {
         name: {"dtype": "<f8", "shape": shape, "values": ["inf"] * int(np.prod(shape))}
         for name, shape in shapes.items()
     }
 
 
-def too_much_trust(artifact):
-    artifact["manifest"]["trust"] = 1e300
+def a_tail(values, shape=None):
+    def change(artifact):
+        tail = {"dtype": "<f8", "shape": shape or [2, len(values) // 2], "values": values}
+        artifact["trees"]["tail"] = {"tail": tail}
+
+    return change
 
 
-def trust_of_text(artifact):
-    artifact["manifest"]["trust"] = "1"
+def trained_by_a_number(artifact):
+    artifact["manifest"]["trained"] = 1
+
+
+def trained_by_a_text(artifact):
+    artifact["manifest"]["trained"] = "1"
 
 
 def a_time_without_zone(artifact):
-    artifact["manifest"]["trained_until"] = "2024-01-01T00:00:00"
+    artifact["trees"]["until"] = "2024-01-01T00:00:00"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        no_texts,
+        no_text,
         no_backtest_s_text,
         another_cluster,
         a_calibration_without_groups,
         a_calibration_of_gigabytes,
         a_calibration_that_is_not_finite,
-        too_much_trust,
-        trust_of_text,
+        a_tail([]),
+        a_tail([1.0, 2.0, 0.5, 1.0]),
+        a_tail([2.0, 1.0, 1.0, 0.5]),
+        a_tail([1.0, "nan", 1.0, 0.5]),
+        a_tail([1.0, 2.0, 1.0, 0.5], [4]),
+        a_tail([0.0, 1.0] * 1000),
+        trained_by_a_number,
+        trained_by_a_text,
         a_time_without_zone,
     ],
 )
@@ -206,12 +221,10 @@ def test_a_deeply_nested_text_is_refused(model):
         from_record(replace(kept(model), artifact="[" * 200_000))
 
 
-def test_a_prediction_beyond_every_run_time_is_none(model):
-    table = JobTable.from_frame(JOBS_)
-    features = causal_features(table).X
-    beyond = replace(model, texts=tuple(with_leaves(text, "100000000") for text in model.texts))
-    assert np.isnan(beyond.predict(features)).all()
-    assert np.isfinite(model.predict(features)).all()
+def test_leaves_of_any_size_give_a_finite_prediction(model):
+    for value in ("100000000", "-100000000"):
+        trees = replace(model.trees, text=with_leaves(model.trees.text, value))
+        assert np.isfinite(walked(JOBS_, model=replace(model, trees=trees)).predicted).all()
 
 
 def test_a_damaged_word_on_the_training_is_refused():

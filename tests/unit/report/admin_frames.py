@@ -20,9 +20,8 @@ def predictions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
     frame = pd.DataFrame([_prediction(row) for row in rows], columns=names)
     for name in ("submitted_at", "made_at"):
         frame[name] = pd.to_datetime(frame[name], utc=True).astype("datetime64[us, UTC]")
-    return frame.astype(
-        {"job_id": "str", "restart": "int32", "source": "category", "p10_s": float, "p50_s": float, "p90_s": float}
-    )
+    numbers = dict.fromkeys(PREDICTIONS.names[:-1], float)
+    return frame.astype({"job_id": "str", "restart": "int32", "source": "category"} | numbers)
 
 
 def predicted(job: dict[str, Any], p50_s: float, **overrides: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_what_is_no_number_is_null() -> None:
 
 def test_the_answer_names_what_it_is_about() -> None:
     told = an_answer(a_result("ces")).to_json()
-    assert list(told) == ["series", "from", "to", "days", "total_nodes", "policies", "notes"]
+    assert list(told) == ["series", "from", "to", "days", "total_nodes", "policies", "chosen", "notes"]
     assert told["days"] == 14.0
 
 

@@ -242,6 +242,7 @@ def test_where_nothing_had_ended_no_past_job_is_claimed() -> None:
 
 def test_steps_without_jobs_are_not_shown_and_the_first_shown_has_no_factor() -> None:
     steps = (a_step(PRIOR, 1.0, jobs=0), a_step("global", 0.5, run_time_s=300.0), a_step("user", 1.0, jobs=0))
+    steps += (a_step("distribution", 1.0, run_time_s=300.0),)
     lines = screen(an_explanation(explained=an_explained(steps=steps))).splitlines()
     (first,) = [line for line in lines if "all jobs that had ended" in line]
     assert "x" not in first

@@ -132,7 +132,7 @@ def test_a_model_stands_above_its_controls() -> None:
     assert row_of("median of that size", lines).split()[-2] == "-"
 
 
-def test_the_upper_bound_is_shown_for_each_group_calibrated_beside_as_learned() -> None:
+def test_the_upper_bound_is_shown_for_each_group_beside_shrinkages() -> None:
     figures: dict[str, Any] = {
         "spearman": 0.7, "spearman_90": [0.6, 0.8], "spearman_by_burst": 0.5, "median_abs_log_error": 0.8,
         "mae_s": 3000.0, "within_10pct": 0.1, "within_50pct": 0.4, "within_100pct": 0.7, "coverage_p10_p90": 0.75,
@@ -142,10 +142,10 @@ def test_the_upper_bound_is_shown_for_each_group_calibrated_beside_as_learned() 
     raw = {**figures, "coverage_p90": 0.8, "coverage_p90_by_group": {"large": {"jobs": 36, "share": 0.69}}}
     answer = {
         **figures, "cluster": "x", "train_jobs": 9, "jobs": 5, "train_until": "2020-09-10T00:00:00+00:00",
-        "uncalibrated": raw, "at_start": {**figures, "spearman": 0.75}, "controls": {},
+        "at_start": {**figures, "spearman": 0.75}, "controls": {"shrinkage": raw},
     }  # fmt: skip
     lines = printed(evaluation_table(answer), width=80)
-    assert row_of("larger than 8", lines).split()[3:] == ["36", "89", "%", "69", "%", "-"]
-    assert row_of("of users with fewer", lines).split()[-4:] == ["0", "-", "-", "-"]
+    assert row_of("larger than 8", lines).split()[3:] == ["36", "89", "%", "69", "%"]
+    assert row_of("of users with fewer", lines).split()[-3:] == ["0", "-", "-"]
     assert row_of("all jobs", lines).split()[3:6] == ["90", "%", "80"]
     assert "0.750" in row_of("Helios, at job's start", lines)

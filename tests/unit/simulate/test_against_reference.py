@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import shortest_job_first
+from tests.run_times import in_columns
 
 from .crowds import clusters_with_jobs
 from .reference import reference_replay
@@ -122,14 +123,14 @@ class Learner:
 
     def submitted(self, jobs, now_s):
         assert all(end < now_s for _, end in self.heard)
-        return np.array([self.quantiles(job, self.heard) for job in jobs.tolist()])
+        return in_columns([self.quantiles(job, self.heard) for job in jobs.tolist()])
 
     def waiting(self, jobs, now_s, *, running, since_s):
         assert all(end < now_s for _, end in self.heard)
         assert (self.workload.submitted_s[jobs] < now_s).all()
         assert not set(running.tolist()) & ({job for job, _ in self.heard} | set(jobs.tolist()))
         oldest_s = int(since_s.min(initial=now_s))
-        return np.array([self.quantiles(job, self.heard, now_s + oldest_s) for job in jobs.tolist()])
+        return in_columns([self.quantiles(job, self.heard, now_s + oldest_s) for job in jobs.tolist()])
 
     def quantiles(self, job, heard, now_s=0):
         typical = sum((1 + i % 3) * self.workload.run_time_s[j] for i, (j, _) in enumerate(heard)) / (1 + len(heard))

@@ -17,6 +17,7 @@ from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, replay
 from helios.simulate.orders import first_in_first_out
 from helios.testing import check_cluster
+from tests.run_times import in_columns
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
 
@@ -260,8 +261,8 @@ def test_a_cluster_of_cpus_shows_cpus():
 def test_predictions_stand_in_the_rows_of_their_jobs():
     cluster = a_busy_cluster(pending=2)
     cluster.apply([an_order(job2=0.5)])
-    quantiles_s = np.array([[np.nan] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    told = Predictions(quantiles_s=quantiles_s, source=np.array([-1, 0, 1], dtype=np.int16), sources=["m0", "m1"])
+    run_times = in_columns([[np.nan] * 3, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    told = Predictions(run_times=run_times, source=np.array([-1, 0, 1], dtype=np.int16), sources=["m0", "m1"])
     seen = cluster.look(told).pending
     assert seen[["job_id", "p10_s", "p90_s", "source"]].to_numpy().tolist() == [
         ["2", 4.0, 6.0, "m1"],
@@ -275,7 +276,9 @@ def a_snapshot_with_everything():
     cluster.apply([an_order(job2=0.5, job3=-0.4), a_soft_limit("4", 660)])
     cluster.hold("1")
     told = Predictions(
-        quantiles_s=np.arange(15.0).reshape(5, 3), source=np.array([0, 1, -1, 0, 1], dtype=np.int16), sources=["a", "b"]
+        run_times=in_columns(np.arange(15.0).reshape(5, 3)),
+        source=np.array([0, 1, -1, 0, 1], dtype=np.int16),
+        sources=["a", "b"],
     )
     return cluster, cluster.look(told)
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.errors import UsageError
-from helios.ports import RUN_TIME
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import first_in_first_out, shortest_job_first
+from tests.run_times import in_columns
 
 from .builders import a_shape, a_workload
 
@@ -112,7 +112,7 @@ class Absurd:
         pass
 
     def submitted(self, jobs, now_s):
-        return np.sort(np.exp(self.rng.normal(0, 20, (len(jobs), len(RUN_TIME)))), axis=1)
+        return in_columns(np.sort(np.exp(self.rng.normal(0, 20, (len(jobs), 3))), axis=1))
 
     def waiting(self, jobs, now_s, *, running, since_s):
         return self.submitted(jobs, now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, replay_levels
+from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
 
 MINUTE = 60
 TOTAL = 12
@@ -158,7 +158,21 @@ def test_a_timer_leaves_awake_what_was_needed_within_its_time(busy: list[int], s
     assert levels.tolist() == [max(busy[max(0, place - steps) : place + 1]) for place in range(len(busy))]
 
 
-# The optimum.
+# What knows the future.
+
+
+@given(busy=series, boot=st.integers(0, 4), least=st.integers(0, 8))
+def test_the_oracle_sleeps_through_every_idle_time_that_is_long_enough(busy: list[int], boot: int, least: int) -> None:
+    awake = np.zeros(len(busy))
+    for node in range(1, TOTAL + 1):
+        needed = [place for place, count in enumerate(busy) if count >= node]
+        kept = set(needed)
+        for before, after in pairwise([*needed, len(busy)]):
+            if after - before - 1 <= least:
+                kept |= set(range(before, after))
+        awake += [any(place in kept for place in range(at, at + boot + 1)) for at in range(len(busy))]
+    found = oracle_levels(np.array(busy, dtype=np.float64), boot_steps=boot, least_steps=least)
+    assert found.tolist() == awake.tolist()
 
 
 def wakes(levels: NDArray[np.float64]) -> int:

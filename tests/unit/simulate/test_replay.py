@@ -9,6 +9,7 @@ from helios.errors import UsageError
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import fewest_gpus_first, first_in_first_out, shortest_job_first
+from tests.run_times import in_columns
 
 from .builders import a_shape, a_workload
 
@@ -171,7 +172,7 @@ def test_progress_ends_with_all_jobs():
 
 class Oracle:
     def __init__(self, quantiles):
-        self.quantiles = np.array(quantiles, dtype=np.float64)
+        self.quantiles = in_columns(quantiles)
 
     def ended(self, jobs, ended_s):
         pass

@@ -12,13 +12,13 @@ import pytest
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.model import STEP_S, Snapshot
 from helios.ports import Domain
-from helios.services.energy_saving import Ces, CesOptions
+from helios.services.energy_saving import Ces, CesOptions, level_now
 from helios.services.registry import build
 from helios.testing import NOON, a_demand, a_node, a_pending_job, a_snapshot, check_service, power_settings
 
 DAY = 86_400 // STEP_S
-CALM = [4.0] * (9 * DAY)
-"""Four busy nodes for nine days."""
+CALM = [4.0] * (23 * DAY)
+"""Four busy nodes for over three weeks."""
 
 
 def nodes(*, busy: int = 4, idle: int = 8, asleep: int = 0, **columns: Any) -> list[dict[str, Any]]:
@@ -49,7 +49,8 @@ def seen(
 
 
 def decide(snapshot: Snapshot, **options: Any) -> list[NodeAction]:
-    return Ces(CesOptions(**({"spare": 1} | options))).decide(snapshot)  # pools of tests are small
+    # Pools of tests are small, and the published rule sleeps nothing where use never falls.
+    return Ces(CesOptions(**({"spare": 1, "wake_ups_per_day": 1.0} | options))).decide(snapshot)
 
 
 def slept(actions: Sequence[NodeAction]) -> list[str]:
@@ -87,8 +88,8 @@ def test_without_demand_nothing_sleeps() -> None:
     assert not decide(a_snapshot(nodes=nodes(), power=power_settings()))
 
 
-def test_with_less_than_a_week_of_demand_nothing_sleeps() -> None:
-    assert not decide(seen(of=nodes(), busy=[4.0] * (5 * DAY)))
+def test_with_few_weeks_of_demand_the_published_rule_keeps_its_reserve() -> None:
+    assert len(slept(decide(seen(of=nodes(), busy=[4.0] * (5 * DAY))))) == 3
 
 
 def test_a_pool_that_nobody_forecast_is_left_alone() -> None:
@@ -160,7 +161,7 @@ def test_a_node_that_says_otherwise_is_not_proposed(column: dict[str, Any]) -> N
 def test_the_last_awake_node_of_a_kind_stays_awake(kind: dict[str, Any]) -> None:
     of = nodes(busy=0, idle=3, **kind)
     name = "gpu (a100)" if "gpu_type" in kind else "gpu"
-    demand = a_demand({name: [0.0] * (9 * DAY)}, total=3.0)
+    demand = a_demand({name: [0.0] * (23 * DAY)}, total=3.0)
     snapshot = a_snapshot(nodes=of, power=power_settings(), demand=demand)
     assert len(slept(decide(snapshot, spare=0))) == 2
 
@@ -208,7 +209,23 @@ def test_the_reason_is_for_an_admin() -> None:
     (first, *_) = decide(seen(of=nodes()))
     assert first.reason == (
         "idle for 12 h; 4 of 12 nodes of gpu needed, at most 4 within 6 h (9 of 10 times); 1 kept in reserve"
+        " by the idle timer of 30 min"
     )
+
+
+def test_history_older_than_the_weeks_of_the_choice_changes_nothing() -> None:
+    rng = np.random.default_rng(4)
+    busy = (6 + np.cumsum(rng.integers(-1, 2, size=50 * DAY))).clip(0, 12).tolist()
+    whole, recent = (a_demand({"gpu": values}, total=12.0) for values in (busy, busy[-40 * DAY :]))
+    options = CesOptions(weeks=4, wake_ups_per_day=2.0)
+    assert level_now(whole, 0, options) == level_now(recent, 0, options)
+
+
+def test_the_rule_of_a_pool_is_kept_for_reports() -> None:
+    service = Ces(CesOptions())
+    service.decide(seen(of=nodes(), busy=[4.0] * (5 * DAY)))
+    assert service.choices["gpu"].rule is not None
+    assert service.choices["gpu"].rule.name == "published rule"
 
 
 def test_a_fresh_service_decides_as_one_that_ran_for_days() -> None:

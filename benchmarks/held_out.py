@@ -1,0 +1,224 @@
+"""Every claim on traces that nothing was chosen on: learn on everything before, judge on the next four weeks, go on.
+
+    python -m benchmarks.held_out DIR [--only predictions orders sleep] [--draws 5] [--json]
+
+``DIR`` has traces of any format that Helios reads, and folders or files of node states. Of each trace
+
+- predictions: the model trained on what had happened before each window, against every control there;
+- orders: waits under Helios' order against the site's own (FIFO + EASY by time limits) and against size, equally aged,
+  over draws of each window;
+- sleep: nodes asleep, wake-ups and node hours short against the published rule, the timer and persistence.
+
+The worst window comes first. ``--json`` prints one row a figure: question, trace, window, ours, control, ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.app.history import LoadedHistory, read_file
+from helios.errors import HeliosError
+from helios.predict.causal_stats import COLUMN
+from helios.predict.duration import train_on
+from helios.predict.job_table import JobTable
+from helios.predict.scores import Scores, evaluation_set, pinball_losses, scores_for
+from helios.predict.timeline import RecordedWalk, empty_levels, untrained
+
+WINDOW_S = 28 * 86_400
+FEWEST_JUDGED = 200
+MOST_JOBS = 200_000
+"""Jobs of a trace that are read, the last ones."""
+LAST_ENDED = 100
+"""Ended jobs of a partition and size that the running median is of."""
+
+Row = dict[str, Any]
+Floats = NDArray[np.float64]
+
+
+def windows(submitted_s: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield the windows to judge, s since the epoch.
+
+    Each is four weeks long and comes after at least four others. A shorter trace has one window, its last 30 %.
+    """
+    first_s, last_s = int(submitted_s[0]), int(submitted_s[-1]) + 1
+    if last_s - first_s < 2 * WINDOW_S:
+        yield int(submitted_s[int(0.7 * len(submitted_s))]), last_s
+        return
+    for begin_s in range(first_s + WINDOW_S, last_s - WINDOW_S // 4, WINDOW_S):
+        yield begin_s, min(begin_s + WINDOW_S, last_s)
+
+
+def day(moment_s: int) -> str:
+    """Return the day of a moment."""
+    return f"{datetime.fromtimestamp(moment_s, UTC):%Y-%m-%d}"
+
+
+def running_quantiles(table: JobTable, first: int) -> Floats:
+    """Return p10, p50 and p90 of the last ended jobs of each job's partition and size, s; NaN before one has ended."""
+    found = np.full((table.n, 3), np.nan)
+    ends, told = table.ends(), 0
+    kept: dict[Any, tuple[deque[float], list[float]]] = defaultdict(lambda: (deque(), []))
+    keys = list(zip(table.partition.tolist(), np.nan_to_num(table.size, nan=-1.0).tolist(), strict=True))
+    for job in range(table.n):
+        while told < len(ends) and table.ended_s[ends[told]] < table.submitted_s[job]:
+            run_s = float(table.run_time_s[ends[told]])
+            if np.isfinite(run_s):
+                order, ranked = kept[keys[ends[told]]]
+                order.append(run_s)
+                insort(ranked, run_s)
+                if len(order) > LAST_ENDED:
+                    del ranked[bisect_left(ranked, order.popleft())]
+            told += 1
+        ranked = kept[keys[job]][1] if keys[job] in kept else []
+        if job >= first and ranked:
+            found[job] = [ranked[int(share * (len(ranked) - 1))] for share in (0.1, 0.5, 0.9)]
+    return found
+
+
+def control_quantiles(table: JobTable, features: NDArray[np.float32], first: int) -> dict[str, Floats]:
+    """Return p10, p50 and p90 by the rules that need no model, s; one number three times where they have no more."""
+    running = running_quantiles(table, first)
+    median_s = np.nanmedian(table.run_time_s[:first])
+    last_s = np.expm1(features[:, COLUMN.user_last_1].astype(np.float64))
+    limit_s = np.where(np.isfinite(table.time_limit_s), table.time_limit_s, median_s)
+    running = np.where(np.isnan(running), median_s, running)
+    return {
+        "median of partition and size": running,
+        "user's last": np.repeat(np.where(np.isnan(last_s), running[:, 1], last_s)[:, None], 3, axis=1),
+        "time limit": np.repeat(limit_s[:, None], 3, axis=1),
+    }
+
+
+def prediction_rows(name: str, history: LoadedHistory) -> Iterator[Row]:
+    """Judge predictions of each window by a model that learned from everything before."""
+    table = JobTable.from_frame(history.jobs, timezone=history.timezone)
+    for begin_s, end_s in windows(table.submitted_s):
+        walk, last = RecordedWalk(table), int(np.searchsorted(table.submitted_s, end_s))
+        first = int(np.searchsorted(table.submitted_s, begin_s))
+        rows = np.flatnonzero(np.isfinite(table.run_time_s[:last]) & (np.arange(last) >= first))
+        if len(rows) < FEWEST_JUDGED:
+            continue
+        try:
+            model = train_on(walk, table, cluster="x", until=datetime.fromtimestamp(begin_s, UTC), seed=0)
+        except HeliosError:
+            continue
+        plain = walk.branch(levels=empty_levels())
+        walk.to(end_s, model=model.kernel)
+        plain.to(end_s, model=untrained())
+        features = walk.timeline.state.features
+        judged = evaluation_set(table, features, rows)
+        ours, shrinkage = (scores_for(one.predicted[rows], judged) for one in (walk, plain))
+        controls = {"shrinkage": shrinkage}
+        for control, quantiles in control_quantiles(table, features, first).items():
+            scores = scores_for(quantiles[rows, 1], judged)
+            loss = float(pinball_losses(quantiles[rows], judged.run_time_s).mean())
+            controls[control] = replace(scores, pinball_log=loss)
+        where = {"trace": name, "window": f"{day(begin_s)} to {day(end_s)}", "jobs": len(rows)}
+        yield from compared(where, ours, controls)
+
+
+COMPARED: dict[str, tuple[Callable[[Scores], float | None], bool]] = {
+    "pinball": (lambda scores: scores.pinball_log, True),
+    "log error": (lambda scores: scores.median_abs_log_error, True),
+    "rank": (lambda scores: scores.spearman, False),
+    "misallocated": (lambda scores: scores.misallocated, True),
+}
+"""Figure of each question, and whether less is better."""
+
+
+def compared(where: Row, ours: Scores, controls: dict[str, Scores]) -> Iterator[Row]:
+    """Yield a row for each figure, beside the control that is best in it."""
+    for question, (figure, less) in COMPARED.items():
+        mine = figure(ours)
+        others = {name: value for name, scores in controls.items() if (value := figure(scores)) is not None}
+        if mine is None or not others:
+            continue
+        best = (min if less else max)(others, key=lambda name: others[name])
+        ratio = mine / others[best] if others[best] else None
+        yield {"question": question, **where, "ours": mine, "control": others[best], "ratio": ratio, "best": best}
+    covered = ours.coverage_p10_p90
+    yield {"question": "coverage", **where, "ours": covered, "control": 0.8, "ratio": (covered or 0.0) / 0.8}
+
+
+def traces(folder: Path) -> list[Path]:
+    """Return the files of a folder that may be traces of jobs."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() not in {".md", ".py"})
+
+
+def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
+    """Yield every row of a trace."""
+    if "sleep" in asked.only:
+        from benchmarks.ces_series import rows as sleep_rows  # noqa: PLC0415 - slow to import
+
+        yield from sleep_rows(path)
+    if not path.is_file() or not {"predictions", "orders"} & set(asked.only):
+        return
+    try:
+        history = read_file(path)
+    except HeliosError as reason:
+        print(f"{path.name}: left out: {reason}", file=sys.stderr)
+        return
+    jobs = history.jobs.iloc[-MOST_JOBS:].reset_index(drop=True)
+    history = LoadedHistory(cluster=history.cluster, jobs=jobs, timezone=history.timezone)
+    if "predictions" in asked.only:
+        yield from prediction_rows(path.name, history)
+    if "orders" in asked.only:
+        from benchmarks.order_draws import rows as order_rows  # noqa: PLC0415 - likewise
+
+        yield from order_rows(path.name, history, draws=asked.draws)
+
+
+def table_of(rows: list[Row]) -> str:
+    """Return the rows by question, the worst first."""
+    lines = []
+    for question in dict.fromkeys(row["question"] for row in rows):
+        mine = [row for row in rows if row["question"] == question]
+        better_high = question in {"rank", "asleep"}
+        mine.sort(key=lambda row: (row["ratio"] is None, row["ratio"] or 0.0), reverse=not better_high)
+        known = [row["ratio"] for row in mine if row["ratio"]]
+        middle = f"geometric mean of the ratios {np.exp(np.mean(np.log(known))):.3f}" if known else ""
+        lines.append(f"\n{question}: {len(mine)} windows, {middle}")
+        for row in mine:
+            ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            beside = row.get("best") or row.get("against") or ""
+            figures = f"{row['ours']:>10.3f} {row['control']:>10.3f} {ratio:>6}  {beside}"
+            lines.append(f"  {row['trace'][:40]:<40} {row['window']:<24} {figures}")
+    return "\n".join(lines)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Print the table or its rows."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder of traces")
+    parser.add_argument("--only", nargs="+", default=["predictions", "orders", "sleep"])
+    parser.add_argument("--draws", type=int, default=5, help="draws of each window (default 5)")
+    parser.add_argument("--json", action="store_true", help="print rows, one a line")
+    asked = parser.parse_args(words)
+    paths = traces(asked.folder)
+    if "sleep" in asked.only:
+        paths += sorted(path for path in asked.folder.iterdir() if path.is_dir())
+    found: list[Row] = []
+    for path in paths:
+        print(f"{path.name} ...", file=sys.stderr, flush=True)
+        for row in rows_of(path, asked):
+            found.append(row)
+            if asked.json:
+                print(json.dumps(row), flush=True)
+    if not asked.json:
+        print(table_of(found))
+
+
+if __name__ == "__main__":
+    main()
