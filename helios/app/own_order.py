@@ -1,4 +1,4 @@
-"""Longest wait that a site's own order has caused lately, found by a replay of its last weeks.
+"""Longest wait under a site's own order, by a replay.
 
 What Helios does to the queue must not move the measure that its ageing and its wait bound follow. So the jobs of the
 last four weeks are replayed first in, first out with EASY backfill by time limits, whatever happened to them.
@@ -27,7 +27,7 @@ _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
 
 
 class OwnOrderWatch:
-    """Longest wait under the site's own order, computed anew once an hour of the cluster's clock."""
+    """Longest wait under the site's own order, computed once an hour."""
 
     def __init__(self) -> None:
         self._at: datetime | None = None

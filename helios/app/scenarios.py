@@ -219,12 +219,18 @@ class Scenario:
 
     @property
     def wait_share(self) -> float | None:
-        """Ageing time as a share of the longest wait of the site's own order; None: jobs do not age."""
+        """Ageing time as a share of the own order's longest wait.
+
+        None: jobs do not age.
+        """
         return dict(self.options).get("wait_share", WAIT_SHARE if self.policy is Policy.QSSF else None)
 
     @property
     def bound_share(self) -> float | None:
-        """Wait bound as such a share; None: there is none of this kind."""
+        """Wait bound as such a share.
+
+        None: there is none of this kind.
+        """
         told = dict(self.options)
         return None if "patience_s" in told else told.get("bound_share", self._own_bound_share)
 

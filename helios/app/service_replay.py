@@ -62,7 +62,7 @@ class NamedPredictor(ReplayPredictor, Protocol):
 
 
 class ReplayPredictions:
-    """Predictions of the jobs of a replay, and the longest wait of the site's own order.
+    """Predictions of a replay, and the own order's longest wait.
 
     A job is predicted at its submission, and again while it waits.
 

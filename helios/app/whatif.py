@@ -131,7 +131,9 @@ class ReplaySetup:
 
     @cached_property
     def own_order(self) -> LongestWaits:
-        """Longest wait so far under the site's own order, first in, first out with EASY by time limits.
+        """Longest wait so far under the site's own order.
+
+        That is first in, first out with EASY by time limits.
 
         From a replay of these jobs and those of the four weeks before them, as far as they are known and fit.
         """
@@ -287,7 +289,10 @@ def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list
 
 
 def _bounds_said(runs: Sequence[Run]) -> list[str]:
-    """Return a note on the wait bound that each replay reached, unless an option set it."""
+    """Return a note on the wait bound of each replay.
+
+    Only where no option set it.
+    """
     return [
         f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first."
         for run in runs
