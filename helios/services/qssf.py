@@ -328,7 +328,10 @@ class Qssf:
 
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
-    """Return the reference moment of the keys at a time, and when the next one begins to serve, µs."""
+    """Return the reference moment of a time, µs.
+
+    With it, when the next one begins to serve.
+    """
     most_hours = max(TAUS_BETWEEN * tau_s / 3_600, 1)
     stretch_us = int(REBASE_HOURS[most_hours >= REBASE_HOURS][-1]) * _HOUR_US
     first_us = now_us - now_us % stretch_us

@@ -1,4 +1,4 @@
-"""Longest wait of a replay so far, and queue keys that age by a share of it.
+"""Longest wait of a replay, and queue keys that age.
 
 A key ages as ``ln(key) + submitted / tau``: a job of R times the service is passed only by jobs that come within
 ``tau ln R`` of it. ``tau`` is a share of the longest wait that another replay of the same jobs, first in, first out,
