@@ -40,6 +40,8 @@ WINDOW_S = 28 * 86_400
 FEWEST_JUDGED = 200
 MOST_JOBS = 200_000
 """Jobs of a trace that are read, the last ones."""
+MOST_WINDOWS = 6
+"""Windows of a trace, the last ones."""
 LAST_ENDED = 100
 """Ended jobs of a partition and size that the running median is of."""
 
@@ -50,13 +52,14 @@ Floats = NDArray[np.float64]
 def windows(submitted_s: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield the windows to judge, s since the epoch.
 
-    Each is four weeks long and comes after at least four others. A shorter trace has one window, its last 30 %.
+    Each is four weeks long and comes after at least four others; the last ``MOST_WINDOWS`` are taken. A shorter trace
+    has one window, its last 30 %.
     """
     first_s, last_s = int(submitted_s[0]), int(submitted_s[-1]) + 1
     if last_s - first_s < 2 * WINDOW_S:
         yield int(submitted_s[int(0.7 * len(submitted_s))]), last_s
         return
-    for begin_s in range(first_s + WINDOW_S, last_s - WINDOW_S // 4, WINDOW_S):
+    for begin_s in range(first_s + WINDOW_S, last_s - WINDOW_S // 4, WINDOW_S)[-MOST_WINDOWS:]:
         yield begin_s, min(begin_s + WINDOW_S, last_s)
 
 
