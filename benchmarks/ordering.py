@@ -48,6 +48,10 @@ class Bench:
             setup.machine.jobs, history=setup.before, model=forecaster, timezone=setup.timezone, **options
         )
 
+    def user_last(self) -> UserLast:
+        """Return the rule that repeats the user's last run."""
+        return UserLast(self.setup.machine.jobs, history=self.setup.before)
+
     def model_online(self, **options: Any) -> ReplayTrainedPredictor:
         """Return the trained model, which goes on learning."""
         return self.predictor(self.model, **options)
@@ -104,7 +108,7 @@ TRIED: dict[str, Callable[..., dict[str, Any]]] = {
     "true, guard 48 h": lambda _: {"guard": WaitBound.constant(2 * DAY_S)},
     "off by e^N(0,1.5)": lambda b: {"run_time_s": noise(b), "guard": b.guard(1)},
     "smallest first": lambda b: {"order": ORDERS[Policy.FEWEST_GPUS], "guard": b.guard(1)},
-    "user's last": lambda b: {"predictor": b.predictor(UserLast(), refit=False), "guard": b.guard(1)},
+    "user's last": lambda b: {"predictor": b.user_last(), "guard": b.guard(1)},
     "shrinkage": lambda b: {"predictor": b.predictor(None, refit=False), "guard": b.guard(1)},
     "model": lambda b: {"predictor": b.model_online(), "guard": b.guard(1)},
     "model, no guard": lambda b: {"predictor": b.model_online()},
