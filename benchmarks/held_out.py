@@ -1,12 +1,10 @@
 """Every claim on traces that nothing was chosen on: learn on everything before, judge on the next four weeks, go on.
 
-    python -m benchmarks.held_out DIR [--only predictions orders sleep] [--draws 5] [--json]
+    python -m benchmarks.held_out DIR [--only predictions sleep] [--json]
 
 ``DIR`` has traces of any format that Helios reads, and folders or files of node states. Of each trace
 
 - predictions: the model trained on what had happened before each window, against every control there;
-- orders: waits under Helios' order against the site's own (FIFO + EASY by time limits) and against size, equally aged,
-  over draws of each window;
 - sleep: nodes asleep, wake-ups and node hours short against the published rule, the timer and persistence.
 
 The worst window comes first. ``--json`` prints one row a figure: question, trace, window, ours, control, ratio.
@@ -40,6 +38,8 @@ WINDOW_S = 28 * 86_400
 FEWEST_JUDGED = 200
 MOST_JOBS = 200_000
 """Jobs of a trace that are read, the last ones."""
+MOST_WINDOWS = 6
+"""Windows of a trace, the last ones."""
 LAST_ENDED = 100
 """Ended jobs of a partition and size that the running median is of."""
 
@@ -50,13 +50,14 @@ Floats = NDArray[np.float64]
 def windows(submitted_s: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield the windows to judge, s since the epoch.
 
-    Each is four weeks long and comes after at least four others. A shorter trace has one window, its last 30 %.
+    Each is four weeks long and comes after at least four others; the last ``MOST_WINDOWS`` are taken. A shorter trace
+    has one window, its last 30 %.
     """
     first_s, last_s = int(submitted_s[0]), int(submitted_s[-1]) + 1
     if last_s - first_s < 2 * WINDOW_S:
         yield int(submitted_s[int(0.7 * len(submitted_s))]), last_s
         return
-    for begin_s in range(first_s + WINDOW_S, last_s - WINDOW_S // 4, WINDOW_S):
+    for begin_s in range(first_s + WINDOW_S, last_s - WINDOW_S // 4, WINDOW_S)[-MOST_WINDOWS:]:
         yield begin_s, min(begin_s + WINDOW_S, last_s)
 
 
@@ -163,7 +164,7 @@ def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         from benchmarks.ces_series import rows as sleep_rows  # noqa: PLC0415 - slow to import
 
         yield from sleep_rows(path)
-    if not path.is_file() or not {"predictions", "orders"} & set(asked.only):
+    if not path.is_file() or "predictions" not in asked.only:
         return
     try:
         history = read_file(path)
@@ -172,12 +173,7 @@ def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         return
     jobs = history.jobs.iloc[-MOST_JOBS:].reset_index(drop=True)
     history = LoadedHistory(cluster=history.cluster, jobs=jobs, timezone=history.timezone)
-    if "predictions" in asked.only:
-        yield from prediction_rows(path.name, history)
-    if "orders" in asked.only:
-        from benchmarks.order_draws import rows as order_rows  # noqa: PLC0415 - likewise
-
-        yield from order_rows(path.name, history, draws=asked.draws)
+    yield from prediction_rows(path.name, history)
 
 
 def table_of(rows: list[Row]) -> str:
@@ -202,8 +198,7 @@ def main(words: list[str] | None = None) -> None:
     """Print the table or its rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of traces")
-    parser.add_argument("--only", nargs="+", default=["predictions", "orders", "sleep"])
-    parser.add_argument("--draws", type=int, default=5, help="draws of each window (default 5)")
+    parser.add_argument("--only", nargs="+", choices=["predictions", "sleep"], default=["predictions", "sleep"])
     parser.add_argument("--json", action="store_true", help="print rows, one a line")
     asked = parser.parse_args(words)
     paths = traces(asked.folder)

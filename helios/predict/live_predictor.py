@@ -211,7 +211,7 @@ def _unended(
 
 
 def _running(frame: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
-    """Return the jobs whose start is known and past, and their starts, s since the epoch."""
+    """Return the jobs whose start is known and past, and their starts."""
     since_s = frame["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
     begun = frame["started_at"].notna().to_numpy() & (since_s < now_s)
     table = JobTable.from_queue(

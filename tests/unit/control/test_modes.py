@@ -42,7 +42,7 @@ def reachable_from(thing: object) -> list[object]:
     waiting = [thing]
     while waiting:
         for held in gc.get_referents(waiting.pop()):
-            if id(held) in seen or isinstance(held, (type, type(gc))) or held is globals():
+            if id(held) in seen or held is globals() or issubclass(type(held), (type, type(gc))):
                 continue
             seen[id(held)] = held
             waiting.append(held)
