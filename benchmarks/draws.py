@@ -7,15 +7,17 @@ known, or a window of a longer trace is replayed, it moves submissions by half a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Policy, RunTimes, Scenario, read_options
 from helios.app.whatif import (
     ReplaySetup,
     WhatIfRequest,
@@ -30,12 +32,27 @@ from helios.predict.duration import DurationModel
 from helios.simulate import Backfill, Replay
 
 DAY_S = 86_400
+BUSY = 0.85
+"""Share of a machine of unknown size that the jobs of a window would keep busy."""
 MOVES_S = 1_800.0
 MOST_S = 7_200.0
 LOG_ERROR = 0.3
-LARGE_GPUS = 8
+LARGE_GPUS, GPUS_PER_NODE = 8, 8
+LARGEST_KEPT = 0.999
+"""Quantile of the sizes that a machine of unknown size is made to hold."""
 LARGEST_SHARE = 0.9
 """Quantile of the sizes from which a job is large where a node has one GPU, as in a CPU log."""
+
+
+def _default(policy: Policy, run_times: RunTimes | None) -> Scenario:
+    options = read_options(policy.value, {"wait_share": WAIT_SHARE, "bound_share": BOUND_SHARE or NEVER})
+    return Scenario(
+        policy=policy, backfill=Backfill.EASY, run_times=run_times, estimates=RunTimes.LIMIT, options=options
+    )
+
+
+OURS, SIZE = _default(Policy.QSSF, RunTimes.PREDICTED), _default(Policy.FEWEST_GPUS, None)
+"""The default order and size, equally aged and bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +165,54 @@ class Bench:
             longest=float(wait_s.max() / max(own_s.max(), 1)),
             large=float(wait_s[large].mean() / max(own_s[large].mean(), 1)) if large.any() else float("nan"),
         )
+
+
+def machine_for(jobs: pd.DataFrame) -> tuple[str, int]:
+    """Return a pool that these jobs keep ``BUSY``, as ``Window`` takes it: nodes, and GPUs (or CPUs) of a node."""
+    has_gpus = bool((jobs["gpus"] > 0).any())
+    size = (jobs["gpus"] if has_gpus else jobs["cpus"]).to_numpy(dtype=np.float64)
+    run_s = jobs["run_time_s"].to_numpy(dtype=np.float64)
+    known = np.isfinite(size * run_s)
+    span_s = max((jobs["submitted_at"].iloc[-1] - jobs["submitted_at"].iloc[0]).total_seconds(), 1.0)
+    per_node = GPUS_PER_NODE if has_gpus else 1
+    needed = float((size[known] * run_s[known]).sum()) / span_s / BUSY
+    return str(int(np.ceil(max(needed, np.nanquantile(size, LARGEST_KEPT)) / per_node))), per_node
+
+
+def rows(
+    name: str, history: LoadedHistory, spans: Sequence[tuple[int, int]], *, draws: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of the default order in each window: against the site's own, and against size, equally aged.
+
+    Parameters
+    ----------
+    spans : sequence of (int, int)
+        Windows, s since the epoch.
+    """
+    for begin_s, end_s in spans:
+        since, until = (datetime.fromtimestamp(moment, UTC) for moment in (begin_s, end_s))
+        jobs = history.jobs
+        inside = jobs[(jobs["submitted_at"] >= since) & (jobs["submitted_at"] < until)]
+        nodes, per_node = machine_for(inside)
+        window = Window(name=name, file=name, nodes=nodes, gpus_per_node=per_node, since=since, until=until)
+        found: dict[str, list[Ratios]] = {"ours": [], "size": []}
+        for seed in range(1, draws + 1):
+            bench = Bench(draw(history, window, seed), window)
+            found["ours"].append(bench.ratios(OURS))
+            found["size"].append(bench.ratios(SIZE))
+        where = {"trace": name, "window": f"{since:%Y-%m-%d} to {until:%Y-%m-%d}", "nodes": int(nodes), "draws": draws}
+        ours, size = (
+            {key: geometric(ratios, key) for key in ("mean", "longest", "large")} for ratios in found.values()
+        )
+        for question, key in (("mean wait", "mean"), ("longest wait", "longest"), ("large jobs", "large")):
+            if np.isfinite(ours[key]):
+                own = {"ours": ours[key], "control": 1.0, "ratio": ours[key], "best": "the site's own order"}
+                yield {"question": question, **where, **own}
+        beside = {"ours": ours["mean"], "control": size["mean"], "ratio": ours["mean"] / size["mean"]}
+        yield {"question": "mean wait beside size", **where, **beside, "best": "size, equally aged"}
+
+
+def geometric(ratios: Sequence[Ratios], key: str) -> float:
+    """Return the geometric mean of a figure over draws."""
+    values = np.maximum([getattr(one, key) for one in ratios], 1e-3)
+    return float(np.exp(np.log(values).mean()))

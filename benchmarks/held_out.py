@@ -1,10 +1,12 @@
 """Every claim on traces that nothing was chosen on: learn on everything before, judge on the next four weeks, go on.
 
-    python -m benchmarks.held_out DIR [--only predictions sleep] [--json]
+    python -m benchmarks.held_out DIR [--only predictions orders sleep] [--draws 5] [--json]
 
 ``DIR`` has traces of any format that Helios reads, and folders or files of node states. Of each trace
 
 - predictions: the model trained on what had happened before each window, against every control there;
+- orders: waits under Helios' order against the site's own (FIFO + EASY by time limits) and against size, equally aged,
+  over draws of each window, on a machine that its jobs keep busy;
 - sleep: nodes asleep, wake-ups and node hours short against the published rule, the timer and persistence.
 
 The worst window comes first. ``--json`` prints one row a figure: question, trace, window, ours, control, ratio.
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import draws
 from helios.app.history import LoadedHistory, read_file
 from helios.errors import HeliosError
 from helios.predict.causal_stats import COLUMN
@@ -43,6 +46,7 @@ MOST_WINDOWS = 6
 LAST_ENDED = 100
 """Ended jobs of a partition and size that the running median is of."""
 
+QUESTIONS = ["predictions", "orders", "sleep"]
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
 
@@ -164,7 +168,7 @@ def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         from benchmarks.ces_series import rows as sleep_rows  # noqa: PLC0415 - slow to import
 
         yield from sleep_rows(path)
-    if not path.is_file() or "predictions" not in asked.only:
+    if not path.is_file() or not {"predictions", "orders"} & set(asked.only):
         return
     try:
         history = read_file(path)
@@ -173,7 +177,11 @@ def rows_of(path: Path, asked: argparse.Namespace) -> Iterator[Row]:
         return
     jobs = history.jobs.iloc[-MOST_JOBS:].reset_index(drop=True)
     history = LoadedHistory(cluster=history.cluster, jobs=jobs, timezone=history.timezone)
-    yield from prediction_rows(path.name, history)
+    if "predictions" in asked.only:
+        yield from prediction_rows(path.name, history)
+    if "orders" in asked.only:
+        spans = list(windows(JobTable.from_frame(jobs).submitted_s))
+        yield from draws.rows(path.name, history, spans, draws=asked.draws)
 
 
 def table_of(rows: list[Row]) -> str:
@@ -198,7 +206,8 @@ def main(words: list[str] | None = None) -> None:
     """Print the table or its rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of traces")
-    parser.add_argument("--only", nargs="+", choices=["predictions", "sleep"], default=["predictions", "sleep"])
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS)
+    parser.add_argument("--draws", type=int, default=5, help="draws of each window of orders (default 5)")
     parser.add_argument("--json", action="store_true", help="print rows, one a line")
     asked = parser.parse_args(words)
     paths = traces(asked.folder)
