@@ -71,7 +71,8 @@ def events_frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 def predictions_frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    prediction = JOB | {"p10_s": 1.0, "p50_s": 2.0, "p90_s": 3.0, "mean_s": 2.0, "source": "m1"}
+    prediction = JOB | {"p10_s": 1.0, "p50_s": 2.0, "p90_s": 3.0, "source": "m1"}
+    prediction |= {"typical_s": 2.0, "mean_s": 2.5, "truncated_mean_s": 2.25}
     frame = pd.DataFrame([prediction | row for row in rows])
     return frame.assign(submitted_at=pd.to_datetime(frame["submitted_at"], utc=True))
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,21 @@ def processes(folder: str) -> list[str]:
     return found
 
 
-def missing_ones(lines: list[str]) -> list[str]:
-    """Return what has to run before it can be seen to end."""
-    return [name for name in DAEMONS if not any(name in line for line in lines)]
+@dataclass(frozen=True)
+class Running:
+    """What has to run before it can be seen to end, and does not yet; what runs is told where a wait fails."""
+
+    missing: list[str]
+    lines: list[str]
+
+    def __bool__(self) -> bool:
+        return not self.missing
+
+
+def all_run(inner: subprocess.Popen[bytes], said: Path, lines: list[str]) -> Running:
+    """Say which of the daemons run, while the session that started them does."""
+    assert inner.poll() is None, said.read_text()
+    return Running([name for name in DAEMONS if not any(name in line for line in lines)], lines)
 
 
 def test_ctrl_c_leaves_no_daemon_no_job_and_no_folder(tmp_path: Path) -> None:
@@ -71,7 +84,7 @@ def test_ctrl_c_leaves_no_daemon_no_job_and_no_folder(tmp_path: Path) -> None:
         until(lambda: ready.exists() or inner.poll() is not None)
         assert inner.poll() is None, (tmp_path / "said").read_text()
         folders = ready.read_text().split()
-        until(lambda: missing_ones([line for folder in folders for line in processes(folder)]) == [])
+        until(lambda: all_run(inner, tmp_path / "said", [line for folder in folders for line in processes(folder)]))
         os.killpg(inner.pid, signal.SIGINT)
         inner.wait(TEST_TIMEOUT_S)
         until(lambda: not [line for folder in folders for line in processes(folder)])

@@ -122,9 +122,9 @@ def test_who_trains_and_who_sweeps_refuses_them(cluster: Any, monkeypatch: pytes
     history = a_site(1.0, jobs=20)
     with pytest.raises(DaskMismatch, match=r"tcp://odd has helios-slurm 0.1, here(?s:.)*Helios too: "):
         next(run_on_dask(history, (), address=cluster.scheduler_address))
-    training_set = TrainingSet(features=np.zeros((9, 1)), residual=np.zeros(9), weight=np.ones(9), names=("one",))
+    training_set = TrainingSet(features=np.zeros((9, 1)), ended=np.zeros(9), names=("one",))
     with pytest.raises(DaskMismatch, match=r"tcp://odd has lightgbm 0.1, here(?s:.)*Or train here"):
-        DaskTrainer(address=cluster.scheduler_address)(training_set, quantiles=(0.5,), seed=0)
+        DaskTrainer(address=cluster.scheduler_address)(training_set, seed=0)
 
 
 def test_a_worker_that_is_stuck_is_not_waited_for_for_ever(cluster: Any) -> None:
