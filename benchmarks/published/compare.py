@@ -78,7 +78,7 @@ class PublishedTable:
         return self.jct_s["fifo"][ALL] - self.queue_s["fifo"][ALL]
 
 
-_POLICIES = ("fifo", "sjf", "srtf", "qssf")
+_POLICIES = ("fifo", "sjf", "srtf", "service")
 _PHILLY = {  # nodes; mean JCT and mean queue under each of _POLICIES
     "6214e9": (64, (97_501, 23_337, 19_532, 26_022), (78_659, 4_494, 685, 7_179)),
     "7f04ca": (32, (133_826, 133_271, 132_980, 133_941), (1_412, 857, 565, 1_527)),
@@ -413,7 +413,7 @@ def _each(reduce: Any, means: list[Means]) -> Means:
 NAMES = {
     "fifo": "FIFO",
     "sjf": "SJF, true run times",
-    "qssf": "QSSF, true x noise",
+    "service": "QSSF, true x noise",
     "fewest_gpus": "Fewest GPUs, no model",
     "srtf": "SRTF, true run times",
 }

@@ -90,9 +90,9 @@ def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | N
 def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
     capacity = shape.nodes.astype(np.int64) * shape.gpus_per_node
     fits = jobs["gpus"].to_numpy() <= capacity[jobs["partition"].to_numpy()]
-    jobs = jobs[fits].sort_values(["since_s", "job_id"], kind="stable")
+    jobs = jobs[fits].sort_values(["since_s", "job_id"], key=_by_value, kind="stable")
     workload = Workload(
-        job_id=jobs["job_id"].to_numpy(dtype=object),
+        job_id=np.arange(len(jobs)).astype(str).astype(object),  # a job that was restarted is two
         submitted_s=jobs["since_s"].to_numpy(dtype=np.int64),
         run_time_s=jobs["run_time_s"].to_numpy(dtype=np.int64),
         gpus=jobs["gpus"].to_numpy(dtype=np.int32),
@@ -101,6 +101,10 @@ def _waits(jobs: pd.DataFrame, shape: ClusterShape) -> LongestWaits:
     limit_s = jobs["limit_s"].to_numpy(dtype=np.int64)
     result = replay(workload, shape, backfill=Backfill.EASY, order=ORDERS["fifo"], estimate_s=limit_s)
     return LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
+
+
+def _by_value(column: pd.Series) -> pd.Series:
+    return column.str.zfill(20) if column.name == "job_id" else column
 
 
 def _queued(queue: pd.DataFrame, now: pd.Timestamp) -> pd.DataFrame:

@@ -68,7 +68,7 @@ def test_without_nodes_the_jobs_are_held_against_the_table_of_philly() -> None:
     jobs = [at(second, partition="6214e9", run_time_s=PHILLY.run_time_s) for second in range(3)]
     answer = asked(*jobs, at(5, partition="unheard of", run_time_s=7), nodes=None)
     assert answer.jobs == 3 and answer.same_jobs and sum(answer.partitions.values()) == 352
-    assert row(answer, Policy.QSSF).printed.queue_s == 7_783
+    assert row(answer, Policy.SERVICE).printed.queue_s == 7_783
     assert row(answer, Policy.FEWEST_GPUS).printed is None
 
 
@@ -126,7 +126,7 @@ def test_the_printed_table_agrees_with_itself() -> None:
     # JCT less queue is the mean run time, whoever goes first; SRTF adds its second and the checkpoints.
     for name in (*PHILLY.nodes, ALL):
         run_times = {policy: PHILLY.jct_s[policy][name] - PHILLY.queue_s[policy][name] for policy in PHILLY.jct_s}
-        assert max(run_times[policy] for policy in ("fifo", "sjf", "qssf")) - run_times["fifo"] <= 1
+        assert max(run_times[policy] for policy in ("fifo", "sjf", "service")) - run_times["fifo"] <= 1
         assert run_times["fifo"] <= run_times["srtf"] <= run_times["fifo"] + 30
 
 
