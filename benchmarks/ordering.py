@@ -76,9 +76,10 @@ BOUNDS = {
     f"qssf, wait_share {share:g}, bound {bound}, large / {divisor:g}": plan(
         Policy.QSSF, PREDICTED, wait_share=share, bound_share=bound, large_divisor=divisor
     )
-    for share in (0.5, 0.25, 1.0)
-    for divisor in (1.0, 4.0)
-    for bound in (NEVER, 1.0, 1.25)
+    for share, bound, divisor in (
+        *((0.5, bound, divisor) for divisor in (1.0, 4.0) for bound in (NEVER, 1.0, 1.5)),
+        *((0.25, NEVER, divisor) for divisor in (1.0, 4.0)),
+    )
 }
 TABLES = {"rules": RULES, "bounds": BOUNDS}
 Found = dict[str, dict[str, list[Ratios]]]
