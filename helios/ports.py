@@ -250,11 +250,11 @@ class ChangeRequests(NamedTuple):
 class JobwiseService(Service, Protocol):
     """Service that decides on each job by that job and the time alone.
 
-    Other jobs and nodes must not matter. Of the cluster it may use ``longest_own_wait_s``, which is the same for all
-    jobs. A replay then need not ask it about the whole queue at every event, but only about a job that is submitted or
-    predicted again, about all jobs when that wait changes, and about a job whose request expires. The results are the
-    same, and tens of thousands of jobs a second are replayed. ``decide`` must agree with ``changes``;
-    :func:`helios.services.qssf.reorders` derives its actions from them.
+    Other jobs and nodes must not matter. Of the cluster it may use ``longest_own_wait_s`` and ``size_orders``, which
+    are the same for all jobs. A replay then need not ask it about the whole queue at every event, but only about a job
+    that is submitted or predicted again, about all jobs when that wait changes, and about a job whose request expires.
+    The results are the same, and tens of thousands of jobs a second are replayed. ``decide`` must agree with
+    ``changes``; :func:`helios.services.qssf.reorders` derives its actions from them.
     """
 
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from helios.app.model_registry import nightly, training_history
+from helios.app.order_checks import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
@@ -25,6 +26,8 @@ from helios.warehouse import Horizon, Warehouse
 # The nightly report: a page, a text and a mail. Each file is replaced as a whole, so that nobody reads a part of one.
 
 ENDINGS = (".html", ".txt", ".eml")
+QSSF = "qssf"
+"""Service whose order is checked, and the order of it that uses predictions."""
 ENERGY_DAYS = timedelta(days=14)
 """Days whose savings the nightly report shows."""
 
@@ -119,7 +122,18 @@ def _night(operations: ReportContext, begin: datetime, end: datetime, settings: 
             default_time_limit_s=settings.whatif.default_time_limit_s,
         ),
         energy=energy,
+        order=_order_said(order_checks(warehouse, cluster), end),
     )
+
+
+def _order_said(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
+    """Return what the last check before the end of the report's day plus a day said, and what is proposed."""
+    known = [check for check in checks if check.at < end + timedelta(days=1)]
+    if not known:
+        return ()
+    last = known[-1]
+    proposed = proposal(known, last.at)
+    return (*last.said, *((proposed,) if proposed else ()))
 
 
 def _file_name(cluster: str) -> str:
@@ -207,10 +221,17 @@ def run_nightly(
         kept.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
         return f"report {kept[0].page}"
 
+    seen: list[Snapshot] = []
+
+    def nodes() -> str:
+        seen.append(look())
+        return _remember_nodes(url, cluster, seen[0])
+
     steps: tuple[Callable[[], str], ...] = (
         lambda: read(READ_AGAIN).line(),
-        lambda: _remember_nodes(url, cluster, look()),
+        nodes,
         lambda: _learn(url, cluster, settings, now, progress),
+        lambda: _check_order(url, cluster, settings, seen, now, progress),
         report,
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
@@ -251,6 +272,21 @@ def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
     with Warehouse.open(url) as warehouse:
         warehouse.add_nodes(cluster, node_events_for(snapshot))
     return f"{len(snapshot.nodes):,} nodes"
+
+
+def _check_order(
+    url: str, cluster: str, settings: Settings, seen: list[Snapshot], now: datetime, progress: Progress
+) -> str:
+    """Check the queue order where predictions order it, and return the outcome in one line."""
+    if not seen or settings.services.get(QSSF, {"order": ""}).get("order", QSSF) != QSSF:
+        return ""
+    try:
+        found = check_tonight(
+            url, training_history(url, cluster), seen[0].nodes, settings=settings, now=now, progress=progress
+        )
+    except (NotEnoughHistory, NoGpuMachine) as reason:
+        return f"order not checked: {reason.message}"
+    return f"order checked: {found.said[0]}"
 
 
 def _learn(url: str, cluster: str, settings: Settings, now: datetime, progress: Progress) -> str:

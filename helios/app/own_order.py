@@ -59,7 +59,7 @@ def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:
     """
     now = pd.Timestamp(snapshot.taken_at)
     recent = history[(history["submitted_at"] > now - LOOKS_BACK) & history["run_time_s"].notna()]
-    group_of, shape = _machine(snapshot.nodes)
+    group_of, shape = gpu_machine(snapshot.nodes)
     ended = _plain(recent, group_of)
     if ended.empty or shape is None:
         return math.nan
@@ -82,7 +82,7 @@ def own_order_waits(jobs: pd.DataFrame, nodes: pd.DataFrame) -> LongestWaits | N
     nodes : DataFrame
         Columns of ``NODE_STATES``.
     """
-    group_of, shape = _machine(nodes)
+    group_of, shape = gpu_machine(nodes)
     plain = _plain(jobs[jobs["run_time_s"].notna()], group_of)
     return None if shape is None or plain.empty else _waits(plain, shape)
 
@@ -146,7 +146,7 @@ def _group(partition: str, group_of: dict[str, int]) -> int:
     return next((group_of[name] for name in partition.split(",") if name in group_of), -1)
 
 
-def _machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:
+def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:
     """Return the group of each partition, and the groups as a machine of equal nodes.
 
     Partitions that share nodes are one group. None: there are no GPUs.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from helios.app.order_checks import PastCheck, order_checks, size_orders
 from helios.app.own_order import OwnOrderWatch
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import JOBS, Snapshot, in_submission_order
@@ -94,6 +95,7 @@ class LivePredictions:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
         self._longest_own_wait = OwnOrderWatch()
+        self._checks: list[PastCheck] = []
 
     @property
     def knowledge(self) -> PredictorState:
@@ -109,6 +111,8 @@ class LivePredictions:
                 edition = warehouse.edition(self._cluster)
             except NoSuchCluster:
                 edition = (0, "")
+            else:
+                self._checks = order_checks(warehouse, self._cluster)
             if self._known is None or self._known.edition != edition:
                 self._known = self._read(warehouse, edition)
         return self._known
@@ -127,7 +131,11 @@ class LivePredictions:
             pending=snapshot.pending.assign(**pending),
             running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
         )
-        return replace(seen, longest_own_wait_s=self._longest_own_wait(seen, knowledge.history))
+        return replace(
+            seen,
+            longest_own_wait_s=self._longest_own_wait(seen, knowledge.history),
+            size_orders=size_orders(self._checks, now),
+        )
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles

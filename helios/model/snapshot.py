@@ -60,6 +60,10 @@ QUEUE = FrameKind(
 )
 
 
+SAME_FOR_ALL = frozenset({"longest_own_wait_s", "size_orders"})
+"""Facts of the cluster that are asked for like a column of the queue."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
     """A cluster at one moment.
@@ -83,6 +87,9 @@ class Snapshot:
     longest_own_wait_s : float
         Longest wait of the last weeks in a replay under the site's own order (:mod:`helios.app.own_order`), s; NaN: not
         known.
+    size_orders : bool
+        Whether the last check of the order (:mod:`helios.app.order_checks`) found that predictions are no better than
+        the size of a job.
     """
 
     taken_at: datetime
@@ -93,6 +100,7 @@ class Snapshot:
     power: PowerSettings | None = None
     demand: Demand | None = None
     longest_own_wait_s: float = math.nan
+    size_orders: bool = False
 
     def __post_init__(self) -> None:
         QUEUE.check(self.pending)
@@ -110,7 +118,7 @@ class Snapshot:
         Parameters
         ----------
         name : str
-            A column of ``QUEUE``, or ``longest_own_wait_s``, which is the same for all jobs.
+            A column of ``QUEUE``, or ``longest_own_wait_s`` or ``size_orders``, which are the same for all jobs.
 
         Returns
         -------
@@ -118,8 +126,8 @@ class Snapshot:
             Numbers as declared; times as ``datetime64[us]``, UTC, missing NaT; text and categories as objects, missing
             NaN.
         """
-        if name == "longest_own_wait_s":
-            return np.full(len(self.pending), self.longest_own_wait_s)
+        if name in SAME_FOR_ALL:
+            return np.full(len(self.pending), getattr(self, name))
         return plain_values(self.pending[name])
 
 

@@ -129,6 +129,7 @@ class OrderRule(StrEnum):
     """Queue order of the jobs that have not waited too long."""
 
     QSSF = "qssf"
+    SIZE = "size"
     SERVICE = "service"
 
 
@@ -142,8 +143,8 @@ class QssfOptions:
         Time between two decisions, s.
     order : str
         ``qssf``: ln(GPUs x mean of the run time, of which 8 h count at most), plus the submission over the ageing time;
-        smallest first. ``service``: the paper's rule, GPUs x median run time, which does not age and starves large
-        jobs.
+        smallest first. ``size``: the same with GPUs alone. ``service``: the paper's rule, GPUs x median run time,
+        which does not age and starves large jobs.
     wait_share : float
         How much the longest waiter may pay: the ageing time, as a share of the longest wait that the site's own order
         would have caused in the last four weeks. A job that has waited this long is as urgent as a new one with 1/e of
@@ -193,8 +194,9 @@ class Qssf:
     it has -0.9. The key does not depend on other jobs, so a new job changes no other one, and while all jobs age alike
     their order stays: a job changes its place only by a new prediction. Urgencies lie on a coarse grid, and a job keeps
     its level until its key is clearly beyond the border, so that little is rewritten. A job without a prediction is
-    neutral, as of 2.8 GPU-hours. Jobs that are excluded, or could not start yet (a dependency, a begin time), are left
-    out.
+    neutral, as of 2.8 GPU-hours. Where a nightly check found that predictions are no better than the size of a job, all
+    jobs count as of 2.8 hours, so that size orders. Jobs that are excluded, or could not start yet (a dependency, a
+    begin time), are left out.
 
     ``tau`` is ``max(1 h, wait_share x longest)``, with the longest wait that the site's own order would have caused in
     the last four weeks (:mod:`helios.app.own_order`), and 24 h while that is not known. The reference moment is the
@@ -237,7 +239,7 @@ class Qssf:
     def __init__(self, options: QssfOptions) -> None:
         self.options = options
         self.every = timedelta(seconds=options.every_s)
-        self._ages = options.order == OrderRule.QSSF
+        self._ages = options.order != OrderRule.SERVICE
         self._run_time = "truncated_mean_s" if self._ages else "p50_s"
 
     def decide(self, snapshot: Snapshot) -> list[Reorder]:
@@ -283,7 +285,9 @@ class Qssf:
         tau_s = self._tau_s(longest_s) if self._ages else math.inf
         facts = (jobs(name)[rows].tolist() for name in ("gpus", "p10_s", self._run_time, "p90_s"))
         promoted = (urgency[rows] == PROMOTED).tolist()
-        expects = partial(_expected, divisor=self.options.large_divisor, ages=self._ages)
+        expects = partial(
+            _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._goes_by_size(jobs, len(urgency))
+        )
         return [
             _reason(expects(*expected), _waited(so_long_s, bound_us, tau_s, first), first)
             for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True)
@@ -292,6 +296,11 @@ class Qssf:
     def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
         return UNKNOWN_LONGEST_S if math.isnan(longest_s) else longest_s
+
+    def _goes_by_size(self, jobs: Columns, n_jobs: int) -> bool:
+        if self.options.order == OrderRule.QSSF and n_jobs:
+            return bool(jobs("size_orders")[0])  # the same for all
+        return self.options.order == OrderRule.SIZE
 
     def _tau_s(self, longest_s: float) -> float:
         return max(LEAST_TAU_S, self.options.wait_share * longest_s)
@@ -309,7 +318,8 @@ class Qssf:
     ) -> tuple[NDArray[np.float64], int]:
         """Return the keys, and the last moment at which they stay the same, µs."""
         gpus = jobs("gpus")
-        service = jobs(self._run_time) * np.maximum(gpus, 1)
+        run_time_s = NEUTRAL_GPU_S if self._goes_by_size(jobs, len(gpus)) else jobs(self._run_time)
+        service = run_time_s * np.maximum(gpus, 1)
         if self.options.large_divisor != 1:
             service = np.where(gpus > LARGE_GPUS, service / self.options.large_divisor, service)
         key = np.log(
@@ -393,7 +403,12 @@ def _summary(urgency: NDArray[np.float64]) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def _expected(gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divisor: float, ages: bool) -> str:
+def _expected(
+    gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divisor: float, ages: bool, sizes: bool
+) -> str:
+    large = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
+    if sizes:
+        return f"{count_in_words(gpus, 'GPU')}{large}, size alone orders"
     if math.isnan(run_time_s):
         return "no prediction, so neutral"
     width = f" ({rounded_duration(p10_s)} to {rounded_duration(p90_s)})" if p10_s <= p90_s else ""
@@ -401,7 +416,6 @@ def _expected(gpus: int, p10_s: float, run_time_s: float, p90_s: float, *, divis
     predicted = f"predicted {rounded_duration(run_time_s)}{of}{width}"
     if gpus == 0:
         return f"{predicted} without GPUs"
-    large = f", of which a large job counts 1/{divisor:g}" if divisor != 1 and gpus > LARGE_GPUS else ""
     return f"{predicted} on {count_in_words(gpus, 'GPU')}: {gpu_time(run_time_s * gpus)}{large}"
 
 

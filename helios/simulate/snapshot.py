@@ -126,6 +126,8 @@ class PendingRows:
         """Return one column, as ``pending_values`` does."""
         if name == "longest_own_wait_s":
             return np.full(len(self.jobs), self.longest_own_wait_s)
+        if name == "size_orders":
+            return np.zeros(len(self.jobs), dtype=np.bool_)  # a replay asks what predictions are worth
         column = _OWN[name](self) if name in _OWN else None
         if column is None:
             return self.facts.values(name, self.jobs)
@@ -352,7 +354,7 @@ class LazySnapshot(Snapshot):
         """Return a snapshot taken at ``now_s``."""
         seen = cls.__new__(cls)
         frames = {"pending": pending.frame, "running": context.running, "nodes": context.nodes}
-        plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None}
+        plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
         own = {"longest_own_wait_s": pending.longest_own_wait_s, "_pending": pending, "_frames": frames}
         for name, value in (plain | own).items():
             object.__setattr__(seen, name, value)

@@ -104,6 +104,8 @@ class Night:
     shadow : ShadowDay
     energy : NightEnergy, optional
         None: no node of the cluster is known.
+    order : tuple of str
+        What the last check of the queue order found, empty: there was none.
     """
 
     cluster: str
@@ -117,6 +119,7 @@ class Night:
     cycles: pd.DataFrame
     shadow: ShadowDay
     energy: NightEnergy | None = None
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,6 +187,7 @@ def nightly_digest(night: Night) -> Digest:
             ],
         ),
         *([_energy_section(night.energy)] if night.energy else []),
+        *([PageSection(title="Whether the order helps", sentences=night.order)] if night.order else []),
         PageSection(
             title="How far off predictions were", sentences=list(_accuracy(ended, night)), tables=[_worst(ended, night)]
         ),
