@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from helios.app.own_order import OwnOrderWatch
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import JOBS, Snapshot, in_submission_order
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
+    from helios.app.own_order import OwnOrderWatch
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
 
@@ -93,7 +93,7 @@ class LivePredictions:
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
-        self._longest_own_wait = OwnOrderWatch()
+        self._own_order: OwnOrderWatch | None = None
 
     @property
     def knowledge(self) -> PredictorState:
@@ -128,6 +128,12 @@ class LivePredictions:
             running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
         )
         return replace(seen, longest_own_wait_s=self._longest_own_wait(seen, knowledge.history))
+
+    def _longest_own_wait(self, seen: Snapshot, history: pd.DataFrame) -> float:
+        from helios.app.own_order import OwnOrderWatch  # noqa: PLC0415 - it compiles
+
+        self._own_order = self._own_order or OwnOrderWatch()
+        return self._own_order(seen, history)
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
