@@ -77,8 +77,9 @@ BOUNDS = {
         Policy.QSSF, PREDICTED, wait_share=share, bound_share=bound, large_divisor=divisor
     )
     for share, bound, divisor in (
-        *((0.5, bound, divisor) for divisor in (1.0, 4.0) for bound in (NEVER, 1.0, 1.5)),
-        *((0.25, NEVER, divisor) for divisor in (1.0, 4.0)),
+        *((0.5, bound, 1.0) for bound in (NEVER, 0.25, 0.5, 0.75, 1.0)),
+        *((0.5, bound, 4.0) for bound in (NEVER, 0.5)),
+        (0.25, 0.5, 1.0),
     )
 }
 TABLES = {"rules": RULES, "bounds": BOUNDS}

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from helios.app.order_checks import PastCheck, order_checks, size_orders
-from helios.app.own_order import OwnOrderWatch
 from helios.errors import ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import JOBS, Snapshot, in_submission_order
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
+    from helios.app.own_order import OwnOrderWatch
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
 
@@ -94,8 +93,7 @@ class LivePredictions:
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
-        self._longest_own_wait = OwnOrderWatch()
-        self._checks: list[PastCheck] = []
+        self._own_order: OwnOrderWatch | None = None
 
     @property
     def knowledge(self) -> PredictorState:
@@ -111,8 +109,6 @@ class LivePredictions:
                 edition = warehouse.edition(self._cluster)
             except NoSuchCluster:
                 edition = (0, "")
-            else:
-                self._checks = order_checks(warehouse, self._cluster)
             if self._known is None or self._known.edition != edition:
                 self._known = self._read(warehouse, edition)
         return self._known
@@ -134,8 +130,23 @@ class LivePredictions:
         return replace(
             seen,
             longest_own_wait_s=self._longest_own_wait(seen, knowledge.history),
-            size_orders=size_orders(self._checks, now),
+            size_orders=self._size_orders(now),
         )
+
+    def _longest_own_wait(self, seen: Snapshot, history: pd.DataFrame) -> float:
+        from helios.app.own_order import OwnOrderWatch  # noqa: PLC0415 - it compiles
+
+        self._own_order = self._own_order or OwnOrderWatch()
+        return self._own_order(seen, history)
+
+    def _size_orders(self, now: datetime) -> bool:
+        from helios.app.order_checks import order_checks, size_orders  # noqa: PLC0415 - statistics, which a pause waits for
+
+        with Warehouse.open(self._url) as warehouse:
+            try:
+                return size_orders(order_checks(warehouse, self._cluster), now)
+            except NoSuchCluster:
+                return False
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles

@@ -126,7 +126,7 @@ def crowded_rows(seed: int, jobs: int = 80) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("seed", range(2))
 def test_qssf_asked_at_every_moment_with_true_run_times_is_the_compiled_qssf(seed: int, backfill: Backfill) -> None:
     rows = crowded_rows(seed)
-    qssf = Qssf(Qssf.Options(promote_after_s=float("inf")))
+    qssf = Qssf(Qssf.Options(order="service", promote_after_s=float("inf")))
     starts = played(rows, active(qssf, every=AT_ONCE), backfill=backfill)
     assert starts == compiled(rows, shortest_service_first, backfill=backfill)
     assert starts != compiled(rows, first_in_first_out, backfill=backfill)
