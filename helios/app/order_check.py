@@ -1,4 +1,4 @@
-"""Check over draws of a window whether the live order of Helios beats the site's own."""
+"""Check of the live order over draws of a window."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check_order(
 
 
 class DrawnWindow:
-    """Draws of a window of a history, all on the same machine and with the same first model.
+    """Draws of a window, on one machine and with one first model.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class DrawnWindow:
         return submitted.min().to_pydatetime(), submitted.max().to_pydatetime()
 
     def draw(self, number: int) -> Draw:
-        """Return a draw; number 0 is the window as it was."""
+        """Return a draw, or for number 0 the window as it was."""
         setup = self.setup
         if number:
             setup = redraw(setup, self._resampler, repeat=number, seed=self._request.seed)

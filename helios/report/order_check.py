@@ -1,4 +1,4 @@
-"""Whether the live order of Helios beats a site's own order and size, over draws of a window.
+"""Verdict on the live order, over draws of a window.
 
 One replay is no evidence: a seed moves the mean wait of three weeks by up to 40 %. So three orders are replayed on the
 same draws, and what counts is the ratio of their waits in each draw.
@@ -84,7 +84,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderCheck:
-    """What the live order of Helios does to a site's waits, beside its own order and size.
+    """Waits under the live order of Helios, a site's own order, and size.
 
     All three have EASY backfill by time limits; size ages and is bounded as the live order is.
 
