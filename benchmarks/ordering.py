@@ -22,10 +22,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.draws import Bench, Ratios, Window, day, draw
+from benchmarks.draws import Window, day
 from helios.app.history import read_file
-from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Options, Policy, RunTimes, Scenario, read_options
-from helios.simulate import Backfill
+from helios.app.order_check import live_scenario
+from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Policy, RunTimes, Scenario, read_options
+from helios.report.order_check import Ratios, geometric_mean
 
 VENUS = "helios_venus_mar-aug2020.csv.gz"
 VENUS_USERS = "helios_venus_users_may-jun2020.csv.gz"
@@ -53,10 +54,7 @@ PARTS = {"first": FIRST, "rest": REST, "all": (*FIRST, *REST)}
 
 def plan(policy: Policy, run_times: RunTimes | None = None, **options: Any) -> Scenario:
     """Return a scenario with EASY backfill by time limits."""
-    stored: Options = read_options(policy.value, options)
-    return Scenario(
-        policy=policy, backfill=Backfill.EASY, run_times=run_times, estimates=RunTimes.LIMIT, options=stored
-    )
+    return live_scenario(policy, run_times=run_times, options=read_options(policy.value, options))
 
 
 PREDICTED, TRUE = RunTimes.PREDICTED, RunTimes.TRUE
@@ -90,26 +88,22 @@ def measure(folder: Path, windows: Sequence[Window], rules: dict[str, Scenario],
     """Return the ratios of each rule in each window, one for each draw, printing them as they come."""
     found: Found = defaultdict(lambda: defaultdict(list))
     for window in windows:
-        history = read_file(folder / window.file)
-        for seed in range(1, draws + 1):
-            bench = Bench(draw(history, window, seed), window)
+        drawn = window.drawn_from(read_file(folder / window.file))
+        for number in range(1, draws + 1):
+            one = drawn.draw(number)
             for name, scenario in rules.items():
-                found[name][window.name].append(bench.ratios(scenario))
+                found[name][window.name].append(one.ratios(scenario))
         for name in rules:
             print(f"{window.name:12s} {name:44s} {_line(found[name][window.name])}", flush=True)
     return found
 
 
 def _line(ratios: Sequence[Ratios]) -> str:
-    mean, longest, large = (np.array([getattr(one, name) for one in ratios]) for name in ("mean", "longest", "large"))
+    mean, longest, large = ([getattr(one, name) for one in ratios] for name in ("mean", "longest", "large"))
     return (
-        f"mean {_geometric(mean):5.2f} ({mean.max():.2f})  longest {np.median(longest):5.2f} ({longest.max():.2f})  "
-        f"large {_geometric(large):5.2f} ({large.max():.2f})"
+        f"mean {geometric_mean(mean):5.2f} ({max(mean):.2f})  longest {np.median(longest):5.2f} ({max(longest):.2f})  "
+        f"large {geometric_mean(large):5.2f} ({max(large):.2f})"
     )
-
-
-def _geometric(values: np.ndarray) -> float:
-    return float(np.exp(np.log(np.maximum(values, 1e-3)).mean()))
 
 
 def main() -> None:
@@ -128,9 +122,9 @@ def main() -> None:
     for name, by_window in found.items():
         means = [
             Ratios(
-                mean=_geometric(np.array([one.mean for one in ratios])),
+                mean=geometric_mean([one.mean for one in ratios]),
                 longest=float(np.median([one.longest for one in ratios])),
-                large=_geometric(np.array([one.large for one in ratios])),
+                large=geometric_mean([one.large for one in ratios]),
             )
             for ratios in by_window.values()
         ]

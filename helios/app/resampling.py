@@ -1,10 +1,12 @@
 """Resampled workloads that the same site might have had.
 
-Whole weeks of the counted window are drawn with replacement and laid end to end, each job at the weekday and hour of
-its own submission, with its own user, size, limit and run time; what lies before the window stays as it is. Windows of
-fewer than four weeks are drawn by days, a working day for a working day; of fewer than a week, not at all: there each
-burst of arrivals is moved within its hour. Days and weeks begin at the hour at which the window does: that of --from,
-or of the history's first submission.
+Where users are known, the counted jobs of each user move together by a whole number of days, around the end of the
+window: what belongs together stays together, and no job comes twice. Without users whole weeks of the counted window
+are drawn with replacement and laid end to end, each job at the weekday and hour of its own submission, with its own
+user, size, limit and run time; windows of fewer than four weeks are drawn by days, a working day for a working day.
+Windows of fewer than seven days are not drawn at all: there each burst of arrivals is moved within its hour. What lies
+before the window stays as it is. Days and weeks begin at the hour at which the window does: that of --from, or of the
+history's first submission.
 
 Predictions are made in the new timeline, from what has ended in it. So a user of the third week may come first, and be
 as unknown as a newcomer. Of a week that is drawn twice only the first copy is predicted and learned from
@@ -94,6 +96,8 @@ class DeduplicatingPredictor:
 
 
 FEWEST_DAYS = 7
+KNOWN_USERS = 0.5
+"""Share of the counted jobs whose user must be known for users to be moved."""
 QUIET_S = 3 * 3_600
 """How much of the last day may be missing for it to count as whole, s; of the last week a day may be."""
 HOUR_S = 3_600
@@ -113,7 +117,7 @@ class Resampler:
     block_s : int
         Length of a block, s.
     kind : array of shape (n_blocks,)
-        A block can only replace one of its own kind.
+        A block can only replace one of its own kind. Users move by whole blocks instead.
     """
 
     over: ResampledUnit
@@ -130,7 +134,7 @@ class Resampler:
 def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resampler:
     """Return what can be drawn from a setup.
 
-    Weeks, days where there are too few weeks, and seeds where there are too few days.
+    Users where most are known; else weeks, days where there are too few weeks, and seeds where there are too few days.
 
     Parameters
     ----------
@@ -140,27 +144,35 @@ def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
     weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
     if over is None:
-        over = (
-            ResampledUnit.WEEKS
-            if weeks >= FEWEST_WEEKS
-            else ResampledUnit.DAYS
-            if days >= FEWEST_DAYS
-            else ResampledUnit.SEEDS
-        )
+        over = _unit_for(setup, weeks=weeks, days=days)
     if over is ResampledUnit.WEEKS:
         return Resampler(over=over, begins_s=begins_s, block_s=WEEK_S, kind=np.zeros(max(weeks, 1), dtype=np.int64))
     if over is ResampledUnit.DAYS:
         kind = _kinds_of_days(begins_s, max(days, 1), setup.timezone)
         return Resampler(over=over, begins_s=begins_s, block_s=DAY_S, kind=kind)
+    if over is ResampledUnit.USERS:
+        return Resampler(
+            over=over, begins_s=begins_s, block_s=DAY_S, kind=np.zeros(-(-span_s // DAY_S), dtype=np.int64)
+        )
     return Resampler(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
 
 
+def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
+    if days < FEWEST_DAYS:
+        return ResampledUnit.SEEDS
+    if float((_users(setup)[setup.counted] >= 0).mean()) >= KNOWN_USERS:
+        return ResampledUnit.USERS
+    return ResampledUnit.WEEKS if weeks >= FEWEST_WEEKS else ResampledUnit.DAYS
+
+
 def redraw(setup: ReplaySetup, resampler: Resampler, *, repeat: int, seed: int) -> ReplaySetup:
-    """Return the setup with weeks, days or arrivals drawn again.
+    """Return the setup with users, weeks, days or arrivals drawn again.
 
     The result depends only on ``repeat`` and ``seed``.
     """
     rng = np.random.default_rng([seed, repeat])
+    if resampler.over is ResampledUnit.USERS:
+        return _moved_by_days(setup, resampler, rng)
     return _jittered(setup, rng) if resampler.over is ResampledUnit.SEEDS else _laid_end_to_end(setup, resampler, rng)
 
 
@@ -201,19 +213,38 @@ def _laid_end_to_end(setup: ReplaySetup, resampler: Resampler, rng: np.random.Ge
     return _taken(setup, rows, later_s.astype(np.int64), place)
 
 
+def _moved_by_days(setup: ReplaySetup, resampler: Resampler, rng: np.random.Generator) -> ReplaySetup:
+    """Move the jobs of each user by whole days, around the end of the window.
+
+    Jobs without a user move together.
+    """
+    user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
+    moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
+    later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
+    return _moved(setup, later_s)
+
+
+def _users(setup: ReplaySetup) -> NDArray[np.int64]:
+    """Return the code of each job's user, -1 where unknown."""
+    return setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
+
+
 def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     """Move each burst of arrivals to another second of its hour.
 
     A burst is the jobs that one user submits in one second.
     """
     submitted_s = setup.workload.submitted_s
-    user = setup.machine.jobs["user"].cat.codes.to_numpy().astype(np.int64)
-    _, burst = np.unique(np.stack([submitted_s, user]), axis=1, return_inverse=True)
+    _, burst = np.unique(np.stack([submitted_s, _users(setup)]), axis=1, return_inverse=True)
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
     # No job moves before the begin of the replay: what came before it is the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
-    later_s = np.where(setup.counted, drawn_s - submitted_s, 0)
-    return _taken(setup, np.arange(len(submitted_s)), later_s, np.zeros(len(submitted_s), dtype=np.int64))
+    return _moved(setup, np.where(setup.counted, drawn_s - submitted_s, 0))
+
+
+def _moved(setup: ReplaySetup, later_s: NDArray[np.int64]) -> ReplaySetup:
+    """Return the setup with its own jobs, each submitted ``later_s`` later."""
+    return _taken(setup, np.arange(len(later_s)), later_s, np.zeros(len(later_s), dtype=np.int64))
 
 
 def _taken(

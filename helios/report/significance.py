@@ -35,6 +35,7 @@ Floats = NDArray[np.float64]
 class ResampledUnit(StrEnum):
     """What is resampled."""
 
+    USERS = "users"
     WEEKS = "weeks"
     DAYS = "days"
     SEEDS = "seeds"
@@ -90,7 +91,7 @@ class Differences:
     over : ResampledUnit, optional
         What was resampled; None: the window is too short for anything.
     blocks : int
-        How many weeks or days there were to draw from; 0 with seeds.
+        How many weeks or days there were to draw from; 0 with users and seeds.
     repeats : int
         Replays of each scenario; 0: the one replay, cut into blocks afterwards.
     baseline : Compared
@@ -136,6 +137,8 @@ class Differences:
         how = f"Means and 95 % intervals over {self.repeats} replays"
         if self.over is ResampledUnit.SEEDS:
             return f"{how}, arrivals drawn anew within their hour."
+        if self.over is ResampledUnit.USERS:
+            return f"{how}, each user's jobs moved by a whole number of days."
         return f"{how} of {self.blocks} {self.over} drawn anew from {self.blocks}."
 
     @property
@@ -152,9 +155,8 @@ class Differences:
             return (
                 "They leave out that other jobs might have come: a window of seven days or more tells, drawn by days."
             )
-        return (
-            f"They leave out what these {self.over} never saw: growth, new users, a change of habits by the new order."
-        )
+        seen = "this window" if self.over is ResampledUnit.USERS else f"these {self.over}"
+        return f"They leave out what {seen} never saw: growth, new users, a change of habits by the new order."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -199,9 +201,9 @@ def over_repeats(
     baseline : str
         A label.
     blocks : int
-        Weeks or days drawn from; with seeds it does not count.
+        Weeks or days drawn from; with users and seeds it does not count.
     """
-    independent = None if over is ResampledUnit.SEEDS else blocks
+    independent = blocks if over in {ResampledUnit.WEEKS, ResampledUnit.DAYS} else None
     # None becomes NaN.
     arrays = {
         label: {name: np.array([figure[name] for figure in figures], dtype=np.float64) for name in CRITERIA}

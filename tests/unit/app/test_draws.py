@@ -20,17 +20,18 @@ from tests.run_times import in_columns
 
 START = pd.Timestamp("2020-03-02", tz="Asia/Shanghai")  # a Monday
 WEEK_S, DAY_S, HOUR_S = 7 * 86_400, 86_400, 3_600
+WEEKS = ResampledUnit.WEEKS
 FIFO = Scenario(policy=Policy.FIFO, backfill=Backfill.NONE)
 
 
-def a_site(days: float, *, jobs: int = 400, seed: int = 0) -> LoadedHistory:
+def a_site(days: float, *, jobs: int = 400, seed: int = 0, users: bool = True) -> LoadedHistory:
     """Jobs of some users at random moments, each with a run time, a limit and a name of its own."""
     rng = np.random.default_rng(seed)
     seconds = np.sort(rng.integers(0, int(days * DAY_S), size=jobs))
     rows: list[dict[str, Any]] = [
         a_job(
             job_id=str(1000 + number),
-            user=f"user{rng.integers(5)}",
+            user=f"user{rng.integers(5)}" if users else None,
             gpus=int(rng.choice([1, 2, 4])),
             submitted_at=START + timedelta(seconds=int(second)),
             started_at=None,
@@ -80,12 +81,12 @@ def who(setup: ReplaySetup, row: int) -> tuple[Any, ...]:
 def test_weeks_are_drawn_where_there_are_four_days_where_there_are_seven_arrivals_else(
     days: float, over: ResampledUnit, blocks: int
 ) -> None:
-    resampler = resampler_for(staged(days, jobs=1_000))
+    resampler = resampler_for(staged(days, jobs=1_000, users=False))
     assert (resampler.over, resampler.blocks) == (over, blocks)
 
 
 def test_a_window_of_exactly_a_week_is_drawn_by_its_seven_days_however_quiet_its_ends() -> None:
-    history, since = a_site(20, jobs=1_000), START + timedelta(days=3)
+    history, since = a_site(20, jobs=1_000, users=False), START + timedelta(days=3)
     hours = (history.jobs["submitted_at"] - since) / timedelta(hours=1)
     awake = history.jobs[~hours.between(0, 5) & ~hours.between(7 * 24 - 5, 7 * 24)].reset_index(drop=True)
     request = WhatIfRequest(plans=(FIFO,), since=since, until=since + timedelta(days=7), nodes={"gpu": 4})
@@ -96,7 +97,7 @@ def test_a_window_of_exactly_a_week_is_drawn_by_its_seven_days_however_quiet_its
 
 
 def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
-    history = a_site(8, jobs=400)
+    history = a_site(8, jobs=400, users=False)
     request = WhatIfRequest(
         plans=(FIFO,), since=START - timedelta(days=30), until=START + timedelta(days=30), nodes={"gpu": 4}
     )
@@ -107,7 +108,7 @@ def test_a_window_beyond_the_history_is_as_long_as_the_history() -> None:
 
 def test_each_job_keeps_its_weekday_hour_user_size_limit_and_run_time() -> None:
     setup = staged(35)
-    again, _ = drawn(setup)
+    again, _ = drawn(setup, WEEKS)
     known = {int(run): row for row, run in enumerate(setup.workload.run_time_s)}
     moved = set()
     for row, run in enumerate(again.workload.run_time_s):
@@ -121,7 +122,7 @@ def test_each_job_keeps_its_weekday_hour_user_size_limit_and_run_time() -> None:
 
 def test_weeks_are_whole_and_lie_end_to_end() -> None:
     setup = staged(35)
-    again, resampler = drawn(setup)
+    again, resampler = drawn(setup, WEEKS)
     week_of = {
         int(run): int(at - resampler.begins_s) // WEEK_S
         for run, at in zip(setup.workload.run_time_s, setup.workload.submitted_s, strict=True)
@@ -137,7 +138,7 @@ def test_weeks_are_whole_and_lie_end_to_end() -> None:
 
 
 def test_the_frame_that_predictors_see_is_the_workload_that_is_replayed() -> None:
-    again, _ = drawn(staged(35, warm_up=3))
+    again, _ = drawn(staged(35, warm_up=3), WEEKS)
     jobs = again.machine.jobs
     np.testing.assert_array_equal(jobs["submitted_at"].astype("int64") // 10**6, again.workload.submitted_s)
     np.testing.assert_array_equal(jobs["run_time_s"], again.workload.run_time_s)
@@ -148,7 +149,7 @@ def test_the_frame_that_predictors_see_is_the_workload_that_is_replayed() -> Non
 
 def test_what_lies_before_the_window_stays_as_it_was() -> None:
     setup = staged(35, before=5, warm_up=3)
-    again, _ = drawn(setup)
+    again, _ = drawn(setup, WEEKS)
     assert (~setup.counted).sum() == (~again.counted).sum() > 0
     np.testing.assert_array_equal(
         again.workload.submitted_s[~again.counted], setup.workload.submitted_s[~setup.counted]
@@ -162,9 +163,39 @@ def test_a_draw_is_the_same_for_the_same_seed_and_another_for_another_repeat() -
     assert one == same != other
 
 
+def test_users_are_moved_where_most_are_known() -> None:
+    assert resampler_for(staged(35)).over is ResampledUnit.USERS
+    assert resampler_for(staged(3)).over is ResampledUnit.SEEDS
+    setup = staged(20)
+    jobs = setup.machine.jobs
+    few = replace(setup.machine, jobs=jobs.assign(user=jobs["user"].where(jobs["user"] == "user1")))
+    assert resampler_for(replace(setup, machine=few)).over is ResampledUnit.DAYS
+
+
+def test_the_jobs_of_a_user_move_together_by_whole_days_within_the_window() -> None:
+    setup = staged(20.4, before=5, warm_up=3)
+    again, resampler = drawn(setup)
+    assert sorted(again.workload.run_time_s) == sorted(setup.workload.run_time_s), "no copies, nobody left out"
+    assert again.machine.jobs["job_id"].is_unique
+    known = {int(run): row for row, run in enumerate(setup.workload.run_time_s)}
+    days_of: dict[str, set[int]] = {}
+    for row, run in enumerate(again.workload.run_time_s):
+        original = known[int(run)]
+        assert who(again, row) == who(setup, original)
+        by = int(again.workload.submitted_s[row] - setup.workload.submitted_s[original])
+        assert by % DAY_S == 0
+        if again.counted[row]:
+            days_of.setdefault(again.machine.jobs["user"].iloc[row], set()).add(by // DAY_S % resampler.blocks)
+        else:
+            assert by == 0
+    assert [len(days) for days in days_of.values()] == [1] * 5
+    since_s = again.workload.submitted_s[again.counted] - resampler.begins_s
+    assert since_s.min() >= 0 and since_s.max() < 21 * DAY_S
+
+
 def test_a_working_day_stands_in_for_a_working_day() -> None:
     setup = staged(20)
-    again, resampler = drawn(setup)
+    again, resampler = drawn(setup, ResampledUnit.DAYS)
     assert resampler.over is ResampledUnit.DAYS
 
     def at_weekend(of: ReplaySetup) -> dict[int, set[bool]]:
@@ -232,7 +263,7 @@ def test_a_copy_of_a_job_teaches_nothing_and_is_believed_to_run_as_its_first() -
 
 
 def test_predictions_in_a_draw_are_those_of_a_timeline_without_copies() -> None:
-    drawn_setup, _ = drawn(staged(35))
+    drawn_setup, _ = drawn(staged(35), WEEKS)
     work, first = drawn_setup.workload, drawn_setup.first
     assert first is not None
     np.testing.assert_array_equal(work.run_time_s, work.run_time_s[first])
@@ -263,5 +294,5 @@ def test_a_week_without_jobs_is_never_all_that_is_drawn() -> None:
     jobs = pd.concat([history.jobs, late], ignore_index=True)
     setup = prepare_replay(replace(history, jobs=jobs), WhatIfRequest(plans=(FIFO,), nodes={"gpu": 4}))
     for repeat in range(1, 12):
-        again, _ = drawn(setup, repeat=repeat)
+        again, _ = drawn(setup, WEEKS, repeat)
         assert again.counted.any()

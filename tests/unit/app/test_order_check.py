@@ -1,0 +1,90 @@
+"""The check of the live order on draws of a small history."""
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helios.app.history import LoadedHistory
+from helios.app.order_check import CHECKED, DrawnWindow, check_order, live_scenario
+from helios.app.scenarios import Policy, RunTimes
+from helios.app.whatif import WhatIfRequest, prepare_replay, replay_scenario
+from helios.errors import UsageError
+from helios.report.order_check import Orders
+from helios.report.significance import ResampledUnit
+from tests.builders import a_job, jobs_frame
+
+START = pd.Timestamp("2020-01-01", tz="UTC")
+
+
+def a_history(*, days: int = 8, every_s: int = 1_200, gpus: int | None = None, **columns: Any) -> LoadedHistory:
+    """Jobs of 1 GPU that run short, and of 16 that run long, of five users in turn."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(days * 86_400 // every_s):
+        is_large = rng.random() < 0.2
+        job = {
+            "job_id": str(number),
+            "user": f"user{number % 5}",
+            "submitted_at": START + timedelta(seconds=every_s * number),
+            "gpus": gpus or (16 if is_large else 1),
+            "run_time_s": 4_000.0 if is_large else 60.0,
+            "time_limit_s": 7_200.0,
+        }
+        rows.append(a_job(started_at=None, ended_at=None, **job | columns))
+    return LoadedHistory(cluster="lab", jobs=jobs_frame(*rows), timezone="UTC")
+
+
+REQUEST = WhatIfRequest(plans=(), nodes={"gpu": 2}, gpus_per_node=8)
+
+
+def test_size_orders_where_predictions_know_no_more() -> None:
+    check = check_order(a_history(), REQUEST, draws=3)
+    assert check.over is ResampledUnit.USERS
+    assert {order: len(found) for order, found in check.ratios.items()} == {Orders.PREDICTIONS: 3, Orders.SIZE: 3}
+    assert check.own_mean_s > 60
+    assert check.beside_own(Orders.SIZE).ratio < 1
+
+
+def test_the_same_request_gives_the_same_check() -> None:
+    one, same = (check_order(a_history(), REQUEST, draws=2) for _ in range(2))
+    assert one.to_json() == same.to_json()
+
+
+def test_where_nobody_waits_nothing_else_is_replayed() -> None:
+    steps: list[str] = []
+    check = check_order(a_history(gpus=1), REQUEST, progress=lambda step, done: steps.append(step))
+    assert check.nobody_waits
+    assert not [step for step in steps if step.startswith("Checking the order")]
+
+
+def test_too_few_draws_are_refused() -> None:
+    with pytest.raises(UsageError, match="too few"):
+        check_order(a_history(), REQUEST, draws=1)
+
+
+def test_what_is_checked_is_the_default_of_a_live_slurm() -> None:
+    default = live_scenario(Policy.QSSF, run_times=RunTimes.PREDICTED, options=())
+    live = CHECKED[Orders.PREDICTIONS]
+    assert (live.wait_share, live.bound_share) == (default.wait_share, default.bound_share)
+    assert {scenario.estimates for scenario in CHECKED.values()} == {RunTimes.LIMIT}
+
+
+def test_ratios_count_the_window_and_large_jobs_by_their_size() -> None:
+    history = a_history()
+    request = WhatIfRequest(
+        plans=(), nodes={"gpu": 2}, since=START + timedelta(days=2), warm_up=timedelta(days=1), gpus_per_node=8
+    )
+    draw = DrawnWindow(history, request).draw(0)
+    setup = prepare_replay(history, request)
+    counted = setup.counted
+    own_s, size_s = (
+        replay_scenario(CHECKED[order], setup, None, lambda *_: None).wait_s for order in (Orders.OWN, Orders.SIZE)
+    )
+    large = counted & (setup.workload.gpus > 8)
+    found = draw.ratios(CHECKED[Orders.SIZE])
+    assert found.mean == pytest.approx(size_s[counted].mean() / own_s[counted].mean())
+    assert found.longest == pytest.approx(size_s[counted].max() / own_s[counted].max())
+    assert found.large == pytest.approx(size_s[large].mean() / own_s[large].mean())
