@@ -66,19 +66,13 @@ RULES = {
     "size x median": plan(Policy.SERVICE, PREDICTED, **DEFAULT),
     "size x mean": plan(Policy.MEAN_SERVICE, PREDICTED, **DEFAULT),
     "qssf, true run times": plan(Policy.QSSF, TRUE, **DEFAULT),
-    "qssf, not aged": plan(Policy.QSSF, PREDICTED, wait_share=NEVER, bound_share=NEVER),
-    "size, not aged": plan(Policy.FEWEST_GPUS),
     "size x median, not aged": plan(Policy.SERVICE, PREDICTED),
 }
 BOUNDS = {
     f"qssf, wait_share {share:g}, bound {bound}, large / {divisor:g}": plan(
         Policy.QSSF, PREDICTED, wait_share=share, bound_share=bound, large_divisor=divisor
     )
-    for share, bound, divisor in (
-        *((0.5, bound, 1.0) for bound in (NEVER, 0.25, 0.5, 0.75, 1.0)),
-        *((0.5, bound, 4.0) for bound in (NEVER, 0.5)),
-        (0.25, 0.5, 1.0),
-    )
+    for share, bound, divisor in ((0.5, NEVER, 1.0), (0.5, 0.5, 1.0), (0.5, 1.0, 1.0), (0.5, 1.0, 4.0))
 }
 TABLES = {"rules": RULES, "bounds": BOUNDS}
 Found = dict[str, dict[str, list[Ratios]]]
