@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from helios.app.history import load_history
 from helios.app.model_registry import nightly, training_history
 from helios.app.order_checks import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
@@ -231,7 +232,7 @@ def run_nightly(
         lambda: read(READ_AGAIN).line(),
         nodes,
         lambda: _learn(url, cluster, settings, now, progress),
-        lambda: _check_order(url, cluster, settings, seen, now, progress),
+        lambda: _check_order(cluster, settings, seen, now=now, progress=progress),
         report,
         lambda: forget_what_is_old(url, cluster, settings.retention, now=now),
     )
@@ -274,16 +275,13 @@ def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
     return f"{len(snapshot.nodes):,} nodes"
 
 
-def _check_order(
-    url: str, cluster: str, settings: Settings, seen: list[Snapshot], now: datetime, progress: Progress
-) -> str:
-    """Check the queue order where predictions order it, and return the outcome in one line."""
+def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now: datetime, progress: Progress) -> str:
+    """Check the queue order where predictions may order it, and return the outcome in one line."""
     if not seen or settings.services.get(QSSF, {"order": ""}).get("order", QSSF) != QSSF:
         return ""
+    history = load_history(url=settings.database.url, cluster=cluster)
     try:
-        found = check_tonight(
-            url, training_history(url, cluster), seen[0].nodes, settings=settings, now=now, progress=progress
-        )
+        found = check_tonight(history, seen[0].nodes, settings=settings, now=now, progress=progress)
     except (NotEnoughHistory, NoGpuMachine) as reason:
         return f"order not checked: {reason.message}"
     return f"order checked: {found.said[0]}"

@@ -87,7 +87,6 @@ def proposal(checks: Sequence[PastCheck], now: datetime) -> str:
 
 
 def check_tonight(
-    url: str,
     history: LoadedHistory,
     nodes: pd.DataFrame,
     *,
@@ -115,7 +114,7 @@ def check_tonight(
 
     found = check_order(*_last_weeks(history, nodes, settings, now), draws=DRAWS, progress=progress)
     made = PastCheck(at=now, best=found.best, said=tuple(found.sentences()))
-    with Warehouse.open(url) as warehouse:
+    with Warehouse.open(settings.database.url) as warehouse:
         kept = [check for check in order_checks(warehouse, history.cluster) if now - KEPT < check.at < now]
         text = json.dumps([{"at": one.at.isoformat(), "best": one.best, "said": one.said} for one in (*kept, made)])
         warehouse.remember(history.cluster, CHECKS, text, at=now)

@@ -11,20 +11,23 @@ from helios.config import Settings
 from helios.control import ServiceMode
 from helios.errors import HeliosError
 from helios.model import NODE_EVENTS, Mode, Snapshot
+from helios.testing import a_node, a_snapshot
 from tests.unit.app.sites import Town
 
 
-def a_night(town: Town, **model: object) -> NightlyRun:
+def a_night(town: Town, *, seen: Snapshot | None = None, **model: object) -> NightlyRun:
     def nothing_read(_: timedelta) -> SyncResult:
         raise HeliosError("slurmdbd is away")
 
-    def nothing_seen() -> Snapshot:
+    def look() -> Snapshot:
+        if seen is not None:
+            return seen
         raise HeliosError("slurmctld is away")
 
     settings = Settings.model_validate(
         town.settings.model_dump() | {"model": model, "report": {"folder": str(town.folder / "reports")}}
     )
-    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=nothing_seen)
+    return run_nightly(settings=settings, cluster="dev", now=town.cluster.now, read=nothing_read, look=look)
 
 
 def test_the_night_trains_on_the_dask_that_is_configured_and_a_dask_that_is_away_stops_no_other_step(
@@ -43,6 +46,25 @@ def test_without_a_dask_the_night_trains_here(tmp_path: Path) -> None:
     done = a_night(town)
     assert [problem.message for problem in done.problems] == ["slurmdbd is away", "slurmctld is away"]
     assert any(step.startswith("model ") for step in done.did)
+
+
+def test_the_night_checks_the_order_of_a_site_with_gpus_and_the_report_says_what_it_found(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.learn(jobs=150)
+    nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
+    done = a_night(town, seen=nodes)
+    (line,) = [step for step in done.did if step.startswith("order checked: ")]
+    assert done.report is not None
+    said = " ".join(done.report.text.read_text().split())
+    assert "WHETHER THE ORDER HELPS" in said
+    assert line.removeprefix("order checked: ") in said
+
+
+def test_the_night_does_not_check_an_order_that_nobody_uses(tmp_path: Path) -> None:
+    town = Town(tmp_path, services={"qssf": {"order": "service"}})
+    town.learn(jobs=150)
+    nodes = a_snapshot(nodes=[a_node(partitions="gpu", gpus=1)], taken_at=town.cluster.now)
+    assert not [step for step in a_night(town, seen=nodes).did if "order" in step]
 
 
 def test_the_night_deletes_what_is_old_and_says_so(tmp_path: Path) -> None:

@@ -505,3 +505,22 @@ def test_every_order_is_a_reorder_with_a_reason() -> None:
     (order,) = qssf().decide(a_snapshot(pending=[waiting(4 * HOUR)]))
     assert isinstance(order, Reorder)
     assert order.reason == "least predicted service first; 1 promoted for their wait"
+
+
+def test_size_alone_orders_where_the_check_found_predictions_no_better() -> None:
+    queue = [
+        a_pending_job(job_id="large", gpus=4, p50_s=1.0, truncated_mean_s=1.0),
+        a_pending_job(job_id="small", gpus=1, p50_s=20_000.0, truncated_mean_s=20_000.0),
+    ]
+    predicted = a_snapshot(pending=queue)
+    checked = replace(predicted, size_orders=True)
+
+    def first(seen: Snapshot, order: str) -> Place:
+        (ranking,) = qssf(order=order).decide(seen)
+        return ranking.order[0]
+
+    assert first(predicted, "qssf").job_id == "large"
+    for seen, order in ((checked, "qssf"), (predicted, "size"), (checked, "size")):
+        assert first(seen, order).job_id == "small"
+        assert "1 GPU, size alone orders" in first(seen, order).reason
+    assert first(checked, "service").job_id == "large", "the paper's rule is what the admin chose"
