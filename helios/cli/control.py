@@ -234,7 +234,8 @@ def resume_(cluster: Cluster = None) -> None:
 def nightly_(cluster: Cluster = None) -> None:
     """Run the nightly analysis once, for example from cron.
 
-    It reads accounting records that came late, trains a model and writes the nightly report. It changes no job.
+    It reads accounting records that came late, trains a model, checks whether the queue order helps, and writes the
+    nightly report. It changes no job.
 
     Example crontab line: 30 2 * * * helios nightly
     """
