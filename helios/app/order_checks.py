@@ -35,7 +35,7 @@ PATIENCE = timedelta(weeks=4)
 """How long no order must have been better than the site's own before shadow mode is proposed."""
 MOST_JOBS = 50_000
 """Jobs of the last weeks that are replayed at most, the last ones."""
-DRAWS = 5
+DRAWS = 10
 
 
 class NoGpuMachine(HeliosError):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from helios.metrics.statistics import confidence_interval
+from helios.metrics.statistics import mean_interval
 from helios.report.significance import ResampledUnit
 
 NOTICED = 0.1
@@ -182,7 +182,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def _compare(ratios: Sequence[float]) -> Comparison:
     logs = np.log(np.maximum(ratios, LEAST_RATIO))
-    low, high = confidence_interval(logs, value=float(logs.mean()), independent=None)
+    low, high = mean_interval(logs)
     return Comparison(
         ratio=exp(float(logs.mean())), low=None if low is None else exp(low), high=None if high is None else exp(high)
     )
