@@ -233,7 +233,7 @@ class _Wait:
         earlier = replay.started_s[mates] < self.started_s
         later = mates[(workload.submitted_s[mates] > self.submitted_s) & earlier]
         keys = ORDERS[self._plan.policy](
-            submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=replay.believed_s
+            submitted_s=workload.submitted_s, gpus=workload.order_gpus, run_time_s=replay.believed_s
         )
         by_order = int((keys[later] < keys[self._job]).sum())
         return Overtaken(by_order=by_order, by_backfill=len(later) - by_order)

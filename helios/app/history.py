@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from helios.errors import NoSuchCluster
-from helios.ingest import TraceFile, TraceFormat, open_trace
+from helios.errors import NoSuchCluster, UsageError
+from helios.ingest import RecordedMachine, TraceFile, TraceFormat, open_trace
 from helios.model import JOBS, Batch, in_submission_order
 from helios.ports import Progress, no_progress
 from helios.warehouse import LoadReport, Warehouse
@@ -30,12 +30,15 @@ class LoadedHistory:
         Zone of the cluster's local time.
     notes : tuple of str
         Messages for a person from the reading.
+    machine : RecordedMachine, optional
+        The cluster's nodes, where a file describes them.
     """
 
     cluster: str
     jobs: pd.DataFrame
     timezone: str
     notes: tuple[str, ...] = ()
+    machine: RecordedMachine | None = None
 
 
 def ingest(
@@ -65,11 +68,11 @@ def ingest(
     Raises
     ------
     HeliosError
-        The file or the warehouse cannot be read; nothing was written.
+        The file or the warehouse cannot be read, or the file was loaded with another zone; nothing was written.
     """
     trace = open_trace(path, format=trace_format, timezone=timezone)
     with Warehouse.open(url) as warehouse:
-        return warehouse.load(
+        report = warehouse.load(
             _reporting(trace, f"Loading {path.name}", progress),
             cluster=cluster or trace.cluster or choose_cluster_by(path),
             path=str(path),
@@ -77,6 +80,13 @@ def ingest(
             format=trace.format.value,
             timezone=trace.timezone,
         )
+        known = warehouse.timezone(report.cluster)
+    if report.already_loaded and timezone and known != timezone:
+        raise UsageError(
+            f"{path.name} was loaded into {report.cluster} before, as a file of the zone {known}, and stays so.",
+            hint="Load it under another name: --cluster NAME",
+        )
+    return report
 
 
 def read_file(
@@ -97,11 +107,17 @@ def read_file(
     notes = [note for batch in batches for note in batch.notes]
     if rejects := sum(len(batch.rejects) for batch in batches):
         notes.append(f"{rejects:,} rows of {path.name} make no sense and were left out; helios trace load names them")
+    if trace.machine:
+        notes.append(
+            f"The header of {path.name} gives {trace.machine.nodes:,} nodes and {trace.machine.cpus:,} CPUs: replays "
+            "have as many where --nodes and --gpus-per-node do not say otherwise."
+        )
     return LoadedHistory(
         cluster=cluster or trace.cluster or choose_cluster_by(path),
         jobs=in_submission_order(JOBS.conform(jobs)),
         timezone=trace.timezone,
         notes=tuple(dict.fromkeys(notes)),
+        machine=trace.machine,
     )
 
 

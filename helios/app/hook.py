@@ -15,7 +15,7 @@ import pandas as pd
 from helios.actions import Reorder, SoftLimit
 from helios.app.predictions import PredictorState
 from helios.control.modes import ServiceMode
-from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Mode, Snapshot
+from helios.model import JOBS, NODE_STATES, QUEUE, JobState, Mode, Snapshot, with_sizes_requested
 from helios.ports import JobwiseService, Service
 from helios.slurm.hook_table import HookRow
 
@@ -86,7 +86,7 @@ def _kinds(history: pd.DataFrame, *, now: datetime, most: int) -> pd.DataFrame:
 
     Column ``seen`` has the number of jobs of the kind.
     """
-    lately = history[history["submitted_at"] >= pd.Timestamp(now - LOOK_BACK)]
+    lately = with_sizes_requested(history[history["submitted_at"] >= pd.Timestamp(now - LOOK_BACK)])
     lately = lately[lately["user"].notna() & lately["partition"].notna() & ~_several(lately["partition"])]
     minutes = np.ceil(lately["time_limit_s"].replace(np.inf, np.nan) / 60).fillna(0)
     keyed = lately.assign(limit_min=minutes.astype("int64"))

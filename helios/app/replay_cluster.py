@@ -6,7 +6,7 @@ A person describes it, or it is derived from the trace's peak demand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
+from helios.model import with_sizes_requested
 from helios.ports import Order
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
 from helios.units import best_unit
@@ -38,6 +39,8 @@ class ReplayCluster:
         Each job's partition, an index into ``shape.partitions``.
     size : array of shape (len(jobs),)
         GPUs (or CPUs) that each job holds.
+    resource : str
+        ``gpus`` or ``cpus``.
     notes : tuple of str
         Assumptions, for a person.
     """
@@ -46,6 +49,7 @@ class ReplayCluster:
     jobs: pd.DataFrame
     partition: NDArray[np.int32]
     size: NDArray[np.int32]
+    resource: str
     notes: tuple[str, ...]
 
     @property
@@ -55,12 +59,14 @@ class ReplayCluster:
 
     def workload(self) -> Workload:
         """Return the jobs as a workload."""
+        requested = with_sizes_requested(self.jobs)[self.resource].to_numpy()
         return Workload(
             job_id=self.jobs["job_id"].to_numpy(dtype=object),
             submitted_s=self.jobs["submitted_at"].to_numpy(dtype="datetime64[s]").astype(np.int64),
             run_time_s=self.jobs["run_time_s"].to_numpy().astype(np.int64),
             gpus=self.size,
             partition=self.partition,
+            requested_gpus=requested.astype(np.int32),
         )
 
     def limits_s(self, default_s: int) -> NDArray[np.int64]:
@@ -192,6 +198,7 @@ def _machine(
         jobs=jobs.reset_index(drop=True),
         partition=partition,
         size=jobs[resource].to_numpy().astype(np.int32),
+        resource=resource,
         notes=tuple(notes),
     )
 
@@ -211,8 +218,8 @@ def _within_size(machine: ReplayCluster, *, skip: bool) -> ReplayCluster:
         raise JobLargerThanPartition(
             f"{message}.", hint=f"Give it more: --nodes {partition}=N, or leave them out: --oversized skip"
         )
-    return ReplayCluster(
-        shape=machine.shape,
+    return replace(
+        machine,
         jobs=machine.jobs[fits].reset_index(drop=True),
         partition=machine.partition[fits],
         size=machine.size[fits],

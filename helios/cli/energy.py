@@ -181,7 +181,7 @@ def _on_jobs(
             until=until,
             placement=Order(placement),
             seed=settings.model.seed,
-            **machine.of(settings),
+            **machine.of(settings, history.machine),
         ),
         calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
         options=ces_options(settings),

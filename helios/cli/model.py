@@ -299,7 +299,9 @@ def evaluate(
         worth = None
         if value:
             bound = duration(promote_after) if promote_after else None
-            worth = value_or_reason(history, ReplayTarget(**machine.of(settings), promote_after=bound), **judged)
+            worth = value_or_reason(
+                history, ReplayTarget(**machine.of(settings, history.machine), promote_after=bound), **judged
+            )
     say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found), *(["", value_table(worth)] if worth else [])]

@@ -19,7 +19,7 @@ from helios.app.history import LoadedHistory, load_history, read_file
 from helios.cli.output import say
 from helios.config import RENAMED_SERVICES, Configuration, Settings, load_configuration, zone
 from helios.errors import UsageError
-from helios.ingest import TraceFormat
+from helios.ingest import RecordedMachine, TraceFormat
 from helios.ports import Progress
 from helios.units import length
 
@@ -62,12 +62,16 @@ Nodes = Annotated[
     typer.Option(
         "--nodes",
         help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
-        "Default: from the peak demand.",
+        "Default: from the header of --trace FILE (SWF), else from the peak demand.",
     ),
 ]
 GpusPerNode = Annotated[
     int | None,
-    typer.Option("--gpus-per-node", min=1, help="GPUs of a node. Default: setting whatif.gpus_per_node."),
+    typer.Option(
+        "--gpus-per-node",
+        min=1,
+        help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node.",
+    ),
 ]
 Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from this time on.")]
 Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted before this time.")]
@@ -106,6 +110,12 @@ class HistoryOptions:
     def read(self, progress: Progress) -> LoadedHistory:
         """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
         settings = configuration()
+        if self.trace is None and (given := self.timezone or self.trace_format):
+            option = "--timezone" if self.timezone else "--format"
+            raise UsageError(
+                f"{option} {given} is for files, and the jobs of a loaded cluster are stored as they were read.",
+                hint=f"Leave {option} out, or read a file: --trace FILE",
+            )
         if self.trace is not None:
             return read_file(
                 self.trace,
@@ -144,13 +154,20 @@ class Machine:
     nodes: Nodes = None
     gpus_per_node: GpusPerNode = None
 
-    def of(self, settings: Settings) -> dict[str, Any]:
-        """Return the nodes as a what-if request names them."""
-        from helios.app.replay_cluster import parse_nodes  # noqa: PLC0415 - numba; most commands replay nothing
+    def of(self, settings: Settings, recorded: RecordedMachine | None = None) -> dict[str, Any]:
+        """Return the nodes as a what-if request names them.
 
+        What no option says is taken from the ``recorded`` machine.
+        """
+        from helios.app.replay_cluster import POOL, parse_nodes  # noqa: PLC0415 - numba; most commands replay nothing
+
+        nodes = None if self.nodes is None else parse_nodes(self.nodes)
+        per_node = self.gpus_per_node or (recorded.cpus_per_node if recorded else settings.whatif.gpus_per_node)
+        if recorded and nodes is None:
+            nodes = {POOL: -(-recorded.cpus // per_node)}
         return {
-            "nodes": None if self.nodes is None else parse_nodes(self.nodes),
-            "gpus_per_node": self.gpus_per_node or settings.whatif.gpus_per_node,
+            "nodes": nodes,
+            "gpus_per_node": per_node,
             "default_time_limit_s": settings.whatif.default_time_limit_s,
         }
 

@@ -81,13 +81,12 @@ def simulate_(
     """
     settings = configuration().settings
     services = services_asked_for(settings, names=service, options=option or [])
-    nodes = machine.of(settings)
     with progress_bars() as progress:
         history = source.read(progress)
         request = WhatIfRequest(
             plans=(),
             **window.of(history),
-            **nodes,
+            **machine.of(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             seed=settings.model.seed,

@@ -198,13 +198,12 @@ def whatif_(
     if frontier:
         _refuse_beside_frontier({"--policy": policy, "--backfill": backfill, "--estimates": estimates, "--set": option})
         chosen = frontier_scenarios()
-    nodes = machine.of(settings)
     with progress_bars() as progress:
         history = source.read(progress)
         request = WhatIfRequest(
             plans=chosen,
             **window.of(history),
-            **nodes,
+            **machine.of(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             predict_again_s=None if predict_again is None else repredict_interval_s(predict_again) or 0,
@@ -462,7 +461,7 @@ def explain_in_replay(
                 policies=[policy], backfills=[backfill], estimates=[read_estimate(estimates)], run_times=run_times
             ),
             **window.of(history),
-            **machine.of(settings),
+            **machine.of(settings, history.machine),
             resource=resource,
             skip_oversized=oversized is Oversized.SKIP,
             seed=settings.model.seed,

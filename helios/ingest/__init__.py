@@ -5,7 +5,16 @@ the Helios layout and makes synthetic traces.
 """
 
 from helios.ingest.helios_csv import write_helios_csv
+from helios.ingest.job_rows import RecordedMachine
 from helios.ingest.reader import TraceFile, TraceFormat, open_trace
 from helios.ingest.synthetic import synthetic_nodes, synthetic_trace
 
-__all__ = ["TraceFile", "TraceFormat", "open_trace", "synthetic_nodes", "synthetic_trace", "write_helios_csv"]
+__all__ = [
+    "RecordedMachine",
+    "TraceFile",
+    "TraceFormat",
+    "open_trace",
+    "synthetic_nodes",
+    "synthetic_trace",
+    "write_helios_csv",
+]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.model import SIZES
+
 # Larger counts are typing errors or sentinel values (Slurm's NO_VAL is 4,294,967,294), and would not fit int32.
 LARGEST_SIZE = 100_000_000
 # A hundred years. Sentinel values and typing errors are larger, and much larger values overflow time arithmetic.
@@ -51,6 +53,7 @@ class Reason(StrEnum):
 
 
 REASONS = tuple(Reason)
+_SIZES = (*SIZES, *(f"{name}_requested" for name in SIZES))
 
 
 class CheckResults:
@@ -113,9 +116,9 @@ def _check_present(jobs: Mapping[str, Any], results: CheckResults) -> None:
 
 
 def _check_sizes(jobs: Mapping[str, Any], results: CheckResults) -> None:
-    for name in ("gpus", "cpus", "nodes", "memory_mib"):
+    for name in (*_SIZES, "memory_mib"):
         results.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
-    for name in ("gpus", "cpus", "nodes"):
+    for name in _SIZES:
         if name in jobs:
             results.refuse(jobs[name] > LARGEST_SIZE, Reason.SIZE_OUT_OF_RANGE)
 

@@ -126,8 +126,24 @@ class JobRows:
         )
 
 
+class RecordedMachine(NamedTuple):
+    """Nodes of a cluster, and the CPUs of all of them together."""
+
+    nodes: int
+    cpus: int
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs of a node, rounded up where nodes differ."""
+        return -(-self.cpus // self.nodes)
+
+
 def _none_needed(_: Path) -> tuple[Path, ...]:
     return ()
+
+
+def _no_machine(_: bytes) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +166,8 @@ class Layout:
         Returns those files beside the given one that are read with it and exist.
     digest : callable
         Returns the SHA-256 by which a file's content is recognised.
+    machine : callable
+        Returns the machine that the first bytes of a file describe, or None.
     """
 
     fits: Callable[[bytes], bool]
@@ -158,6 +176,7 @@ class Layout:
     zone: str = "UTC"
     companions: Callable[[Path], tuple[Path, ...]] = _none_needed
     digest: Callable[[Path], str] = file_sha256
+    machine: Callable[[bytes], RecordedMachine | None] = _no_machine
 
 
 def readable(text: bytes) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, philly, sacct, sacct_json, swf
 from helios.ingest.checks import REASONS, CheckResults, Reason, check_jobs
-from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import file_sha256, file_size, head
 from helios.ingest.parse import NEVER, TimeParser
 from helios.model import Batch, JobState
@@ -140,7 +140,9 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     layout = LAYOUTS[chosen]
     clock = TimeParser(timezone or layout.zone)
     assumed = layout.zone if timezone is None and layout.local_times(start) else None
-    return TraceFile(path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed)
+    return TraceFile(
+        path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed, machine=layout.machine(start)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +159,15 @@ class TraceFile:
         Zone of times that carry none.
     assumed_timezone : str or None
         That zone if nobody gave it. None if somebody did, or if the file's times have a UTC offset.
+    machine : RecordedMachine, optional
+        The cluster's nodes, where the file describes them.
     """
 
     path: Path
     format: TraceFormat
     timezone: str
     assumed_timezone: str | None
+    machine: RecordedMachine | None = None
 
     @property
     def size_bytes(self) -> int:

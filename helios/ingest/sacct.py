@@ -262,6 +262,10 @@ def _time_places(names: Sequence[str], until: int) -> list[int]:
     return [place for place, name in enumerate(names[:until]) if name in ("submit", "eligible", "start", "end")]
 
 
+Size = NDArray[np.float64] | DistinctColumn[Tres]
+"""A column of sizes, or of TRES lists that have them."""
+
+
 class _SacctTranslation(Translation):
     """Translation of sacct's fields."""
 
@@ -334,12 +338,24 @@ class _SacctTranslation(Translation):
     def _read_sizes(self) -> None:
         asked, given = self._tres("reqtres", "tresreq"), self._tres("alloctres", "tresalloc")
         counts = self.numbers
-        nodes = self._first(counts("allocnodes"), counts("nnodes"), given.floats("nodes"), counts("reqnodes"))
-        cpus = self._first(counts("reqcpus"), asked.floats("cpus"), counts("ncpus"), counts("alloccpus"))
-        self.jobs["nodes"] = self._first(nodes, asked.floats("nodes"))
-        self.jobs["cpus"] = self._first(cpus, given.floats("cpus"))
+        # Before a start, NNodes, NCPUS and AllocCPUS are 0, or what was asked for.
+        self._read_size("nodes", (counts("reqnodes"), asked), (counts("allocnodes"), counts("nnodes"), given))
+        self._read_size("cpus", (counts("reqcpus"), asked), (given, counts("alloccpus"), counts("ncpus")))
         self._read_gpus(asked, given)
         self.jobs["memory_mib"] = self._first(asked.floats("memory_mib"), self._memory(), given.floats("memory_mib"))
+
+    def _read_size(self, name: str, asked: Sequence[Size], given: Sequence[Size]) -> None:
+        """Set what a job was allocated, and beside it what it requested.
+
+        A job that never started holds what it requested.
+        """
+        requested, allocated = (
+            self._first(*(size.floats(name) if isinstance(size, DistinctColumn) else size for size in sizes))
+            for sizes in (asked, given)
+        )
+        started = ~np.isnat(self._time("started_at")) | (self.jobs["run_time_s"] > 0)
+        self.jobs[name] = np.where(started, self._first(allocated, requested), self._first(requested, allocated))
+        self.jobs[f"{name}_requested"] = np.where(requested > 0, requested, np.nan)
 
     def _tres(self, *fields: str) -> DistinctColumn[Tres]:
         found = tres_lists(self.texts(*fields))
@@ -357,20 +373,25 @@ class _SacctTranslation(Translation):
         return chosen
 
     def _read_gpus(self, asked: DistinctColumn[Tres], given: DistinctColumn[Tres]) -> None:
+        lists = [gpus_per_node(self.texts(name)) for name in ("reqgres", "allocgres")]
+        asked_each, given_each = (found.floats("gpus") for found in lists)
         nodes = np.nan_to_num(self.jobs["nodes"], nan=1.0)
-        lists = [
-            gpus_per_node(texts) for name in ("reqgres", "allocgres") if (texts := self.rows.column(name)) is not None
-        ]
-        each_node = [found.floats("gpus") * nodes for found in lists]
-        self.jobs["gpus"] = np.nan_to_num(self._first(asked.floats("gpus"), given.floats("gpus"), *each_node))
+        asked_nodes = np.nan_to_num(self._requested("nodes"), nan=1.0)
+        self._read_size("gpus", (asked, asked_each * asked_nodes), (given, given_each * nodes))
+        self.jobs["gpus"] = np.nan_to_num(self.jobs["gpus"])
         self.jobs["gpu_type"] = category(pc.coalesce(*(found.texts("gpu_type") for found in (asked, given, *lists))))
+
+    def _requested(self, name: str) -> NDArray[np.float64]:
+        return self._first(self.jobs[f"{name}_requested"], self.jobs[name])
 
     def _memory(self) -> NDArray[np.float64]:
         found = memories(self.texts("reqmem"))
         self.results.refuse(found.unreadable, Reason.UNREADABLE_NUMBER)
         mib, each_cpu, each_node = (found.floats(name) for name in ("mib", "each_cpu", "each_node"))
         return np.select(
-            [each_cpu > 0, each_node > 0], [mib * self.jobs["cpus"], mib * self.jobs["nodes"]], default=mib
+            [each_cpu > 0, each_node > 0],
+            [mib * self._requested("cpus"), mib * self._requested("nodes")],
+            default=mib,
         )
 
     def _read_labels(self) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
-from helios.ingest.job_rows import FileReading, JobRows, Layout
+from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, category
 from helios.ingest.translation import Translation
@@ -33,6 +33,7 @@ _STATES = {0: JobState.FAILED, 1: JobState.COMPLETED, 5: JobState.CANCELLED}
 # "2, 3, 4: partial executions": parts of a job that also has a line for the whole job.
 _PARTIAL = (2, 3, 4)
 _UNIX_START = re.compile(rb"^;\s*UnixStartTime:\s*(\d+)", re.MULTILINE)
+_MACHINE = re.compile(rb"^;\s*(MaxNodes|MaxProcs):\s*([1-9]\d{0,8})\b", re.MULTILINE)
 _NUMBERS = re.compile(rb"\s*(-?\d+(\.\d+)?\s+){17}-?\d+(\.\d+)?\s*")
 PARTIAL = "partial executions belong to jobs that have their own line, and were skipped"
 NO_START = "UnixStartTime is not in the header: times count from 1970, and only their differences mean anything"
@@ -73,7 +74,17 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
         yield _draft(rows, reading, float(told[1]) if told else 0.0)
 
 
-LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False)
+def machine(start: bytes) -> RecordedMachine | None:
+    """Return the machine by MaxNodes and MaxProcs of the header.
+
+    Where only one of them is known, a node has one processor.
+    """
+    sizes = {name: int(number) for name, number in _MACHINE.findall(start)}
+    nodes = sizes.get(b"MaxNodes", sizes.get(b"MaxProcs"))
+    return None if nodes is None else RecordedMachine(nodes, max(sizes.get(b"MaxProcs", nodes), nodes))
+
+
+LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False, machine=machine)
 
 
 class _SwfTranslation(Translation):
@@ -101,11 +112,12 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     job.jobs["started_at"] = job.instants(left_queue_s)
     if reading.only is None:
         _read_run(job, left_queue_s)
-        asked = job.numbers("requested_procs")
-        job.jobs["cpus"] = cpus = np.where(asked > 0, asked, job.numbers("procs"))
+        given, asked = job.numbers("procs"), job.numbers("requested_procs")
+        job.jobs["cpus"] = np.where(given > 0, given, asked)
+        job.jobs["cpus_requested"] = np.where(asked > 0, asked, np.nan)
         job.jobs["gpus"] = np.zeros(len(rows))
         job.jobs["time_limit_s"] = job.numbers("requested_time")
-        job.jobs["memory_mib"] = job.numbers("requested_memory") / KIB_PER_MIB * cpus
+        job.jobs["memory_mib"] = job.numbers("requested_memory") / KIB_PER_MIB * np.where(asked > 0, asked, given)
         job.read_categories(user="user", group="group")
         job.jobs["partition"] = category(pc.coalesce(job.texts("queue"), job.texts("partition")))
         job.read_strings(name="executable")

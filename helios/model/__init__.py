@@ -24,10 +24,12 @@ from helios.model.jobs import (
     NODES,
     PREDICTIONS,
     REJECTS,
+    SIZES,
     Batch,
     JobState,
     ModelRecord,
     in_submission_order,
+    with_sizes_requested,
 )
 from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pools
 from helios.model.slurm_site import (
@@ -57,6 +59,7 @@ __all__ = [
     "PROMOTIONS",
     "QUEUE",
     "REJECTS",
+    "SIZES",
     "STEP_S",
     "TIME",
     "AuditStep",
@@ -82,4 +85,5 @@ __all__ = [
     "plain_values",
     "pools",
     "seconds_of",
+    "with_sizes_requested",
 ]

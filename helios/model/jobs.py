@@ -56,8 +56,11 @@ JOBS = FrameKind(
         ("run_time_s", "float64", "End minus start of the last run, s; NaN: not ended, or unknown"),
         ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
         ("nodes", "float64", "Nodes allocated, else requested; NaN: unknown"),
-        ("cpus", "float64", "CPUs requested, else allocated; NaN: unknown"),
-        ("gpus", "int32", "GPUs requested, else allocated; 0: a CPU job"),
+        ("cpus", "float64", "CPUs allocated, else requested; NaN: unknown"),
+        ("gpus", "int32", "GPUs allocated, else requested; 0: a CPU job"),
+        ("nodes_requested", "float64", "Nodes requested; NaN: unknown, or as ``nodes``"),
+        ("cpus_requested", "float64", "CPUs requested; NaN: unknown, or as ``cpus``"),
+        ("gpus_requested", "float64", "GPUs requested; NaN: unknown, or as ``gpus``"),
         ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or untyped"),
         ("memory_mib", "float64", "Memory requested for the whole job, MiB; NaN: unknown"),
         ("tres_requested", "category", "Slurm's ReqTRES text"),
@@ -180,6 +183,19 @@ class ModelRecord:
         When it was trained, or since then promoted or kept.
         """
         return max(self.trained_at, self.confirmed_at or self.trained_at)
+
+
+SIZES = ("nodes", "cpus", "gpus")
+
+
+def with_sizes_requested(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return ``jobs`` with requested sizes in place of allocated ones.
+
+    Only those are known at submission. Where the request is unknown, the size stays.
+    """
+    known = [name for name in SIZES if f"{name}_requested" in jobs]
+    requested = {name: jobs[f"{name}_requested"].where(lambda size: size > 0, jobs[name]) for name in known}
+    return jobs.assign(**{name: size.astype(jobs[name].dtype) for name, size in requested.items()})
 
 
 def in_submission_order(jobs: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.model import JOBS, QUEUE, JobState
+from helios.model import JOBS, QUEUE, SIZES, JobState, with_sizes_requested
 from helios.predict.causal_stats import COLUMN, FEATURES, LEVELS, NEVER_S, Events, empty_stats, replay_events
 from helios.predict.job_names import JobNameFamilies
 
@@ -45,7 +45,7 @@ ASKED = (
 )
 
 # Columns of a history that training reads.
-READ = (*ASKED, "started_at", "ended_at", "run_time_s", "state")
+READ = (*ASKED, *(f"{name}_requested" for name in SIZES), "started_at", "ended_at", "run_time_s", "state")
 
 
 class NameCodes(NamedTuple):
@@ -181,7 +181,7 @@ class JobTable:
             failed=_failed(jobs["state"]),
             hour=local.hour.to_numpy(dtype=np.float64),
             weekday=local.day_of_week.to_numpy(dtype=np.float64),
-            **_requests(jobs, coding),
+            **_requests(with_sizes_requested(jobs), coding),
         )
 
     @classmethod

@@ -428,7 +428,7 @@ def _queue(
         partition=encode(workload.partition, shape.partitions),
         submitted_at=submitted_at,
         eligible_at=submitted_at,
-        **{resource: workload.gpus},
+        **{resource: workload.order_gpus},
     )
 
 

@@ -90,7 +90,7 @@ class JobKeys:
     def _keys(self, these: slice | NDArray[np.int64]) -> NDArray[np.float64]:
         keys = self.order(
             submitted_s=self.workload.submitted_s[these],
-            gpus=self.workload.gpus[these],
+            gpus=self.workload.order_gpus[these],
             run_time_s=self.believed_s[these],
         )
         if np.isnan(keys).any():

@@ -314,7 +314,7 @@ def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.flo
         Other run times, or an order by anything else, were given.
     """
     true = workload.run_time_s.astype(np.float64)
-    keys = order(submitted_s=workload.submitted_s, gpus=workload.gpus, run_time_s=true)
+    keys = order(submitted_s=workload.submitted_s, gpus=workload.order_gpus, run_time_s=true)
     if not np.array_equal(keys, true) or (run_time_s is not None and not np.array_equal(run_time_s, true)):
         raise UsageError(
             "SRTF goes by remaining true run time and by nothing else.",

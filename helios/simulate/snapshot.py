@@ -17,7 +17,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.model import JOBS, NODE_STATES, QUEUE, Demand, JobState, PowerSettings, Snapshot, plain_values
+from helios.model import (
+    JOBS,
+    NODE_STATES,
+    QUEUE,
+    Demand,
+    JobState,
+    PowerSettings,
+    Snapshot,
+    plain_values,
+    with_sizes_requested,
+)
 from helios.ownership import MARK, STEP
 from helios.ports import RUN_TIME
 from helios.simulate.slurm.workload import SlurmWorkload
@@ -268,7 +278,7 @@ def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     ``columns`` are those that the workload has in place of the jobs, columns of ``JOBS``.
     """
     fixed = [name for name in JOBS.names if name in QUEUE.by_name and name not in (*_OF_A_RUN, *columns)]
-    known = jobs[fixed].reset_index(drop=True)
+    known = with_sizes_requested(jobs)[fixed].reset_index(drop=True)
     return QUEUE.conform(known.assign(tasks=1, state=JobState.PENDING.value, reason="Priority", **columns))
 
 

@@ -27,6 +27,8 @@ class Workload:
         GPUs (or whatever resource is replayed) each job holds; at least 1.
     partition : int32 array of shape (n_jobs,)
         Position of each job's partition in :attr:`ClusterShape.partitions`.
+    requested_gpus : int32 array of shape (n_jobs,), optional
+        GPUs that each job asked for, which is what a queue order may know of it; None: as many as it holds.
 
     Raises
     ------
@@ -40,13 +42,15 @@ class Workload:
     run_time_s: NDArray[np.int64]
     gpus: NDArray[np.int32]
     partition: NDArray[np.int32]
+    requested_gpus: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         _check_column("submitted_s", self.submitted_s, np.int64)
         _check_column("run_time_s", self.run_time_s, np.int64)
         _check_column("gpus", self.gpus, np.int32)
         _check_column("partition", self.partition, np.int32)
-        columns = (self.job_id, self.submitted_s, self.run_time_s, self.gpus, self.partition)
+        _check_column("requested_gpus", self.order_gpus, np.int32)
+        columns = (self.job_id, self.submitted_s, self.run_time_s, self.gpus, self.partition, self.order_gpus)
         if len({column.shape for column in columns}) > 1:
             raise WorkloadInvalid("the columns of a workload differ in length")
         _refuse_where("run time is negative", self.run_time_s < 0, self.job_id)
@@ -55,6 +59,11 @@ class Workload:
 
     def __len__(self) -> int:
         return len(self.submitted_s)
+
+    @property
+    def order_gpus(self) -> NDArray[np.int32]:
+        """GPUs of each job that a queue order goes by."""
+        return self.gpus if self.requested_gpus is None else self.requested_gpus
 
     def _check_order(self) -> None:
         step = np.diff(self.submitted_s)

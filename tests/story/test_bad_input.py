@@ -70,6 +70,17 @@ def test_a_zone_that_does_not_exist_is_refused(helios: Helios, tmp_path: Path) -
     assert "Europe/Berlin" in answer.err
 
 
+def test_a_zone_of_a_loaded_cluster_is_refused_where_it_would_be_ignored(helios: Helios, tmp_path: Path) -> None:
+    path = trace(tmp_path, job(1))
+    helios("trace", "load", path, "--timezone", "Asia/Shanghai", "--cluster", "lab")
+    for command in (("trace", "describe"), ("whatif",), ("simulate", "--service", "qssf"), ("model", "evaluate")):
+        answer = helios(*command, "--timezone", "UTC", code=2)
+        assert "--timezone" in answer.err and "--trace FILE" in answer.err
+    assert (
+        "loaded into lab before" in helios("trace", "load", path, "--timezone", "UTC", "--cluster", "lab", code=2).err
+    )
+
+
 def test_a_job_larger_than_its_partition_is_named_with_the_way_out(helios: Helios, tmp_path: Path) -> None:
     path = trace(tmp_path, job(1, gpus=17), job(2))
     answer = helios("whatif", "--trace", path, "--nodes", "v=2", "--policy", "fifo", code=1)

@@ -8,6 +8,7 @@ import pytest
 from helios.cli.main import imported
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.story.shell import Helios, shell
+from tests.unit.ingest.builders import an_swf_file, an_swf_row
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +109,16 @@ def test_a_helps_lines_break_where_the_terminal_ends_not_where_the_source_does()
     paragraphs = evaluate.help.split("\n\n")
     assert len(paragraphs) > 1
     assert not any("\n" in paragraph for paragraph in paragraphs)
+
+
+def test_an_swf_file_is_replayed_as_allocated_on_the_machine_of_its_header(helios: Helios, tmp_path: Path) -> None:
+    rows = [an_swf_row(job=number, submit=number, procs=8, requested_procs=5, run=3600) for number in range(1, 5)]
+    path = an_swf_file(tmp_path, "; MaxNodes: 4", "; MaxProcs: 16", *rows)
+    assert helios("trace", "describe", "--trace", path, "--json").json["resource_hours"] == 4 * 8
+    replay = ("whatif", "--trace", path, "--policy", "fifo", "--json")
+    found = helios(*replay)
+    assert (found.json["nodes"], found.json["gpus_per_node"]) == ({"all": 4}, 4)
+    assert found.json["runs"][0]["max_wait_s"] == 3598  # two at a time
+    assert "4 nodes and 16 CPUs" in found.err
+    described = helios(*replay, "--nodes", "8").json
+    assert (described["nodes"], described["gpus_per_node"]) == ({"all": 8}, 4)

@@ -106,3 +106,9 @@ def test_cpus_can_be_the_replayed_resource() -> None:
     machine = placed(a_job(gpus=0, cpus=12), resource="cpus", nodes={"all": 2})
     assert machine.size.tolist() == [12]
     assert machine.size.dtype == np.int32
+
+
+def test_jobs_hold_what_was_allocated_and_are_ordered_by_what_they_requested() -> None:
+    jobs = [a_job(job_id="1", gpus=8, gpus_requested=2.0), a_job(job_id="2", gpus=4)]
+    workload = placed(*jobs, nodes={"all": 2}).workload()
+    assert (workload.gpus.tolist(), workload.order_gpus.tolist()) == ([8, 4], [2, 4])

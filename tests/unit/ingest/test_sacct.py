@@ -121,7 +121,7 @@ def test_a_zero_length_job_that_had_a_node_did_start(tmp_path):
         ({"ReqTRES": "gres/gpu:a100=2,gres/gpu=2"}, 2, "a100"),
         ({"ReqTRES": "gres/gpu:a100=2"}, 2, "a100"),
         ({"ReqTRES": "gres/gpu:a100=2,gres/gpu:v100=1"}, 3, "a100,v100"),
-        ({"ReqTRES": "gres/gpu=2", "AllocTRES": "gres/gpu=4,gres/gpu:h100=4"}, 2, "h100"),
+        ({"ReqTRES": "gres/gpu=2", "AllocTRES": "gres/gpu=4,gres/gpu:h100=4"}, 4, "h100"),
         ({"ReqTRES": "cpu=8", "AllocTRES": "cpu=8,gres/gpu=4"}, 4, None),
         ({"ReqGRES": "gpu:2", "NNodes": "3"}, 6, None),
         ({"ReqGRES": "gpu:tesla:2(IDX:0,1),craynetwork:1", "NNodes": "1"}, 2, "tesla"),
@@ -132,7 +132,7 @@ def test_a_zero_length_job_that_had_a_node_did_start(tmp_path):
         ({"ReqTRES": ""}, 0, None),
     ],
 )
-def test_gpus_are_counted_once_from_what_was_asked_else_given(tmp_path, fields, gpus, kind):
+def test_gpus_are_counted_once_from_what_was_given_else_asked(tmp_path, fields, gpus, kind):
     job = a_job(tmp_path, **fields)
     assert job["gpus"] == gpus
     assert job["gpu_type"] == kind if kind else pd.isna(job["gpu_type"])
@@ -172,6 +172,23 @@ def test_memory_that_says_nothing_is_unknown(tmp_path, text):
 def test_sizes_come_from_the_first_field_that_knows(tmp_path, fields, nodes, cpus):
     job = a_job(tmp_path, **fields)
     assert (job["nodes"], job["cpus"]) == (nodes, cpus)
+
+
+BOTH = {"ReqTRES": "cpu=1,gres/gpu=1,node=1", "AllocTRES": "cpu=64,gres/gpu=8,node=2"}
+COUNTS = {"ReqCPUS": "1", "ReqNodes": "1", "NCPUS": "64", "NNodes": "2"}
+
+
+@pytest.mark.parametrize(("fields", "gpus"), [(BOTH, (8, 1)), (COUNTS, (0, np.nan))])
+def test_a_job_that_started_holds_what_was_allocated_and_its_request_is_kept(tmp_path, fields, gpus):
+    job = a_job(tmp_path, **fields)
+    sizes = [job[f"{name}{end}"] for name in ("nodes", "cpus", "gpus") for end in ("", "_requested")]
+    np.testing.assert_array_equal(sizes, (2, 1, 64, 1, *gpus))
+
+
+def test_a_job_that_never_started_holds_what_it_requested(tmp_path):
+    never = {"Start": "Unknown", "End": "Unknown", "Elapsed": "00:00:00", "State": "PENDING"}
+    job = a_job(tmp_path, **BOTH, **never)
+    assert job[["nodes", "cpus", "gpus"]].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("step", ["100.batch", "100.extern", "100.0", "100_3.batch", "100+1.0"])

@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from helios.ingest import open_trace
 from tests.unit.ingest.builders import a_file, an_swf_file, an_swf_row, read, rejects_of, the_job
 
 
@@ -25,12 +26,18 @@ def test_the_partition_number_stands_in_for_an_unknown_queue(tmp_path):
     assert the_job(an_swf_file(tmp_path, an_swf_row(queue=-1, partition=9)))["partition"] == "9"
 
 
-def test_requested_processors_come_before_allocated_ones(tmp_path):
-    assert the_job(an_swf_file(tmp_path, an_swf_row(procs=4, requested_procs=8)))["cpus"] == 8
+def test_allocated_processors_come_before_requested_ones_which_are_kept(tmp_path):
+    job = the_job(an_swf_file(tmp_path, an_swf_row(procs=4, requested_procs=8)))
+    assert (job["cpus"], job["cpus_requested"]) == (4, 8)
+
+
+def test_requested_processors_stand_in_for_unknown_allocations(tmp_path):
+    assert the_job(an_swf_file(tmp_path, an_swf_row(procs=-1, requested_procs=8)))["cpus"] == 8
 
 
 def test_allocated_processors_stand_in_for_unknown_requests(tmp_path):
-    assert the_job(an_swf_file(tmp_path, an_swf_row(procs=4, requested_procs=-1)))["cpus"] == 4
+    job = the_job(an_swf_file(tmp_path, an_swf_row(procs=4, requested_procs=-1)))
+    assert job["cpus"] == 4 and np.isnan(job["cpus_requested"])
 
 
 def test_requested_memory_is_kib_for_each_processor(tmp_path):
@@ -84,3 +91,21 @@ def test_a_line_that_makes_no_sense_is_rejected_with_its_reason(tmp_path, row, r
 
 def test_a_file_without_a_start_time_says_so(tmp_path):
     assert any("UnixStartTime" in note for note in read(a_file(tmp_path, an_swf_row() + "\n")).notes)
+
+
+@pytest.mark.parametrize(
+    ("header", "machine"),
+    [
+        ("; MaxNodes: 40960\n; MaxProcs: 163840", (40_960, 163_840, 4)),
+        ("; MaxNodes: 5544\n; MaxProcs: 93312", (5_544, 93_312, 17)),
+        (";MaxProcs: 512 (of two kinds)", (512, 512, 1)),
+        ("; MaxNodes: 128\n; MaxProcs: -1", (128, 128, 1)),
+    ],
+)
+def test_the_header_describes_the_machine(tmp_path, header, machine):
+    found = open_trace(an_swf_file(tmp_path, header, an_swf_row())).machine
+    assert found is not None and (*found, found.cpus_per_node) == machine
+
+
+def test_a_header_without_sizes_describes_no_machine(tmp_path):
+    assert open_trace(an_swf_file(tmp_path, "; MaxJobs: 7", an_swf_row())).machine is None
