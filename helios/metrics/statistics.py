@@ -37,6 +37,18 @@ def confidence_interval(
     return value - half, value + half
 
 
+def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
+    """Return the ``CONFIDENCE`` interval of the mean of independent values (Student's t).
+
+    None: there are fewer than two.
+    """
+    n = len(values)
+    if n < 2:
+        return None, None
+    mean, half = float(values.mean()), float(stdtrit(n - 1, _UPPER)) * float(np.std(values, ddof=1)) / sqrt(n)
+    return mean - half, mean + half
+
+
 def poisson_interval(events: int, days: float) -> tuple[float, float]:
     """Return the exact 95 % interval of a daily rate (Garwood 1936)."""
     low = float(gammaincinv(events, 1 - _UPPER)) if events else 0.0
