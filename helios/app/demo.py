@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from helios.app.history import LoadedHistory, ingest, load_history
+from helios.app.order_check import check_order
 from helios.app.scenarios import default_scenarios
 from helios.app.training import judge, learn
 from helios.app.whatif import WhatIfRequest, whatif
@@ -89,4 +90,4 @@ def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: in
         gpus_per_node=GPUS_PER_NODE,
         seed=seed,
     )
-    return whatif(history, request, progress=progress)
+    return replace(whatif(history, request, progress=progress), check=check_order(history, request, progress=progress))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
@@ -16,7 +19,7 @@ from helios.errors import UsageError
 from helios.ports import Progress, no_progress
 from helios.predict.duration import DurationModel
 from helios.report.order_check import LEAST_WAIT_S, OrderCheck, Orders, Ratios
-from helios.report.significance import ResampledUnit
+from helios.report.significance import NOTICED_S, ResampledUnit
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2
@@ -58,11 +61,20 @@ def check_order(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`helios.app.whatif.whatif`.
     """
+    refuse_few(draws)
+    return check_draws(DrawnWindow(history, request, progress=progress), draws=draws, progress=progress)
+
+
+def refuse_few(draws: int) -> None:
+    """Raise UsageError where there are too few draws for an interval."""
     if draws < FEWEST_DRAWS:
         raise UsageError(
             f"{draws} draws are too few to tell a difference from chance.", hint=f"Use 5, at least {FEWEST_DRAWS}."
         )
-    window = DrawnWindow(history, request, progress=progress)
+
+
+def check_draws(window: DrawnWindow, *, draws: int, progress: Progress = no_progress) -> OrderCheck:
+    """Check the live order on a window that is prepared."""
     own_s = [window.draw(0).own_mean_s]
     found: dict[Orders, list[Ratios]] = {Orders.PREDICTIONS: [], Orders.SIZE: []}
     for number in range(1, draws + 1) if own_s[0] >= LEAST_WAIT_S else ():
@@ -83,15 +95,24 @@ class DrawnWindow:
 
     Attributes
     ----------
+    request : WhatIfRequest
     setup : ReplaySetup
         The window as it was.
     """
 
     def __init__(self, history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> None:
-        self._request = replace(request, plans=[CHECKED[Orders.PREDICTIONS]])
-        self.setup = prepare_replay(history, self._request)
+        self._history, self._progress = history, progress
+        self.request = replace(request, plans=[CHECKED[Orders.PREDICTIONS]])
+        self.setup = prepare_replay(history, self.request)
         self._resampler = resampler_for(self.setup)
-        self._model = train_predictor(history, self.setup, self._request, progress)
+
+    @cached_property
+    def model(self) -> DurationModel | None:
+        """The model of what had ended when the replay begins.
+
+        None: too little had ended.
+        """
+        return train_predictor(self._history, self.setup, self.request, self._progress)
 
     @property
     def over(self) -> ResampledUnit:
@@ -108,8 +129,8 @@ class DrawnWindow:
         """Return a draw, or for number 0 the window as it was."""
         setup = self.setup
         if number:
-            setup = redraw(setup, self._resampler, repeat=number, seed=self._request.seed)
-        return Draw(setup, self._model, self._request)
+            setup = redraw(setup, self._resampler, repeat=number, seed=self.request.seed)
+        return Draw(setup, self)
 
 
 class Draw:
@@ -122,11 +143,11 @@ class Draw:
         Waits under first in, first out with EASY backfill by time limits.
     """
 
-    def __init__(self, setup: ReplaySetup, model: DurationModel | None, request: WhatIfRequest) -> None:
-        self.setup, self._model, self._request = setup, model, request
+    def __init__(self, setup: ReplaySetup, window: DrawnWindow) -> None:
+        self.setup, self._window = setup, window
         self.own_wait_s = self._replay(CHECKED[Orders.OWN]).wait_s
         gpus = setup.workload.gpus
-        is_large = gpus > LARGE_GPUS if request.gpus_per_node > 1 else gpus >= np.quantile(gpus, LARGEST_SHARE)
+        is_large = gpus > LARGE_GPUS if window.request.gpus_per_node > 1 else gpus >= np.quantile(gpus, LARGEST_SHARE)
         self._large = is_large & setup.counted
 
     @property
@@ -135,15 +156,24 @@ class Draw:
         return float(self.own_wait_s[self.setup.counted].mean())
 
     def ratios(self, scenario: Scenario) -> Ratios:
-        """Replay a scenario and compare its waits."""
-        wait_s, own_s, counted, large = self._replay(scenario).wait_s, self.own_wait_s, self.setup.counted, self._large
+        """Replay a scenario and compare its waits.
+
+        A second is added to both waits, so that none over none is 1.
+        """
+        wait_s, counted, large = self._replay(scenario).wait_s, self.setup.counted, self._large
+
+        def ratio(rows: NDArray[np.bool_], figure: Callable[[NDArray[np.int64]], Any]) -> float:
+            return float((figure(wait_s[rows]) + NOTICED_S) / (figure(self.own_wait_s[rows]) + NOTICED_S))
+
         return Ratios(
-            mean=float(wait_s[counted].mean() / max(own_s[counted].mean(), 1.0)),
-            longest=float(wait_s[counted].max() / max(own_s[counted].max(), 1.0)),
-            large=float(wait_s[large].mean() / max(own_s[large].mean(), 1.0)) if large.any() else float("nan"),
+            mean=ratio(counted, np.mean),
+            longest=ratio(counted, np.max),
+            large=ratio(large, np.mean) if large.any() else float("nan"),
         )
 
     def _replay(self, scenario: Scenario) -> Replay:
-        request = self._request
-        predictor = resampled_predictor(self.setup, self._model, request) if scenario.uses_predictions else None
+        request = self._window.request
+        if not scenario.uses_predictions:
+            return replay_scenario(scenario, self.setup, None, no_progress, request=request)
+        predictor = resampled_predictor(self.setup, self._window.model, request)
         return replay_scenario(scenario, self.setup, predictor, no_progress, request=request)

@@ -12,7 +12,7 @@ from helios.app import model_registry
 from helios.app.history import choose_cluster
 from helios.app.model_registry import settle, training_history
 from helios.app.training import judge, learn
-from helios.cli.options import AsJson, Cluster, HistoryOptions, Machine, configuration, duration, expand, moment
+from helios.cli.options import AsJson, Cluster, Draws, HistoryOptions, Machine, configuration, duration, expand, moment
 from helios.cli.output import answer, progress_bars, say_notes, width
 from helios.errors import UsageError
 from helios.predict.duration import SHRINKAGE
@@ -23,6 +23,7 @@ from helios.report.models import (
     model_notes,
     models_table,
     outcome_text,
+    value_headline,
     value_table,
 )
 from helios.report.tables import evaluation_table
@@ -256,12 +257,7 @@ def evaluate(
         bool, typer.Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
     ] = True,
     machine: Machine,
-    promote_after: Annotated[
-        str | None,
-        typer.Option(
-            "--promote-after", help="Wait bound in the replay, such as 12h. Default: from the waits under FIFO."
-        ),
-    ] = None,
+    draws: Draws = 5,
     refit_every: Annotated[
         str | None,
         typer.Option("--refit-every", help="Retrain this often during the test, such as 7d. Default: never."),
@@ -276,15 +272,19 @@ def evaluate(
     p10 and p90 are as each job would have got them at its submission, calibrated by the jobs that had ended by then.
 
     The tested jobs are also replayed on the nodes of --nodes. Without it there are as many as the peak demand, and
-    hardly any job waits. The order by predicted GPU seconds stands between FIFO, which a Slurm site has today, and the
-    order by true run times, all with EASY backfill.
+    hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then one replay with
+    each predictor stands between FIFO, which a Slurm site has today, and the order by true run times, all with EASY
+    backfill.
     """
     if train_until is not None and test_fraction is not None:
         raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
-    from helios.app.prediction_value import ReplayTarget, value_or_reason  # noqa: PLC0415 - numba and LightGBM; the other commands need none
+    from helios.app.order_check import refuse_few  # noqa: PLC0415 - numba and LightGBM; the other commands need none
+    from helios.app.prediction_value import ReplayTarget, value_or_reason  # noqa: PLC0415 - as above
 
+    if value and draws:
+        refuse_few(draws)
     settings = configuration().settings
     with progress_bars() as progress:
         history = source.read(progress)
@@ -298,13 +298,13 @@ def evaluate(
         evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **judged)
         worth = None
         if value:
-            bound = duration(promote_after) if promote_after else None
-            worth = value_or_reason(
-                history, ReplayTarget(**machine.of(settings, history.machine), promote_after=bound), **judged
-            )
+            target = ReplayTarget(**machine.of(settings, history.machine), draws=draws)
+            worth = value_or_reason(history, target, **judged)
     say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
-    tables = [evaluation_table(found), *(["", value_table(worth)] if worth else [])]
+    tables = [evaluation_table(found)]
+    if worth:
+        tables = [*value_headline(worth), "", *tables, "", value_table(worth)]
     answer(found | {"value": worth.to_json() if worth else None}, *tables, as_json=as_json)
 
 

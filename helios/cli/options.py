@@ -92,6 +92,15 @@ IfOversized = Annotated[
         help="If jobs are larger than their partition, stop with an error (fail) or leave them out (skip).",
     ),
 ]
+Draws = Annotated[
+    int,
+    typer.Option(
+        "--draws",
+        min=0,
+        help="Draws of the window for the verdict: users moved by whole days, without users whole weeks or days. "
+        "0: no verdict.",
+    ),
+]
 PredictAgain = Annotated[
     str | None,
     typer.Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import typer
 
 from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
 from helios.app.history import LoadedHistory
+from helios.app.order_check import check_order, refuse_few
 from helios.app.scenarios import (
     RENAMED,
     Estimates,
@@ -35,6 +37,7 @@ from helios.app.sweep import (
 from helios.app.whatif import WhatIfRequest, whatif
 from helios.cli.options import (
     AsJson,
+    Draws,
     HistoryOptions,
     IfOversized,
     Machine,
@@ -72,13 +75,18 @@ Repeat = Annotated[
     typer.Option(
         "--repeat",
         min=0,
-        help="Replay each scenario this often, each time with other random weeks of the window (days or arrivals in a "
-        "short window), to see which differences are more than chance. Use 20. 0: one replay, with intervals from its "
-        "own weeks or days.",
+        help="Replay each scenario this often, each time with users moved by other days (without users: other weeks; "
+        "in a short window: other days or arrivals), to see which differences are more than chance. Use 20. 0: one "
+        "replay, with intervals from its own weeks or days.",
     ),
 ]
 RepeatOver = Annotated[
-    ResampledUnit | None, typer.Option("--repeat-over", help="Repeat over random weeks, days or seeds (arrival times).")
+    ResampledUnit | None,
+    typer.Option(
+        "--repeat-over",
+        help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users where "
+        "they are known.",
+    ),
 ]
 SweepFile = Annotated[
     Path | None,
@@ -149,6 +157,7 @@ def whatif_(
     predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
+    draws: Draws = 5,
     repeat: Repeat = 0,
     repeat_over: RepeatOver = None,
     sweep_file: SweepFile = None,
@@ -161,10 +170,12 @@ def whatif_(
 ) -> None:
     """Replay a cluster's jobs under other queue policies, and compare the waits.
 
-    It says who would wait shorter and who longer. Without --policy, --backfill and --estimates it replays a default
-    set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict FIFO, fewest GPUs first, QSSF
-    (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know the true run times. With
-    --frontier it shows the settings between a short mean and a short longest wait. Nothing touches a cluster.
+    First it says, over --draws draws of the window, which order Helios should run live: its default (qssf), size, or
+    the site's own. Then one replay says who would wait shorter and who longer. Without --policy, --backfill and
+    --estimates it replays a default set: what a Slurm site has today (FIFO with EASY backfill by time limits), strict
+    FIFO, fewest GPUs first, QSSF (shortest predicted GPU seconds first, aged), the paper's rule, and oracles that know
+    the true run times. With --frontier it shows the settings between a short mean and a short longest wait. Nothing
+    touches a cluster.
     For the meaning of the options see docs/whatif.md.
 
     Example: helios whatif --trace sacct.txt --nodes gpu=16 --gpus-per-node 8 --from 2020-09-01 --report whatif.html
@@ -187,6 +198,7 @@ def whatif_(
         },
         of_many={"--out": out, "--csv": csv},
         repeat=repeat,
+        draws=draws,
     )
     chosen = scenarios(
         policies=_choices(policy, Policy, "--policy"),
@@ -213,6 +225,7 @@ def whatif_(
             swept = run_sweep(sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress)
         else:
             result = whatif(history, request, progress=progress)
+            result = _with_verdict(result, history, request, draws=draws, progress=progress)
             differences = of_one_replay(result)
             if repeat:
                 engine = engine_for(dask=dask, workers=workers or 1)
@@ -263,7 +276,7 @@ def live_setting(settings: Settings) -> str:
 
 
 def _refuse_contradictions(
-    *, sweep: bool, of_one: Mapping[str, object], of_many: Mapping[str, object], repeat: int
+    *, sweep: bool, of_one: Mapping[str, object], of_many: Mapping[str, object], repeat: int, draws: int
 ) -> None:
     """Refuse options that would be ignored.
 
@@ -279,6 +292,14 @@ def _refuse_contradictions(
             f"{repeat} repeats are too few to tell a difference from chance.",
             hint=f"Use --repeat 20, at least {FEWEST_REPEATS}.",
         )
+    if draws:
+        refuse_few(draws)
+
+
+def _with_verdict(
+    result: WhatIf, history: LoadedHistory, request: WhatIfRequest, *, draws: int, progress: Progress
+) -> WhatIf:
+    return replace(result, check=check_order(history, request, draws=draws, progress=progress)) if draws else result
 
 
 def _split(given: list[str] | None) -> list[str]:

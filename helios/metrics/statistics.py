@@ -38,12 +38,15 @@ def confidence_interval(
 
 
 def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Return the ``CONFIDENCE`` interval of the mean of independent values, None for fewer than two."""
+    """Return the ``CONFIDENCE`` interval of the mean of independent values (Student's t).
+
+    None: there are fewer than two.
+    """
     n = len(values)
     if n < 2:
         return None, None
-    half = float(stdtrit(n - 1.0, _UPPER)) * float(np.std(values, ddof=1)) / sqrt(n)
-    return float(values.mean()) - half, float(values.mean()) + half
+    mean, half = float(values.mean()), float(stdtrit(n - 1, _UPPER)) * float(np.std(values, ddof=1)) / sqrt(n)
+    return mean - half, mean + half
 
 
 def poisson_interval(events: int, days: float) -> tuple[float, float]:

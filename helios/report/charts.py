@@ -269,15 +269,15 @@ def who_gains(result: WhatIf, *, narrow: bool = False) -> str | None:
 def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     """Draw mean and longest wait of every replay side by side.
 
-    Oracles are grey.
+    Those that no live Slurm can do are grey.
     """
-    runs = [result.baseline, *result.feasible, *result.oracles][::-1]
+    runs = [result.baseline, *result.feasible, *result.impossible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
     colours = [
         "#3c4043"
         if run is result.baseline
         else "#cfd3d8"
-        if run.is_oracle
+        if not run.is_possible_live
         else BLUE
         if run.policy in {"qssf", "service"}
         else "#7fb8d8"

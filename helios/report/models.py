@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.metrics.queue import QueueSummary
+from helios.report.order_check import SINGLE_REPLAY, OrderCheck
 from helios.report.tables import WIDE, figure, plain_table
 from helios.units import best_unit, change, duration, percent
 
@@ -236,16 +237,14 @@ def _minute(moment: str | datetime) -> str:
 
 # What predictions are worth to a queue: replays with them, between what a site has today and what is possible.
 
-TODAY, MODEL, ORACLE, UNGUARDED_ORACLE = "today", "model", "oracle", "oracle_unguarded"
+TODAY, MODEL, ORACLE = "today", "model", "oracle"
 REPLAY_NAMES = {
     TODAY: "FIFO, today",
     MODEL: "QSSF, Helios",
-    "model_unguarded": "QSSF, Helios, no guard",
     "shrinkage": "QSSF, shrinkage untrained",
     "user_last": "QSSF, user's last ended job",
-    "smallest_first": "Smallest first, no model",
+    "smallest_first": "Size, no model",
     ORACLE: "QSSF, true run times",
-    UNGUARDED_ORACLE: "QSSF, true, no guard",
 }
 LEAST_GAIN_S = 1.0
 """Mean wait that the oracle must save for a share of it to mean anything."""
@@ -253,9 +252,9 @@ LEAST_GAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderValue:
-    """Effect of each queue order on one queue.
+    """Effect of predictions on one queue.
 
-    All replays have EASY backfill by time limits.
+    All replays have EASY backfill by time limits, and age as the live order does.
 
     Attributes
     ----------
@@ -264,10 +263,10 @@ class OrderValue:
     gpus_per_node : int
     resource : str
         gpus or cpus.
-    guard : str
-        The bound on waiting, in words.
     replays : mapping of QueueSummary
-        By the names of ``REPLAY_NAMES``; today and both oracles are always there.
+        By the names of ``REPLAY_NAMES``; today and the oracle are always there.
+    check : OrderCheck, optional
+        The verdict on the live order, over draws; None: there is only this one replay.
     notes : tuple of str
         Assumptions, for a person.
     """
@@ -275,11 +274,11 @@ class OrderValue:
     nodes: Mapping[str, int]
     gpus_per_node: int
     resource: str
-    guard: str
     replays: Mapping[str, QueueSummary]
+    check: OrderCheck | None = None
     notes: tuple[str, ...] = ()
 
-    def share(self, name: str, *, oracle: str = ORACLE) -> float | None:
+    def share(self, name: str) -> float | None:
         """Return the share of the oracle's gain that a replay realises.
 
         The gain is in mean wait against today.
@@ -287,7 +286,7 @@ class OrderValue:
         None: there is nothing to gain, because the oracle saves less than ``LEAST_GAIN_S``. Below 0: longer waits than
         today. Above 1: shorter ones than the oracle's, whose order is not the best there could be.
         """
-        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[oracle].mean_wait_s
+        today_s, oracle_s = self.replays[TODAY].mean_wait_s, self.replays[ORACLE].mean_wait_s
         if today_s - oracle_s < LEAST_GAIN_S:
             return None
         return (today_s - self.replays[name].mean_wait_s) / (today_s - oracle_s)
@@ -298,12 +297,11 @@ class OrderValue:
             "nodes": dict(self.nodes),
             "gpus_per_node": self.gpus_per_node,
             "resource": self.resource,
-            "guard": self.guard,
+            "order_check": None if self.check is None else self.check.to_json(),
             "share_of_oracle_gain": self.share(MODEL),
             "replays": {
                 name: {
                     "share_of_oracle_gain": self.share(name),
-                    "share_of_unguarded_oracle_gain": self.share(name, oracle=UNGUARDED_ORACLE),
                     **summary.to_json(),
                 }
                 for name, summary in self.replays.items()
@@ -336,21 +334,20 @@ def value_table(value: OrderValue) -> RenderableType:
 
 
 def in_words(value: OrderValue) -> Sequence[str]:
-    """Describe what the predictions are worth to this queue.
-
-    In sentences, with the bound on waiting.
-    """
+    """Describe what the predictions are worth in the one replay."""
     today = value.replays[TODAY]
     where = f"{today.jobs:,} jobs replayed on {sum(value.nodes.values()):,} nodes x {value.gpus_per_node}"
     share = value.share(MODEL)
     if share is None:
         saved = "no queue" if today.mean_wait_s < LEAST_GAIN_S else "a queue that no order by run time shortens"
         return (f"{where}: {saved}, nothing to gain. Describe a smaller machine with --nodes to see one.",)
-    free = value.share(MODEL, oracle=UNGUARDED_ORACLE)
-    beside = "" if free is None else f", and {percent(free)} of what they would save if nobody were promoted"
     mean = change(value.replays[MODEL].mean_wait_s, today.mean_wait_s)
     return (
-        f"{where}. With these predictions the mean wait changes by {mean}: {percent(share)} of what true run times "
-        f"would save under the same bound{beside}.",
-        f"Bound on waiting: {value.guard}. Whoever has waited longer goes first.",
+        f"{where}, once: with these predictions the mean wait changes by {mean}, {percent(share)} of what true run "
+        "times would save.",
     )
+
+
+def value_headline(value: OrderValue) -> list[str]:
+    """Return the verdict on the live order, or why there is none."""
+    return [SINGLE_REPLAY] if value.check is None else value.check.sentences()

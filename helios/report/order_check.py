@@ -1,7 +1,7 @@
 """Verdict on the live order, over draws of a window.
 
 One replay is no evidence: a seed moves the mean wait of three weeks by up to 40 %. So three orders are replayed on the
-same draws, and what counts is the ratio of their waits in each draw.
+same draws, and what counts is the ratio of their waits in each draw, in logarithms.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NOTICED = 0.1
 """Relative difference of mean waits below which it is called chance."""
 LEAST_WAIT_S = 1.0
 """Mean wait in the site's own order below which no order can change anything."""
-LEAST_RATIO = 1e-3
+NOBODY_WAITS = "Hardly any job waits in the site's own order, so no order of the queue can change anything."
 SINGLE_REPLAY = (
-    "No verdict: a single replay is no evidence, since other arrivals move its mean wait by up to 40 %. "
-    "helios whatif --draws 5 gives one."
+    "A single replay is no evidence: other arrivals move its mean wait by up to 40 %. helios whatif --draws 5 gives a "
+    "verdict."
 )
 MOVED = {
     ResampledUnit.USERS: "each user's jobs moved by whole days",
@@ -57,9 +57,9 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Geometric mean over draws of a ratio of mean waits, with its 95 % interval.
+    """Geometric mean over draws of a ratio of mean waits.
 
-    ``low`` and ``high`` are None where there are too few draws.
+    ``low`` and ``high`` are its 95 % interval, None where there are too few draws.
     """
 
     ratio: float
@@ -134,12 +134,12 @@ class OrderCheck:
     def beside_size(self) -> Comparison:
         """Mean wait under predictions over that under size."""
         pairs = zip(self.ratios[Orders.PREDICTIONS], self.ratios[Orders.SIZE], strict=True)
-        return _compare([max(ours.mean, LEAST_RATIO) / max(size.mean, LEAST_RATIO) for ours, size in pairs])
+        return _compare([ours.mean / size.mean for ours, size in pairs])
 
     def sentences(self) -> list[str]:
         """Return the verdict in sentences, the decision first."""
         if self.nobody_waits:
-            return ["Hardly any job waits in the site's own order, so no order of the queue can change anything."]
+            return [NOBODY_WAITS]
         return [_decision(self), *(_waits(self, order) for order in (Orders.PREDICTIONS, Orders.SIZE)), _how(self)]
 
     def to_json(self) -> dict[str, Any]:
@@ -176,12 +176,12 @@ def geometric_mean(values: Sequence[float]) -> float:
 
     NaN: there is no other.
     """
-    known = [log(max(value, LEAST_RATIO)) for value in values if isfinite(value)]
+    known = [log(value) for value in values if isfinite(value)]
     return exp(sum(known) / len(known)) if known else float("nan")
 
 
 def _compare(ratios: Sequence[float]) -> Comparison:
-    logs = np.log(np.maximum(ratios, LEAST_RATIO))
+    logs = np.log(ratios)
     low, high = mean_interval(logs)
     return Comparison(
         ratio=exp(float(logs.mean())), low=None if low is None else exp(low), high=None if high is None else exp(high)

@@ -3,7 +3,9 @@
 Jobs wait behind each other, so there are far fewer independent observations than jobs. What is resampled is whole
 blocks of time, weeks where there are enough of them (block bootstrap: Kunsch, Annals of Statistics 17(3),
 1989; Davison and Hinkley, Bootstrap Methods and their Application, 1997, ch. 8). All replays see the same draw, so that
-differences are paired. The intervals of skewed figures cover them less often: benchmarks/sweep.py prints how often.
+differences are paired: intervals are of the logarithm of the ratio of two waits, each with a second added, because
+waits are skewed and one bad day makes a sum. The intervals of skewed figures cover them less often all the same:
+benchmarks/sweep.py prints how often.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import expm1, log
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,8 @@ FEWEST_WEEKS = 4
 """Weeks below which their spread means too little; then days are drawn."""
 NOTICED_S = 1.0
 """Difference below which nobody would notice, s."""
+CHANCE_RATIO = 5.0
+"""Ratio of two waits beyond which nobody calls it chance: a seed moves a replay by +-40 %, a month by up to 3 x."""
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
 
 Floats = NDArray[np.float64]
@@ -45,24 +50,47 @@ class ResampledUnit(StrEnum):
 class Difference:
     """A figure less the baseline's, s.
 
-    ``low`` and ``high`` are its ``CONFIDENCE`` interval, None where unknown.
+    ``low`` and ``high`` are its ``CONFIDENCE`` interval, None where unknown. ``ratio`` is that of the two figures, each
+    with a second added.
     """
 
     value: float
+    ratio: float
     low: float | None = None
     high: float | None = None
+
+    @classmethod
+    def between(
+        cls, new_s: float, old_s: float, draws: Floats | None = None, *, independent: int | None = None
+    ) -> Difference:
+        """Return the difference of two figures, with its interval from pairs of draws.
+
+        Parameters
+        ----------
+        draws : array of shape (n_draws, 2)
+            New and old figures in the same draws, s.
+        independent : int, optional
+            As of :func:`helios.metrics.statistics.confidence_interval`.
+        """
+        ratio = (new_s + NOTICED_S) / (old_s + NOTICED_S)
+        pairs = np.log((np.empty((0, 2)) if draws is None else draws) + NOTICED_S)
+        bounds = confidence_interval(pairs[:, 0] - pairs[:, 1], value=log(ratio), independent=independent)
+        low, high = (None if bound is None else (old_s + NOTICED_S) * expm1(bound) for bound in bounds)
+        return cls(value=new_s - old_s, ratio=ratio, low=low, high=high)
 
     @property
     def is_none(self) -> bool:
         """Whether chance alone explains it, or nobody would notice."""
         if abs(self.value) < NOTICED_S:
             return True
+        if not 1 / CHANCE_RATIO < self.ratio < CHANCE_RATIO:
+            return False
         return self.low is not None and self.high is not None and self.low <= 0 <= self.high
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         none = None if self.low is None else self.is_none
-        return {"value": self.value, "low": self.low, "high": self.high, "no_difference": none}
+        return {"value": self.value, "ratio": self.ratio, "low": self.low, "high": self.high, "no_difference": none}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +243,7 @@ def over_repeats(
         return Compared(
             label=label,
             figures={name: float(np.nanmean(of)) if not np.isnan(of).all() else None for name, of in mine.items()},
-            differences={name: _of_draws(mine[name] - base[name], independent) for name in CRITERIA},
+            differences={name: _of_draws(mine[name], base[name], independent) for name in CRITERIA},
         )
 
     return Differences(
@@ -243,7 +271,7 @@ def of_one_replay(result: WhatIf) -> Differences:
         found: dict[str, Difference | None] = {}
         for name, new in figures.items():
             old = before[name]
-            found[name] = None if new is None or old is None else Difference(value=new - old)
+            found[name] = None if new is None or old is None else Difference.between(new, old)
         for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.gpus > 8)):
             if over is not None and found[name] is not None:
                 found[name] = between(run, base, counted)
@@ -271,20 +299,19 @@ def between(run: Run, base: Run, counted: NDArray[np.bool_] | None = None) -> Di
     kept = np.ones(len(run.wait_s), dtype=bool) if counted is None else counted
     if not kept.any():
         return None
-    longer_s = (run.wait_s - base.wait_s).astype(np.float64)[kept]
+    waits = np.stack([run.wait_s, base.wait_s]).astype(np.float64)[:, kept]
     over, block = _blocks(base.submitted_s)
-    value = float(longer_s.mean())
+    new_s, old_s = waits.mean(axis=1).tolist()
     if over is None:
-        return Difference(value=value)
+        return Difference.between(new_s, old_s)
     blocks = int(block.max()) + 1
     # How often each block is drawn; always the same.
     counts = np.random.default_rng(0).multinomial(blocks, np.full(blocks, 1 / blocks), size=RESAMPLES).astype(float)
     jobs = np.bincount(block[kept], minlength=blocks).astype(np.float64)
-    sums = np.bincount(block[kept], weights=longer_s, minlength=blocks)
+    sums = np.stack([np.bincount(block[kept], weights=of, minlength=blocks) for of in waits], axis=1)
     drawn_jobs = counts @ jobs
-    draws = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0]
-    low, high = confidence_interval(draws, value=value, independent=int(np.count_nonzero(jobs)))
-    return Difference(value=value, low=low, high=high)
+    draws = (counts @ sums)[drawn_jobs > 0] / drawn_jobs[drawn_jobs > 0, None]
+    return Difference.between(new_s, old_s, draws, independent=int(np.count_nonzero(jobs)))
 
 
 def signed(seconds: float) -> str:
@@ -293,13 +320,13 @@ def signed(seconds: float) -> str:
     return text if text == "0s" else f"{'+' if seconds > 0 else '-'}{text}"
 
 
-def _of_draws(draws: Floats, independent: int | None) -> Difference | None:
-    known = draws[~np.isnan(draws)]
+def _of_draws(new_s: Floats, old_s: Floats, independent: int | None) -> Difference | None:
+    pairs = np.stack([new_s, old_s], axis=1)
+    known = pairs[~np.isnan(pairs).any(axis=1)]
     if not len(known):
         return None
-    value = float(known.mean())
-    low, high = confidence_interval(known, value=value, independent=independent)
-    return Difference(value=value, low=low, high=high)
+    mean_new_s, mean_old_s = known.mean(axis=0).tolist()
+    return Difference.between(mean_new_s, mean_old_s, known, independent=independent)
 
 
 def _blocks(submitted_s: NDArray[np.int64]) -> tuple[ResampledUnit | None, NDArray[np.intp]]:

@@ -15,11 +15,14 @@ from helios.metrics.queue import SIZE_CLASSES
 from helios.report.history import Description
 from helios.report.significance import CRITERIA, Difference, Differences, signed
 from helios.report.whatif import Run, WhatIf
-from helios.report.whatif_text import verdict
+from helios.report.whatif_text import explanation, headline
 from helios.units import bar, change, duration, percent, sparkline
 
 WIDE = 120
 """Terminal columns from which the secondary figures are shown too."""
+
+BY_PREDICTIONS = "Not possible on a live Slurm: backfill plans with predictions"
+BY_TRUTH = "Not possible on a live Slurm: true run times (bounds)"
 
 CONTROL_NAMES = {
     "user_last": "user's last ended job",
@@ -47,7 +50,8 @@ def plain_table(*names: str, right_from: int = 1) -> Table:
 def whatif_table(result: WhatIf, *, width: int, differences: Differences | None = None) -> RenderableType:
     """Compare the replays of a what-if.
 
-    What a site has today, what it could have, and the oracles; below them a summary in sentences.
+    The verdict comes first; then what a site has today, what it could have, and what no live Slurm can do; then what
+    the one replay shows.
 
     Parameters
     ----------
@@ -56,7 +60,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     differences : Differences, optional
         How sure the differences are, over repeats; None: from the one replay alone.
     """
-    baseline, feasible, oracles = result.baseline, result.feasible, result.oracles
+    baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
     table = plain_table(
         "Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1
@@ -66,10 +70,11 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     best = best_figures([baseline, *feasible])
     for run in (baseline, *feasible):
         table.add_row(*_cells(run, baseline, best, width))
-    if oracles:
-        table.add_section()
-        table.add_row("[dim]True run times (bounds):[/]")
-        for run in oracles:
+    for title, runs in ((BY_PREDICTIONS, result.impossible), (BY_TRUTH, result.oracles)):
+        if runs:
+            table.add_section()
+            table.add_row(f"[dim]{title}:[/]")
+        for run in runs:
             table.add_row(*_cells(run, baseline, {}, width), style="dim")
     first, last = result.window
     caption = (
@@ -77,7 +82,8 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
         f"on {result.size}. "
         "Wait by size: mean. Best of those that can be had: bold."
     )
-    return Group(caption, "", table, "", *(escape(sentence) for sentence in verdict(result, differences)))
+    first_sentences, then = map(escape, headline(result)), map(escape, explanation(result, differences))
+    return Group(*first_sentences, "", caption, "", table, "", *then)
 
 
 def differences_table(found: Differences) -> RenderableType:

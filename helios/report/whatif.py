@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.metrics.queue import QueueSummary
 from helios.units import best_unit, count_in_words, duration_in_words
+
+if TYPE_CHECKING:  # order_check imports what compares these results
+    from helios.report.order_check import OrderCheck
 
 POLICY_NAMES = {
     "fifo": "FIFO",
@@ -87,9 +90,26 @@ class Run:
         """Whether it uses true run times, which nobody can know."""
         return "true" in (self.run_times, self.estimates)
 
+    @property
+    def is_live_default(self) -> bool:
+        """Whether it is what Helios does live by default."""
+        parts = (self.policy, self.run_times, self.backfill, self.estimates, dict(self.options))
+        return parts == ("qssf", "predicted", "easy", "limit", {})
+
+    @property
+    def is_possible_live(self) -> bool:
+        """Whether a live Slurm can do it.
+
+        Its backfill plans with time limits, not with predictions, and nobody knows true run times.
+        """
+        return not self.is_oracle and not (
+            self.backfill in {"easy", "nodes"} and self.estimates in {"predicted", "expected"}
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain values."""
         return {
+            "possible_live": self.is_possible_live,
             **{name: getattr(self, name) for name in ("policy", "run_times", "estimates", "backfill")},
             **({"options": dict(self.options)} if self.options else {}),
             **({} if self.bound_s is None else {"bound_s": self.bound_s}),
@@ -154,6 +174,8 @@ class WhatIf:
         What was assumed.
     named : Named, optional
         The jobs, users and partitions by name; None: not given.
+    check : OrderCheck, optional
+        The verdict on the live order, over draws; None: there is only this one replay.
     """
 
     cluster: str
@@ -164,6 +186,7 @@ class WhatIf:
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
     named: Named | None = None
+    check: OrderCheck | None = None
 
     @property
     def baseline(self) -> Run:
@@ -172,8 +195,13 @@ class WhatIf:
 
     @property
     def feasible(self) -> list[Run]:
-        """The other replays of what can be had, in the order asked for."""
-        return [run for run in self.runs if run is not self.baseline and not run.is_oracle]
+        """The other replays of what a live Slurm can do, in the order asked for."""
+        return [run for run in self.runs if run is not self.baseline and run.is_possible_live]
+
+    @property
+    def impossible(self) -> list[Run]:
+        """The other replays whose backfill plans with predictions, as no live Slurm does."""
+        return [run for run in self.runs if run is not self.baseline and not run.is_possible_live and not run.is_oracle]
 
     @property
     def oracles(self) -> list[Run]:
@@ -218,6 +246,7 @@ class WhatIf:
             "from": first.isoformat(),
             "to": last.isoformat(),
             "notes": list(self.notes),
+            "order_check": None if self.check is None else self.check.to_json(),
             "runs": [run.to_json() for run in self.runs],
         }
 

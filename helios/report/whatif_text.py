@@ -1,6 +1,6 @@
 """Summary of a what-if in sentences.
 
-Computed from its figures, also when there is nothing to gain.
+The verdict is that of the check over draws; the replay of the window as it was explains who gains and who pays.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helios.metrics.queue import SIZE_CLASSES, size_class
+from helios.report.order_check import NOBODY_WAITS, SINGLE_REPLAY
 from helios.report.significance import Difference, Differences, between, of_one_replay, signed
 from helios.report.whatif import SAME_S, Run, WhatIf, by_user, noticed_s
 from helios.units import change, duration_in_words, percent
@@ -15,14 +16,7 @@ from helios.units import change, duration_in_words, percent
 SMALL_PART = 0.02
 """Share of the time to completion below which waiting is called a small part of it."""
 PROPOSALS = ("qssf", "service", "sjf")
-"""Policies that Helios proposes, the first that was replayed; other replays are controls."""
-ACTS = {
-    "qssf": "Ordering the queue by predicted service and age",
-    "service": "Ordering the queue by predicted service",
-    "sjf": "Ordering the queue by predicted run time",
-    "fewest_gpus": "Starting the jobs with the fewest {unit}s first",
-    "fifo": "Keeping the order of submission",
-}
+"""Policies that Helios can run live, the first that was replayed; other replays are controls."""
 JOBS_OF = {"1": "jobs of 1 {unit}", "2-8": "jobs of 2 to 8 {unit}s", ">8": "jobs above 8 {unit}s"}
 WHO = {"1": "The smallest jobs", "2-8": "Middle-sized jobs", ">8": "Large jobs"}
 
@@ -76,9 +70,21 @@ class WaitComparison:
 
 
 def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]:
-    """Summarize a what-if in sentences.
+    """Return the headline and the explanation of a what-if."""
+    return [*headline(result), *explanation(result, differences)]
 
-    What would change, who waits longer, what the control without a model does, and what true run times would do.
+
+def headline(result: WhatIf) -> list[str]:
+    """Return the verdict on the live order, or why there is none."""
+    if result.check is not None:
+        return result.check.sentences()
+    return [NOBODY_WAITS if nobody_waits(result) else SINGLE_REPLAY]
+
+
+def explanation(result: WhatIf, differences: Differences | None = None) -> list[str]:
+    """Say what the replay of the window as it was shows.
+
+    Who waits longer, and what true run times would do.
 
     Parameters
     ----------
@@ -87,7 +93,7 @@ def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]
     """
     today, chosen = result.baseline, propose_scenario(result)
     if nobody_waits(result):
-        return ["Hardly any job waited in this replay, so no order of the queue can change anything."]
+        return []
     if chosen is None:
         return [
             f"{today.label}: the mean wait is {duration_in_words(today.summary.mean_wait_s)}.",
@@ -95,13 +101,11 @@ def verdict(result: WhatIf, differences: Differences | None = None) -> list[str]
         ]
     sure = differences if differences is not None else of_one_replay(result)
     return [
-        *_mean(chosen, result, sure),
-        _compared(chosen, result, sure),
+        *_one_replay(chosen, result, sure),
         *_small_part(today),
         *_who_pays(chosen, result, sure),
         *_which_users(chosen, result),
         *_longest(chosen, result, sure),
-        *_against_control(chosen, result, sure),
         *_against_oracle(chosen, result, sure),
     ]
 
@@ -112,66 +116,46 @@ def nobody_waits(result: WhatIf) -> bool:
 
 
 def propose_scenario(result: WhatIf) -> Run | None:
-    """Return the replay that the sentences propose.
+    """Return the replay that the sentences explain.
 
-    Of the first of ``PROPOSALS`` that was replayed, else of all feasible replays, the one with the smallest mean wait.
-    None: none is feasible but the baseline.
+    What Helios does live by default; else, of the first of ``PROPOSALS`` that was replayed, or else of all feasible
+    replays, the one with the smallest mean wait. None: none is feasible but the baseline.
     """
+    having = [run for run in result.feasible if run.is_live_default]
     for policy in PROPOSALS:
-        if found := _best(result, policy):
-            return found
-    return min(result.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
+        having = having or [run for run in result.feasible if run.policy == policy]
+    return min(having or result.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
 
 
-def _best(result: WhatIf, policy: str) -> Run | None:
-    having = [run for run in result.feasible if run.policy == policy]
-    return min(having, key=lambda run: run.summary.mean_wait_s, default=None)
+def _one_replay(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
+    """Name the two replays that are compared, with their mean waits.
 
-
-def _mean(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
-    act = ACTS.get(chosen.policy, "This order").format(unit=result.unit)
+    Also among how many the one was picked with hindsight.
+    """
     told = _told(chosen, result, sure, "mean_wait_s")
-    if told is None or not told.differs:
-        return _no_difference(act, told, sure)
-    verb = "lengthened" if told.is_longer else "cut"
-    old, new = duration_in_words(told.old_s), duration_in_words(told.new_s)
-    if old == new:
-        apart = duration_in_words(abs(told.new_s - told.old_s))
-        return [f"{act} would have {verb} the mean wait of {old} by {apart}{told.ratio}."]
-    return [f"{act} would have {verb} the mean wait from {old} to {new}{told.ratio}."]
-
-
-def _no_difference(act: str, told: WaitComparison | None, sure: Differences) -> list[str]:
-    """State that the mean wait does not differ.
-
-    Where the two figures are far apart all the same, that chance explains it.
-
-    Where the two figures look different all the same, that chance explains it.
-    """
-    none = f"{act} would have made no difference to the mean wait"
-    if told is None or told.found.low is None or told.found.high is None or not told.is_noticed:
-        return [f"{none}{f': {told.instead}' if told is not None and told.is_noticed else ''}."]
-    between_ = f"{signed(told.found.low)}..{signed(told.found.high)}"
-    hint = "a longer window" if sure.repeats else "a longer window, or with --repeat 20,"
-    return [
-        f"{none} that chance does not explain: {told.instead}, 95 % interval {between_}.",
-        f"Replay {hint} before relying on it.",
-    ]
-
-
-def _compared(chosen: Run, result: WhatIf, sure: Differences) -> str:
-    """Name the replays that are compared.
-
-    Also among how many the proposed one was picked with hindsight.
-    """
-    alike = sum(run.policy == chosen.policy for run in result.feasible)
+    if told is None:
+        return []
+    where = f"Over {sure.repeats} repeats" if sure.repeats else "In the replay of the window as it was"
+    alike = 1 if chosen.is_live_default else sum(run.policy == chosen.policy for run in result.feasible)
     picked = f", the best of {alike} such replays," if alike > 1 else ""
     today = ", what a Slurm site has today" if result.baseline.is_today else ""
-    of_repeats = (
-        "The mean wait, the longest and that of large jobs are means over {} repeats, the rest is of one replay."
-    )
-    means = f" {of_repeats.format(sure.repeats)}" if sure.repeats else ""
-    return f"Compared: {chosen.label}{picked} with {result.baseline.label}{today}.{means}"
+    said = [
+        f"{where} the mean wait under {chosen.label}{picked} is {told.instead}. "
+        f"Compared with {result.baseline.label}{today}."
+    ]
+    if told.is_noticed and not told.differs:
+        said.append(f"The mean wait: no difference that chance does not explain, {_interval(told.found)}.")
+    if sure.repeats:
+        said.append(
+            "The longest wait and that of large jobs are means over the repeats, too, the rest is of one replay."
+        )
+    return said
+
+
+def _interval(found: Difference) -> str:
+    if found.low is None or found.high is None:
+        return "in this one replay"
+    return f"95 % interval {signed(found.low)}..{signed(found.high)}"
 
 
 def _small_part(today: Run) -> list[str]:
@@ -234,26 +218,6 @@ def _longest(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     return [f"The longest wait {'grows' if told.is_longer else 'falls'} from {old} to {new}{told.ratio}."]
 
 
-def _against_control(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
-    control = _best(result, "fewest_gpus")
-    if control is None or chosen.policy not in PROPOSALS:
-        return []
-    told = WaitComparison(
-        new_s=_figure(chosen, sure, "mean_wait_s"),
-        old_s=_figure(control, sure, "mean_wait_s"),
-        found=_apart(chosen, control),
-    )
-    naive = duration_in_words(told.old_s)
-    if not told.differs:
-        chance = ", chance aside" if told.is_noticed else ""
-        return [f"But {control.label}, which needs no model, does as well{chance}: {naive}."]
-    if told.is_longer:
-        return [f"But {control.label}, which needs no model, does better: {naive}."]
-    if told.new_s > _figure(result.baseline, sure, "mean_wait_s"):
-        return [f"{control.label}, which needs no model, does worse still: {naive}."]
-    return [f"Prediction earns its keep: {control.label}, which needs no model, reaches {naive}."]
-
-
 def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
     knowing = [run for run in result.oracles if (run.policy, run.backfill) == (chosen.policy, chosen.backfill)]
     if not knowing:
@@ -307,17 +271,3 @@ def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> 
     if new_s is None or old_s is None or found is None:
         return None
     return WaitComparison(new_s=new_s, old_s=old_s, found=found)
-
-
-def _figure(run: Run, sure: Differences, name: str) -> float:
-    figure = sure.figures(run.label).get(name)
-    return run.summary.mean_wait_s if figure is None else figure
-
-
-def _apart(run: Run, other: Run) -> Difference:
-    """Return the difference of two replays' mean waits.
-
-    From one run of each, because repeats keep differences to the baseline only.
-    """
-    found = between(run, other)
-    return found if found is not None else Difference(value=0.0, low=None, high=None)

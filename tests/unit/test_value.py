@@ -10,11 +10,12 @@ import pytest
 
 from helios.app.history import LoadedHistory
 from helios.app.prediction_value import ReplayTarget, value_of_predictions, value_or_reason
-from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes
+from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes, value_headline
+from helios.report.order_check import SINGLE_REPLAY
 from tests.builders import a_job, jobs_frame
 
 START = pd.Timestamp("2020-01-01", tz="UTC")
-CROWDED = ReplayTarget(nodes={"gpu": 1}, gpus_per_node=2)
+CROWDED = ReplayTarget(nodes={"gpu": 1}, gpus_per_node=2, draws=2)
 
 
 def a_history(n_jobs: int = 900, *, every_s: int = 100, **columns: Any) -> LoadedHistory:
@@ -56,12 +57,12 @@ def test_every_replay_has_a_name_for_people(crowded: OrderValue) -> None:
     assert set(crowded.replays) == set(REPLAY_NAMES)
 
 
-def test_the_guard_holds_the_longest_wait_near_that_of_today(crowded: OrderValue) -> None:
-    free = crowded.replays["oracle_unguarded"].max_wait_s
-    assert crowded.replays["oracle"].max_wait_s <= free
-    strict = asked(a_history(), replace(CROWDED, promote_after=timedelta(seconds=1)))
-    assert strict.replays["oracle"].max_wait_s < free
-    assert strict.guard == "0.000277778 hours"
+def test_the_headline_is_the_verdict_over_draws(crowded: OrderValue) -> None:
+    assert crowded.check is not None
+    assert value_headline(crowded) == crowded.check.sentences()
+    assert crowded.check.draws == 2
+    assert crowded.to_json()["order_check"]["best"] == crowded.check.best
+    assert value_headline(replace(crowded, check=None)) == [SINGLE_REPLAY]
 
 
 def test_a_machine_on_which_nobody_waits_gains_nothing_and_says_so() -> None:

@@ -1,11 +1,14 @@
 """Replays for reports, made of a few waits."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from helios.metrics.queue import summarize_queue
+from helios.report.order_check import OrderCheck, Orders, Ratios
+from helios.report.significance import ResampledUnit
 from helios.report.whatif import Run, WhatIf
 
 
@@ -57,4 +60,19 @@ def a_what_if(*runs: Run, **overrides: Any) -> WhatIf:
             "notes": (),
             **overrides,
         }
+    )
+
+
+def a_check(predictions: Sequence[float], size: Sequence[float], *, own_mean_s: float = 600) -> OrderCheck:
+    """A check whose draws have these ratios of mean waits to the site's own order."""
+    ratios = {
+        order: [Ratios(mean=mean, longest=1.2, large=float("nan")) for mean in means]
+        for order, means in ((Orders.PREDICTIONS, predictions), (Orders.SIZE, size))
+    }
+    return OrderCheck(
+        window=(datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 9, 28, tzinfo=UTC)),
+        draws=len(predictions),
+        over=ResampledUnit.USERS,
+        own_mean_s=own_mean_s,
+        ratios=ratios,
     )

@@ -2,32 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import pytest
 
-from helios.report.order_check import OrderCheck, Orders, Ratios
-from helios.report.significance import ResampledUnit
+from helios.report.order_check import Orders
+from tests.unit.report.replays import a_check
 
 CLEARLY = (0.50, 0.55, 0.52, 0.48, 0.51)
 LEVEL = (0.98, 1.03, 1.00, 0.97, 1.02)
 NOISY = (0.3, 1.6, 0.5, 1.1, 0.4)
 SLIGHTLY = (0.95, 0.95, 0.95, 0.95, 0.95)
 WORSE = (2.0, 2.1, 1.9, 2.2, 2.0)
-
-
-def a_check(predictions: Sequence[float], size: Sequence[float], *, own_mean_s: float = 600) -> OrderCheck:
-    ratios = {
-        order: [Ratios(mean=mean, longest=1.2, large=float("nan")) for mean in means]
-        for order, means in ((Orders.PREDICTIONS, predictions), (Orders.SIZE, size))
-    }
-    return OrderCheck(
-        window=(datetime(2026, 9, 1, tzinfo=UTC), datetime(2026, 9, 28, tzinfo=UTC)),
-        draws=len(predictions),
-        over=ResampledUnit.USERS,
-        own_mean_s=own_mean_s,
-        ratios=ratios,
-    )
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,12 @@ def test_a_wide_terminal_shows_every_figure() -> None:
     assert row_of("FIFO", lines).split()[-12:-3] == [*waits, "1h10m", "7.0"]
 
 
-def test_the_verdict_stands_below_the_comparison() -> None:
-    lines = printed(whatif_table(a_what_if(a_run([7200] * 3), qssf([3600] * 3)), width=160), width=160)
-    assert any("cut the mean wait from 2 h to 1 h" in line for line in lines)
+def test_the_verdict_stands_above_the_comparison_and_what_no_slurm_can_do_is_marked() -> None:
+    result = a_what_if(a_run([7200] * 3), qssf([3600] * 3), qssf([60] * 3, estimates="predicted"))
+    lines = printed(whatif_table(result, width=160), width=160)
+    assert "no evidence" in lines[0]
+    marked = next(place for place, line in enumerate(lines) if "Not possible on a live Slurm" in line)
+    assert "QSSF predicted + EASY (predicted)" in lines[marked + 1]
 
 
 def test_a_description_fits_eighty_columns() -> None:

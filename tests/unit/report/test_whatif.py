@@ -5,7 +5,7 @@ from tests.unit.report.replays import a_run, a_what_if, an_oracle, fewest_gpus, 
 PUBLISHED = {
     "policy", "run_times", "estimates", "backfill", "jobs", "jobs_by_size", "mean_jct_s", "mean_wait_s",
     "median_wait_s", "p99_wait_s", "max_wait_s", "mean_wait_s_by_size", "mean_bounded_slowdown",
-    "utilization", "queued_jobs",
+    "utilization", "queued_jobs", "possible_live",
 }  # fmt: skip
 
 
@@ -40,7 +40,17 @@ def test_a_policy_without_a_name_of_its_own_is_called_as_typed() -> None:
 def test_the_json_has_the_published_keys_and_no_job() -> None:
     answer = json.loads(json.dumps(a_what_if(a_run([1, 2]), notes=("said",)).to_json(), allow_nan=False))
     assert set(answer["runs"][0]) == PUBLISHED
-    assert set(answer) == {"cluster", "nodes", "gpus_per_node", "resource", "from", "to", "notes", "runs"}
+    assert set(answer) == {
+        "cluster",
+        "nodes",
+        "gpus_per_node",
+        "resource",
+        "from",
+        "to",
+        "notes",
+        "order_check",
+        "runs",
+    }
 
 
 def test_a_cluster_s_size_is_told_in_words() -> None:
