@@ -36,7 +36,7 @@ NEVER = "never"
 QSSF, SRTF, FIFO = "qssf", "srtf", "fifo"
 WAIT_SHARE = 0.5
 """Default ageing time of ``qssf``, as a share of the longest wait of the site's own order."""
-BOUND_SHARE = 1.0
+BOUND_SHARE = 0.75
 """Default wait bound of ``qssf``, as such a share."""
 
 
@@ -382,7 +382,7 @@ def default_scenarios() -> list[Scenario]:
 
 
 FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
-FRONTIER_BOUND_SHARE = 1.0
+FRONTIER_BOUND_SHARE = BOUND_SHARE
 FRONTIER_LARGE_DIVISOR = 4.0
 
 

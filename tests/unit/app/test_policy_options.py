@@ -66,7 +66,7 @@ def test_the_frontier_has_the_shares_with_and_without_bound_and_favour() -> None
     options = [dict(plan.options) for plan in frontier_scenarios() if plan.policy is Policy.QSSF]
     assert len(options) == 12
     assert {told["wait_share"] for told in options} == {0.25, 0.5, 1.0}
-    assert {told["bound_share"] for told in options} == {None, 1.0}
+    assert {told["bound_share"] for told in options} == {None, BOUND_SHARE}
     assert {told.get("large_divisor") for told in options} == {None, 4.0}
 
 
