@@ -21,9 +21,6 @@ from helios.units import bar, change, duration, percent, sparkline
 WIDE = 120
 """Terminal columns from which the secondary figures are shown too."""
 
-BY_PREDICTIONS = "Not possible on a live Slurm: backfill plans with predictions"
-BY_TRUTH = "Not possible on a live Slurm: true run times (bounds)"
-
 CONTROL_NAMES = {
     "user_last": "user's last ended job",
     "time_limit": "time limit",
@@ -70,11 +67,10 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     best = best_figures([baseline, *feasible])
     for run in (baseline, *feasible):
         table.add_row(*_cells(run, baseline, best, width))
-    for title, runs in ((BY_PREDICTIONS, result.impossible), (BY_TRUTH, result.oracles)):
-        if runs:
-            table.add_section()
-            table.add_row(f"[dim]{title}:[/]")
-        for run in runs:
+    if impossible := [*result.impossible, *result.oracles]:
+        table.add_section()
+        table.add_row("[dim]Not possible on a live Slurm:[/]")
+        for run in impossible:
             table.add_row(*_cells(run, baseline, {}, width), style="dim")
     first, last = result.window
     caption = (

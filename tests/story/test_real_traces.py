@@ -131,7 +131,7 @@ def test_shortest_service_first_beats_first_in_first_out_in_a_strict_queue(
     nodes = "6214e9=26,7f04ca=13,11cb48=7,b436b2=26,ee9e8c=26,e13805=7,6c71a0=13,2869ce=7,ed69ec=4,103959=4,0e4a51=13"
     answer = helios(
         *("whatif", "--cluster", "philly_vc_aug", "--nodes", nodes, "--oversized", "skip"),
-        *("--policy", "fifo,qssf", "--backfill", "none", "--estimates", "true", "--json"),
+        *("--policy", "fifo,qssf", "--backfill", "none", "--estimates", "true", "--draws", "0", "--json"),
     ).json
     wait = {run["policy"]: run["mean_wait_s"] for run in answer["runs"]}
     assert wait["qssf"] < wait["fifo"]
@@ -140,7 +140,7 @@ def test_shortest_service_first_beats_first_in_first_out_in_a_strict_queue(
 def test_a_cpu_trace_is_replayed_on_its_processors_and_says_so(helios: Helios) -> None:
     answer = helios(
         *("whatif", "--trace", TRACES / "KTH-SP2-1996-2.1-cln.swf.gz", "--nodes", "100", "--gpus-per-node", "1"),
-        *("--policy", "fifo", "--backfill", "easy", "--estimates", "limit", "--json"),
+        *("--policy", "fifo", "--backfill", "easy", "--estimates", "limit", "--draws", "0", "--json"),
     )
     assert answer.json["resource"] == "cpus"
     assert "CPUs" in answer.err

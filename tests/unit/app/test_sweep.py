@@ -403,7 +403,7 @@ def four_weeks_of_mornings(*, short_s: float) -> LoadedHistory:
 def test_repeats_find_a_planted_difference() -> None:
     request = WhatIfRequest(plans=(FIFO, TRUE), nodes=NODES, gpus_per_node=4)
     found = repeats(four_weeks_of_mornings(short_s=60), request, times=8)
-    assert (found.over, found.blocks, found.repeats) == (ResampledUnit.WEEKS, 4, 8)
+    assert (found.over, found.blocks, found.repeats) == (ResampledUnit.USERS, 0, 8)
     difference = found.others[0].differences["mean_wait_s"]
     assert difference is not None and not difference.is_none
     # Five of seven jobs need not wait for the second long one, which waits for their five minutes.
