@@ -6,6 +6,7 @@ A row says what a job of one kind would get if it were submitted now.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -45,6 +46,7 @@ def hook_rows(
     most_rows: int,
     site_factor: Callable[[float], int],
     time_min: Callable[[float], int] | None,
+    of_cluster: Mapping[str, Any] | None = None,
 ) -> tuple[list[HookRow], list[str]]:
     """Return the rows of the table, and notes for a person.
 
@@ -63,6 +65,8 @@ def hook_rows(
         Gives the SiteFactor of an urgency.
     time_min : callable, optional
         Gives the TimeMin, whole minutes, of a soft limit in s. None where the cluster has no soft limits.
+    of_cluster : mapping, optional
+        ``SAME_FOR_ALL`` of the last cycle, so that a new job is placed as the next cycle will place it.
     """
     writing = [(service, mode) for service, mode in services if mode.mode in {Mode.CANARY, Mode.ACTIVE}]
     notes = [
@@ -75,7 +79,15 @@ def hook_rows(
     if kinds.empty or not writing:
         return [], notes
     queue = _as_submitted(kinds, knowledge, now)
-    answers = [_answers(service, mode, queue, cluster=cluster, now=now) for service, mode in writing]
+    seen = Snapshot(
+        taken_at=now,
+        cluster=cluster,
+        pending=queue,
+        running=QUEUE.empty(),
+        nodes=NODE_STATES.empty(),
+        **(of_cluster or {}),
+    )
+    answers = [_answers(service, mode, seen) for service, mode in writing]
     factors = {job: site_factor(urgency) for orders, _ in answers for job, urgency in orders.items()}
     limits = {job: time_min(limit) for _, soft in answers for job, limit in soft.items()} if time_min else {}
     return _rows(kinds.assign(job_id=queue["job_id"]), factors, limits)[:most_rows], notes
@@ -115,14 +127,11 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
     return queue.assign(**knowledge.predict(queue, now=now))
 
 
-def _answers(
-    service: Service, mode: ServiceMode, queue: pd.DataFrame, *, cluster: str, now: datetime
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the urgencies and soft limits (s) that a service gives these jobs."""
-    partitions = queue["partition"].astype("str")
-    mine = queue[partitions.isin(mode.partitions)] if mode.partitions else queue
-    snapshot = Snapshot(taken_at=now, cluster=cluster, pending=mine, running=QUEUE.empty(), nodes=NODE_STATES.empty())
-    actions = list(service.decide(snapshot))
+def _answers(service: Service, mode: ServiceMode, seen: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the urgencies and soft limits (s) that a service gives the pending jobs."""
+    partitions = seen.pending["partition"].astype("str")
+    mine = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
+    actions = list(service.decide(replace(seen, pending=mine)))
     orders = {
         place.job_id: place.urgency for action in actions if isinstance(action, Reorder) for place in action.order
     }

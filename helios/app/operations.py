@@ -207,6 +207,7 @@ class Operations:
             most_rows=self.settings.hook.most_rows,
             site_factor=cycles.site.site_factor,
             time_min=cycles.site.time_min,
+            of_cluster=cycles.predictions.of_cluster,
         )
         if cycles.pause():  # Helios was paused while the rows were computed
             return "the hook's table was removed" if retract(table) else ""

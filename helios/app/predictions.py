@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -88,12 +88,18 @@ class LivePredictions:
         The warehouse, and the cluster there.
     last_jobs : int
         How many jobs of the history predictions use.
+
+    Attributes
+    ----------
+    of_cluster : mapping
+        Facts of the cluster in the last snapshot, by the names in ``SAME_FOR_ALL``; empty before the first.
     """
 
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
         self._own_order: OwnOrderWatch | None = None
+        self.of_cluster: Mapping[str, Any] = {}
 
     @property
     def knowledge(self) -> PredictorState:
@@ -127,11 +133,11 @@ class LivePredictions:
             pending=snapshot.pending.assign(**pending),
             running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
         )
-        return replace(
-            seen,
-            longest_own_wait_s=self._longest_own_wait(seen, knowledge.history),
-            size_orders=self._size_orders(now),
-        )
+        self.of_cluster = {
+            "longest_own_wait_s": self._longest_own_wait(seen, knowledge.history),
+            "size_orders": self._size_orders(now),
+        }
+        return replace(seen, **self.of_cluster)
 
     def _longest_own_wait(self, seen: Snapshot, history: pd.DataFrame) -> float:
         from helios.app.own_order import OwnOrderWatch  # noqa: PLC0415 - it compiles

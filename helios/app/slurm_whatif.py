@@ -184,6 +184,7 @@ def _requested(service: JobwiseService, p50_s: NDArray[np.float64], gpus: NDArra
         "urgency": np.zeros(len(p50_s)),
         "excluded_reason": np.full(len(p50_s), np.nan, dtype=object),
         "longest_own_wait_s": np.full(len(p50_s), np.nan),
+        "size_orders": np.zeros(len(p50_s), dtype=np.bool_),
     }
     return np.nan_to_num(service.changes(columns.__getitem__, _SUBMITTED).urgency, nan=0.0)
 

@@ -126,3 +126,15 @@ def test_old_kinds_are_forgotten() -> None:
     old = known.history.assign(submitted_at=known.history["submitted_at"] - pd.Timedelta(days=90))
     gone = PredictorState(history=old, model=None, trained_at=None, timezone="UTC", edition=(1, ""))
     assert rows_of(gone) == []
+
+
+def test_a_new_job_is_placed_as_the_next_cycle_will_place_it() -> None:
+    knowledge = history({"user": "alice"}, {"user": "bob", "run_time_s": 80_000.0, "time_limit_s": 90_000.0})
+    by_size = rows_of(knowledge, of_cluster={"size_orders": True, "longest_own_wait_s": 36_000.0})
+    assert found(by_size, user="alice", gpus=1).site_factor == found(by_size, user="bob", gpus=1).site_factor
+    now = NOON + timedelta(hours=11)  # far from the reference moment, so that the ageing time counts
+    short, long = (
+        found(rows_of(knowledge, now=now, of_cluster={"longest_own_wait_s": wait_s}), user="alice", gpus=1).site_factor
+        for wait_s in (43_200.0, 864_000.0)
+    )
+    assert short != long
