@@ -18,7 +18,7 @@ from helios.app.history import LoadedHistory
 from helios.app.order_check import CHECKED, DrawnWindow
 from helios.app.replay_cluster import parse_nodes
 from helios.app.whatif import WhatIfRequest
-from helios.report.order_check import Orders, Ratios, geometric_mean
+from helios.report.order_check import LEAST_WAIT_S, Orders, Ratios, geometric_mean
 
 BUSY = 0.85
 """Share of a machine of unknown size that the jobs of a window would keep busy."""
@@ -73,6 +73,8 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of the default order in each window: against the site's own, and against size, equally aged.
 
+    Draws in which hardly any job waits are left out.
+
     Parameters
     ----------
     spans : sequence of (int, int)
@@ -88,9 +90,19 @@ def rows(
         found: dict[Orders, list[Ratios]] = {Orders.PREDICTIONS: [], Orders.SIZE: []}
         for number in range(1, draws + 1):
             one = drawn.draw(number)
+            if one.own_mean_s < LEAST_WAIT_S:
+                continue
             for order, ratios in found.items():
                 ratios.append(one.ratios(CHECKED[order]))
-        where = {"trace": name, "window": f"{since:%Y-%m-%d} to {until:%Y-%m-%d}", "nodes": int(nodes), "draws": draws}
+        counted = len(found[Orders.PREDICTIONS])
+        if not counted:
+            continue
+        where = {
+            "trace": name,
+            "window": f"{since:%Y-%m-%d} to {until:%Y-%m-%d}",
+            "nodes": int(nodes),
+            "draws": counted,
+        }
         ours, size = (
             {key: geometric_mean([getattr(one, key) for one in ratios]) for key in ("mean", "longest", "large")}
             for ratios in found.values()
