@@ -33,7 +33,7 @@ from helios.predict.causal_stats import (
 )
 from helios.predict.explain import BASES, fallback_level
 from helios.predict.job_table import Categories, JobTable, event_order
-from helios.predict.live_runs import LiveRuns
+from helios.predict.live_runs import LiveRuns, more_room
 from helios.predict.timeline import started_s, untrained
 
 if TYPE_CHECKING:
@@ -331,8 +331,8 @@ class OnlineStats:
         users = np.unique(groups[groups[:, USER] >= 0, USER])
         n_groups, n_users = max(self._n_groups, int(groups.max(initial=-1)) + 1), self._n_users + len(users)
         # One more than needed, because the row after the last one stands for unknown groups.
-        more_groups = _more(len(self._history.sums), n_groups + 1)
-        more_users = _more(len(self._history.rings), n_users + 1)
+        more_groups = more_room(len(self._history.sums), n_groups + 1)
+        more_users = more_room(len(self._history.rings), n_users + 1)
         if more_groups or more_users:
             more = _padded(self._blank, groups=more_groups, users=more_users)
             self._history = CausalStats(*_joined(self._history, more))
@@ -392,14 +392,6 @@ def _padded(blank: CausalStats, *, groups: int, users: int) -> CausalStats:
 
 def _joined(first: Any, second: Any) -> list[Any]:
     return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-
-
-def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge an array.
-
-    It is enlarged by at least half, so that this is rare.
-    """
-    return 0 if needed <= room else max(needed - room, room // 2)
 
 
 def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import inline_jit
-from helios.predict.causal_stats import NEIGHBOURS, REQUEST, USER, USER_SIZE
+from helios.predict.causal_stats import NEIGHBOURS, NEVER_S, REQUEST, USER, USER_SIZE
 
 KEY_RUNS, USER_STARTS, REQUEST_STARTS, ALL_STARTS = 16, 64, 128, 256
 """Lengths of the rings."""
@@ -152,13 +152,20 @@ def empty_past(groups: NDArray[np.int32]) -> PastRuns:
         found = found[found >= 0]
         ring_of[found] = np.arange(len(found), dtype=np.int32)
         counts.append(len(found))
-    keys, users, requests = counts
+    return blank_past(n, n_groups, *counts)._replace(ring_of=ring_of)
+
+
+def blank_past(n_jobs: int, n_groups: int, keys: int, users: int, requests: int) -> PastRuns:
+    """Return an empty past with room for jobs, groups and rings.
+
+    No group has a ring yet.
+    """
     return PastRuns(
-        started_s=np.full(n, np.iinfo(np.int64).max),
-        log_run=np.full(n, np.nan),
-        ended=np.zeros(n, dtype=np.bool_),
-        ended_s=np.full(n, np.iinfo(np.int64).max),
-        ring_of=ring_of,
+        started_s=np.full(n_jobs, NEVER_S),
+        log_run=np.full(n_jobs, np.nan),
+        ended=np.zeros(n_jobs, dtype=np.bool_),
+        ended_s=np.full(n_jobs, NEVER_S),
+        ring_of=np.full(n_groups, -1, dtype=np.int32),
         key_runs=np.full((keys, KEY_RUNS), np.nan),
         user_starts=np.full((users, USER_STARTS), -1, dtype=np.int64),
         request_starts=np.full((requests, REQUEST_STARTS), -1, dtype=np.int64),
