@@ -1,4 +1,4 @@
-"""Past runs of a live cluster, which grow with new groups and jobs.
+"""Past runs of a live cluster, with room that grows.
 
 The samples are those of :mod:`helios.predict.past_runs`, and its kernels take them. A question works on copies of the
 rings of its own groups, so that running jobs, which are known for that question alone, leave nothing behind.
@@ -132,7 +132,7 @@ class LiveRuns:
         return out
 
     def _place(self, events: Events, chosen: NDArray[np.int64], *, after: int = 0) -> NDArray[np.int64]:
-        """Write the groups and requests of jobs into the next rows, and return these."""
+        """Write jobs' groups and requests into new rows, and return these."""
         rows = self._n + after + np.arange(len(chosen))
         more = more_room(len(self._groups), self._n + after + len(chosen))
         if more:
@@ -162,7 +162,7 @@ class LiveRuns:
         self._past = past._replace(ring_of=ring_of, **rings)
 
     def _copy_for(self, groups: NDArray[np.int32], *, most: int) -> PastRuns:
-        """Return the past with copies of the rings of some groups, and no others.
+        """Return the past with copies of the rings of some groups.
 
         ``most`` is the largest group number that may be asked for.
         """
