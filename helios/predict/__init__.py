@@ -1,1 +1,1 @@
-"""Run times and node demand, predicted from what was known at the time."""
+"""Prediction of run times and node demand."""

@@ -90,7 +90,7 @@ class Versus:
         return any(loss < 0 for loss, _ in self._losses().values()) and not self.worse_in
 
     def _losses(self) -> dict[str, tuple[float, bool]]:
-        """Return the challenger's loss in each score, and whether it may be chance."""
+        """Return the challenger's losses, and whether they may be chance."""
         losses = {"log error": (self.error.value, self.error.is_chance)}
         return losses | ({"rank correlation": (-self.rank.value, self.rank.is_chance)} if self.rank else {})
 

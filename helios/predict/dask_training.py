@@ -150,7 +150,7 @@ def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
 
 
 def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) -> dict[str, Any]:
-    """Send each worker its share of the rows, and return the arguments of ``fit``.
+    """Send each worker its rows, and return the arguments of ``fit``.
 
     Rows are assigned round-robin. With blocks by time each worker would see one period only, but LightGBM takes the
     bins of a feature from one worker's rows.

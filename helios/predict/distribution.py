@@ -1,4 +1,4 @@
-"""Distribution of a run time, learned from pairs of a job and a threshold.
+"""Distribution of a run time, learned from jobs paired with thresholds.
 
 One binary LightGBM model learns P(T <= t). A job teaches with a few thresholds, drawn from the past alone and never
 from its own run time. A pair teaches once the job's age exceeds the threshold, ended or not. Its features are the job's
@@ -177,7 +177,7 @@ def describe_thresholds(at: Any, samples: Any, row: Any, by: Any, out: Any) -> N
 
 @inline_jit
 def describe_pair_job(samples: Any, row: Any, out: Any) -> None:
-    """Fill in the features of a job that are the same at every threshold."""
+    """Fill in a job's features that do not depend on the threshold."""
     for k in range(len(_JOB)):
         out[k] = row[_JOB[k]]
     for k in range(len(_JOB_ANCHOR)):
@@ -256,7 +256,7 @@ DENSE = 0.3
 
 @inline_jit
 def _below(at: Any, p: Any, t: float) -> Any:
-    """Return P(T <= t), by straight lines between the places of a grid."""
+    """Return P(T <= t), interpolated on a grid."""
     j = np.searchsorted(at, t)
     if j == 0:
         return p[0] * t / max(at[0], 1e-9)
@@ -280,7 +280,7 @@ def time_at(at: Any, p: Any, level: float) -> Any:
 
 @inline_jit
 def splice_tail(at: Any, p: Any, tail: Any) -> None:
-    """Let a run go on as all runs do beyond the time that few outlast.
+    """Extend a distribution beyond the time that few runs outlast.
 
     ``tail`` has times and survival from there.
     """
@@ -300,7 +300,7 @@ def splice_tail(at: Any, p: Any, tail: Any) -> None:
 
 @inline_jit
 def _typical(at: Any, p: Any) -> float:
-    """Return the middle of the window of +-``DENSE`` that most probably holds the run time."""
+    """Return the middle of the densest window of +-``DENSE``."""
     most, found = -1.0, 0.0
     for k in range(47):
         t = time_at(at, p, 0.04 + 0.02 * k)

@@ -208,7 +208,7 @@ def new_users(features: NDArray[np.float32], rows: NDArray[np.int64]) -> float |
 
 
 def new_names(table: JobTable, rows: NDArray[np.int64]) -> float | None:
-    """Return the share of jobs with a name that nobody had submitted before.
+    """Return the share of jobs with a name never seen before.
 
     It is taken among jobs with a name. None where no name is known.
     """
@@ -226,7 +226,7 @@ def weeks_of_errors(
     submitted_s: NDArray[np.int64],
     end_s: int,
 ) -> tuple[WeekOfErrors, ...]:
-    """Return the scores of weeks that end at ``end_s`` and before, oldest first.
+    """Return the scores of the weeks until ``end_s``, oldest first.
 
     A week without jobs is left out.
 

@@ -185,7 +185,7 @@ class DurationModel:
 
     @property
     def trained_until(self) -> datetime:
-        """The moment that its trees know nothing of, nor of what came after."""
+        """First moment that its trees know nothing of."""
         return self.trees.until
 
     @property
@@ -279,7 +279,7 @@ def train_on(
 
 
 def refit(model: DurationModel, walk: RecordedWalk, *, until: datetime, seed: int) -> DurationModel:
-    """Return the model with trees trained anew on a walk that is at ``until``.
+    """Return the model with trees trained anew, as of ``until``.
 
     Its choice of the predictor and its calibration are kept.
     """
@@ -338,7 +338,7 @@ def _training_set(
 
 
 def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[np.float64]:
-    """Return how runs go on beyond the time that ``LAST_SHARE`` of them outlast.
+    """Return the tail beyond the time that ``LAST_SHARE`` of runs outlast.
 
     It is the estimate of Kaplan and Meier (1958).
     """
@@ -357,7 +357,7 @@ def _tail(timeline: Timeline, rows: NDArray[np.int64], until_s: int) -> NDArray[
 
 
 def _is_better(walk: RecordedWalk, plain: RecordedWalk, table: JobTable, rows: NDArray[np.int64]) -> bool:
-    """Return whether a walk's predictions of ``rows`` have a smaller loss than another's.
+    """Return whether a walk predicts ``rows`` with a smaller loss than another.
 
     Jobs of fewer than ``FEWEST_UNITS`` users, or days where no user is known, show nothing.
     """
@@ -369,13 +369,13 @@ def _is_better(walk: RecordedWalk, plain: RecordedWalk, table: JobTable, rows: N
 
 
 def _ended_before(table: JobTable, until_s: int) -> NDArray[np.int64]:
-    """Return the jobs of known run time that ended before, ordered by end."""
+    """Return the jobs of known run time that ended before, by end."""
     rows = np.flatnonzero((table.ended_s < until_s) & np.isfinite(table.run_time_s))
     return rows[np.argsort(table.ended_s[rows], kind="stable")]
 
 
 def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
-    """Return the time, s, from which jobs are held back from the backtest."""
+    """Return the time, s, from which the backtest holds jobs back."""
     ends_s = table.ended_s[ended]
     share_s = int(ends_s[int(len(ended) * (1.0 - HELD_BACK))])
     earliest_s = int(ends_s[int(len(ended) * (1.0 - AT_MOST_HELD_BACK))])
@@ -383,7 +383,7 @@ def _held_back_from(table: JobTable, ended: NDArray[np.int64]) -> int:
 
 
 def _stretch(progress: Progress, first: float, last: float, step: str, done: float) -> None:
-    """Report progress ``done`` as a part of the range from ``first`` to ``last``."""
+    """Report ``done`` as a part of the range ``first`` to ``last``."""
     progress(step, first + (last - first) * done)
 
 

@@ -81,7 +81,7 @@ def evaluate(
     progress: Progress = no_progress,
     timezone: str = "UTC",
 ) -> Evaluation:
-    """Train on jobs that ended before a time, and evaluate on later submissions.
+    """Train on jobs that ended, and evaluate on later submissions.
 
     During the test, features and intervals go on learning from ended jobs.
 
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def _split(table: JobTable, moment: datetime | None, fraction: float | None) -> tuple[int, int]:
-    """Return the first job to evaluate on, and the time of the split, s."""
+    """Return the first job to evaluate on, and the split, s."""
     if (moment is None) == (fraction is None):
         raise UsageError(
             "Either a time to train until or a share of the jobs to test on is needed, and not both.",
@@ -181,7 +181,7 @@ def _walk_to_the_end(
     seed: int,
     progress: Progress,
 ) -> int:
-    """Predict the rest of a history, and return how often the model was trained again."""
+    """Predict the rest of a history, and return the number of trainings."""
     end_s, trainings = _end(table), 0
     if refit_every is not None:
         every_s = int(refit_every.total_seconds())
@@ -195,7 +195,7 @@ def _walk_to_the_end(
 
 
 def _end(table: JobTable) -> int:
-    """Return the second after the last submission or start, s since the epoch."""
+    """Return the second after the last submission or start, since 1970."""
     started_s = table.started_s[table.started_s != NEVER_S]
     return int(max(table.submitted_s[-1], started_s.max(initial=0))) + 1
 

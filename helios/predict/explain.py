@@ -148,7 +148,7 @@ class RecentInGroup:
 
 
 def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
-    """Return the narrowest of ``BASES`` with an ended job, and its last jobs.
+    """Return the narrowest basis with an ended job, and its last jobs.
 
     A job counts as ended if it had ended by the last job's submission.
     """
@@ -158,7 +158,7 @@ def narrowest_group(table: JobTable) -> tuple[str, RecentInGroup | None]:
 
 
 def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
-    """Return the past jobs most similar to the last job, the most similar first.
+    """Return the past jobs most similar to the last, nearest first.
 
     The user's own come first, whatever their distance. If they are fewer than ``most``, others' jobs of the same
     account, size or name stem follow. O(n log n) in the number of jobs.

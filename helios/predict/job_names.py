@@ -35,7 +35,7 @@ _EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
 def split_words(name: str) -> str:
-    """Return the words of a job's name, in lower case and in order.
+    """Return the words of a job's name in lower case, in order.
 
     Path, extension, numbers and ids are removed. Empty where nothing is left, because a hash or a number shows no
     relation.

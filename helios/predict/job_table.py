@@ -73,7 +73,7 @@ class Coding(Protocol):
         ...
 
     def name_codes(self, names: Any, user: NDArray[np.int32]) -> NameCodes:
-        """Return the codes of job names, of their stems and of their families.
+        """Return the codes of job names, their stems and their families.
 
         ``names`` is an array of text, ``user`` has the users' codes.
         """

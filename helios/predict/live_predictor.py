@@ -33,7 +33,7 @@ from helios.predict.causal_stats import (
 )
 from helios.predict.explain import BASES, fallback_level
 from helios.predict.job_table import Categories, JobTable, event_order
-from helios.predict.live_runs import LiveRuns
+from helios.predict.live_runs import LiveRuns, more_room
 from helios.predict.timeline import started_s, untrained
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class LivePredictor:
-    """Predictor for the jobs of a live queue, which learns from ended jobs.
+    """Predictor for a live queue, which learns from ended jobs.
 
     It never forgets, so a long-lived process should replace it by a new one with the latest history from time to time.
     Threads may share it.
@@ -104,7 +104,7 @@ class LivePredictor:
         return len(fresh)
 
     def predict(self, pending: pd.DataFrame, *, now: datetime, running: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Predict run times of jobs as if they were submitted now, in this order.
+        """Predict run times of jobs as if submitted now, in this order.
 
         Jobs that ended while they waited are used. The call stores nothing about pending or running jobs.
 
@@ -144,7 +144,7 @@ class LivePredictor:
     def _predict(
         self, pending: pd.DataFrame, running: pd.DataFrame | None, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """Return predictions with the columns of ``RunTime``, and the features of the jobs."""
+        """Return predictions, columns of ``RunTime``, and the features of the jobs."""
         moment = pd.Timestamp(now).floor("s")
         model = self.model
         with self._lock:
@@ -296,7 +296,7 @@ class OnlineStats:
     def describe(
         self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
     ) -> tuple[NDArray[np.float32], CausalStats]:
-        """Return the features of jobs submitted now, and the statistics of their users.
+        """Return the features of jobs submitted now, and their users' statistics.
 
         The statistics kept here are not changed.
 
@@ -331,8 +331,8 @@ class OnlineStats:
         users = np.unique(groups[groups[:, USER] >= 0, USER])
         n_groups, n_users = max(self._n_groups, int(groups.max(initial=-1)) + 1), self._n_users + len(users)
         # One more than needed, because the row after the last one stands for unknown groups.
-        more_groups = _more(len(self._history.sums), n_groups + 1)
-        more_users = _more(len(self._history.rings), n_users + 1)
+        more_groups = more_room(len(self._history.sums), n_groups + 1)
+        more_users = more_room(len(self._history.rings), n_users + 1)
         if more_groups or more_users:
             more = _padded(self._blank, groups=more_groups, users=more_users)
             self._history = CausalStats(*_joined(self._history, more))
@@ -392,14 +392,6 @@ def _padded(blank: CausalStats, *, groups: int, users: int) -> CausalStats:
 
 def _joined(first: Any, second: Any) -> list[Any]:
     return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-
-
-def _more(room: int, needed: int) -> int:
-    """Return by how much to enlarge an array.
-
-    It is enlarged by at least half, so that this is rare.
-    """
-    return 0 if needed <= room else max(needed - room, room // 2)
 
 
 def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -466,7 +458,7 @@ Floats = NDArray[np.float64]
 
 
 def remaining_run_time(quantiles_s: Floats, elapsed_s: Floats, *, limit_s: Floats | None = None) -> Floats:
-    """Return p10, p50 and p90 of the remaining run time of running jobs.
+    """Return p10, p50 and p90 of running jobs' remaining run time.
 
     The jobs have run for ``elapsed_s`` and not ended.
 
@@ -517,7 +509,7 @@ class _Odds:
         return np.asarray(np.where(beyond > 0, _LOG_ODDS_P90 + beyond / TAIL_SLOPE, odds))
 
     def run_time(self, log_survival: Floats) -> Floats:
-        """Return the run times, s, that jobs exceed with the given log probability."""
+        """Return the run times, s, that jobs exceed with a log probability."""
         odds = np.log(-np.expm1(log_survival)) - log_survival
         within = odds * np.where(odds < 0, self._below, self._above)
         beyond = self._above * _LOG_ODDS_P90 + TAIL_SLOPE * (odds - _LOG_ODDS_P90)

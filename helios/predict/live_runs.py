@@ -1,4 +1,4 @@
-"""Past runs of a live cluster, which grow with new groups and jobs.
+"""Past runs of a live cluster, with room that grows.
 
 The samples are those of :mod:`helios.predict.past_runs`, and its kernels take them. A question works on copies of the
 rings of its own groups, so that running jobs, which are known for that question alone, leave nothing behind.
@@ -17,11 +17,8 @@ from helios.ports import RUN_TIME
 from helios.predict.causal_stats import COLUMN, LEVELS, NEVER_S, REQUEST, USER, USER_SIZE, CausalStats, Events
 from helios.predict.distribution import read_off
 from helios.predict.past_runs import (
-    ALL_STARTS,
-    KEY_RUNS,
-    REQUEST_STARTS,
-    USER_STARTS,
     PastRuns,
+    blank_past,
     blank_sample_state,
     note_end,
     note_start,
@@ -63,23 +60,7 @@ class LiveRuns:
         self._groups = np.full((_ROOM, len(LEVELS)), -1, dtype=np.int32)
         self._nearness = np.zeros((_ROOM, 4))
         self._scratch = empty_scratch()
-        self._past = PastRuns(
-            started_s=np.full(_ROOM, NEVER_S),
-            log_run=np.full(_ROOM, np.nan),
-            ended=np.zeros(_ROOM, dtype=np.bool_),
-            ended_s=np.full(_ROOM, NEVER_S),
-            ring_of=np.full(_ROOM, -1, dtype=np.int32),
-            key_runs=np.full((_ROOM, KEY_RUNS), np.nan),
-            user_starts=np.full((_ROOM, USER_STARTS), -1, dtype=np.int64),
-            request_starts=np.full((_ROOM, REQUEST_STARTS), -1, dtype=np.int64),
-            all_starts=np.full((1, ALL_STARTS), -1, dtype=np.int64),
-            key_count=np.zeros(_ROOM, dtype=np.int64),
-            user_count=np.zeros(_ROOM, dtype=np.int64),
-            request_count=np.zeros(_ROOM, dtype=np.int64),
-            all_count=np.zeros(1, dtype=np.int64),
-            sample=np.zeros((2, ALL_STARTS)),
-            sample_state=blank_sample_state(),
-        )
+        self._past = blank_past(_ROOM, _ROOM, _ROOM, _ROOM, _ROOM)
 
     def learn(self, events: Events, started_s: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Add jobs that have ended.
@@ -151,9 +132,9 @@ class LiveRuns:
         return out
 
     def _place(self, events: Events, chosen: NDArray[np.int64], *, after: int = 0) -> NDArray[np.int64]:
-        """Write the groups and requests of jobs into the next rows, and return these."""
+        """Write jobs' groups and requests into new rows, and return these."""
         rows = self._n + after + np.arange(len(chosen))
-        more = _more(len(self._groups), self._n + after + len(chosen))
+        more = more_room(len(self._groups), self._n + after + len(chosen))
         if more:
             of_jobs = ("started_s", "log_run", "ended", "ended_s")
             blank = {"started_s": NEVER_S, "log_run": np.nan, "ended": False, "ended_s": NEVER_S}
@@ -167,7 +148,7 @@ class LiveRuns:
     def _give_rings(self, groups: NDArray[np.int32]) -> None:
         """Give every new group a ring."""
         past = self._past
-        more = _more(len(past.ring_of), int(groups.max(initial=-1)) + 1)
+        more = more_room(len(past.ring_of), int(groups.max(initial=-1)) + 1)
         ring_of = _longer(past.ring_of, more, -1)
         rings: dict[str, Any] = {}
         for level, (name, count) in _RINGS.items():
@@ -176,12 +157,12 @@ class LiveRuns:
             ring_of[fresh] = np.arange(self._rings[level], self._rings[level] + len(fresh), dtype=np.int32)
             self._rings[level] += len(fresh)
             ring, length = getattr(past, name), getattr(past, count)
-            more = _more(len(ring), self._rings[level])
+            more = more_room(len(ring), self._rings[level])
             rings |= {name: _longer(ring, more, np.nan if level == USER_SIZE else -1), count: _longer(length, more, 0)}
         self._past = past._replace(ring_of=ring_of, **rings)
 
     def _copy_for(self, groups: NDArray[np.int32], *, most: int) -> PastRuns:
-        """Return the past with copies of the rings of some groups, and no others.
+        """Return the past with copies of the rings of some groups.
 
         ``most`` is the largest group number that may be asked for.
         """
@@ -204,7 +185,7 @@ class LiveRuns:
         )
 
 
-def _more(room: int, needed: int) -> int:
+def more_room(room: int, needed: int) -> int:
     """Return by how much to enlarge an array.
 
     It is enlarged by at least half, so that this is rare.

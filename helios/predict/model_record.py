@@ -40,7 +40,7 @@ TRAINED_ON = ("job_id", "restart", *READ)
 def describe_provenance(
     model: DurationModel, jobs: pd.DataFrame, *, table: JobTable, features: NDArray[np.float32], seed: int
 ) -> dict[str, Any]:
-    """Return what ``model`` was trained on and how, as plain values for its manifest.
+    """Return what ``model`` was trained on and how, as plain values.
 
     They are the first and last submission, the SHA-256 of the jobs, the parameters, and the distributions of the
     features (:mod:`helios.predict.drift`).

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import inline_jit
-from helios.predict.causal_stats import NEIGHBOURS, REQUEST, USER, USER_SIZE
+from helios.predict.causal_stats import NEIGHBOURS, NEVER_S, REQUEST, USER, USER_SIZE
 
 KEY_RUNS, USER_STARTS, REQUEST_STARTS, ALL_STARTS = 16, 64, 128, 256
 """Lengths of the rings."""
@@ -143,7 +143,7 @@ class Samples(NamedTuple):
 
 
 def empty_past(groups: NDArray[np.int32]) -> PastRuns:
-    """Return the past before the first job, with room for all jobs of ``groups``."""
+    """Return an empty past with room for all jobs of ``groups``."""
     n, n_groups = len(groups), int(groups.max(initial=-1)) + 1
     ring_of = np.full(n_groups, -1, dtype=np.int32)
     counts = []
@@ -152,13 +152,20 @@ def empty_past(groups: NDArray[np.int32]) -> PastRuns:
         found = found[found >= 0]
         ring_of[found] = np.arange(len(found), dtype=np.int32)
         counts.append(len(found))
-    keys, users, requests = counts
+    return blank_past(n, n_groups, *counts)._replace(ring_of=ring_of)
+
+
+def blank_past(n_jobs: int, n_groups: int, keys: int, users: int, requests: int) -> PastRuns:
+    """Return an empty past with room for jobs, groups and rings.
+
+    No group has a ring yet.
+    """
     return PastRuns(
-        started_s=np.full(n, np.iinfo(np.int64).max),
-        log_run=np.full(n, np.nan),
-        ended=np.zeros(n, dtype=np.bool_),
-        ended_s=np.full(n, np.iinfo(np.int64).max),
-        ring_of=ring_of,
+        started_s=np.full(n_jobs, NEVER_S),
+        log_run=np.full(n_jobs, np.nan),
+        ended=np.zeros(n_jobs, dtype=np.bool_),
+        ended_s=np.full(n_jobs, NEVER_S),
+        ring_of=np.full(n_groups, -1, dtype=np.int32),
         key_runs=np.full((keys, KEY_RUNS), np.nan),
         user_starts=np.full((users, USER_STARTS), -1, dtype=np.int64),
         request_starts=np.full((requests, REQUEST_STARTS), -1, dtype=np.int64),
@@ -173,7 +180,7 @@ def empty_past(groups: NDArray[np.int32]) -> PastRuns:
 
 
 def blank_sample_state() -> NDArray[np.float64]:
-    """Return the state of a sample of all jobs that is to be made anew."""
+    """Return the state of a sample that is to be made anew."""
     return np.array([0.0, -1e9, 0.0, 0.0])
 
 
@@ -204,7 +211,7 @@ def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
 
 @inline_jit
 def _insert(started_s: Any, rings: Any, counts: Any, ring: int, job: int) -> None:
-    """Put a job into a ring, which is in the order of starts.
+    """Put a job into a ring that is ordered by start.
 
     A job older than all of a full ring is left out.
     """
@@ -264,7 +271,7 @@ def _censor(weight: Any, n: int) -> float:
 
 @inline_jit
 def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
-    """Return the least value at which the mass reaches ``level``, NaN where it does not."""
+    """Return the least value at which the mass reaches ``level``, or NaN."""
     total = 0.0
     for place in range(n):
         total += mass[place]
@@ -281,13 +288,13 @@ def _distance(a: Any, b: Any) -> Any:
 
 @inline_jit
 def _age(past: Any, job: int, now: int) -> Any:
-    """Return log1p of a job's run time, or of its age if it runs."""
+    """Return log1p of a job's run time, or of its age."""
     return past.log_run[job] if past.ended[job] else np.log1p(float(max(now - past.started_s[job], 0)))
 
 
 @inline_jit
 def _sample_ended(past: Any, history: Any, groups: Any, nearness: Any, job: int, samples: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
-    """Take the samples of the user's ended jobs, near ones first, and of those alike."""
+    """Take the samples of the user's ended jobs, near and alike."""
     anchors = samples.anchors
     user, key = groups[job, USER], groups[job, USER_SIZE]
     samples.length[NEAR] = samples.length[KEY] = 0
@@ -379,7 +386,7 @@ def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now
 
 @inline_jit
 def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: Any) -> None:
-    """Take the sample of the jobs of the same request that started last."""
+    """Take the sample of the same request's jobs that started last."""
     anchors = samples.anchors
     ring = past.ring_of[groups[job, REQUEST]]
     length = past.request_count[ring]
@@ -407,7 +414,7 @@ def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: A
 
 @inline_jit
 def _sample_started(past: Any, now: int, samples: Any) -> None:
-    """Take the sample of all started jobs, made anew after every ``ALL_AGAIN`` starts."""
+    """Take the sample of all started jobs, renewed after ``ALL_AGAIN`` starts."""
     length, state = past.all_count[0], past.sample_state
     if length - state[1] >= min(ALL_AGAIN, 1 + length // ALL_AGAIN):
         value, mass = past.sample[0], past.sample[1]
@@ -450,7 +457,7 @@ def _logistic(x: float) -> Any:
 
 @inline_jit
 def _ramps(at: Any, sample: int, samples: Any, half: float, out: Any) -> None:
-    """Fill in the distribution of a sample, each step replaced by a ramp."""
+    """Fill in the distribution of a sample, with ramps for steps."""
     value, mass, n = samples.value[sample], samples.mass[sample], samples.length[sample]
     whole, begun, begun_sum = 0.0, 0.0, 0.0
     first, past_end = 0, 0
@@ -545,7 +552,7 @@ def _with_anchor(t: float, anchor: float, anchor_sd: float, mixed: float) -> Any
 
 @inline_jit
 def _sample_at(samples: Any, sample: int, t: float) -> Any:
-    """Return the distribution of a sample at one time, without its left-over mass."""
+    """Return a sample's distribution at one time, without its left-over mass."""
     value, mass, half = samples.value[sample], samples.mass[sample], _half(sample)
     total = 0.0
     for place in range(samples.length[sample]):
@@ -561,7 +568,7 @@ def _started_at(samples: Any, t: float) -> Any:
 
 @inline_jit
 def _alike_at(samples: Any, t: float, anchor: float, anchor_sd: float) -> Any:
-    """Return the mixture that a user's started jobs are drawn towards, at one time."""
+    """Return the mixture towards which a user's started jobs are drawn."""
     mixed = _started_at(samples, t)
     if samples.length[STARTED_ALIKE] > 0:
         own = _sample_at(samples, STARTED_ALIKE, t)

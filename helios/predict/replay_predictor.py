@@ -191,7 +191,7 @@ class ReplayTrainedPredictor:
         return self._timeline.waiting(jobs + self._first, now_s)
 
     def _add(self, **more: NDArray[np.int64]) -> None:
-        """Add starts and ends that become known to those that are not yet learned."""
+        """Add newly known starts and ends to those not yet learned."""
         past = self._timeline.state.past
         fresh = past.started_s[more["starts"]] == NEVER_S
         more["starts"], more["starts_s"] = more["starts"][fresh], more["starts_s"][fresh]
@@ -211,7 +211,7 @@ class ReplayTrainedPredictor:
         self._learned += int(np.isfinite(self._log_run[ends]).sum())
 
     def _is_outgrown(self, now_s: int) -> bool:
-        """Return whether a new training is due, by ended jobs or by time."""
+        """Return whether training is due, by ended jobs or by time."""
         if self._learned >= self._next_fit:
             return True
         if self._refit_every_s is None or self._fitted_s is None:

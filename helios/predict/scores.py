@@ -188,12 +188,12 @@ def best_guess(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def rank_score(predicted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the score by which predictions are ranked, for the same input as ``best_guess``."""
+    """Return the score that ranks predictions, for the input of ``best_guess``."""
     return predicted if predicted.ndim == 1 else predicted[:, RUN_TIME.log_mean]
 
 
 def pinball_losses(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each job's mean pinball loss of p10, p50 and p90 in log time.
+    """Return each job's mean pinball loss over three quantiles in log time.
 
     ``quantiles_s`` has the shape (n, 3).
     """
@@ -202,9 +202,10 @@ def pinball_losses(quantiles_s: NDArray[np.float64], truth_s: NDArray[np.float64
 
 
 def misallocated(predicted_s: NDArray[np.float64], truth_s: NDArray[np.float64]) -> float | None:
-    """Return the sum over tenths of abs(predicted - true) seconds over all true seconds.
+    """Return the share of seconds that predictions allot to wrong jobs.
 
-    The tenths are of equally many jobs, in the order of the predictions. None without any true seconds.
+    It is the sum over tenths of abs(predicted - true), over all true seconds. The tenths are of equally many jobs, in
+    the order of the predictions. None without any true seconds.
     """
     order = np.argsort(predicted_s, kind="stable")
     parts = [(predicted_s[part].sum(), truth_s[part].sum()) for part in np.array_split(order, 10)]
@@ -321,7 +322,7 @@ def _rank_correlation(a: Any, b: Any, weight: Any) -> float:
 
 @inline_jit
 def _mean_ranks(place: Any, weight: Any) -> Any:
-    """Return the mean rank of each distinct value, less the mean of all.
+    """Return the mean rank of each value, less the mean.
 
     Each job counts ``weight`` times.
     """

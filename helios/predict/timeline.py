@@ -292,7 +292,7 @@ def _end(state: Any, events: Any, job: int, ended_s: int) -> None:
 
 @inline_jit
 def note_outlived(levels: Any, log_run: float, log_limit: float) -> None:
-    """Count a job that ended among those that obeyed or outlived their limits."""
+    """Count an ended job as one that obeyed or outlived its limit."""
     if np.isfinite(log_limit) and not np.isnan(log_run):
         over = log_run > np.log1p(np.expm1(log_limit) + GRACE_S)
         levels.outlived[0] = OUTLIVED_DECAY * levels.outlived[0] + (1.0 - OUTLIVED_DECAY) * over
@@ -330,7 +330,7 @@ def _pop(waiting: Any) -> Any:
 
 @inline_jit
 def _level(state: Any, groups: Any, job: int, side: int) -> Any:
-    """Return the level that a bound of ``job`` is read off at now."""
+    """Return the level of a bound of ``job`` now."""
     odds = _ODDS if side == _LOW else -_ODDS
     for group in range(len(GROUPS)):
         if state.waiting.member[job, group]:
@@ -397,7 +397,7 @@ def _note(state: Any, events: Any, job: int, now: int) -> None:
 
 @inline_jit
 def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
-    """Compute the distribution of a run time on the grid in the scratch room.
+    """Compute the distribution of a run time on the scratch grid.
 
     The scratch room has the job's samples.
     """
@@ -424,7 +424,7 @@ def distribute(scratch: Any, levels: Any, model: Any, row: Any) -> None:
 
 @inline_jit
 def cut_at_limit(levels: Any, row: Any, out: Any) -> None:
-    """Cut quantiles and the best guess at the time limit, where jobs obey theirs.
+    """Cut quantiles and the best guess at an obeyed time limit.
 
     The grid is coarser than that.
     """
@@ -442,7 +442,7 @@ def _within(level: float, side: int) -> float:
 
 @inline_jit
 def level_by_features(levels: Any, row: Any, side: int) -> float:
-    """Return the level that a bound is read off at, by a job's groups alone."""
+    """Return the level of a bound, by a job's groups alone."""
     odds = (_ODDS if side == _LOW else -_ODDS) + levels.offsets[side, 0]
     if row[COLUMN.user_ended] < LOG_FEW:
         odds += levels.offsets[side, 1]
@@ -467,7 +467,7 @@ def _answer(state: Any, events: Any, job: int, out: Any) -> tuple[float, float]:
 
 @inline_jit
 def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: Any) -> None:  # noqa: PLR0917 - as above
-    """Describe a submitted job, keep its pairs, and predict it if asked to."""
+    """Describe a submitted job, keep its pairs, predict it if asked."""
     scratch, now, row = state.scratch, events.submitted_s[job], state.features[job]
     _describe(state.history, events, job, row)
     take_samples(state.past, state.history, events.groups, events.nearness, job, now, scratch.samples)
@@ -596,7 +596,7 @@ def _describe_pair(state: Any, job: int, log_time: float, out: Any) -> None:
 
 
 class Recorded(NamedTuple):
-    """Starts and ends as they were recorded, each in the order of time.
+    """Starts and ends as recorded, each in order of time.
 
     Attributes
     ----------
@@ -613,9 +613,9 @@ class Recorded(NamedTuple):
 
 
 def recorded_events(table: JobTable, *, before: int | None = None) -> Recorded:
-    """Return the starts and ends of the first jobs of ``table``, of all for None.
+    """Return the starts and ends of the first jobs of ``table``.
 
-    Starts are as of :func:`started_s`. A job of which neither start nor run time is known has none.
+    All jobs for None. Starts are as of :func:`started_s`. A job of which neither start nor run time is known has none.
     """
     begun_s = started_s(table)
     starts, ends = np.argsort(begun_s, kind="stable"), table.ends()
@@ -644,7 +644,7 @@ def untrained() -> Model:
 
 
 class Timeline:
-    """Predictions for the jobs of a table, each from what came before it.
+    """Predictions for jobs of a table, each from what came before.
 
     Starts, ends and run times of a job are not used before they are learned.
 
@@ -692,13 +692,13 @@ class Timeline:
         return out
 
     def waiting(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
-        """Return new predictions of submitted ``jobs`` as of ``now_s``, of the same shape."""
+        """Return new predictions of submitted ``jobs`` as of ``now_s``."""
         out = np.empty((len(jobs), len(RUN_TIME)))
         predict_waiting(self.state, self.events, self.model, jobs, now_s, out)
         return out
 
     def pair_features(self, job: int, log_time: float) -> NDArray[np.float32]:
-        """Return the last asked job's features, paired with a threshold in log1p s.
+        """Return the last job's features, paired with a threshold, log1p s.
 
         The result has the shape (len(PAIR_FEATURES),).
         """
@@ -708,7 +708,7 @@ class Timeline:
 
 
 class RecordedWalk:
-    """Walk over a recorded history, with the predictions that would have been made.
+    """Walk over a recorded history, with the predictions of the time.
 
     Parameters
     ----------
@@ -750,7 +750,7 @@ class RecordedWalk:
         _catch_up(state, events, model, recorded, places, until_s, self.predicted, self.at_start)
 
     def submit(self, before: int, *, model: Model | None = None) -> None:
-        """Walk on until all jobs before the position ``before`` are submitted, and no further."""
+        """Walk on until the jobs before position ``before`` are submitted."""
         timeline = self.timeline
         if model is not None:
             timeline.model = model
@@ -764,7 +764,7 @@ class RecordedWalk:
         return timeline.state, timeline.events, timeline.model, self._recorded, self._places
 
     def branch(self, *, levels: Levels | None = None) -> RecordedWalk:
-        """Return a copy to walk on with another model, without what training needs.
+        """Return a copy to walk on with another model, without training.
 
         Parameters
         ----------

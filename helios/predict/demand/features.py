@@ -1,4 +1,4 @@
-"""Features for demand forecasts, from the series of busy nodes and from jobs.
+"""Features for demand forecasts, from busy nodes and from jobs.
 
 Trees cannot predict values that they have not seen, so every level is given as its difference from the current value,
 and the target is the change from it. Each row is computed by looking back from its own step, so that the row of a live
@@ -128,7 +128,7 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
 
 @inline_jit
 def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
-    """Set what followed at this time of day on the last seven days.
+    """Set what followed at this hour on the last seven days.
 
     It is the mean change, and the mean rise to the maximum in between.
     """
@@ -239,7 +239,7 @@ def job_state(
     group: NDArray[np.int64] | None = None,
     ends_of_steps_s: NDArray[np.int64],
 ) -> DemandJobState:
-    """Return features of the jobs of one pool at the end of each step.
+    """Return features of a pool's jobs at the end of each step.
 
     Parameters
     ----------

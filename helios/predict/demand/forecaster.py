@@ -75,7 +75,7 @@ def learn(
     until: int,
     every: int = EVERY,
 ) -> tuple[str, ...]:
-    """Train trees for each horizon on the steps ``first`` to ``until`` - 1.
+    """Train trees for each horizon on steps ``first`` to ``until`` - 1.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def learn(
 
 
 def belief(change: Values, told: Values, *, history: int) -> Values:
-    """Return the weight of the predicted changes at each horizon, 0 to 1.
+    """Return the weight of predicted changes at each horizon, 0 to 1.
 
     It is the share that would have had the least error over the steps held back, drawn towards one that grows with the
     length of the history. The longer the horizon, the fewer independent hours those steps hold.

@@ -99,7 +99,7 @@ def _not_holidays(part: str) -> ConfigurationInvalid:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DemandJobState:
-    """Features of running, queued and past jobs at the end of each step.
+    """Features of a pool's jobs at the end of each step.
 
     See :func:`helios.predict.demand.features.job_state`.
 
