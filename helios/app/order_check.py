@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
-from helios.app.scenarios import BOUND_SHARE, WAIT_SHARE, Options, Policy, RunTimes, Scenario
+from helios.app.scenarios import AGED, Options, Policy, RunTimes, Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replay_scenario, train_predictor
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
@@ -26,8 +26,6 @@ FEWEST_DRAWS = 2
 LARGE_GPUS = 8
 LARGEST_SHARE = 0.9
 """Quantile of the sizes from which a job is large where a node has one GPU or CPU."""
-AGED: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
-"""Default ageing and bound."""
 
 
 def live_scenario(policy: Policy, *, run_times: RunTimes | None = None, options: Options = AGED) -> Scenario:

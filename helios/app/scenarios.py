@@ -38,6 +38,8 @@ WAIT_SHARE = 0.5
 """Default ageing time of ``qssf``, as a share of the longest wait of the site's own order."""
 BOUND_SHARE = 0.75
 """Default wait bound of ``qssf``, as such a share."""
+AGED: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
+"""Both as options, for rules that age as ``qssf`` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,18 +362,17 @@ def default_scenarios() -> list[Scenario]:
     """Return the default scenarios."""
     predicted, true, limit = RunTimes.PREDICTED, RunTimes.TRUE, RunTimes.LIMIT
     none, skip, easy = Backfill.NONE, Backfill.SKIP, Backfill.EASY
-    aged: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
     return [
         Scenario(policy=Policy.FIFO, backfill=easy, estimates=limit),
         Scenario(policy=Policy.FIFO, backfill=none),
         Scenario(policy=Policy.FIFO, backfill=easy, estimates=true),
         Scenario(policy=Policy.FEWEST_GPUS, backfill=none),
         Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit),
-        Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit, options=aged),
+        Scenario(policy=Policy.FEWEST_GPUS, backfill=easy, estimates=limit, options=AGED),
         Scenario(policy=Policy.QSSF, backfill=easy, run_times=predicted, estimates=limit),
         Scenario(policy=Policy.QSSF, backfill=easy, run_times=true, estimates=limit),
-        Scenario(policy=Policy.SERVICE, backfill=easy, run_times=predicted, estimates=limit, options=aged),
-        Scenario(policy=Policy.MEAN_SERVICE, backfill=easy, run_times=predicted, estimates=limit, options=aged),
+        Scenario(policy=Policy.SERVICE, backfill=easy, run_times=predicted, estimates=limit, options=AGED),
+        Scenario(policy=Policy.MEAN_SERVICE, backfill=easy, run_times=predicted, estimates=limit, options=AGED),
         Scenario(policy=Policy.SERVICE, backfill=none, run_times=predicted),
         Scenario(policy=Policy.SERVICE, backfill=easy, run_times=predicted, estimates=limit),
         Scenario(policy=Policy.SERVICE, backfill=easy, run_times=true, estimates=true),

@@ -213,8 +213,9 @@ def _waits(check: OrderCheck, order: Orders) -> str:
 
 def _how(check: OrderCheck) -> str:
     first, last = check.window
+    short = " These draws cannot show that other jobs might have come: take seven days or more."
     return (
         f"Over {check.draws} draws of {first:%Y-%m-%d} to {last:%Y-%m-%d}, {MOVED[check.over]}; geometric means, 95 % "
         "intervals in brackets; less than 10 % is called chance. The site's own order: first in, first out. All with "
-        "EASY backfill by time limits, as on a live Slurm."
+        f"EASY backfill by time limits, as on a live Slurm.{short if check.over is ResampledUnit.SEEDS else ''}"
     )

@@ -135,6 +135,7 @@ def test_a_window_without_jobs_says_what_the_history_spans(helios: Helios, tmp_p
         ("--policy", "srtf", "--backfill", "easy"),
         ("--from", "yesterday-ish"),
         ("--warm-up", "long"),
+        ("--draws", "1"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_misuse(helios: Helios, tmp_path: Path, options: tuple[str, ...]) -> None:

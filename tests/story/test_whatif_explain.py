@@ -49,6 +49,15 @@ def test_a_window_that_ends_before_it_begins_is_misuse(site: Helios, command: tu
     assert "Give a --from that is before --to." in said
 
 
+def test_the_verdict_comes_first_and_is_the_same_in_text_and_json(site: Helios) -> None:
+    request = ("whatif", *REPLAY, *MORNING, "--policy", "fifo", "--backfill", "easy")
+    check = site(*request, "--draws", "2", "--json").json["order_check"]
+    assert check["draws"] == 2
+    assert site(*request, "--draws", "2").out.startswith(check["sentences"][0][:60])
+    assert site(*request, "--draws", "0", "--json").json["order_check"] is None
+    assert site(*request, "--draws", "0").out.startswith("A single replay is no evidence")
+
+
 def test_orders_go_by_what_is_predicted_again_where_that_is_asked_for(site: Helios) -> None:
     request = ("whatif", *REPLAY, *MORNING, "--policy", "qssf", "--backfill", "none", "--json")
     once, again = (site(*request, "--predict-again", said).json["runs"] for said in ("never", "10min"))

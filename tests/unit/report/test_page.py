@@ -4,7 +4,7 @@ from functools import cache
 from helios.report.history import describe
 from helios.report.html import render_description, render_whatif
 from tests.builders import a_job, jobs_frame
-from tests.unit.report.replays import a_run, a_what_if, fewest_gpus, qssf
+from tests.unit.report.replays import a_check, a_run, a_what_if, fewest_gpus, qssf
 from tests.unit.report.test_gain_figures import a_result
 from tests.unit.report.test_gains import named
 
@@ -99,6 +99,14 @@ def test_names_within_figures_are_not_used_twice() -> None:
 def test_what_jobs_lack_is_in_the_page() -> None:
     description = describe(jobs_frame(a_job(user=None)), cluster="venus", timezone="UTC")
     assert "user 100 %" in render_description(description)
+
+
+def test_the_verdict_comes_first_and_what_no_slurm_can_do_is_marked() -> None:
+    runs = (a_run([7200] * 3), qssf([3600] * 3), qssf([60] * 3, estimates="predicted"))
+    page = render_whatif(a_what_if(*runs, check=a_check((0.5, 0.52), (0.98, 1.02))))
+    assert page.index("Order by predictions here") < page.index("In the replay of the window as it was")
+    marked = page.index("Not possible on a live Slurm: backfill plans with predictions.")
+    assert page.rindex("<td>QSSF predicted + EASY (predicted)</td>", 0, page.index("</table>", marked)) > marked
 
 
 def test_where_nobody_waits_nothing_is_compared() -> None:
