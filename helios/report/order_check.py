@@ -194,9 +194,10 @@ def _decision(check: OrderCheck) -> str:
         beside = " and beats size, equally aged" if check.beside_size.is_shorter else ""
         return f"Order by predictions here (qssf, the default): it beats the site's own order{beside}, beyond chance."
     if check.best is Orders.SIZE:
+        unsure = " More draws may tell: helios whatif --draws 20." if check.beside_size.ratio <= 1 - NOTICED else ""
         return (
             "Order by size here (fewest GPUs first, aged): it beats the site's own order beyond chance, and "
-            f"predictions are not ahead of it beyond chance: {check.beside_size}."
+            f"predictions are not ahead of it beyond chance: {check.beside_size}.{unsure}"
         )
     worse = [name for name, found in (("predictions", ours), ("size", size)) if found.is_longer]
     behind = f"; longer beyond chance: {' and '.join(worse)}" if worse else ""
