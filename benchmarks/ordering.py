@@ -72,7 +72,7 @@ BOUNDS = {
     f"qssf, wait_share {share:g}, bound {bound}, large / {divisor:g}": plan(
         Policy.QSSF, PREDICTED, wait_share=share, bound_share=bound, large_divisor=divisor
     )
-    for share, bound, divisor in ((0.5, NEVER, 1.0), (0.5, 0.5, 1.0), (0.5, 0.75, 1.0), (0.5, 1.0, 1.0))
+    for share, bound, divisor in ((0.5, NEVER, 1.0), (0.5, 0.75, 1.0), (0.5, 0.9, 1.0), (0.5, 1.0, 1.0))
 }
 TABLES = {"rules": RULES, "bounds": BOUNDS}
 Found = dict[str, dict[str, list[Ratios]]]

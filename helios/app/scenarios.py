@@ -36,7 +36,7 @@ NEVER = "never"
 QSSF, SRTF, FIFO = "qssf", "srtf", "fifo"
 WAIT_SHARE = 0.5
 """Default ageing time of ``qssf``, as a share of the longest wait of the site's own order."""
-BOUND_SHARE = 0.75
+BOUND_SHARE = 0.9
 """Default wait bound of ``qssf``, as such a share."""
 AGED: Options = (("bound_share", BOUND_SHARE), ("wait_share", WAIT_SHARE))
 """Both as options, for rules that age as ``qssf`` does."""

@@ -166,7 +166,7 @@ class QssfOptions:
     every_s: int = 30
     order: str = OrderRule.QSSF.value
     wait_share: float = 0.5
-    bound_share: float = 0.75
+    bound_share: float = 0.9
     least_s: float = 10_800.0
     large_divisor: float = 1.0
     promote_after_s: float = 0.0

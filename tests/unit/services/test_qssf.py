@@ -368,13 +368,13 @@ def change(service: Qssf, at: datetime, *, longest_s: float, **job: Any) -> floa
 @pytest.mark.parametrize(
     ("longest_h", "options", "bound_h"),
     [
-        (10.0, {}, 7.5),
+        (10.0, {}, 9),
         (10.0, {"bound_share": 0.5}, 5),
         (1.0, {}, 3),
-        (1.0, {"least_s": 1800.0}, 0.75),
-        (np.nan, {}, 18),
+        (1.0, {"least_s": 1800.0}, 0.9),
+        (np.nan, {}, 21.6),
         (np.nan, {"promote_after_s": 7200.0}, 2),
-        (10.0, {"order": "service"}, 7.5),
+        (10.0, {"order": "service"}, 9),
         (10.0, {"promote_after_s": 7200.0}, 2),
     ],
 )
@@ -459,7 +459,7 @@ def test_the_reason_says_how_much_waiting_counts() -> None:
     ((place,),) = (order.order for order in service.decide(seen))
     assert place.reason == (
         "predicted 24 min of at most 8 h (4 min to 40 min) on 2 GPUs: 48 GPU-minutes; waited 6 h, which counts as "
-        "1/2.7 of that, goes first after 9 h"
+        "1/2.7 of that, goes first after 11 h"
     )
 
 
