@@ -271,6 +271,7 @@ def _taken(
             submitted_s=workload.submitted_s[rows] + later_s,
             run_time_s=workload.run_time_s[rows],
             gpus=workload.gpus[rows],
+            requested_gpus=workload.order_gpus[rows],
             partition=workload.partition[rows],
         ),
         counted=setup.counted[rows],
