@@ -190,6 +190,8 @@ class Operations:
         ------
         HookTableInvalid
             The table cannot be written.
+        ClusterUnavailable
+            The cluster cannot be read, which is needed before the first cycle.
         """
         table = self.state_folder / TABLE
         cycles, now = self.cycles, self._clock()
@@ -199,6 +201,8 @@ class Operations:
                 return "the hook's table was removed"
             lacking = not resting and hook_orders_new_jobs(self._who_may_reach_the_hook(now))
             return f"{UNPUBLISHED}: new jobs have no place until the next cycle" if lacking else ""
+        if not cycles.predictions.of_cluster:  # no cycle has run in this process
+            cycles.predictions(cycles.site.cluster.snapshot())
         rows, notes = hook_rows(
             cycles.predictions.knowledge,
             self._who_may_reach_the_hook(now),

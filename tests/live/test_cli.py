@@ -84,7 +84,7 @@ def test_an_evening_with_helios(shell: Shell, rig: Rig) -> None:
     told = shell.answers("why", short)
     assert (told["rank"], told["rank_without"], told["queued"]) == (1, 2, 2)
     assert "Without Helios it would be number 1." in shell.says("why", long)
-    assert ", goes first after 12 h" in shell.says("why", short), "no GPU job has ended that it could know of"
+    assert ", goes first after 22 h" in shell.says("why", short), "no GPU job has ended that it could know of"
     assert "done" in shell.says("report", "decisions")
 
     assert shell.answers("pause", "--reason", "enough")["remaining"] == []
