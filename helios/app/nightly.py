@@ -128,7 +128,10 @@ def _night(operations: ReportContext, begin: datetime, end: datetime, settings: 
 
 
 def _order_said(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
-    """Return what the last check before the end of the report's day plus a day said, and what is proposed."""
+    """Return what the last check of a report's night said.
+
+    With it, what is proposed.
+    """
     known = [check for check in checks if check.at < end + timedelta(days=1)]
     if not known:
         return ()
@@ -276,7 +279,10 @@ def _remember_nodes(url: str, cluster: str, snapshot: Snapshot) -> str:
 
 
 def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now: datetime, progress: Progress) -> str:
-    """Check the queue order where predictions may order it, and return the outcome in one line."""
+    """Check the queue order and return the outcome in one line.
+
+    Empty where no prediction orders the queue.
+    """
     if not seen or settings.services.get(QSSF, {"order": ""}).get("order", QSSF) != QSSF:
         return ""
     history = load_history(url=settings.database.url, cluster=cluster)
