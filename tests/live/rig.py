@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,6 +21,8 @@ from tests.waiting import TEST_TIMEOUT_S
 
 DEVCLUSTER = Path(__file__).parents[2] / "deploy" / "devcluster" / "devcluster"
 USERS = ("alice", "bob", "carol")
+_TAKEN: list[IO[str]] = []
+"""Locks of the ports that this process has taken."""
 SLEEPY = {
     "POWER": "1",
     "NODES": "8",
@@ -245,10 +249,22 @@ def _found(program: str) -> bool:
 
 
 def _free_ports(wanted: Sequence[int] = (17, 19, 101, 104, 108, 112)) -> int:
+    """Return the first of a block of free ports, which no other session takes while this process lives.
+
+    Ports are free until a daemon listens, so two workers could find the same ones.
+    """
     # Below 32768: from there on ports are lent to whoever connects somewhere.
     for base in range(10_000 + os.getpid() % 97 * 150, 32_000, 150):
+        lock = (Path(tempfile.gettempdir()) / f"helios-ports-{base}.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
         if all(_is_free(base + port) for port in wanted):
+            _TAKEN.append(lock)
             return base
+        lock.close()
     raise AssertionError("no free ports")
 
 
