@@ -356,7 +356,7 @@ VARYING = (
         "a job of the recorded answers has waited until now",
     ),
     (
-        r"predicted \S+ \w+ \([^)]*\) on (\d+ GPUs?): [\d,]+ GPU-seconds; waited SOME TIME",
+        r"predicted [^;]* on (\d+ GPUs?): [\d.,]+ [\w-]+; waited SOME TIME(, which counts as 1/[\d.,]+ of that)?",
         "predicted SOME TIME; waited SOME TIME",
         "the prediction knows the hour at which the recorded answers are read",
     ),
