@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from helios.app.history import LoadedHistory
-from helios.app.order_check import CHECKED, DrawnWindow
+from helios.app.order_check import DrawnWindow, check_draws
 from helios.app.replay_cluster import parse_nodes
 from helios.app.whatif import WhatIfRequest
-from helios.report.order_check import LEAST_WAIT_S, Orders, Ratios, geometric_mean
+from helios.report.order_check import Orders, geometric_mean
 
 BUSY = 0.85
 """Share of a machine of unknown size that the jobs of a window would keep busy."""
@@ -73,7 +73,7 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of the default order in each window: against the site's own, and against size, equally aged.
 
-    Draws in which hardly any job waits are left out.
+    Windows in which hardly any job waits are left out.
 
     Parameters
     ----------
@@ -86,26 +86,18 @@ def rows(
         inside = jobs[(jobs["submitted_at"] >= since) & (jobs["submitted_at"] < until)]
         nodes, per_node = machine_for(inside)
         window = Window(name=name, file=name, nodes=nodes, gpus_per_node=per_node, since=since, until=until)
-        drawn = window.drawn_from(history)
-        found: dict[Orders, list[Ratios]] = {Orders.PREDICTIONS: [], Orders.SIZE: []}
-        for number in range(1, draws + 1):
-            one = drawn.draw(number)
-            if one.own_mean_s < LEAST_WAIT_S:
-                continue
-            for order, ratios in found.items():
-                ratios.append(one.ratios(CHECKED[order]))
-        counted = len(found[Orders.PREDICTIONS])
-        if not counted:
+        check = check_draws(window.drawn_from(history), draws=draws)
+        if check.nobody_waits:
             continue
         where = {
             "trace": name,
             "window": f"{since:%Y-%m-%d} to {until:%Y-%m-%d}",
             "nodes": int(nodes),
-            "draws": counted,
+            "draws": draws,
         }
         ours, size = (
             {key: geometric_mean([getattr(one, key) for one in ratios]) for key in ("mean", "longest", "large")}
-            for ratios in found.values()
+            for ratios in (check.ratios[Orders.PREDICTIONS], check.ratios[Orders.SIZE])
         )
         for question, key in (("mean wait", "mean"), ("longest wait", "longest"), ("large jobs", "large")):
             if np.isfinite(ours[key]):

@@ -22,13 +22,12 @@ from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
 from helios.report.admin.nightly import WEEKS_BEFORE, NightEnergy, as_mail, as_text, nightly_digest, render_nightly
 from helios.report.admin.nightly import Night as ReportedNight
+from helios.services.qssf import OrderRule
 from helios.warehouse import Horizon, Warehouse
 
 # The nightly report: a page, a text and a mail. Each file is replaced as a whole, so that nobody reads a part of one.
 
 ENDINGS = (".html", ".txt", ".eml")
-QSSF = "qssf"
-"""Service whose order is checked, and the order of it that uses predictions."""
 ENERGY_DAYS = timedelta(days=14)
 """Days whose savings the nightly report shows."""
 
@@ -283,7 +282,8 @@ def _check_order(cluster: str, settings: Settings, seen: list[Snapshot], *, now:
 
     Empty where no prediction orders the queue.
     """
-    if not seen or settings.services.get(QSSF, {"order": ""}).get("order", QSSF) != QSSF:
+    options = settings.services.get("qssf")
+    if not seen or options is None or options.get("order", OrderRule.QSSF) != OrderRule.QSSF:
         return ""
     history = load_history(url=settings.database.url, cluster=cluster)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from helios.model import JOBS, Snapshot, in_submission_order
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
+    from helios.app.order_checks import PastCheck
     from helios.app.own_order import OwnOrderWatch
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
@@ -99,6 +100,7 @@ class LivePredictions:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
         self._own_order: OwnOrderWatch | None = None
+        self._checks: Sequence[PastCheck] = ()
         self.of_cluster: Mapping[str, Any] = {}
 
     @property
@@ -110,9 +112,12 @@ class LivePredictions:
         WarehouseUnavailable
             The warehouse cannot be read.
         """
+        from helios.app.order_checks import order_checks  # noqa: PLC0415 - statistics, which a pause waits for
+
         with Warehouse.open(self._url) as warehouse:
             try:
                 edition = warehouse.edition(self._cluster)
+                self._checks = order_checks(warehouse, self._cluster)
             except NoSuchCluster:
                 edition = (0, "")
             if self._known is None or self._known.edition != edition:
@@ -146,13 +151,9 @@ class LivePredictions:
         return self._own_order(seen, history)
 
     def _size_orders(self, now: datetime) -> bool:
-        from helios.app.order_checks import order_checks, size_orders  # noqa: PLC0415 - statistics, which a pause waits for
+        from helios.app.order_checks import size_orders  # noqa: PLC0415 - as above
 
-        with Warehouse.open(self._url) as warehouse:
-            try:
-                return size_orders(order_checks(warehouse, self._cluster), now)
-            except NoSuchCluster:
-                return False
+        return size_orders(self._checks, now)
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles

@@ -383,7 +383,6 @@ def default_scenarios() -> list[Scenario]:
 
 
 FRONTIER_WAIT_SHARES = (0.25, 0.5, 1.0)
-FRONTIER_BOUND_SHARE = BOUND_SHARE
 FRONTIER_LARGE_DIVISOR = 4.0
 
 
@@ -396,7 +395,7 @@ def frontier_scenarios() -> list[Scenario]:
     settings = [
         read_options(QSSF, {"wait_share": share} | bound | large)
         for share in FRONTIER_WAIT_SHARES
-        for bound in ({"bound_share": NEVER}, {"bound_share": FRONTIER_BOUND_SHARE})
+        for bound in ({"bound_share": NEVER}, {"bound_share": BOUND_SHARE})
         for large in ({}, {"large_divisor": FRONTIER_LARGE_DIVISOR})
     ]
     return [
