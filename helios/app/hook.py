@@ -128,7 +128,7 @@ def _as_submitted(kinds: pd.DataFrame, knowledge: PredictorState, now: datetime)
 
 
 def _answers(service: Service, mode: ServiceMode, seen: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the urgencies and soft limits (s) that a service gives the pending jobs."""
+    """Return a service's urgencies and soft limits, s, for the pending jobs."""
     partitions = seen.pending["partition"].astype("str")
     mine = seen.pending[partitions.isin(mode.partitions)] if mode.partitions else seen.pending
     actions = list(service.decide(replace(seen, pending=mine)))

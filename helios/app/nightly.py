@@ -122,11 +122,11 @@ def _night(operations: ReportContext, begin: datetime, end: datetime, settings: 
             default_time_limit_s=settings.whatif.default_time_limit_s,
         ),
         energy=energy,
-        order=_order_said(order_checks(warehouse, cluster), end),
+        order=_order_sentences(order_checks(warehouse, cluster), end),
     )
 
 
-def _order_said(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
+def _order_sentences(checks: list[PastCheck], end: datetime) -> tuple[str, ...]:
     """Return what the last check of a report's night said.
 
     With it, what is proposed.

@@ -45,7 +45,9 @@ CHECKED: Mapping[Orders, Scenario] = {
 def check_order(
     history: LoadedHistory, request: WhatIfRequest, *, draws: int = 5, progress: Progress = no_progress
 ) -> OrderCheck:
-    """Replay draws of a window under the live order, the site's own order, and size.
+    """Replay draws of a window under three orders.
+
+    They are the live order, the site's own order, and size.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ def size_orders(checks: Sequence[PastCheck], now: datetime) -> bool:
 
 
 def proposal(checks: Sequence[PastCheck], now: datetime) -> str:
-    """Return the proposal of shadow mode, empty where there is no reason for it."""
+    """Return the proposal of shadow mode, or an empty text."""
     if not checks or any(check.best is not Orders.OWN for check in checks) or now - checks[0].at < PATIENCE:
         return ""
     return (
@@ -124,7 +124,10 @@ def check_tonight(
 def _last_weeks(
     history: LoadedHistory, nodes: pd.DataFrame, settings: Settings, now: datetime
 ) -> tuple[LoadedHistory, WhatIfRequest]:
-    """Return the history with partitions that share nodes as one, and the window to replay."""
+    """Return the history and the window to replay.
+
+    Partitions that share nodes are one there.
+    """
     from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
 
     group_of, shape = gpu_machine(nodes)

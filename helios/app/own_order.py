@@ -147,7 +147,9 @@ def _group(partition: str, group_of: dict[str, int]) -> int:
 
 
 def gpu_machine(nodes: pd.DataFrame) -> tuple[dict[str, int], ClusterShape | None]:
-    """Return the group of each partition, and the groups as a machine of equal nodes.
+    """Return the group of each partition, and the machine of the groups.
+
+    Each group has equal nodes.
 
     Partitions that share nodes are one group. None: there are no GPUs.
     """

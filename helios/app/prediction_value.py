@@ -107,7 +107,7 @@ def value_or_reason(history: LoadedHistory, site: ReplayTarget, **options: Any) 
 
 
 def _replays(window: DrawnWindow, progress: Progress) -> dict[str, QueueSummary]:
-    """Return the queue summary of each replay of a window as it was, by name."""
+    """Return the queue summaries of a window as it was, by replay."""
     setup, request = window.setup, window.request
     jobs, before = setup.machine.jobs, setup.before
     shrinkage = ReplayTrainedPredictor(
