@@ -12,7 +12,7 @@ import pandas as pd
 
 from helios.app.history import load_history
 from helios.app.model_registry import nightly, training_history
-from helios.app.order_checks import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
+from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings

@@ -16,7 +16,7 @@ from helios.model import JOBS, Snapshot, in_submission_order
 from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from helios.app.order_checks import PastCheck
+    from helios.app.nightly_order import PastCheck
     from helios.app.own_order import OwnOrderWatch
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
@@ -112,7 +112,7 @@ class LivePredictions:
         WarehouseUnavailable
             The warehouse cannot be read.
         """
-        from helios.app.order_checks import order_checks  # noqa: PLC0415 - statistics, which a pause waits for
+        from helios.app.nightly_order import order_checks  # noqa: PLC0415 - statistics, which a pause waits for
 
         with Warehouse.open(self._url) as warehouse:
             try:
@@ -151,7 +151,7 @@ class LivePredictions:
         return self._own_order(seen, history)
 
     def _size_orders(self, now: datetime) -> bool:
-        from helios.app.order_checks import size_orders  # noqa: PLC0415 - as above
+        from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
 
         return size_orders(self._checks, now)
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.order_checks import (
+from helios.app.nightly_order import (
     FRESH,
     NoGpuMachine,
     PastCheck,
