@@ -9,7 +9,8 @@ BIN    := $(VENV)/bin
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (about two minutes)
+try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (about four minutes, later two)
+	@$(BIN)/helios compile
 	@$(BIN)/helios try
 
 test: format lint types imports pytest ## Run everything that CI runs

@@ -1,175 +1,138 @@
-"""Compiled code on disk that is recompiled when anything behind it changes.
+"""Compiled code: how it is kept on disk, and how it receives tables.
 
-Numba's own cache checks the file of the cached function alone, and not what that function calls or names in other
-files: after an edit there, old code would silently stay in use.
+Functions that Python calls are compiled at their first call and kept in a folder named by a digest of the sources they
+may depend on, so an edit of any of these files has them compiled anew. ``helios compile`` compiles all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
-from numba.core.caching import FunctionCache
+from llvmlite import ir
+from numba import config, njit, types
+from numba.core import event
+from numba.core.datamodel import models
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate, infer_getattr
+from numba.extending import NativeValue, register_model, unbox
+from numba.np import arrayobj
+from numba.np.numpy_support import from_dtype
+
+from helios.ports import ON_COMPILE
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Without reference counts, which took a tenth of the time of a replay: the core allocates nothing.
+_CORE: dict[str, Any] = {"_nrt": False}
+KEPT: list[Any] = []
+"""Functions that are kept on disk, as far as their modules are imported."""
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(helios[\w.]*)(?:\s+import\s+\(?([^#)\n]*))?", re.MULTILINE)
 
 
 def inline_jit(function: _Function, **options: Any) -> _Function:
     """Compile ``function`` for use by other compiled functions alone.
 
-    It gets no wrappers for Python and C, and no cache of its own, which would hold the code of all that it calls once
-    more.
+    It gets no wrappers for Python and C, and no place on disk: its callers hold its code.
     """
-    compiled: _Function = njit(**_INSIDE, **options)(function)
-    return compiled
+    return cast(_Function, njit(**_INSIDE, **options)(function))
 
 
 def cached_jit(function: _Function, **options: Any) -> _Function:
-    """Compile ``function`` at its first call, and cache it on disk.
-
-    The cache holds everything that it calls.
-    """
-    compiled: Any = njit(cache=True, **options)(function)
-    compiled._cache = _Cache(compiled)
+    """Compile ``function`` at its first call, and keep it on disk with everything that it calls."""
+    settings: Any = config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = str(cache_folder() / digest(function.__module__))
+    try:
+        compiled = njit(cache=True, **options)(function)
+    finally:
+        settings.CACHE_DIR = before
+    KEPT.append(compiled)
     return cast(_Function, compiled)
 
 
-class _Cache(FunctionCache):
-    def __init__(self, compiled: Any) -> None:
-        super().__init__(compiled.py_func)  # type: ignore[no-untyped-call]  # because numba's is untyped
-        self._compiled = compiled
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]  # because numba's is untyped
-        return (*key, fingerprint(self._compiled), _laid_out(sig))
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the cached code, or None.
-
-        A cache that an older release wrote under other class names is flushed.
-        """
-        try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]  # as above
-        except (AttributeError, ImportError, pickle.UnpicklingError, EOFError):
-            try:
-                self.flush()  # type: ignore[no-untyped-call]  # as above
-            except OSError:
-                self.disable()  # type: ignore[no-untyped-call]  # as above
-            return None
-
-
-def _laid_out(kinds: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the order of the fields of named tuples among ``kinds``.
-
-    Numba's own key has their names and types alone.
-    """
-    return tuple((getattr(kind, "fields", ()), _laid_out(kind.types)) for kind in kinds if hasattr(kind, "types"))
-
-
-def fingerprint(function: Callable[..., Any]) -> str:
-    """Return a digest of everything that ``function`` is compiled from.
-
-    Its code, and the code and values of all that it names, in whatever module they are. What does not change without
-    its name (a type, a function of another library) counts by its name.
-    """
-    return hashlib.sha256("\n".join(_told(function, seen=set())).encode()).hexdigest()
-
-
-def _told(thing: Any, *, seen: set[int]) -> Iterator[str]:
-    """Yield lines that describe ``thing`` and everything that it names."""
-    function = getattr(thing, "py_func", thing)
-    if not isinstance(function, FunctionType):
-        yield _value(thing)
-    elif id(function) in seen:
-        yield function.__qualname__  # which also ends a recursion
-    else:
-        seen.add(id(function))
-        code = function.__code__
-        yield f"{function.__qualname__} {getattr(thing, 'targetoptions', {})}"
-        yield f"{code.co_varnames[: code.co_argcount]} {_value(function.__defaults__)}"
-        yield from _told_of_code(code, _named_by(function), seen=seen)
-
-
-def _told_of_code(code: CodeType, named: Mapping[str, Any], *, seen: set[int]) -> Iterator[str]:
-    yield code.co_code.hex()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _told_of_code(constant, named, seen=seen)
-        else:
-            yield _value(constant)
-    for name in (*code.co_names, *code.co_freevars):
-        yield name
-        if isinstance(named.get(name), ModuleType):
-            yield from _told_of_module(named[name], code.co_names, seen=seen)
-        elif name in named:
-            yield from _told(named[name], seen=seen)
-
-
-def _told_of_module(module: ModuleType, names: tuple[str, ...], *, seen: set[int]) -> Iterator[str]:
-    """Yield the lines of those members of a module that ``names`` may mean.
-
-    Only of Helios' own modules.
-    """
-    if module.__name__.partition(".")[0] == __name__.partition(".")[0]:
-        for name in names:
-            if hasattr(module, name):
-                yield from _told(getattr(module, name), seen=seen)
-
-
-def _named_by(function: FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {**function.__globals__, **{name: cell.cell_contents for name, cell in cells}}
-
-
-def _value(thing: Any) -> str:
-    if isinstance(thing, np.ndarray):
-        return f"{thing.dtype.descr} {thing.shape} {thing.tobytes().hex()}"
-    if isinstance(thing, (tuple, frozenset)):
-        members = [_value(member) for member in thing]
-        told = ", ".join(sorted(members) if isinstance(thing, frozenset) else members)
-        return f"{getattr(thing, '_fields', '')}({told})"
-    if thing is None or isinstance(thing, (int, float, complex, str, bytes, np.generic)):
-        return repr(thing)
-    if hasattr(thing, "_fields"):
-        return (
-            f"{thing.__module__}.{thing.__qualname__} {thing._fields} {_value(tuple(thing._field_defaults.values()))}"
-        )
-    return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
-
-
-# How the core is compiled, once for all of its functions.
-
-# Without reference counts: the core allocates nothing and its arrays outlive it, but numba would still count them
-# in and out of every call, which took nine tenths of the time of a replay (numba 0.68).
-_OPTIONS: dict[str, Any] = {"_nrt": False}
-# Kernels are copied into their callers: the state has some seventeen arrays of seven words each, which every call would
-# pass on the stack. That took four fifths of a replay's time, and fourteen fifteenths where nodes are counted.
-_INLINED: dict[str, Any] = {"forceinline": True}
-
-
 def kernel(function: _Function) -> _Function:
-    """Compile ``function`` as an inlined part of entry points.
+    """Compile ``function`` of the simulator for use by its entry points alone.
 
-    Python cannot call it.
+    Inlining it into every caller by force made replays a quarter faster, .01 s in 10^5 jobs, and compiling take half as
+    long again.
     """
-    return inline_jit(function, **_OPTIONS, **_INLINED)
+    return inline_jit(function, **_CORE)
 
 
 def entry_point(function: _Function) -> _Function:
-    """Compile ``function`` at its first call, and cache it on disk.
-
-    With everything that it calls.
-    """
-    return cached_jit(function, **_OPTIONS)
+    """Compile ``function`` of the simulator at its first call, and keep it on disk."""
+    return cached_jit(function, **_CORE)
 
 
-# Constants that the compiler must treat as variables.
+def cache_folder() -> Path:
+    """Return the folder of all compiled code: NUMBA_CACHE_DIR, or one in the user's cache."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "helios" / "compiled"
+
+
+@cache
+def digest(module: str) -> str:
+    """Return a digest of the sources of ``module`` and of all Helios modules that it imports, directly or not."""
+    told = hashlib.sha256()
+    for name, source in sorted(_sources(module).items()):
+        told.update(f"{name} {len(source)}\n".encode())
+        told.update(source)
+    return told.hexdigest()[:16]
+
+
+def _sources(module: str) -> dict[str, bytes]:
+    found, open_ends = dict[str, bytes](), [module]
+    while open_ends:
+        name = open_ends.pop()
+        if name not in found:
+            found[name], imported = _read(name)
+            open_ends += imported
+    return found
+
+
+@cache
+def _read(module: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the source of a module and the Helios modules that it names; nothing for what is no module."""
+    place = _file_of(module)
+    if place is None:
+        return b"", ()
+    source = place.read_bytes()
+    named = set[str]()
+    for package, members in _IMPORT.findall(source.decode()):
+        named |= {package, *(f"{package}.{member.split()[0]}" for member in members.split(",") if member.strip())}
+    return source, tuple(named)
+
+
+def _file_of(module: str) -> Path | None:
+    if module.partition(".")[0] != __name__.partition(".")[0]:
+        found = find_spec(module)
+        return Path(found.origin) if found is not None and found.origin else None
+    place = Path(__file__).parents[1].joinpath(*module.split("."))
+    return next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+
+
+class _Reporter(event.Listener):
+    def on_start(self, event: Any) -> None:  # noqa: ARG002 - the signature is Numba's
+        for report in ON_COMPILE:
+            report()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Reporter())
 
 
 @kernel
@@ -179,3 +142,155 @@ def plain(number: int) -> int:
     Numba compiles a callee anew for each constant that it is called with.
     """
     return number + 0
+
+
+# Tables that compiled code receives as one pointer.
+#
+# Numba passes a named tuple by value: seven words or more for each array, at each call. A predictor has ninety arrays,
+# and 50 microseconds of each call from Python went into unpacking them.
+
+
+class Table:
+    """Base of classes whose instances compiled code receives as one pointer.
+
+    A subclass is a frozen dataclass. Its fields are arrays in C order, tuples of integers, or tables.
+
+    Attributes
+    ----------
+    address : int
+        Where the words lie that describe the fields.
+    """
+
+    address: int
+
+    def __post_init__(self) -> None:
+        """Write down where the arrays lie, and how long they are.
+
+        Raises
+        ------
+        ValueError
+            An array is not in C order.
+        """
+        values = list(self)
+        words = np.array([word for value in values for word in _words(value)], dtype=np.int64)
+        object.__setattr__(self, "_words", words)
+        object.__setattr__(self, "address", words.ctypes.data)
+        object.__setattr__(self, "_numba_type_", _type_of(cast(Any, type(self)), tuple(map(_layout, values))))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the values of the fields, in order."""
+        return (getattr(self, field.name) for field in fields(cast(Any, self)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make a copy anew from its fields: it lies elsewhere."""
+        return type(self), tuple(self)
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the values of the fields by name."""
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
+
+def _words(value: Any) -> list[int]:
+    if isinstance(value, Table):
+        return [value.address]
+    if isinstance(value, tuple):
+        return list(value)
+    if not value.flags.c_contiguous:
+        raise ValueError("Compiled code takes only arrays in C order.")
+    return [value.ctypes.data, *value.shape]
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, Table):
+        return cast(Any, value)._numba_type_
+    if isinstance(value, tuple):
+        return len(value)
+    return value.dtype, value.ndim, value.flags.writeable
+
+
+@cache
+def _type_of(kind: type, layouts: tuple[Any, ...]) -> _TableType:
+    names = [field.name for field in fields(cast(Any, kind))]
+    return _TableType(kind.__qualname__, dict(zip(names, map(_member, layouts), strict=True)))
+
+
+def _member(layout: Any) -> Any:
+    if isinstance(layout, _TableType):
+        return layout
+    if isinstance(layout, int):
+        return types.UniTuple(types.int64, layout)
+    dtype, dimensions, writeable = layout
+    return types.Array(from_dtype(dtype), dimensions, "C", readonly=not writeable)
+
+
+_WORD = ir.IntType(64)
+
+
+class _TableType(types.Type):
+    def __init__(self, name: str, members: dict[str, Any]) -> None:
+        self.members = members
+        told = f"{name}({', '.join(f'{member}: {kind.name}' for member, kind in members.items())})"
+        # Numba writes the name out in each symbol of compiled code, which took a fifth of the time of compiling.
+        super().__init__(name=f"{name}_{zlib.crc32(told.encode()):08x}_{len(told)}")
+
+    def place(self, name: str) -> int:
+        """Return the place of a field among the words."""
+        place = 0
+        for other, kind in self.members.items():
+            if other == name:
+                break
+            place += _n_words(kind)
+        return place
+
+
+def _n_words(kind: Any) -> int:
+    if isinstance(kind, types.Array):
+        return 1 + int(kind.ndim)
+    return int(kind.count) if isinstance(kind, types.UniTuple) else 1
+
+
+@register_model(_TableType)
+class _Model(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _WORD.as_pointer())
+
+
+@unbox(_TableType)  # type: ignore[untyped-decorator]  # as Numba is
+def _unboxed(_kind: Any, value: Any, context: Any) -> Any:
+    address = context.pyapi.object_getattr_string(value, "address")
+    word = context.pyapi.long_as_longlong(address)
+    context.pyapi.decref(address)
+    return NativeValue(context.builder.inttoptr(word, _WORD.as_pointer()))
+
+
+@infer_getattr
+class _Attributes(AttributeTemplate):
+    key = _TableType
+
+    def generic_resolve(self, value: Any, attr: str) -> Any:  # type: ignore[override]  # because Numba declares None
+        return value.members.get(attr)
+
+
+@lower_getattr_generic(_TableType)  # type: ignore[untyped-decorator]  # as Numba is
+def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> Any:
+    member, first = kind.members[name], kind.place(name)
+    words = [_word(builder, block, first + place) for place in range(_n_words(member))]
+    if isinstance(member, _TableType):
+        return builder.inttoptr(words[0], _WORD.as_pointer())
+    if isinstance(member, types.UniTuple):
+        return context.make_tuple(builder, member, words)
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(member.dtype)))
+    strides = [itemsize]
+    for length in reversed(words[2:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    array = arrayobj.make_array(member)(context, builder)
+    data = builder.inttoptr(words[0], array.data.type)
+    arrayobj.populate_array(array, data=data, shape=words[1:], strides=strides, itemsize=itemsize, meminfo=None)
+    return array._getvalue()
+
+
+def _word(builder: Any, block: Any, place: int) -> Any:
+    """Read a word, of which the compiler is told that it never changes."""
+    word = builder.load(builder.gep(block, [ir.IntType(32)(place)]))
+    word.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return word

@@ -24,6 +24,7 @@ from helios.errors import HeliosError
 # Where each command is, and its line in the help. A test compares these lines with the help of the commands themselves.
 COMMANDS = {
     "try": ("system:try_", "Try Helios on a synthetic month of a GPU cluster."),
+    "compile": ("compile:compile_", "Compile beforehand what other commands would compile at their first run."),
     "whatif": (
         "whatif:commands",
         "Replay a cluster's jobs under other queue policies, and compare the waits.",

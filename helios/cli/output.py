@@ -86,8 +86,24 @@ def complain(error: HeliosError) -> None:
 def progress_bars() -> Iterator[ProgressPort]:
     """Show a progress bar for each stage.
 
-    Without a terminal, a line for each stage.
+    Without a terminal, a line for each stage. Compiling is a stage of its own.
     """
+    from helios.ports import ON_COMPILE  # noqa: PLC0415 - pandas; most commands show no progress
+
+    with _bars_or_lines() as progress:
+
+        def report() -> None:
+            progress("Compiling, once (helios compile does it beforehand)", 0.0)
+
+        ON_COMPILE.append(report)
+        try:
+            yield progress
+        finally:
+            ON_COMPILE.remove(report)
+
+
+@contextmanager
+def _bars_or_lines() -> Iterator[ProgressPort]:
     if not sys.stderr.isatty():
         yield _Lines()
         return

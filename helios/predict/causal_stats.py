@@ -11,12 +11,13 @@ Straub 1970).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import cached_jit, inline_jit
+from helios.jit import Table, cached_jit, inline_jit
 
 
 class FeatureColumns(NamedTuple):
@@ -133,7 +134,8 @@ _ENDED, _SUBMITTED, _UNENDED, _UNENDED_SUM_S, _LAST_SUBMIT_S, _BURST, _LAST_END_
 _RUN, _SIZE, _LIMIT, _IN, _STEM = range(5)
 
 
-class Events(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Events(Table):
     """Requests of jobs, and what becomes known of them at their ends.
 
     There is one entry per job.
@@ -158,7 +160,8 @@ class Events(NamedTuple):
     groups: NDArray[np.int32]
 
 
-class CausalStats(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CausalStats(Table):
     """Statistics of past jobs by group.
 
     See the column constants of this module.

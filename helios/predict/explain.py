@@ -8,7 +8,7 @@ prediction. The trees' part is LightGBM's own (TreeSHAP; Lundberg et al. 2020, d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightgbm
@@ -347,7 +347,7 @@ def explain_last(
     walk, last, now_s = RecordedWalk(table, pairs=False), np.array([table.n - 1]), int(table.submitted_s[-1])
     timeline = walk.timeline
     if model and model.levels:
-        walk.set_levels(model.levels._replace(outlived=timeline.state.levels.outlived))
+        walk.set_levels(replace(model.levels, outlived=timeline.state.levels.outlived))
     walk.to(now_s)
     by_shrinkage = timeline.submitted(np.arange(timeline.submissions, table.n), now_s)[-1]
     timeline.model = model.kernel if model else untrained()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
@@ -266,7 +267,7 @@ class OnlineStats:
 
     def __init__(self) -> None:
         # One empty group and user, the initial value of every new group.
-        self._blank = empty_stats(_NOBODY._replace(groups=np.zeros_like(_NOBODY.groups)))
+        self._blank = empty_stats(replace(_NOBODY, groups=np.zeros_like(_NOBODY.groups)))
         self._history = _padded(self._blank, groups=_ROOM, users=_ROOM)
         self._n_groups = self._n_users = 0
         self._submissions: dict[int, NDArray[np.int64]] = {}
@@ -322,10 +323,10 @@ class OnlineStats:
         _submit(history.counts, others, unended_submitted_s)
         self._count_bursts(history, numbers, others[:, USER], unended_submitted_s, now_s)
         features = np.empty((len(near), len(FEATURES)), dtype=np.float32)
-        replay_events(history, asked._replace(groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
+        replay_events(history, replace(asked, groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
         ring_of = np.full(int(numbers.max(initial=-1)) + 1, -1, dtype=np.int32)
         ring_of[numbers] = history.ring_of
-        return features, history._replace(ring_of=ring_of)
+        return features, replace(history, ring_of=ring_of)
 
     def _make_room(self, groups: NDArray[np.int32]) -> None:
         users = np.unique(groups[groups[:, USER] >= 0, USER])

@@ -7,6 +7,7 @@ rings of its own groups, so that running jobs, which are known for that question
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ class LiveRuns:
         past = self._copy_for(asked.groups, most=most)
         past.started_s[self._n : jobs[-1] + 1] = NEVER_S
         past.ended[self._n : jobs[-1] + 1] = False
-        learned = self.levels if levels is None else levels._replace(outlived=self.levels.outlived)
+        learned = self.levels if levels is None else replace(levels, outlived=self.levels.outlived)
         out = np.empty((len(features), len(RUN_TIME)))
         place = past, history, self._groups, self._nearness
         _predict(*place, learned, model, self._scratch, runs[by_start], since_s[by_start], features, jobs, now_s, out)
@@ -138,8 +139,8 @@ class LiveRuns:
         if more:
             of_jobs = ("started_s", "log_run", "ended", "ended_s")
             blank = {"started_s": NEVER_S, "log_run": np.nan, "ended": False, "ended_s": NEVER_S}
-            self._past = self._past._replace(
-                **{name: _longer(getattr(self._past, name), more, blank[name]) for name in of_jobs}
+            self._past = replace(
+                self._past, **{name: _longer(getattr(self._past, name), more, blank[name]) for name in of_jobs}
             )
             self._groups, self._nearness = _longer(self._groups, more, -1), _longer(self._nearness, more, 0.0)
         self._groups[rows], self._nearness[rows] = events.groups[chosen], events.nearness[chosen]
@@ -159,7 +160,7 @@ class LiveRuns:
             ring, length = getattr(past, name), getattr(past, count)
             more = more_room(len(ring), self._rings[level])
             rings |= {name: _longer(ring, more, np.nan if level == USER_SIZE else -1), count: _longer(length, more, 0)}
-        self._past = past._replace(ring_of=ring_of, **rings)
+        self._past = replace(past, ring_of=ring_of, **rings)
 
     def _copy_for(self, groups: NDArray[np.int32], *, most: int) -> PastRuns:
         """Return the past with copies of the rings of some groups.
@@ -176,7 +177,8 @@ class LiveRuns:
             own, length = getattr(past, name)[known], getattr(past, count)[known]
             length[known < 0] = 0
             rings |= {name: own, count: length}
-        return past._replace(
+        return replace(
+            past,
             ring_of=ring_of,
             all_starts=past.all_starts.copy(),
             all_count=past.all_count.copy(),

@@ -108,7 +108,7 @@ def to_record(
         "manifest": manifest,
         "trees": _stored(model.trees),
         "backtest": None if model.backtest is None else _stored(model.backtest),
-        "levels": None if model.levels is None else stored_arrays(model.levels._asdict()),
+        "levels": None if model.levels is None else stored_arrays(model.levels.by_name()),
     }
     return ModelRecord(
         model_id=model.model_id,
@@ -260,7 +260,7 @@ def _trees(told: Mapping[str, Any]) -> Trees:
 def _levels(told: Mapping[str, Any] | None) -> Levels | None:
     if told is None:
         return None
-    expected = empty_levels()._asdict()
+    expected = empty_levels().by_name()
     if any((told[name]["dtype"], told[name]["shape"]) != _kind(array) for name, array in expected.items()):
         raise ValueError("its calibration is of another kind than this version of Helios learns")
     found = Levels(**arrays_in(told))

@@ -11,12 +11,13 @@ All times are log1p of seconds. The kernels serve a recorded trace at once and a
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import inline_jit
+from helios.jit import Table, inline_jit
 from helios.predict.causal_stats import NEIGHBOURS, NEVER_S, REQUEST, USER, USER_SIZE
 
 KEY_RUNS, USER_STARTS, REQUEST_STARTS, ALL_STARTS = 16, 64, 128, 256
@@ -79,7 +80,8 @@ class AnchorColumns(NamedTuple):
 ANCHOR = AnchorColumns(*range(len(ANCHORS)))
 
 
-class PastRuns(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PastRuns(Table):
     """What has run and what runs, as of now.
 
     Attributes
@@ -119,7 +121,8 @@ class PastRuns(NamedTuple):
     sample_state: NDArray[np.float64]
 
 
-class Samples(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Samples(Table):
     """The five samples of one job, each sorted by value.
 
     Kernels reuse their room.
@@ -152,7 +155,7 @@ def empty_past(groups: NDArray[np.int32]) -> PastRuns:
         found = found[found >= 0]
         ring_of[found] = np.arange(len(found), dtype=np.int32)
         counts.append(len(found))
-    return blank_past(n, n_groups, *counts)._replace(ring_of=ring_of)
+    return replace(blank_past(n, n_groups, *counts), ring_of=ring_of)
 
 
 def blank_past(n_jobs: int, n_groups: int, keys: int, users: int, requests: int) -> PastRuns:

@@ -12,12 +12,13 @@ Learned from ends alone, all jobs would seem short.
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import cached_jit, inline_jit
+from helios.jit import Table, cached_jit, inline_jit
 from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     COLUMN,
@@ -83,7 +84,8 @@ _LOW, _HIGH = 0, 1
 _ODDS = np.log(MISS / (1.0 - MISS))
 
 
-class Levels(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Levels(Table):
     """Calibration of a predictor, without that of single users.
 
     It is kept with a model.
@@ -101,7 +103,8 @@ class Levels(NamedTuple):
     outlived: NDArray[np.float64]
 
 
-class Pairs(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Pairs(Table):
     """Pairs of jobs and thresholds that a model can be trained on.
 
     There is room for the last ``PAIR_ROOM`` jobs. Job ``n`` is in row ``n % room``.
@@ -118,7 +121,8 @@ class Pairs(NamedTuple):
     of_job: NDArray[np.float32]
 
 
-class Model(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Model(Table):
     """Trained parts of a predictor, for kernels.
 
     Attributes
@@ -133,7 +137,8 @@ class Model(NamedTuple):
     tail: NDArray[np.float64]
 
 
-class Waiting(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Waiting(Table):
     """What is kept of each job until it has taught the calibration.
 
     Attributes
@@ -164,7 +169,8 @@ class Waiting(NamedTuple):
     heap_length: NDArray[np.int64]
 
 
-class Scratch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Scratch(Table):
     """Room for the answer to one question."""
 
     samples: Samples
@@ -181,7 +187,8 @@ class Scratch(NamedTuple):
     pooled: NDArray[np.float64]
 
 
-class State(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class State(Table):
     """Everything that a timeline has learned so far."""
 
     history: CausalStats
@@ -671,7 +678,7 @@ class Timeline:
         self, table: JobTable, *, model: Model | None = None, levels: Levels | None = None, pairs: bool = True
     ) -> None:
         # A replay may submit a job at another moment than the record says.
-        self.events = event_order(table)._replace(submitted_s=table.submitted_s.copy())
+        self.events = replace(event_order(table), submitted_s=table.submitted_s.copy())
         self.state = empty_state(self.events, levels=levels, pairs=pairs)
         self.model = model or untrained()
         self.submissions = 0
@@ -775,7 +782,7 @@ class RecordedWalk:
         other.timeline = copy(self.timeline)
         state = self.timeline.state
         no_pairs = Pairs(*(part[:0] for part in state.pairs))
-        kept = state._replace(levels=levels or state.levels, pairs=no_pairs, scratch=empty_scratch())
+        kept = replace(state, levels=levels or state.levels, pairs=no_pairs, scratch=empty_scratch())
         other.timeline.state = _copied(kept)
         other.predicted, other.at_start = self.predicted.copy(), self.at_start.copy()
         other._places = self._places.copy()
@@ -798,5 +805,5 @@ class RecordedWalk:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of nested named tuples of arrays."""
+    """Return a copy of nested tables."""
     return value.copy() if isinstance(value, np.ndarray) else type(value)(*map(_copied, value))

@@ -14,14 +14,15 @@ processors belong to the caller, and the threads of numba may not be used by two
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]  # because it ships no types
+from llvmlite import ir
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from helios.jit import cached_jit, inline_jit
+from helios.jit import Table, cached_jit, inline_jit
 from helios.predict.model_text import read_trees
 
 # LightGBM's decision_type: bit 1 missing goes left, bits 2-3 what counts as missing (2: NaN).
@@ -33,7 +34,8 @@ _BLOCK = 128
 _FEW = 16
 
 
-class TreeEnsemble(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TreeEnsemble(Table):
     """Several ensembles of trees in one set of arrays.
 
     Nodes and leaves of a tree are contiguous.

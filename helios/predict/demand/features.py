@@ -7,14 +7,15 @@ cycle and that of a backtest over a year cannot differ.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.jit import cached_jit, inline_jit
+from helios.jit import Table, cached_jit, inline_jit
 from helios.metrics.node_usage import whole_seconds
 from helios.model import STEP_S
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, Calendar, DemandJobState
@@ -187,7 +188,8 @@ _WEEK = 7
 _RECURS_WITHIN_S, _RECURS_DAYS = 1_800, 2
 
 
-class _Jobs(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Jobs(Table):
     submitted_s: NDArray[np.int64]
     started_s: NDArray[np.int64]
     ended_s: NDArray[np.int64]
@@ -349,7 +351,8 @@ def _between(
     return np.asarray(so_far[np.searchsorted(times, after)] - so_far[np.searchsorted(times, first)])
 
 
-class _Moment(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Moment(Table):
     """State of the pass over the jobs of a pool.
 
     It has running and waiting jobs, and the hazard so far.

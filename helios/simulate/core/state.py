@@ -7,11 +7,13 @@ line, and a compiled function takes a handful of tables, which keeps compilation
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.jit import Table
 from helios.simulate.workload import ClusterShape, Workload
 
 NOBODY = -1
@@ -161,7 +163,8 @@ CLOCK = np.dtype(
 )
 
 
-class EngineState(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class EngineState(Table):
     """Tables of a replay.
 
     The record types of this module describe their fields. ``versatile`` is empty where no node sleeps, differs from

@@ -7,12 +7,13 @@ replay: all that happens from one decision to the next is one compiled call.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.jit import entry_point, kernel
+from helios.jit import Table, entry_point, kernel
 from helios.simulate.core.events import admit_due, end_due, next_moment, schedule_touched, touch
 from helios.simulate.core.nodes import bring_up, enlist, fall, home_of, strike, wake
 from helios.simulate.core.queue import push, remove
@@ -27,7 +28,8 @@ BARRED, HELD = 1, 2
 """Flags of a job that is excluded, and of one that is held, which is in no queue."""
 
 
-class StepColumns(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class StepColumns(Table):
     """Counts that show whether a job may start, without a walk through the queue.
 
     ``upto`` is how many arrivals and ends are in the counts. The others have one number for each partition.
@@ -66,7 +68,8 @@ class Stops(NamedTuple):
     alarm_from: int = NEVER
 
 
-class Orders(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Orders(Table):
     """Urgency of each job, and whether it may be changed.
 
     Arrays have shape (n_jobs,). ``bar`` has the flags ``BARRED`` and ``HELD``.

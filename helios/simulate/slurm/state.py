@@ -6,10 +6,12 @@ is kept in these (``*_s``, ``*_min``).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from helios.jit import Table
 
 NOBODY = -1
 NEVER = np.iinfo(np.int64).max
@@ -212,7 +214,8 @@ CLOCK = np.dtype(
 )
 
 
-class SlurmState(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SlurmState(Table):
     """Tables of a replay.
 
     The record types of this module describe their fields. ``queue`` holds the choices of pending jobs, first in order

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -120,7 +121,7 @@ def walked_anew(queue: pd.DataFrame, known: pd.DataFrame, running: pd.DataFrame,
     table = JobTable.from_frame(in_submission_order(JOBS.conform(pd.concat([before, waiting]))))
     walk, now_s = RecordedWalk(table), int(now.timestamp())
     walk.to(now_s)
-    walk.set_levels(empty_levels()._replace(outlived=walk.levels().outlived))
+    walk.set_levels(replace(empty_levels(), outlived=walk.levels().outlived))
     walk.timeline.state.past.sample_state[1] = -1e9  # the sample of all jobs is made anew only after some starts
     found = walk.timeline.submitted(np.arange(walk.timeline.submissions, table.n), now_s)
     return walk.timeline.state.features[-len(queue) :], found

@@ -148,7 +148,7 @@ def test_the_trees_as_steps_of_the_threshold_are_lightgbms_at_every_threshold():
     model, table = replace(train(jobs.iloc[:600], cluster="lab"), trained=True), JobTable.from_frame(jobs)
     walk = RecordedWalk(table)
     walk.submit(table.n - 1)
-    walk.timeline.model = model.kernel._replace(tail=untrained().tail)
+    walk.timeline.model = replace(model.kernel, tail=untrained().tail)
     walk.timeline.submitted(np.array([table.n - 1]), int(table.submitted_s[-1]))
     scratch = walk.timeline.state.scratch
     at, raw = scratch.at.copy(), np.cumsum(scratch.difference[:-1])

@@ -1,0 +1,123 @@
+"""Command ``helios compile``, which compiles beforehand what other commands would compile at their first run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+
+from helios.cli.main import application
+from helios.cli.options import AsJson
+from helios.cli.output import progress_bars, say, show_json
+from helios.ingest import synthetic_trace, write_helios_csv
+from helios.jit import KEPT, cache_folder
+from helios.model import QUEUE
+from helios.ports import Progress
+from helios.predict.live_predictor import LivePredictor
+
+FIRST_DAY = datetime(2020, 9, 1, tzinfo=UTC)
+DAYS, SERIES_DAYS = 12, 50
+FEW = ["--trace", "few.csv.gz", "--timezone", "UTC"]
+MANY = ["--trace", "many.csv.gz", "--timezone", "UTC"]
+MACHINE = ["--nodes", "60", "--gpus-per-node", "8"]
+SLURM_CONF = """ClusterName=venus
+SelectType=select/cons_tres
+GresTypes=gpu
+NodeName=n[1-60] CPUs=64 Gres=gpu:8
+"""
+STEPS = {
+    "Replays of queue orders": ["whatif", *FEW, *MACHINE, "--oversized", "skip", "--draws", "2"],
+    "Replays of one job": ["whatif", "explain", "{job}", *FEW, *MACHINE, "--oversized", "skip"],
+    "Replays with services": [
+        *("simulate", "--service", "qssf", "--service", "soft_limits"),
+        *(*FEW, *MACHINE, "--oversized", "skip"),
+    ],
+    "Replays under Slurm's rules": ["whatif", "slurm", "--slurm-conf", "slurm.conf", "--service", "qssf", *FEW],
+    "Predictions": ["model", "evaluate", *FEW],
+    "Explanations": ["model", "explain", "{job}", *FEW],
+    "Forecasts of demand": ["forecast", "evaluate", *MANY, *MACHINE, "--from", "2020-09-11"],
+    "Nodes that sleep": ["energy", "whatif", *FEW, *MACHINE, "--from", "2020-09-03"],
+    "Nodes that sleep, from a series": ["energy", "whatif", "--series", "nodes.csv", "--from", "2020-10-20"],
+}
+"""Commands that together call every compiled function, on a small synthetic cluster."""
+
+
+def compile_(as_json: AsJson = False) -> None:
+    """Compile beforehand what other commands would compile at their first run.
+
+    Takes one to three minutes, once for each version of Helios and each kind of processor. Nothing is compiled twice.
+    The code is kept in the folder that NUMBA_CACHE_DIR names, else in the cache folder of the user.
+
+    Example: helios compile
+    """
+    with progress_bars() as progress:
+        compile_all(progress)
+    found = {"functions": len(KEPT), "folder": str(cache_folder())}
+    if as_json:
+        show_json(found)
+    else:
+        say(f"{len(KEPT)} functions are compiled and kept in {cache_folder()}.")
+
+
+def compile_all(progress: Progress) -> None:
+    """Run every step in a temporary folder."""
+    with TemporaryDirectory() as folder, _inside(Path(folder)):
+        job = _write_inputs()
+        for step, arguments in STEPS.items():
+            progress(f"Compiling: {step}", 0.0)
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+                application([argument.format(job=job) for argument in arguments], standalone_mode=False)
+            progress(f"Compiling: {step}", 1.0)
+        progress("Compiling: Live predictions", 0.0)
+        _predict_live()
+        progress("Compiling: Live predictions", 1.0)
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Work in a folder without any settings of the caller."""
+    before, environment = Path.cwd(), dict(os.environ)
+    for name in environment:
+        if name.startswith("HELIOS_"):
+            del os.environ[name]
+    os.chdir(folder)
+    os.environ["HELIOS_CONFIG"] = str(folder / "helios.toml")
+    (folder / "helios.toml").touch()
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _write_inputs() -> str:
+    """Write the files that the steps read, and return the id of a job."""
+    jobs = synthetic_trace(start=FIRST_DAY, days=DAYS)
+    few = jobs[jobs["submitted_at"] < FIRST_DAY + timedelta(days=3)]
+    write_helios_csv(few, Path("few.csv.gz"))
+    write_helios_csv(jobs, Path("many.csv.gz"))
+    partitions = [f"PartitionName={name} Nodes=n[1-60] MaxTime=INFINITE\n" for name in jobs["partition"].unique()]
+    Path("slurm.conf").write_text(SLURM_CONF + "".join(partitions), encoding="utf-8")
+    steps = [FIRST_DAY + timedelta(minutes=10 * step) for step in range(SERIES_DAYS * 144)]
+    busy = np.random.default_rng(0).integers(10, 40, size=len(steps))
+    rows = [f"{moment:%Y-%m-%d %H:%M:%S},{count},40" for moment, count in zip(steps, busy, strict=True)]
+    Path("nodes.csv").write_text("\n".join(["time,active,total", *rows]) + "\n", encoding="utf-8")
+    return str(few["job_id"].iloc[-1])
+
+
+def _predict_live() -> None:
+    """Predict a queue as a running cluster asks for it."""
+    jobs = synthetic_trace(start=FIRST_DAY, days=1)
+    asked = jobs[[name for name in QUEUE.names if name in jobs]].tail(20)
+    running = QUEUE.conform(asked.tail(10))
+    pending = QUEUE.conform(asked.drop(columns="started_at").head(10))
+    predictor = LivePredictor(jobs.head(500))
+    predictor.predict(pending, now=FIRST_DAY + timedelta(days=2), running=running)
