@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pandas as pd
 
 from helios.cli.main import application
 from helios.cli.options import AsJson

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from helios.model import JOBS
 from helios.ports import HORIZON_S, RUN_TIME
-from helios.predict.causal_stats import NEVER_S
 from helios.predict.duration import SHRINKAGE, DurationModel, grow_trees
 from helios.predict.job_table import JobTable
-from helios.predict.timeline import Recorded, RecordedWalk, untrained
+from helios.predict.timeline import RecordedWalk, known_events, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
 WARM_SHARE = 0.25
@@ -140,11 +139,9 @@ class ReplayTrainedPredictor:
         if model is not None:
             walk.set_levels(model.levels or walk.levels())
             self._timeline.model = model.kernel
-        self._due = walk.rest()
-        self._log_run = np.log1p(table.run_time_s)
+        self._known = known_events(walk, np.nan_to_num(table.run_time_s).round().astype(np.int64))
         self._model, self._seed, self._refit, self._refit_every_s = model, seed, refit, refit_every_s
         self._fitted_s = int(model.trained_until.timestamp()) if model else None
-        self._learned = int(np.isfinite(self._timeline.state.past.log_run).sum())
         self._next_fit = max(FIRST_FIT_JOBS, 2 * model.jobs if model else 0)
         self.sources = [SHRINKAGE] + ([model.model_id] if model else [])
         self.source = np.full(len(jobs), -1, dtype=np.int16)
@@ -154,16 +151,14 @@ class ReplayTrainedPredictor:
 
         Both have the same length. Times ascend, s since the epoch.
         """
-        rows = jobs + self._first
-        ran_s = np.expm1(np.nan_to_num(self._log_run[rows])).round().astype(np.int64)
-        self._add(starts=rows, starts_s=ended_s - ran_s, ends=rows, ends_s=ended_s)
+        note_ended(self._known, jobs + self._first, ended_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         """Predict the run times of ``jobs``, submitted at ``now_s``.
 
         See ``ReplayPredictor``.
         """
-        self._learn(now_s)
+        self._timeline.learn(self._known, now_s)
         if self._refit and self._is_outgrown(now_s):
             self._fit(now_s)
         self.source[jobs] = len(self.sources) - 1
@@ -183,36 +178,14 @@ class ReplayTrainedPredictor:
 
         What has ended since their submission is used, and the ages of running jobs.
         """
-        begun = since_s < now_s
-        nothing = np.empty(0, dtype=np.int64)
-        self._add(starts=running[begun] + self._first, starts_s=since_s[begun], ends=nothing, ends_s=nothing)
-        self._learn(now_s)
+        note_started(self._known, running + self._first, since_s, now_s)
+        self._timeline.learn(self._known, now_s)
         self.source[jobs] = len(self.sources) - 1
         return self._timeline.waiting(jobs + self._first, now_s)
 
-    def _add(self, **more: NDArray[np.int64]) -> None:
-        """Add newly known starts and ends to those not yet learned."""
-        past = self._timeline.state.past
-        fresh = past.started_s[more["starts"]] == NEVER_S
-        more["starts"], more["starts_s"] = more["starts"][fresh], more["starts_s"][fresh]
-        self._due = Recorded(**{name: np.concatenate((part, more[name])) for name, part in self._due._asdict().items()})
-
-    def _learn(self, now_s: int) -> None:
-        """Learn what happened strictly before ``now_s``, ordered by time, then job."""
-        starts, starts_s, ends, ends_s = self._due
-        begun, over = starts_s < now_s, ends_s < now_s
-        self._due = Recorded(starts[~begun], starts_s[~begun], ends[~over], ends_s[~over])
-        if not begun.any() and not over.any():
-            return
-        starts, first = np.unique(starts[begun], return_index=True)
-        by_start, by_end = np.argsort(starts_s[begun][first], kind="stable"), np.lexsort((ends[over], ends_s[over]))
-        ends, ends_s = ends[over][by_end], ends_s[over][by_end]
-        self._timeline.learn(Recorded(starts[by_start], starts_s[begun][first][by_start], ends, ends_s))
-        self._learned += int(np.isfinite(self._log_run[ends]).sum())
-
     def _is_outgrown(self, now_s: int) -> bool:
         """Return whether training is due, by ended jobs or by time."""
-        if self._learned >= self._next_fit:
+        if self._known.learned[0] >= self._next_fit:
             return True
         if self._refit_every_s is None or self._fitted_s is None:
             return False
@@ -224,7 +197,7 @@ class ReplayTrainedPredictor:
         model = DurationModel(cluster=cluster, trees=trees, trained=trained)
         self._timeline.model = model.kernel
         self.sources.append(model.model_id)
-        self._fitted_s, self._next_fit = now_s, 2 * self._learned
+        self._fitted_s, self._next_fit = now_s, 2 * int(self._known.learned[0])
 
 
 def _one_after_the_other(history: pd.DataFrame | None, jobs: pd.DataFrame) -> pd.DataFrame:

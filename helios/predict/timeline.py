@@ -264,29 +264,14 @@ def empty_scratch() -> Scratch:
     )
 
 
-@cached_jit
-def learn(state: Any, events: Any, starts: Any, starts_s: Any, ends: Any, ends_s: Any) -> None:  # noqa: PLR0917 - numba kernels are called by position
-    """Learn from jobs that started and ended before the next question.
-
-    Each list is in the order of time.
-    """
-    start, end = 0, 0
-    while start < len(starts) or end < len(ends):
-        if start < len(starts) and (end == len(ends) or starts_s[start] <= ends_s[end]):
-            _start(state, events, starts[start], starts_s[start])
-            start += 1
-        else:
-            _end(state, events, ends[end], ends_s[end])
-            end += 1
-
-
 @inline_jit
 def _start(state: Any, events: Any, job: int, started_s: int) -> None:
     note_start(state.past, events.groups, job, started_s)
     waiting = state.waiting
     for side in range(2):
         if not np.isnan(waiting.bound[job, side]):
-            _push(waiting, started_s + int(np.expm1(float(waiting.bound[job, side]))) + 1, 2 * job + side)
+            reached_s = started_s + int(np.expm1(float(waiting.bound[job, side]))) + 1
+            _push(waiting.heap_s, waiting.heap_bound, waiting.heap_length, reached_s, 2 * job + side)
 
 
 @inline_jit
@@ -306,32 +291,39 @@ def note_outlived(levels: Any, log_run: float, log_limit: float) -> None:
 
 
 @inline_jit
-def _push(waiting: Any, moment_s: int, bound: int) -> None:
-    place = waiting.heap_length[0]
-    waiting.heap_length[0] += 1
-    while place > 0 and waiting.heap_s[(place - 1) // 2] > moment_s:
+def _push(heap_s: Any, heap: Any, length: Any, moment_s: int, item: int) -> None:
+    """Add a moment to a heap, whose first is the earliest, of equal ones that of the smallest item."""
+    place = length[0]
+    length[0] += 1
+    while place > 0:
         above = (place - 1) // 2
-        waiting.heap_s[place], waiting.heap_bound[place] = waiting.heap_s[above], waiting.heap_bound[above]
+        if heap_s[above] < moment_s or (heap_s[above] == moment_s and heap[above] <= item):
+            break
+        heap_s[place], heap[place] = heap_s[above], heap[above]
         place = above
-    waiting.heap_s[place], waiting.heap_bound[place] = moment_s, bound
+    heap_s[place], heap[place] = moment_s, item
 
 
 @inline_jit
-def _pop(waiting: Any) -> Any:
-    """Remove the earliest moment, and return its bound."""
-    first = waiting.heap_bound[0]
-    waiting.heap_length[0] -= 1
-    n = waiting.heap_length[0]
-    moment_s, bound, place = waiting.heap_s[n], waiting.heap_bound[n], 0
+def _pop(heap_s: Any, heap: Any, length: Any) -> Any:
+    """Remove the first moment, and return its item."""
+    first = heap[0]
+    length[0] -= 1
+    n = length[0]
+    moment_s, item, place = heap_s[n], heap[n], 0
     while True:
         below = 2 * place + 1
-        if below + 1 < n and waiting.heap_s[below + 1] < waiting.heap_s[below]:
-            below += 1
-        if below >= n or waiting.heap_s[below] >= moment_s:
+        if below >= n:
             break
-        waiting.heap_s[place], waiting.heap_bound[place] = waiting.heap_s[below], waiting.heap_bound[below]
+        if below + 1 < n and (
+            heap_s[below + 1] < heap_s[below] or (heap_s[below + 1] == heap_s[below] and heap[below + 1] < heap[below])
+        ):
+            below += 1
+        if heap_s[below] > moment_s or (heap_s[below] == moment_s and heap[below] >= item):
+            break
+        heap_s[place], heap[place] = heap_s[below], heap[below]
         place = below
-    waiting.heap_s[place], waiting.heap_bound[place] = moment_s, bound
+    heap_s[place], heap[place] = moment_s, item
     return first
 
 
@@ -353,7 +345,7 @@ def _calibrate(state: Any, events: Any, now: int) -> None:
     waiting, past, levels = state.waiting, state.past, state.levels
     while waiting.heap_length[0] > 0 and waiting.heap_s[0] < now:
         moment_s = waiting.heap_s[0]
-        bound = _pop(waiting)
+        bound = _pop(waiting.heap_s, waiting.heap_bound, waiting.heap_length)
         job, side = bound // 2, bound % 2
         level, then = _level(state, events.groups, job, side), float(waiting.level[job, side])
         if past.ended[job] and past.ended_s[job] <= moment_s:
@@ -514,6 +506,69 @@ def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, out: Any) 
     for place in range(len(jobs)):
         _calibrate(state, events, events.submitted_s[jobs[place]])
         _submit(state, events, model, jobs[place], True, out[place])
+
+
+@dataclass(frozen=True, eq=False)
+class Known(Table):
+    """Starts and ends that are known and not yet learned, as heaps.
+
+    Attributes
+    ----------
+    starts_s, starts, ends_s, ends : int64 arrays of shape (n,)
+    n_starts, n_ends : int64 arrays of shape (1,)
+    noted : bool array of shape (n,)
+        Jobs whose start is known.
+    run_s : int64 array of shape (n,)
+        Run times; 0 where unknown.
+    learned : int64 array of shape (1,)
+        Ended jobs learned so far whose run time is known.
+    """
+
+    starts_s: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends_s: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    n_starts: NDArray[np.int64]
+    n_ends: NDArray[np.int64]
+    noted: NDArray[np.bool_]
+    run_s: NDArray[np.int64]
+    learned: NDArray[np.int64]
+
+
+@cached_jit
+def note_started(known: Any, jobs: Any, started_s: Any, before_s: int) -> None:
+    """Note the starts of ``jobs`` as far as they are before ``before_s``."""
+    for place in range(len(jobs)):
+        if started_s[place] < before_s and not known.noted[jobs[place]]:
+            known.noted[jobs[place]] = True
+            _push(known.starts_s, known.starts, known.n_starts, started_s[place], jobs[place])
+
+
+@cached_jit
+def note_ended(known: Any, jobs: Any, ended_s: Any) -> None:
+    """Note the ends of ``jobs``, and their starts if these are not known."""
+    for place in range(len(jobs)):
+        job = jobs[place]
+        if not known.noted[job]:
+            known.noted[job] = True
+            _push(known.starts_s, known.starts, known.n_starts, ended_s[place] - known.run_s[job], job)
+        _push(known.ends_s, known.ends, known.n_ends, ended_s[place], job)
+
+
+@cached_jit
+def learn_known(state: Any, events: Any, known: Any, now: int) -> None:
+    """Learn what is known and happened strictly before ``now``."""
+    while True:
+        start_s = known.starts_s[0] if known.n_starts[0] > 0 else NEVER_S
+        end_s = known.ends_s[0] if known.n_ends[0] > 0 else NEVER_S
+        if min(start_s, end_s) >= now:
+            return
+        if start_s <= end_s:
+            _start(state, events, _pop(known.starts_s, known.starts, known.n_starts), start_s)
+        else:
+            job = _pop(known.ends_s, known.ends, known.n_ends)
+            _end(state, events, job, end_s)
+            known.learned[0] += not np.isnan(events.log_run[job])
 
 
 @inline_jit
@@ -683,9 +738,9 @@ class Timeline:
         self.model = model or untrained()
         self.submissions = 0
 
-    def learn(self, recorded: Recorded) -> None:
-        """Learn from jobs that started and ended before the next question."""
-        learn(self.state, self.events, *recorded)
+    def learn(self, known: Known, now_s: int) -> None:
+        """Learn what is known and happened strictly before ``now_s``."""
+        learn_known(self.state, self.events, known, now_s)
 
     def submitted(self, jobs: NDArray[np.int64], now_s: int) -> NDArray[np.float64]:
         """Return the predictions of ``jobs``, submitted at ``now_s``.
@@ -802,6 +857,31 @@ class RecordedWalk:
         start, end = self._places
         starts, starts_s, ends, ends_s = self._recorded
         return Recorded(starts[start:], starts_s[start:], ends[end:], ends_s[end:])
+
+
+def known_events(walk: RecordedWalk, run_s: NDArray[np.int64]) -> Known:
+    """Return the starts and ends that ``walk`` has recorded and not yet learned, with room for those of all jobs.
+
+    ``run_s`` are the run times of the jobs; 0 where unknown.
+    """
+    past = walk.timeline.state.past
+    starts, starts_s, ends, ends_s = walk.rest()
+    n = len(run_s)
+    known = Known(
+        starts_s=np.zeros(n, dtype=np.int64),
+        starts=np.zeros(n, dtype=np.int64),
+        ends_s=np.zeros(n, dtype=np.int64),
+        ends=np.zeros(n, dtype=np.int64),
+        n_starts=np.zeros(1, dtype=np.int64),
+        n_ends=np.zeros(1, dtype=np.int64),
+        noted=past.started_s != NEVER_S,
+        run_s=run_s,
+        learned=np.array([np.isfinite(past.log_run).sum()]),
+    )
+    note_started(known, starts, starts_s, NEVER_S)
+    known.noted[ends] = True
+    note_ended(known, ends, ends_s)
+    return known
 
 
 def _copied(value: Any) -> Any:
