@@ -106,14 +106,16 @@ class JobRows:
 
     def finished(self, notes: tuple[str, ...] = ()) -> Batch:
         """Return the accepted rows as jobs and all others as rejects."""
-        keep = np.flatnonzero(self.results.accepted & ~self.skipped)
+        kept = self.results.accepted & ~self.skipped
+        # Most batches lose no row, and choosing rows copies every column.
+        keep = slice(None) if kept.all() else np.flatnonzero(kept)
         return Batch(
             jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.texts.block.bytes_read, notes=notes
         )
 
-    def _jobs(self, keep: NDArray[np.int64]) -> pd.DataFrame:
+    def _jobs(self, keep: NDArray[np.int64] | slice) -> pd.DataFrame:
         columns = {name: _in_utc(values[keep]) for name, values in self.jobs.items()}
-        frame = pd.DataFrame(columns, index=pd.RangeIndex(len(keep)))
+        frame = pd.DataFrame(columns, copy=False)
         return JOBS.conform(frame)
 
     def _rejects(self) -> pd.DataFrame:
