@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -184,16 +183,6 @@ class NodeCluster(Protocol):
             It cannot be reached; nothing was written.
         """
         ...
-
-
-class Domain(StrEnum):
-    """Kind of target that a service acts on.
-
-    Each domain has its own control cycle, lease and cluster interface, and may run under its own identity.
-    """
-
-    JOBS = "jobs"
-    NODES = "nodes"
 
 
 class Service(Protocol):

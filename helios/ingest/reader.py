@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, philly, sacct, sacct_json, swf
 from helios.ingest.checks import REASONS, CheckResults, Reason, check_jobs
@@ -27,20 +27,7 @@ from helios.ingest.lines import RowTexts, file_sha256, file_size, head
 from helios.ingest.parse import TimeParser
 from helios.model import Batch, JobState
 
-# To add a format: write a module with a ``LAYOUT``, and add a member and a line below.
-
-
-class TraceFormat(StrEnum):
-    """A format of history files."""
-
-    HELIOS = "helios"
-    SACCT = "sacct"
-    SACCT_JSON = "sacct-json"
-    SWF = "swf"
-    PHILLY = "philly"
-    PAI = "pai"
-    ACME = "acme"
-
+# To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
 
 # In the order in which they are tried: AcmeTrace has all columns of Helios, and more.
 LAYOUTS: dict[TraceFormat, Layout] = {
