@@ -351,7 +351,7 @@ def _run_keys(draft: JobRows) -> pd.DataFrame:
 
 
 def _with_text(keys: pd.DataFrame, texts: RowTexts | None) -> pd.DataFrame:
-    """Return ``keys`` with a hash of the text of each row, if they have none yet."""
+    """Return ``keys`` with a hash of the text of each row."""
     return keys if texts is None else keys.assign(text=texts.fingerprints(keys["row"].to_numpy()))
 
 
