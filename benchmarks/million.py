@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.replay import PLAIN_JOBS, a_cluster, a_trace, given, pending, plain
 from helios.app.history import ingest, load_history
-from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.scenarios import Scenario
 from helios.app.whatif import WhatIfRequest, whatif
+from helios.choices import Policy, RunTimes
 from helios.ingest import synthetic_nodes, synthetic_trace, write_helios_csv
 from helios.model import JOBS
 from helios.predict.duration import train

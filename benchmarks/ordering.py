@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.draws import Window, day
 from helios.app.history import read_file
 from helios.app.order_check import live_scenario
-from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Policy, RunTimes, Scenario, read_options
+from helios.app.scenarios import BOUND_SHARE, NEVER, WAIT_SHARE, Scenario, read_options
+from helios.choices import Policy, RunTimes
 from helios.report.order_check import Ratios, geometric_mean
 
 VENUS = "helios_venus_mar-aug2020.csv.gz"

@@ -31,13 +31,13 @@ from helios.app.executors import Engine, run_here, run_in_processes
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import parse_nodes
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
-from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.scenarios import Scenario
 from helios.app.sweep import SweepPlan, cross_options, sweep
 from helios.app.whatif import ReplaySetup, WhatIfRequest, predictor_for, prepare_replay
+from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.metrics.statistics import confidence_interval
 from helios.ports import ReplayPredictor
 from helios.predict.scores import spearman
-from helios.report.significance import ResampledUnit
 from helios.simulate import Backfill
 
 TRACES = Path(os.environ.get("HELIOS_TRACES", Path(__file__).parents[2] / "shared" / "traces"))

@@ -1,20 +1,29 @@
-"""Rows per second into and out of the warehouse, beside pandas.to_sql on the same rows in the same run.
+"""CPU seconds to load a text file, and rows per second into and out of the warehouse, beside controls in the same run.
 
-Prints, for SQLite and PostgreSQL, ``Warehouse.load`` of 200,000 synthetic jobs with 24 columns filled, which is
-more than any real trace fills, the forms of ``pandas.to_sql`` (which keep no keys, so that they do less), and bulk
-reads; then the same on SQLite for a real ``sacct`` trace, where the folder of real traces is at hand.
-``--rows N`` changes the number of rows; ``--sqlite-only`` leaves PostgreSQL out.
+Where the folder of real traces is at hand, a real ``sacct`` trace repeated to 1.06 million rows is loaded with
+``helios trace load``, with pandas and ``to_sql`` (times parsed and a key, or neither), and with ``.import`` of the
+command ``sqlite3`` where it is installed. Each is a process of its own, whose user and system time is counted from its
+start to its end. ``--file-only`` prints only these.
+
+Then it prints, for SQLite and PostgreSQL and from typed frames in memory, ``Warehouse.load`` of 200,000 synthetic jobs
+with 24 columns filled, which is more than any real trace fills, the forms of ``pandas.to_sql`` (which keep no keys, so
+that they do less), and bulk reads; then the same on SQLite for the real trace. ``--rows N`` changes the number of rows;
+``--sqlite-only`` leaves PostgreSQL out.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import os
 import resource
+import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,6 +42,26 @@ from tests.postgres import fresh_database, postgres_server
 from tests.traces import TRACES
 
 REAL_TRACE = TRACES / "sacct_graham_may-jun2021.txt.gz"
+COPIES = 8
+# Added to the job ids of each copy; those of the trace are smaller.
+IDS_OF_A_COPY = 100_000_000
+WITH_TIMES_AND_KEY = """
+import sqlite3, sys
+import pandas
+jobs = pandas.read_csv(sys.argv[1], sep="|", low_memory=False, dtype={"JobIDRaw": str})
+for name in ("Submit", "Eligible", "Start", "End"):
+    jobs[name] = pandas.to_datetime(jobs[name], format="ISO8601", errors="coerce")
+with sqlite3.connect(sys.argv[2]) as connection:
+    columns = ", ".join(f"{name} {'TEXT' if name in ('JobIDRaw', 'Submit') else ''}" for name in jobs)
+    connection.execute(f"CREATE TABLE jobs ({columns}, PRIMARY KEY (Submit, JobIDRaw)) WITHOUT ROWID")
+    jobs.to_sql("jobs", connection, if_exists="append", index=False)
+"""
+RAW = """
+import sqlite3, sys
+import pandas
+with sqlite3.connect(sys.argv[2]) as connection:
+    pandas.read_csv(sys.argv[1], sep="|", low_memory=False).to_sql("jobs", connection, index=False)
+"""
 BATCH_ROWS = 50_000
 # method="multi" compiles one statement of all rows: so slow that a tenth of the rows shows its rate.
 MULTI_SHARE = 10
@@ -43,7 +72,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=200_000)
     arguments.add_argument("--sqlite-only", action="store_true")
+    arguments.add_argument("--file-only", action="store_true")
     given = arguments.parse_args()
+    if REAL_TRACE.is_file():
+        of_a_file()
+    if given.file_only:
+        return
     jobs = synthetic_jobs(given.rows)
     on_sqlite("synthetic", jobs)
     if REAL_TRACE.is_file():
@@ -52,6 +86,47 @@ def main() -> None:
         with postgres_server() as server:
             on_postgres(jobs, server)
     print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
+
+
+def of_a_file() -> None:
+    """Print the CPU seconds of each way to load a text file into SQLite."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file, rows = repeated_trace(folder)
+        print(f"SQLite, a text file of {rows:,} rows, CPU seconds of the whole process")
+        python, cli = sys.executable, shutil.which("sqlite3")
+        database = {"HELIOS_DATABASE_URL": f"sqlite:///{folder / 'helios.db'}"}
+        ours = cpu_s("helios trace load", [python, "-m", "helios", "trace", "load", str(file)], **database)
+        parsed = [python, "-c", WITH_TIMES_AND_KEY, str(file), str(folder / "parsed.db")]
+        control = cpu_s("pandas and to_sql, times parsed, a key", parsed)
+        cpu_s("pandas and to_sql, as guessed, no key", [python, "-c", RAW, str(file), str(folder / "raw.db")])
+        if cli:
+            cpu_s("sqlite3 .import, all text, no key", [cli, folder / "cli.db", ".separator |", f".import {file} jobs"])
+        print(f"  pandas with times and a key takes {control / ours:.1f} x the time of Helios")
+
+
+def repeated_trace(folder: Path) -> tuple[Path, int]:
+    """Write ``COPIES`` of the real trace, with job ids of their own, and return the file and its rows."""
+    header, *rows = gzip.decompress(REAL_TRACE.read_bytes()).splitlines(keepends=True)
+    path = folder / "repeated.txt"
+    with path.open("wb") as file:
+        file.write(header)
+        for copy in range(COPIES):
+            for row in rows:
+                job, bar, rest = row.partition(b"|")
+                file.write(b"%d%b%b" % (int(job) + copy * IDS_OF_A_COPY, bar, rest))
+    return path, COPIES * len(rows)
+
+
+def cpu_s(label: str, command: Sequence[str | Path], **environment: str) -> float:
+    """Run a command, print the CPU seconds of its process and return them."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"  {label:<40} {spent:>12.1f} s", flush=True)
+    return spent
 
 
 def synthetic_jobs(rows: int) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
+from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
 from helios.model import Batch, Snapshot
 
 
@@ -184,16 +184,6 @@ class NodeCluster(Protocol):
             It cannot be reached; nothing was written.
         """
         ...
-
-
-class Domain(StrEnum):
-    """Kind of target that a service acts on.
-
-    Each domain has its own control cycle, lease and cluster interface, and may run under its own identity.
-    """
-
-    JOBS = "jobs"
-    NODES = "nodes"
 
 
 class Service(Protocol):

@@ -33,8 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.published.simulator import PublishedPolicy, PublishedReplay, replay_as_published
 from helios.app.history import LoadedHistory, read_file
 from helios.app.replay_cluster import ReplayCluster, parse_nodes, replay_cluster_for
-from helios.app.scenarios import ORDERS, Policy
+from helios.app.scenarios import ORDERS
 from helios.app.whatif import refuse_reversed
+from helios.choices import Policy
 from helios.cli.options import AsJson, Format, IfOversized, Oversized, Since, Timezone, Until, moment
 from helios.cli.output import complain, progress_bars, say_notes, show, show_json
 from helios.config import zone

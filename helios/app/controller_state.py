@@ -26,6 +26,7 @@ from helios.app.cycle_summary import CycleTally
 from helios.app.live_cluster import LiveCluster, configured_services
 from helios.app.modes import PAUSE_FILE, Pause, is_paused, modes_in_force
 from helios.app.sync import read_until
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
     ActiveService,
@@ -39,7 +40,7 @@ from helios.control.cycle import ControlDomain
 from helios.control.report import DomainReport
 from helios.errors import HeliosError, MemoryDamaged, NoSuchCluster, WarehouseUnavailable
 from helios.model import Mode, Snapshot
-from helios.ports import Domain, Ledger
+from helios.ports import Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import replay_cluster_for
-from helios.app.scenarios import ORDERS, Policy
+from helios.app.scenarios import ORDERS
+from helios.choices import Policy
 from helios.errors import NotEnoughHistory
 from helios.ingest.node_series import read_series, resample, sum_series
 from helios.metrics.node_usage import busy_intervals, most_at_once, most_held, whole_seconds

@@ -18,12 +18,12 @@ from helios.app.modes import is_paused, modes_in_force
 from helios.app.node_controller import MEMORY as NODE_MEMORY
 from helios.app.predictions import UNTRUSTED
 from helios.app.sync import read_until
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import BreakerState, ControllerState, NodeControllerState
 from helios.control.state import UNREADABLE
 from helios.errors import HeliosError, HookTableInvalid, ModelUnreadable, NoSuchCluster, NotEnoughHistory
 from helios.model import Mode
-from helios.ports import Domain
 from helios.private_files import is_wide
 from helios.slurm.hook_table import TABLE, read_table
 from helios.slurm.preflight import HOOK, Finding, FindingLevel

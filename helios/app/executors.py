@@ -26,11 +26,11 @@ from helios.app.history import LoadedHistory
 from helios.app.resampling import Resampler, redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
+from helios.choices import ResampledUnit
 from helios.dask_client import connected, quiet, refuse_other_releases
 from helios.errors import DaskUnavailable, HeliosError
 from helios.ports import no_progress
 from helios.predict.duration import DurationModel
-from helios.report.significance import ResampledUnit
 
 if TYPE_CHECKING:
     from distributed import Client

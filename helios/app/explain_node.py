@@ -9,12 +9,12 @@ import pandas as pd
 
 from helios.app.explain_job import read_or_empty
 from helios.app.node_controller import NodeController
+from helios.choices import Domain
 from helios.control import AppliedChanges, NodeControllerState
 from helios.control.observed import observed_nodes
 from helios.control.report import count_asleep_by_helios, service_tallies
 from helios.errors import UsageError
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, Snapshot
-from helios.ports import Domain
 from helios.report.nodes import NodeExplanation, NodeStatus
 from helios.warehouse import Warehouse
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from helios.app.explain_job import JobUnknown, near_ids, rows_named
 from helios.app.history import LoadedHistory
-from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
+from helios.app.scenarios import ORDERS, Scenario
 from helios.app.whatif import (
     ReplaySetup,
     WhatIfRequest,
@@ -27,6 +27,7 @@ from helios.app.whatif import (
     replayed_resource,
     train_predictor,
 )
+from helios.choices import Policy, RunTimes
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
 from helios.report.job_wait import (

@@ -32,6 +32,7 @@ from helios.app.modes import RELEASED, RELEASED_FILE
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
 from helios.app.sync import read_until
 from helios.changes import Key
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
     ControllerState,
@@ -45,7 +46,6 @@ from helios.control import (
 )
 from helios.errors import HeliosError
 from helios.model import CYCLES, PREDICTIONS, Mode, Snapshot
-from helios.ports import Domain
 from helios.warehouse import Warehouse
 
 MEMORY = "cycle"

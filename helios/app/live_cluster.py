@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from helios import ownership
 from helios.app.sync import AccountingSource
+from helios.choices import Domain
 from helios.config import Settings, SlurmSettings
 from helios.errors import ClusterUnavailable, HeliosError, UsageError
-from helios.ports import Cluster, Domain, NodeCluster, Service
+from helios.ports import Cluster, NodeCluster, Service
 from helios.services.registry import build, domain_of, find, installed, list_options
 from helios.slurm import accounting
 from helios.slurm.accounting import Accounting as SlurmAccounting

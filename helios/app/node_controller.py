@@ -29,6 +29,7 @@ from helios.app.controller_state import (
 )
 from helios.app.cycle_summary import NodeCycleSummary
 from helios.app.live_cluster import LiveCluster
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
     AppliedChanges,
@@ -45,7 +46,7 @@ from helios.control.observed import observed_nodes
 from helios.control.state import APART
 from helios.errors import HeliosError, MemoryDamaged
 from helios.model import APPLIED_NODE_CHANGES, NodePower, Snapshot
-from helios.ports import Domain, NodeCluster
+from helios.ports import NodeCluster
 from helios.slurm.undo_file import UNDO_FILE, read_undo, write_undo
 from helios.warehouse import Warehouse
 

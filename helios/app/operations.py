@@ -18,10 +18,11 @@ from helios.app.job_controller import JobController
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
 from helios.app.node_controller import NodeController
 from helios.app.sync import SyncResult, sync_history
+from helios.choices import Domain
 from helios.config import Configuration, Settings
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
-from helios.ports import Domain, Progress, Service, no_progress
+from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
 

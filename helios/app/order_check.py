@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.resampling import redraw, resampled_predictor, resampler_for
-from helios.app.scenarios import AGED, Options, Policy, RunTimes, Scenario
+from helios.app.scenarios import AGED, Options, Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replay_scenario, train_predictor
+from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
 from helios.predict.duration import DurationModel
 from helios.report.order_check import LEAST_WAIT_S, OrderCheck, Orders, Ratios
-from helios.report.significance import NOTICED_S, ResampledUnit
+from helios.report.significance import NOTICED_S
 from helios.simulate import Backfill, Replay
 
 FEWEST_DRAWS = 2

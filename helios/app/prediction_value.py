@@ -14,8 +14,9 @@ from typing import Any
 
 from helios.app.history import LoadedHistory
 from helios.app.order_check import CHECKED, DrawnWindow, check_draws, live_scenario
-from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.scenarios import Scenario
 from helios.app.whatif import WhatIfRequest, measure, predictor_for, replay_scenario, replayed_resource
+from helios.choices import Policy, RunTimes
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, ReplayPredictor, no_progress

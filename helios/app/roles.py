@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from helios.app import modes, node_controller
+from helios.choices import Domain
 from helios.config import Settings
-from helios.ports import Domain
 from helios.services.registry import installed
 from helios.warehouse import Warehouse
 

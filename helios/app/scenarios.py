@@ -12,12 +12,12 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.choices import Policy, RunTimes
 from helios.errors import UsageError
 from helios.ports import HORIZON_S, RUN_TIME, Order
 from helios.services.queue_orders import divide_large_jobs, shortest_service_first
@@ -131,27 +131,6 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
             hint="Give one or the other. In a plan write [[options.qssf]] twice, once with patience.",
         )
     return tuple(sorted(read.items()))
-
-
-class Policy(StrEnum):
-    """Queue orders that can be replayed."""
-
-    FIFO = "fifo"
-    SJF = "sjf"
-    QSSF = "qssf"
-    SERVICE = "service"
-    MEAN_SERVICE = "mean_service"
-    FEWEST_GPUS = "fewest_gpus"
-    SRTF = "srtf"
-
-
-class RunTimes(StrEnum):
-    """Source of run times for a queue order or for backfill."""
-
-    LIMIT = "limit"
-    PREDICTED = "predicted"
-    EXPECTED = "expected"
-    TRUE = "true"
 
 
 Estimates = RunTimes | int

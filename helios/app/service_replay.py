@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from helios.actions import Action, JobAction, Reorder, Result, Revert, SoftLimit
 from helios.app.history import LoadedHistory
 from helios.app.replay_guards import ReplayGuards
-from helios.app.scenarios import Policy, RunTimes, Scenario
+from helios.app.scenarios import Scenario
 from helios.app.whatif import (
     WhatIfRequest,
     answer_request,
@@ -32,6 +32,7 @@ from helios.app.whatif import (
     to_run,
     train_predictor,
 )
+from helios.choices import Policy, RunTimes
 from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
 from helios.ports import RUN_TIME, ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress

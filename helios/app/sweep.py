@@ -23,12 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Policy, RunTimes, Scenario, read_options, scenarios
+from helios.app.scenarios import Scenario, read_options, scenarios
 from helios.app.whatif import WhatIfRequest
+from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.config import zone
 from helios.errors import FileUnreadable, NotEnoughHistory, UsageError
 from helios.ports import Progress, no_progress
-from helios.report.significance import Differences, ResampledUnit, over_repeats, whatif_figures
+from helios.report.significance import Differences, over_repeats, whatif_figures
 from helios.report.sweep import Group, Sweep, SweepRow
 from helios.simulate import Backfill, Placement
 from helios.units import length

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import ReplayCluster, replay_cluster_for
-from helios.app.scenarios import AGAIN_S, Policy, RunTimes, Scenario
+from helios.app.scenarios import AGAIN_S, Scenario
+from helios.choices import Policy, RunTimes
 from helios.errors import NotEnoughHistory, PartitionUnknown, UsageError
 from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, no_progress

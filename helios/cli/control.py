@@ -19,12 +19,12 @@ from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
 from helios.app.modes import PAUSE_FILE, modes_in_force, not_paused, pause, pause_here, resume, set_mode
 from helios.app.operations import Operations
+from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration, rename_services
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json
 from helios.control import CycleReport, NodeCycleReport, ServiceMode
 from helios.errors import HeliosError, UsageError
 from helios.model import Mode
-from helios.ports import Domain
 from helios.services.registry import domain_of, installed
 from helios.warehouse import Warehouse
 

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from helios.app.explain_job import explain
-from helios.app.operations import Operations
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import answer, width
 
@@ -24,8 +22,12 @@ def why_(
 
     Example: helios why 12345
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
+
     operations = Operations(configuration().settings, cluster=cluster)
     if job[:1].isdigit():
+        from helios.app.explain_job import explain  # noqa: PLC0415 - only for jobs
+
         found = explain(operations.cycles, job)
         answer(found.to_json(), *found.lines(), as_json=as_json)
         return

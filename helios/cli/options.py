@@ -10,18 +10,20 @@ from enum import StrEnum
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import pandas as pd
 import typer
 
-from helios.app.history import LoadedHistory, load_history, read_file
+from helios.choices import TraceFormat
 from helios.cli.output import say
 from helios.config import RENAMED_SERVICES, Configuration, Settings, load_configuration, zone
 from helios.errors import UsageError
-from helios.ingest import RecordedMachine, TraceFormat
-from helios.ports import Progress
 from helios.units import length
+
+if TYPE_CHECKING:
+    from helios.app.history import LoadedHistory
+    from helios.ingest import RecordedMachine
+    from helios.ports import Progress
 
 
 class Resource(StrEnum):
@@ -118,6 +120,8 @@ class HistoryOptions:
 
     def read(self, progress: Progress) -> LoadedHistory:
         """Return the jobs of ``--trace FILE``, else those of the loaded cluster."""
+        from helios.app.history import load_history, read_file  # noqa: PLC0415 - pandas; no help needs it
+
         settings = configuration()
         if self.trace is None and (given := self.timezone or self.trace_format):
             option = "--timezone" if self.timezone else "--format"
@@ -300,6 +304,8 @@ def moment(text: str | None, *, timezone: str) -> datetime | None:
     """
     if text is None:
         return None
+    import pandas as pd  # noqa: PLC0415 - no help needs it
+
     read = pd.to_datetime(text, errors="coerce") if text.strip() else pd.NaT
     if pd.isna(read):
         raise UsageError(f"{text!r} is not a date or time.", hint="Write 2020-09-01, or 2020-09-01T08:00:00+08:00")

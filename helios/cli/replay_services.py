@@ -13,6 +13,7 @@ from helios.actions import Result
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
 from helios.app.sweep import repredict_interval_s
 from helios.app.whatif import WhatIfRequest
+from helios.choices import Domain
 from helios.cli.options import (
     AsJson,
     HistoryOptions,
@@ -31,7 +32,7 @@ from helios.cli.options import (
 from helios.cli.output import answer, progress_bars, say, say_notes, width
 from helios.config import Settings
 from helios.errors import UsageError
-from helios.ports import Domain, Service
+from helios.ports import Service
 from helios.report.tables import whatif_table
 from helios.services.registry import build, domain_of
 
@@ -104,7 +105,7 @@ def simulate_(
         )
     say_notes(result.whatif.notes)
     if report is not None:
-        from helios.cli.whatif import write_whatif  # noqa: PLC0415 - only a page needs it
+        from helios.cli.replays import write_whatif  # noqa: PLC0415 - only a page needs it
 
         write_whatif(report, history, result.whatif)
     table = whatif_table(result.whatif, width=width())

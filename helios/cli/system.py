@@ -14,16 +14,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from helios.app.doctor import diagnose
-from helios.app.operations import Operations
+from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
 from helios.errors import UsageError
-from helios.ports import Domain
-from helios.slurm.hook_table import TABLE, read_table, retract
-from helios.slurm.preflight import FindingLevel
-
-COLOURS = {FindingLevel.OK: "green", FindingLevel.WARN: "yellow", FindingLevel.FAIL: "bold red"}
 
 
 def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
@@ -33,13 +27,17 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
     Example: helios doctor
     """
+    from helios.app.doctor import diagnose  # noqa: PLC0415 - all that reads a cluster; the settings need none of it
+    from helios.slurm.preflight import FindingLevel  # noqa: PLC0415 - as above
+
+    colours = {FindingLevel.OK: "green", FindingLevel.WARN: "yellow", FindingLevel.FAIL: "bold red"}
     found = diagnose(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     table = Table("", "Check", "Finding", box=None, pad_edge=False)
     for it in found:
         told = Text(it.message)
         if it.hint:
             told.append(f"\n-> {it.hint}", style="italic")
-        table.add_row(Text(it.verdict.value, style=COLOURS[it.verdict]), it.check, told)
+        table.add_row(Text(it.verdict.value, style=colours[it.verdict]), it.check, told)
     plain = [{name: str(getattr(it, name)) for name in ("check", "verdict", "message", "hint")} for it in found]
     answer(plain, table, as_json=as_json)
     if any(finding.verdict is FindingLevel.FAIL for finding in found):
@@ -123,6 +121,8 @@ def publish(cluster: Cluster = None) -> None:
         raise UsageError(
             "The hook is not switched on.", hint="Set publish = true in the section [hook] of helios.toml. See docs."
         )
+    from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
+
     show(Operations(settings, cluster=cluster).publish_hook())
 
 
@@ -132,6 +132,9 @@ def retract_() -> None:
 
     New jobs are then submitted unchanged.
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
+    from helios.slurm.hook_table import TABLE, retract  # noqa: PLC0415 - as in doctor
+
     table = Operations(configuration().settings).state_folder / TABLE
     show(f"{table} was removed." if retract(table) else f"There is no table at {table}.")
 
@@ -142,6 +145,9 @@ def show_table(as_json: AsJson = False) -> None:
 
     A damaged or expired table is an error. The hook ignores such a table.
     """
+    from helios.app.operations import Operations  # noqa: PLC0415 - as in doctor
+    from helios.slurm.hook_table import TABLE, read_table  # noqa: PLC0415 - as in doctor
+
     table = read_table(Operations(configuration().settings).state_folder / TABLE, datetime.now(UTC))
     names = ("user", "partition", "gpus", "limit_min", "site_factor", "time_min")
     rows = [{name: getattr(row, name) for name in names} for row in table.rows.values()]

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from enum import StrEnum
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
-from helios.app.history import LoadedHistory
-from helios.app.order_check import check_order, refuse_few
-from helios.app.scenarios import (
-    RENAMED,
-    Estimates,
-    Policy,
-    RunTimes,
-    frontier_scenarios,
-    scenarios,
-    with_options,
-)
-from helios.app.sweep import (
-    FEWEST_REPEATS,
-    SweepPlan,
-    cross_options,
-    read_sweep_plan,
-    repeats,
-    repredict_interval_s,
-    sweep,
-)
-from helios.app.whatif import WhatIfRequest, whatif
+from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
     AsJson,
     Draws,
@@ -51,22 +25,11 @@ from helios.cli.options import (
     refuse_misplaced,
     rename_services,
 )
-from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_page
-from helios.config import Settings
+from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width
 from helios.errors import FileUnreadable, HeliosError, UsageError
-from helios.model import SlurmSite
-from helios.ports import Progress
-from helios.report.history import describe
-from helios.report.significance import Differences, ResampledUnit, of_one_replay
-from helios.report.sweep import Sweep, sweep_csv, sweep_tables
-from helios.report.tables import differences_table, whatif_table
-from helios.report.whatif import WhatIf
-from helios.report.whatif_text import nobody_waits
-from helios.services.qssf import Qssf
-from helios.services.registry import checked_options
-from helios.simulate import Backfill
 
-Choice = TypeVar("Choice", bound=StrEnum)
+if TYPE_CHECKING:
+    from helios.model import SlurmSite
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
 
@@ -182,8 +145,16 @@ def whatif_(
     """
     if context.invoked_subcommand is not None:
         return
+    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - see helios.cli.replays
+    from helios.app.sweep import repeats, repredict_interval_s  # noqa: PLC0415 - as above
+    from helios.app.whatif import WhatIfRequest, whatif  # noqa: PLC0415 - as above
+    from helios.cli import replays  # noqa: PLC0415 - as above
+    from helios.report.significance import of_one_replay  # noqa: PLC0415 - as above
+    from helios.report.tables import differences_table, whatif_table  # noqa: PLC0415 - as above
+    from helios.report.whatif_text import nobody_waits  # noqa: PLC0415 - as above
+
     settings = configuration().settings
-    _refuse_contradictions(
+    replays.refuse_contradictions(
         sweep=sweep_file is not None,
         of_one={
             "--policy": policy,
@@ -201,9 +172,9 @@ def whatif_(
         draws=draws,
     )
     chosen = scenarios(
-        policies=_choices(policy, Policy, "--policy"),
-        backfills=_choices(backfill, Backfill, "--backfill"),
-        estimates=[read_estimate(word) for word in _split(estimates)],
+        policies=replays.choices(policy, Policy, "--policy"),
+        backfills=replays.choices(backfill, Backfill, "--backfill"),
+        estimates=[replays.read_estimate(word) for word in replays.split_words(estimates)],
         run_times=run_times,
     )
     chosen = with_options(chosen, option or [])
@@ -222,24 +193,26 @@ def whatif_(
             seed=settings.model.seed,
         )
         if sweep_file is not None:
-            swept = run_sweep(sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress)
+            swept = replays.run_sweep(
+                sweep_file, history, request, out=out, dask=dask, workers=workers, progress=progress
+            )
         else:
             result = whatif(history, request, progress=progress)
-            result = _with_verdict(result, history, request, draws=draws, progress=progress)
+            result = replays.with_verdict(result, history, request, draws=draws, progress=progress)
             differences = of_one_replay(result)
             if repeat:
-                engine = engine_for(dask=dask, workers=workers or 1)
+                engine = replays.engine_for(dask=dask, workers=workers or 1)
                 differences = repeats(
                     history, request, times=repeat, over=repeat_over, engine=engine, progress=progress
                 )
     if sweep_file is not None:
-        show_sweep(swept, csv=csv, as_json=as_json)
+        replays.show_sweep(swept, csv=csv, as_json=as_json)
         return
     say_notes(result.notes)
     if frontier:
-        say(f"note: {live_setting(settings)}")
+        say(f"note: {replays.live_setting(settings)}")
     if report is not None:
-        write_whatif(report, history, result, differences)
+        replays.write_whatif(report, history, result, differences)
     if as_json:
         show_json(result.to_json() | {"differences": differences.to_json()})
         return
@@ -250,185 +223,9 @@ def whatif_(
         say("Plots, and who gains and who pays: add --report whatif.html")
 
 
-def write_whatif(path: Path, history: LoadedHistory, result: WhatIf, differences: Differences | None = None) -> None:
-    """Write the page of a what-if."""
-    from helios.report.html import render_whatif  # noqa: PLC0415 - drawing takes a second to import
-
-    description = describe(history.jobs, cluster=history.cluster, timezone=history.timezone)
-    write_page(path, render_whatif(result, description=description, differences=differences))
-
-
 def _refuse_beside_frontier(others: Mapping[str, object]) -> None:
     if given := [name for name, value in others.items() if value]:
         raise UsageError(f"--frontier chooses the replays itself, so {', '.join(given)} has no meaning.")
-
-
-def live_setting(settings: Settings) -> str:
-    """Return the setting of the service qssf that this configuration has, in words."""
-    if "qssf" not in settings.services:
-        return "The service qssf is not configured here, so no setting is live."
-    options = checked_options(Qssf, settings.services["qssf"], name="qssf")
-    bound = f"bound_share {options.bound_share:g}" if options.bound_share else "no bound_share"
-    return (
-        f"Live now: QSSF with wait_share {options.wait_share:g}, {bound}, large_divisor {options.large_divisor:g} "
-        f"(order {options.order})."
-    )
-
-
-def _refuse_contradictions(
-    *, sweep: bool, of_one: Mapping[str, object], of_many: Mapping[str, object], repeat: int, draws: int
-) -> None:
-    """Refuse options that would be ignored.
-
-    In a sweep those of one what-if, without a sweep those of one.
-    """
-    ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
-    if ignored and sweep:
-        raise UsageError(f"{', '.join(ignored)} cannot be used with --sweep.", hint="Write it into the plan instead.")
-    if ignored:
-        raise UsageError(f"{', '.join(ignored)} is for sweeps only.", hint="Give a plan: --sweep PLAN.toml")
-    if 0 < repeat < FEWEST_REPEATS:
-        raise UsageError(
-            f"{repeat} repeats are too few to tell a difference from chance.",
-            hint=f"Use --repeat 20, at least {FEWEST_REPEATS}.",
-        )
-    if draws:
-        refuse_few(draws)
-
-
-def _with_verdict(
-    result: WhatIf, history: LoadedHistory, request: WhatIfRequest, *, draws: int, progress: Progress
-) -> WhatIf:
-    return replace(result, check=check_order(history, request, draws=draws, progress=progress)) if draws else result
-
-
-def _split(given: list[str] | None) -> list[str]:
-    return [word.strip() for text in given or [] for word in text.split(",")]
-
-
-def _choices(given: list[str] | None, kind: type[Choice], option: str) -> list[Choice]:
-    words = _split(given)
-    if unknown := [word for word in words if word not in list(kind)]:
-        renamed = [RENAMED[word] for word in unknown if word in RENAMED and kind is Policy]
-        raise UsageError(
-            f"{option} has no {', '.join(map(repr, unknown))}.",
-            hint=" ".join([*renamed, f"Choose from: {', '.join(kind)}"]),
-        )
-    return [kind(word) for word in words]
-
-
-def read_estimate(word: str) -> Estimates:
-    """Parse a value of ``--estimates``.
-
-    Raises
-    ------
-    UsageError
-        It is not understood.
-    """
-    if word.isdecimal() and int(word) > 0:
-        return int(word)
-    try:
-        return RunTimes(word)
-    except ValueError as reason:
-        raise UsageError(
-            f"--estimates has no {word!r}.",
-            hint="Write limit, predicted, expected, true or a number of seconds.",
-        ) from reason
-
-
-# Sweeps, repeats and parallel replays.
-
-
-def engine_for(*, dask: str | None, workers: int, plan: SweepPlan | None = None) -> Engine:
-    """Return what runs the replays.
-
-    Raises
-    ------
-    UsageError
-        The plan does not describe the Slurm jobs.
-    """
-    if dask != "slurm":
-        if dask:
-            return partial(run_on_dask, address=dask)
-        return partial(run_in_processes, workers=workers) if workers > 1 else run_here
-    if plan is None or not plan.slurm:
-        raise UsageError(
-            "--dask slurm needs a plan with a table [slurm], which says what jobs to submit.",
-            hint="Give --sweep PLAN.toml, and write jobs, cores, memory, walltime, queue and account in its [slurm].",
-        )
-    options = {name: value for name, value in plan.slurm.items() if name not in ("jobs", "wait")}
-    return partial(run_on_slurm, jobs=int(plan.slurm.get("jobs", 1)), options=options)
-
-
-def all_cores() -> int:
-    """Return the number of cores that this process may use.
-
-    1 if Dask is not installed, with a note.
-    """
-    cores = len(os.sched_getaffinity(0))
-    if cores > 1 and find_spec("distributed") is None:
-        say("note: Dask is not installed, so one process replays; pip install 'helios-slurm[dask]' for all cores.")
-        return 1
-    return cores
-
-
-def run_sweep(
-    path: Path,
-    history: LoadedHistory,
-    base: WhatIfRequest,
-    *,
-    out: Path | None,
-    dask: str | None,
-    workers: int | None,
-    progress: Progress,
-) -> Sweep:
-    """Replay every combination of the plan in ``path``.
-
-    What the plan does not say is taken from ``base``.
-
-    Raises
-    ------
-    UsageError
-        The plan cannot be used, or the results cannot be written.
-    """
-    plan = read_sweep_plan(path)
-    asked = cross_options(plan, base=base, timezone=history.timezone)
-    engine = engine_for(dask=dask, workers=workers or (1 if dask else all_cores()), plan=plan)
-    into = out or path.with_suffix(".results.jsonl")
-    try:
-        return sweep(history, asked, out=into, engine=engine, progress=progress)
-    except KeyboardInterrupt:
-        say(f"Stopped. What was replayed is in {into}; the same command goes on from there.")
-        raise
-
-
-def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
-    """Show the results of a sweep.
-
-    Raises
-    ------
-    UsageError
-        ``csv`` cannot be written.
-    typer.Exit
-        Cells failed.
-    """
-    say_notes(found.notes)
-    if csv is not None:
-        _write(csv, sweep_csv(found))
-    if as_json:
-        show_json(found.to_json())
-    else:
-        show(sweep_tables(found))
-        say(f"Results: {found.results}")
-    if found.failed:
-        raise typer.Exit(1)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as reason:
-        raise UsageError(f"The CSV cannot be written: {reason}", hint="Choose another place: --csv FILE") from reason
 
 
 # The wait of one job in a replay.
@@ -470,7 +267,10 @@ def explain_in_replay(
     today (FIFO with EASY backfill by time limits). With another policy, it also shows when the job would have started
     in today's order. For a job that waits now, use helios why.
     """
-    from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - only this command needs it
+    from helios.app.explain_wait import explain_wait  # noqa: PLC0415 - see helios.cli.replays
+    from helios.app.scenarios import scenarios  # noqa: PLC0415 - as above
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
+    from helios.cli.replays import read_estimate  # noqa: PLC0415 - as above
     from helios.report.job_wait import wait_table  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif explain JOB --trace FILE")
@@ -548,9 +348,11 @@ def slurm(
 
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
-    from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - only this command needs it
+    from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - see helios.cli.replays
     from helios.cli.replay_services import services_asked_for  # noqa: PLC0415 - as above
+    from helios.cli.replays import write_whatif  # noqa: PLC0415 - as above
     from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
+    from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
     from helios.slurm.site import read_site  # noqa: PLC0415 - as above
 
     refuse_misplaced(context, write="helios whatif slurm --slurm-conf FILE --trace FILE")

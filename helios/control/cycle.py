@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from helios.actions import Action, NodeOutcome, Outcome, Result
 from helios.changes import Change, Key, RequestedChanges
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import AppliedByKey, AppliedChange, AppliedChanges, Undo
 from helios.control.audit import HELIOS, PAUSED, AuditEntry, AuditLog
@@ -24,7 +25,7 @@ from helios.control.release import ReleaseResult, release_entries
 from helios.control.state import ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, FrameKind, Mode, Snapshot
-from helios.ports import Domain, Ledger, Service
+from helios.ports import Ledger, Service
 
 READ_BACK = {Result.DONE, Result.UNCHANGED, Result.WOULD}
 NOT_WRITTEN = {Result.POSTPONED, Result.REFUSED}

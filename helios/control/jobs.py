@@ -12,6 +12,7 @@ from datetime import datetime
 
 from helios.actions import Action, JobSetting, NodeOutcome, Outcome, Result, Revert
 from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import SET_AGAIN, AppliedByKey, AppliedChange, AppliedChanges, Tolerance
 from helios.control.audit import HELIOS, AuditEntry
@@ -24,7 +25,7 @@ from helios.control.release import ROUNDS, ReleaseResult, add_round, record_rele
 from helios.control.report import CycleReport, cycle_counts
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
-from helios.ports import Cluster, Domain, Ledger
+from helios.ports import Cluster, Ledger
 
 NOBODY = "it bears Helios' mark and nobody asks for it"
 SPENT = "the writes of this cycle are spent"

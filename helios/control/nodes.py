@@ -30,6 +30,7 @@ from helios.changes import (
     to_node_actions,
     to_node_changes,
 )
+from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import AppliedByKey, AppliedChange, AppliedChanges, Undo, same_list, weight_in
 from helios.control.audit import HELIOS
@@ -53,7 +54,7 @@ from helios.control.state import NodeControllerState, WakeUp
 from helios.errors import HeliosError
 from helios.model import APPLIED_NODE_CHANGES, Mode, NodePower, Snapshot
 from helios.model.hostlist import expand
-from helios.ports import Domain, Ledger, NodeCluster
+from helios.ports import Ledger, NodeCluster
 
 SOON_S = 600.0
 """Time before the end of the cluster's idle timer from which a node counts as about to sleep, s."""

@@ -18,13 +18,13 @@ from typing import Any
 from helios.app.controller_state import hold_daemon_lock
 from helios.app.cycle_summary import DaemonOperations
 from helios.app.modes import PAUSE_FILE
+from helios.choices import Domain
 from helios.config import Settings
 from helios.daemon.health import Health, HealthFile, TaskTimes
 from helios.daemon.http import AddressTaken, Server
 from helios.daemon.metrics import Metrics
 from helios.daemon.tasks import Schedule, TaskScheduler, task_error
 from helios.errors import ConfigurationInvalid
-from helios.ports import Domain
 
 WRITER_S = 45.0
 """Longest wait for a running cycle at the end, s: one call to a slow controller (slurm.timeout_s) and a little."""

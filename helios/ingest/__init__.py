@@ -4,9 +4,10 @@ Rows that cannot be understood are returned beside the jobs, each with its line 
 the Helios layout and makes synthetic traces.
 """
 
+from helios.choices import TraceFormat
 from helios.ingest.helios_csv import write_helios_csv
 from helios.ingest.job_rows import RecordedMachine
-from helios.ingest.reader import TraceFile, TraceFormat, open_trace
+from helios.ingest.reader import TraceFile, open_trace
 from helios.ingest.synthetic import synthetic_nodes, synthetic_trace
 
 __all__ = [

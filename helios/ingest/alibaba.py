@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from helios.errors import FormatUnknown
 from helios.ingest.checks import CheckResults, Reason
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
-from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused
+from helios.ingest.job_rows import FileReading, JobRows, Layout, Refused, RunKeys
 from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, Instants, category, known_values, numbers, strings
 from helios.ingest.translation import MIB_PER_GIB, Translation
@@ -245,7 +245,7 @@ def _tags(reading: FileReading) -> Generator[JobRows, None, pd.Series[Any]]:
     found; it is read as the job's name. Of several tags for one instance the first counts.
     """
     found = [pd.Series([], index=pd.Index([], dtype=np.uint64), dtype=object)]
-    for rows in _rows_beside(reading, GROUP_TAGS) if reading.wants("name") else ():
+    for rows in _rows_beside(reading, GROUP_TAGS):
         tags = pd.Series(category(rows.columns["group"]), index=hash_names(rows.columns["inst_id"]))
         found.append(tags[tags.notna()].astype(object))
         yield from _refusals(rows, CheckResults(len(rows)), GROUP_TAGS)
@@ -270,13 +270,11 @@ def _refusals(rows: DelimitedRows, results: CheckResults, table: Table) -> Itera
     nothing = np.full(len(rows), NEVER)
     yield JobRows(
         jobs={"job_id": strings(rows.columns[table.names[0]]), "submitted_at": nothing, "started_at": nothing},
-        line=rows.line,
+        runs=RunKeys(results.accepted, nothing),
         results=results,
         skipped=results.accepted,
         refused=[Refused(refused.line, refused.reason, named + refused.text) for refused in rows.refused],
-        bytes_read=0,
-        texts=lambda places: [named + text for text in rows.texts(places)],
-        fingerprints=rows.fingerprints,
+        texts=replace(rows.texts, block=replace(rows.texts.block, bytes_read=0), prefix=named),
     )
 
 
@@ -289,14 +287,14 @@ def _draft(rows: DelimitedRows, reading: FileReading, tasks: pd.DataFrame, tags:
     job.read_states(pc.coalesce(_OUR_STATES.take(words), texts))
     job.jobs["submitted_at"] = _instants(job, "start_time")
     job.jobs["started_at"] = job.instants(asked["started_s"].to_numpy(dtype=np.float64))
-    if reading.only is None:
-        job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NEVER, _instants(job, "end_time"))
-        job.jobs["run_time_s"] = job.run_time_s()
-        _read_sizes(job, asked)
-        job.read_categories(user="user")
-        found = tags.reindex(hash_names(rows.columns["inst_id"])).astype(object)
-        job.jobs["name"] = strings(pa.array(found.where(found.notna(), None), pa.string()))
-        reading.tally[NO_TAG] += int(job.jobs["name"].isna().sum())
+    job.note_runs()
+    job.jobs["ended_at"] = np.where(job.is_in(_UNFINISHED), NEVER, _instants(job, "end_time"))
+    job.jobs["run_time_s"] = job.run_time_s()
+    _read_sizes(job, asked)
+    job.read_categories(user="user")
+    found = tags.reindex(hash_names(rows.columns["inst_id"])).astype(object)
+    job.jobs["name"] = strings(pa.array(found.where(found.notna(), None), pa.string()))
+    reading.tally[NO_TAG] += int(job.jobs["name"].isna().sum())
     return job.draft()
 
 

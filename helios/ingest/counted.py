@@ -22,7 +22,7 @@ from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, decode
+from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode
 
 _MARK = b"\0"
 """Replaces the delimiter while a block is read; NUL bytes of the file itself are replaced before."""
@@ -181,13 +181,12 @@ class _Records:
         if self.unfinished.strip():
             text = self.unfinished.replace(_MARK, _SHOWN)
             refused.append(Refused(self.first + len(self.starts), Reason.WRONG_FIELD_COUNT, text))
+        block = Block(data=self.data.replace(_MARK, _SHOWN), first_line=self.first, bytes_read=bytes_read)
         return DelimitedRows(
             columns={name: texts.take(pa.array(kept)) for name, texts in columns.items()} if repeated else columns,
-            line=kept + self.first,
+            texts=RowTexts(block=block, ends=self.ends, line=kept + self.first),
             refused=refused,
             rejoined=0,
-            block=Block(data=self.data.replace(_MARK, _SHOWN), first_line=self.first, bytes_read=bytes_read),
-            ends=self.ends,
         )
 
     def _behind_marks(self) -> NDArray[np.int64]:

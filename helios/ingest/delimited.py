@@ -16,14 +16,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.ingest.checks import Mask, Reason
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, blocks
+from helios.ingest.lines import LONGEST_BROKEN_ROW_LINES, Block, RowTexts, blocks
 
 # Repair of rows that were broken by newlines or separators inside a field.
 #
@@ -272,51 +271,25 @@ class DelimitedRows:
     ----------
     columns : dict of str to pyarrow.StringArray
         By the dialect's names; null where the field is empty. Only the columns asked for.
-    line : array of shape (n_rows,)
-        Line of each row (its first, if it was broken over several).
+    texts : RowTexts
+        Line and original text of each row.
     refused : list of Refused
         Lines that could not be made into rows.
     rejoined : int
         Rows that were joined from several lines or from too many fields.
-    block : Block
-        The lines that were read.
-    ends : array of shape (n_lines,)
-        Position of the end of each line in ``block.data``.
-    whole_texts : dict of int to bytes
-        Text of each row that was broken over several lines, by its line.
     """
 
     columns: dict[str, pa.Array]
-    line: NDArray[np.int64]
+    texts: RowTexts
     refused: list[Refused]
     rejoined: int
-    block: Block
-    ends: NDArray[np.int64]
-    whole_texts: dict[int, bytes] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.line)
+        return len(self.texts.line)
 
     def column(self, *names: str) -> pa.Array | None:
         """Return the first of the columns ``names`` that exists, or None."""
         return next((self.columns[name] for name in names if name in self.columns), None)
-
-    def texts(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the original text of the rows at positions ``rows``."""
-        return [self._text(int(line)) for line in self.line[rows]]
-
-    def fingerprints(self) -> NDArray[np.uint64]:
-        """Return a hash of each row's text."""
-        texts = np.empty(len(self), dtype=object)
-        texts[:] = [self._text(line) for line in self.line.tolist()]
-        return pd.util.hash_array(texts, categorize=False)
-
-    def _text(self, line: int) -> bytes:
-        if line in self.whole_texts:
-            return self.whole_texts[line]
-        position = line - self.block.first_line
-        start = int(self.ends[position - 1]) + 1 if position else 0
-        return self.block.data[start : self.ends[position]]
 
 
 def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) -> Iterator[DelimitedRows]:
@@ -345,15 +318,8 @@ def _rows(block: Block, dialect: Dialect, wanted: list[str]) -> DelimitedRows:
     line = np.flatnonzero(lines.regular) + block.first_line
     if repaired.fields:
         columns, line = _with(columns, line, repaired, dialect)
-    return DelimitedRows(
-        columns=columns,
-        line=line,
-        refused=repaired.refused,
-        rejoined=repaired.rejoined,
-        block=block,
-        ends=ends,
-        whole_texts=repaired.texts,
-    )
+    texts = RowTexts(block=block, ends=ends, line=line, whole=repaired.texts)
+    return DelimitedRows(columns=columns, texts=texts, refused=repaired.refused, rejoined=repaired.rejoined)
 
 
 @dataclass(kw_only=True)

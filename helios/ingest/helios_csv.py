@@ -114,7 +114,7 @@ def translate(reading: FileReading, wording: Wording) -> Iterator[JobRows]:
             f"{' and no '.join(missing)}.",
             hint=f"Its first line should be: {','.join(wording.fields)}",
         )
-    for rows in read_rows(reading, _dialect(start, names), _columns(reading, wording)):
+    for rows in read_rows(reading, _dialect(start, names), [*wording.fields, *EXTRA_FIELDS]):
         reading.tally[REJOINED] += rows.rejoined
         yield _draft(rows, reading, wording)
 
@@ -177,12 +177,6 @@ def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
     )
 
 
-def _columns(reading: FileReading, wording: Wording) -> list[str]:
-    if reading.only is None:
-        return [*wording.fields, *EXTRA_FIELDS]
-    return ["job_id", "submit_time", "start_time", "queue", "state"]
-
-
 def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRows:
     job = Translation(rows, reading)
     job.read_strings(job_id="job_id")
@@ -190,15 +184,15 @@ def _draft(rows: DelimitedRows, reading: FileReading, wording: Wording) -> JobRo
     job.jobs["submitted_at"] = submitted = job.times("submit_time")
     started = job.times("start_time", not_before=submitted)
     job.jobs["started_at"] = np.where(np.isnat(started), submitted + spans(job.numbers("queue")), started)
-    if reading.only is None:
-        _read_run(job, wording)
-        job.jobs |= {name: job.numbers(field) for name, field in _SIZES.items()}
-        job.jobs["gpus"] = np.nan_to_num(job.jobs["gpus"])
-        job.jobs["time_limit_s"] = job.durations("time_limit", bare_unit_s=1.0)
-        if wording.gib_each_node is not None:
-            job.jobs["memory_mib"] = job.numbers(wording.gib_each_node) * MIB_PER_GIB * job.jobs["nodes"]
-        job.read_categories(user="user", partition="vc")
-        job.jobs["name"] = strings(job.texts(*wording.name))
+    job.note_runs()
+    _read_run(job, wording)
+    job.jobs |= {name: job.numbers(field) for name, field in _SIZES.items()}
+    job.jobs["gpus"] = np.nan_to_num(job.jobs["gpus"])
+    job.jobs["time_limit_s"] = job.durations("time_limit", bare_unit_s=1.0)
+    if wording.gib_each_node is not None:
+        job.jobs["memory_mib"] = job.numbers(wording.gib_each_node) * MIB_PER_GIB * job.jobs["nodes"]
+    job.read_categories(user="user", partition="vc")
+    job.jobs["name"] = strings(job.texts(*wording.name))
     return job.draft()
 
 

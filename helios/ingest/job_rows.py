@@ -16,8 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.ingest.checks import CheckResults, Mask, Reason
-from helios.ingest.lines import file_sha256
-from helios.ingest.parse import TimeParser
+from helios.ingest.lines import RowTexts, file_sha256
+from helios.ingest.parse import Instants, TimeParser
 from helios.model import JOBS, REJECTS, Batch
 
 LONGEST_REJECT_CHARACTERS = 2_000
@@ -45,19 +45,27 @@ class FileReading:
         About how many rows a :class:`JobRows` should have.
     tally : Counter
         Counts of what the notes of the load report, by the text of the note.
-    only : frozenset of str, optional
-        Columns of ``JOBS`` that are needed; None means all.
     """
 
     path: Path
     clock: TimeParser
     rows_per_batch: int
     tally: Counter[str] = field(default_factory=Counter)
-    only: frozenset[str] | None = None
 
-    def wants(self, *names: str) -> bool:
-        """Return whether any of the columns ``names`` of ``JOBS`` is needed."""
-        return self.only is None or not self.only.isdisjoint(names)
+
+class RunKeys(NamedTuple):
+    """What tells the runs of a requeued job apart, each of shape (n_rows,).
+
+    Attributes
+    ----------
+    known : array
+        Mask of the rows whose id and times were understood.
+    started : array
+        Start of each row as the file gives it.
+    """
+
+    known: Mask
+    started: Instants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,49 +77,52 @@ class JobRows:
     jobs : dict of str to array
         Columns of ``JOBS`` by name, each of shape (n_rows,); columns left out are unknown. Times are
         ``datetime64[us]`` in UTC.
-    line : array of shape (n_rows,)
-        Line of each row in the decompressed file, from 1.
+    runs : RunKeys
+        What tells the runs of a requeued job apart.
     results : CheckResults
         Check result of each row.
     skipped : array of shape (n_rows,)
         Mask of rows that are no jobs and need no check, as Slurm's job steps; ``FileReading.tally`` counts them.
     refused : list of Refused
         Lines that could not be read as rows.
-    bytes_read : int
-        Bytes of the (compressed) file consumed so far.
-    texts : callable
-        Returns the original text of the rows at the given positions.
-    fingerprints : callable
-        Returns a hash of the text of each row, shape (n_rows,).
+    texts : RowTexts
+        Line and original text of each row.
     clusters : frozenset of str
         Clusters that the rows name.
     """
 
     jobs: dict[str, Any]
-    line: NDArray[np.int64]
+    runs: RunKeys
     results: CheckResults
     skipped: Mask
     refused: list[Refused]
-    bytes_read: int
-    texts: Callable[[NDArray[np.int64]], list[bytes]]
-    fingerprints: Callable[[], NDArray[np.uint64]]
+    texts: RowTexts
     clusters: frozenset[str] = frozenset()
+
+    @property
+    def line(self) -> NDArray[np.int64]:
+        """Line of each row in the decompressed file, from 1, shape (n_rows,)."""
+        return self.texts.line
 
     def finished(self, notes: tuple[str, ...] = ()) -> Batch:
         """Return the accepted rows as jobs and all others as rejects."""
-        keep = np.flatnonzero(self.results.accepted & ~self.skipped)
-        return Batch(jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.bytes_read, notes=notes)
+        kept = self.results.accepted & ~self.skipped
+        # Most batches lose no row, and choosing rows copies every column.
+        keep = slice(None) if kept.all() else np.flatnonzero(kept)
+        return Batch(
+            jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.texts.block.bytes_read, notes=notes
+        )
 
-    def _jobs(self, keep: NDArray[np.int64]) -> pd.DataFrame:
+    def _jobs(self, keep: NDArray[np.int64] | slice) -> pd.DataFrame:
         columns = {name: _in_utc(values[keep]) for name, values in self.jobs.items()}
-        frame = pd.DataFrame(columns, index=pd.RangeIndex(len(keep)))
+        frame = pd.DataFrame(columns, copy=False)
         return JOBS.conform(frame)
 
     def _rejects(self) -> pd.DataFrame:
         self.results.codes[self.skipped] = -1
         rows = np.flatnonzero(~self.results.accepted)
         found = [
-            *zip(self.line[rows].tolist(), self.results.reasons(), self.texts(rows), strict=True),
+            *zip(self.line[rows].tolist(), self.results.reasons(), self.texts.at(rows), strict=True),
             *((refused.line, refused.reason.value, refused.text) for refused in self.refused),
         ]
         found.sort()

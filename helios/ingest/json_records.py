@@ -22,7 +22,7 @@ from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, Refused
-from helios.ingest.lines import REPLACED, Block, Decoded, decode
+from helios.ingest.lines import REPLACED, Block, Decoded, RowTexts, decode
 
 Fields = Mapping[str, str | None]
 """One record: texts by the name of their column. None means unknown."""
@@ -262,9 +262,11 @@ def _rows(records: list[_Record], names: tuple[str, ...], bytes_read: int) -> De
     data = b"".join(record.text + b"\n" for record in records)
     return DelimitedRows(
         columns={name: pa.array([record.fields.get(name) or None for record in good], pa.string()) for name in names},
-        line=np.array([record.number for record in good], dtype=np.int64),
+        texts=RowTexts(
+            block=Block(data=data, first_line=records[0].number, bytes_read=bytes_read),
+            ends=np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")),
+            line=np.array([record.number for record in good], dtype=np.int64),
+        ),
         refused=[Refused(record.number, record.reason, record.text) for record in records if record.reason],
         rejoined=0,
-        block=Block(data=data, first_line=records[0].number, bytes_read=bytes_read),
-        ends=np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n")),
     )

@@ -11,11 +11,12 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable, FormatUnknown
 
@@ -49,6 +50,49 @@ class Block:
     data: bytes
     first_line: int
     bytes_read: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTexts:
+    """Original texts of the rows of a block.
+
+    Attributes
+    ----------
+    block : Block
+        The lines that were read.
+    ends : array of shape (n_lines,)
+        Position of the end of each line in ``block.data``.
+    line : array of shape (n_rows,)
+        Line of each row (its first, if it was broken over several).
+    whole : dict of int to bytes
+        Text of each row that was broken over several lines, by its line.
+    prefix : bytes
+        Put before each text.
+    """
+
+    block: Block
+    ends: NDArray[np.int64]
+    line: NDArray[np.int64]
+    whole: dict[int, bytes] = field(default_factory=dict)
+    prefix: bytes = b""
+
+    def at(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return the texts of the rows at positions ``rows``."""
+        return [self.prefix + self._text(line) for line in self.line[rows].tolist()]
+
+    def fingerprints(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a hash of the text of the rows at positions ``rows``.
+
+        It differs between processes.
+        """
+        return np.array([hash(text) for text in self.at(rows)], dtype=np.int64)
+
+    def _text(self, line: int) -> bytes:
+        if line in self.whole:
+            return self.whole[line]
+        position = line - self.block.first_line
+        start = int(self.ends[position - 1]) + 1 if position else 0
+        return self.block.data[start : self.ends[position]]
 
 
 def head(path: Path) -> bytes:

@@ -72,6 +72,11 @@ def distinct_texts(texts: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
     return codes, encoded.dictionary.to_pylist()
 
 
+def all_digits(texts: pa.Array) -> bool:
+    """Return whether every text is a number of ASCII digits only."""
+    return bool(pc.all(pc.ascii_is_decimal(texts), skip_nulls=False, min_count=0).as_py())
+
+
 def parse_floats(texts: pa.Array, read: Callable[[str], float | None]) -> tuple[NDArray[np.float64], Mask]:
     """Return ``read`` of each text as a float, and where that failed.
 
@@ -116,6 +121,9 @@ def durations(texts: pa.Array, *, bare_unit_s: float) -> tuple[NDArray[np.float6
     bad : array of shape (n_rows,)
         Where the text is no duration.
     """
+    if all_digits(texts.drop_null()):
+        seconds = pc.cast(texts, pa.float64()).to_numpy(zero_copy_only=False) * bare_unit_s
+        return seconds, np.zeros(len(texts), dtype=np.bool_)
     return parse_floats(known_values(texts), lambda text: _duration(text, bare_unit_s))
 
 

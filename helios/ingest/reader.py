@@ -1,15 +1,14 @@
 """History files as sources of batches.
 
-A file's format is recognised by its content. The file is read once to number the runs of requeued jobs, and a second
-time to yield its jobs in batches.
+A file's format is recognised by its content. The whole file is read before the first batch, to number the runs of
+requeued jobs. Its translated rows are kept meanwhile; a file that is too large for that is read a second time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -19,28 +18,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, philly, sacct, sacct_json, swf
 from helios.ingest.checks import REASONS, CheckResults, Reason, check_jobs
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
-from helios.ingest.lines import file_sha256, file_size, head
-from helios.ingest.parse import NEVER, TimeParser
+from helios.ingest.lines import RowTexts, file_sha256, file_size, head
+from helios.ingest.parse import TimeParser
 from helios.model import Batch, JobState
 
-# To add a format: write a module with a ``LAYOUT``, and add a member and a line below.
-
-
-class TraceFormat(StrEnum):
-    """A format of history files."""
-
-    HELIOS = "helios"
-    SACCT = "sacct"
-    SACCT_JSON = "sacct-json"
-    SWF = "swf"
-    PHILLY = "philly"
-    PAI = "pai"
-    ACME = "acme"
-
+# To add a format: write a module with a ``LAYOUT``, and add a member of ``TraceFormat`` and a line below.
 
 # In the order in which they are tried: AcmeTrace has all columns of Helios, and more.
 LAYOUTS: dict[TraceFormat, Layout] = {
@@ -103,10 +90,10 @@ def sniff(path: Path, start: bytes) -> TraceFormat:
     )
 
 
-ROWS_PER_BATCH = 200_000
-# The first pass keeps only numbers of each step, and small arrays stay in the processor's cache.
-_ROWS_PER_SURVEY_STEP = 50_000
-_SURVEYED = frozenset({"job_id", "state", "submitted_at", "started_at"})
+# Arrays of the text of more rows are so large that the C library returns their memory each time: twice the system time.
+ROWS_PER_BATCH = 50_000
+# Text of a file whose translated rows are kept until all of it is read. They take about twice its size.
+LARGEST_KEPT_BYTES = 256 << 20
 _FIRST_REASONS = 3
 STARTED_EARLY = "jobs have a start before their submission, as clocks or requeues leave it; they are kept"
 
@@ -207,9 +194,9 @@ class TraceFile:
         NothingUnderstood
             No row of it is a job; the message names the commonest reasons.
         """
-        reading = self._reading(rows_per_batch)
+        reading, drafts = self._drafts(max(1, rows_per_batch))
         jobs, first_reasons, waiting = 0, Counter[str](), None
-        for draft in LAYOUTS[self.format].drafts(reading):
+        for draft in drafts:
             if waiting is not None:
                 yield waiting
             waiting = self._batch(draft, reading)
@@ -223,16 +210,24 @@ class TraceFile:
 
     @cached_property
     def _runs(self) -> Runs:
-        runs = Runs()
-        for draft in LAYOUTS[self.format].drafts(self._reading(_ROWS_PER_SURVEY_STEP, only=_SURVEYED)):
+        reading, drafts = self._read_again(ROWS_PER_BATCH)
+        runs = Runs(reading)
+        for draft in drafts:
             runs.add(draft)
         runs.judge()
         return runs
 
-    def _reading(self, rows_per_batch: int, only: frozenset[str] | None = None) -> FileReading:
-        return FileReading(
-            path=self.path, clock=TimeParser(self.timezone), rows_per_batch=max(1, rows_per_batch), only=only
-        )
+    def _drafts(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
+        """Return the rows that the first pass kept, or those of another pass."""
+        reading, kept = self._runs.reading, self._runs.kept
+        if not kept or rows_per_batch != reading.rows_per_batch:
+            return self._read_again(rows_per_batch)
+        self._runs.kept = None  # finishing changes them, so that they serve once
+        return reading, (kept.popleft() for _ in range(len(kept)))
+
+    def _read_again(self, rows_per_batch: int) -> tuple[FileReading, Iterator[JobRows]]:
+        reading = FileReading(path=self.path, clock=TimeParser(self.timezone), rows_per_batch=rows_per_batch)
+        return reading, LAYOUTS[self.format].drafts(reading)
 
     def _batch(self, draft: JobRows, reading: FileReading) -> Batch:
         check_jobs(draft.jobs, draft.results)
@@ -268,7 +263,7 @@ class TraceFile:
 # Numbers for the runs of requeued jobs.
 #
 # Slurm keeps a record for each run of a requeued job (``sacct --duplicates``), all with the same id. Such rows may be
-# anywhere in a file, so one pass over ids and times comes first. It keeps 32 bytes a row.
+# anywhere in a file, so one pass over all of it comes first.
 
 _NOT_STARTED = np.iinfo(np.int64).max
 
@@ -276,38 +271,52 @@ _NOT_STARTED = np.iinfo(np.int64).max
 class Runs:
     """Rows of a file that share job id and submit time with another row.
 
-    Call :meth:`add` for the whole file, then :meth:`judge` once, then :meth:`apply` for the rows of a second pass.
+    Call :meth:`add` for the whole file, then :meth:`judge` once, then :meth:`apply` for each of its rows.
+
+    Attributes
+    ----------
+    reading : FileReading
+        The first pass over the file.
+    kept : deque of JobRows, optional
+        Its rows; None where they are too many to keep.
+    clusters : set of str
+        Clusters that the rows name.
     """
 
-    def __init__(self) -> None:
-        self._seen: list[pd.DataFrame] = []
-        self._repeated = pd.DataFrame()
+    def __init__(self, reading: FileReading) -> None:
+        self.reading = reading
+        self.kept: deque[JobRows] | None = deque()
         self.clusters: set[str] = set()
+        self._kept_bytes = 0
+        self._seen: list[tuple[pd.DataFrame, RowTexts | None]] = []
+        self._repeated = pd.DataFrame()
 
     def add(self, draft: JobRows) -> None:
         """Add the rows of ``draft``."""
         self.clusters |= draft.clusters
-        start = draft.jobs.get("started_at", np.full(len(draft.line), NEVER))
-        pending = draft.jobs["state"] == JobState.PENDING.value if "state" in draft.jobs else False
-        frame = pd.DataFrame(
-            {
-                "line": draft.line,
-                "job": _hashed(draft.jobs["job_id"]) ^ _mixed(draft.jobs["submitted_at"].view(np.int64)),
-                "start": np.where(np.isnat(start), _NOT_STARTED, start.view(np.int64)),
-                "text": draft.fingerprints(),
-                "pending": np.asarray(pending) & np.isnat(start),
-            }
-        )
-        self._seen.append(frame[~draft.skipped & draft.results.accepted & ~np.asarray(draft.jobs["job_id"].isna())])
+        self._seen.append((_run_keys(draft), draft.texts))
+        if self.kept is not None:
+            self.kept.append(draft)
+            self._kept_bytes += len(draft.texts.block.data)
+            if self._kept_bytes > LARGEST_KEPT_BYTES:
+                self.kept = None
+        if self.kept is None:
+            self._seen = [(_with_text(keys, texts), None) for keys, texts in self._seen]
 
     def judge(self) -> None:
         """Give each row a verdict and each run its restart number.
 
         Call it once, after the last :meth:`add`.
         """
-        rows = pd.concat(self._seen, ignore_index=True) if self._seen else pd.DataFrame({"job": [], "line": []})
+        jobs = [keys["job"] for keys, _ in self._seen]
+        repeated = pd.concat(jobs, ignore_index=True).duplicated(keep=False).to_numpy() if jobs else np.array([])
+        parts = np.split(repeated, np.cumsum([len(of_one) for of_one in jobs])[:-1])
+        rows = [
+            _with_text(keys[part], texts) for (keys, texts), part in zip(self._seen, parts, strict=False) if part.any()
+        ]
         self._seen = []
-        self._repeated = _judged(rows[rows["job"].duplicated(keep=False)].copy())
+        if rows:
+            self._repeated = _judged(pd.concat(rows, ignore_index=True))
 
     def apply(self, draft: JobRows) -> None:
         """Set the restart numbers of ``draft``.
@@ -324,6 +333,28 @@ class Runs:
         draft.jobs["restart"] = restart
 
 
+def _run_keys(draft: JobRows) -> pd.DataFrame:
+    """Return what tells the runs in ``draft`` apart, without the texts of their rows."""
+    start = draft.runs.started
+    pending = draft.jobs["state"] == JobState.PENDING.value if "state" in draft.jobs else False
+    keys = pd.DataFrame(
+        {
+            "row": np.arange(len(draft.line)),
+            "line": draft.line,
+            "job": _hashed(draft.jobs["job_id"]) ^ _mixed(draft.jobs["submitted_at"].view(np.int64)),
+            "start": np.where(np.isnat(start), _NOT_STARTED, start.view(np.int64)),
+            "pending": np.asarray(pending) & np.isnat(start),
+        }
+    )
+    counted: pd.DataFrame = keys[~draft.skipped & draft.runs.known & ~np.asarray(draft.jobs["job_id"].isna())]
+    return counted
+
+
+def _with_text(keys: pd.DataFrame, texts: RowTexts | None) -> pd.DataFrame:
+    """Return ``keys`` with a hash of the text of each row."""
+    return keys if texts is None else keys.assign(text=texts.fingerprints(keys["row"].to_numpy()))
+
+
 def _judged(rows: pd.DataFrame) -> pd.DataFrame:
     """Return ``rows`` with a verdict and a restart number, ordered by line.
 
@@ -332,8 +363,6 @@ def _judged(rows: pd.DataFrame) -> pd.DataFrame:
     """
     rows["verdict"] = np.int8(-1)
     rows["restart"] = np.int32(0)
-    if rows.empty:
-        return rows
     rows.loc[rows.duplicated(["job", "text"], keep="first"), "verdict"] = REASONS.index(Reason.DUPLICATE_ROW)
     rows.loc[_superseded(rows[rows["verdict"] < 0]), "verdict"] = REASONS.index(Reason.SUPERSEDED)
     runs = rows[rows["verdict"] < 0].sort_values(["job", "start", "line"], kind="stable")

@@ -59,6 +59,8 @@ _OTHER_FIELDS = (
     *("jobid", "cluster", "clustername", "elapsed", "elapsedraw", "timelimit", "timelimitraw", "nnodes", "allocnodes"),
     *("reqnodes", "reqcpus", "ncpus", "alloccpus", "reqmem", "reqgres", "allocgres"),
 )
+FIELDS_READ = (*(field for fields in SOURCES.values() for field in fields), *_OTHER_FIELDS)
+"""The fields that ``translate`` reads."""
 _LABELS = ("group", "account", "qos", "partition", "exit_code", "tres_requested", "tres_allocated", "node_list")
 _FREE_TEXT = (
     *("jobname", "name", "comment", "admincomment", "systemcomment", "submitline", "workdir", "constraints"),
@@ -131,11 +133,10 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
             hint="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
         )
-    wanted = fields_wanted(reading)
     if isinstance(dialect, Counted):
-        guessable, read = len(dialect.delimiter) < _GUESSABLE_BYTES, read_counted(reading, dialect, wanted)
+        guessable, read = len(dialect.delimiter) < _GUESSABLE_BYTES, read_counted(reading, dialect, FIELDS_READ)
     else:
-        guessable, read = True, read_rows(reading, dialect, wanted)
+        guessable, read = True, read_rows(reading, dialect, FIELDS_READ)
     forgeable = guessable and not {*_FREE_TEXT}.isdisjoint(dialect.names)
     for rows in read:
         reading.tally[REJOINED] += rows.rejoined
@@ -157,12 +158,6 @@ def translate(rows: DelimitedRows, reading: FileReading) -> JobRows:
     The columns of ``rows`` have the names of sacct's fields in lower case.
     """
     return _SacctTranslation(rows, reading).translated()
-
-
-def fields_wanted(reading: FileReading) -> list[str]:
-    """Return the fields that ``translate`` reads."""
-    wanted = [field for name, fields in SOURCES.items() if reading.wants(name) for field in fields]
-    return [*wanted, "jobid", "cluster", "clustername"] if reading.only else [*wanted, *_OTHER_FIELDS]
 
 
 def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
@@ -275,14 +270,14 @@ class _SacctTranslation(Translation):
         if (states := self.rows.column(*SOURCES["state"])) is not None:
             self.read_states(states)
         self._read_times()
-        if self.reading.only is None:
-            self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
-            elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
-            self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
-            self._complete_runs(elapsed)
-            self._read_sizes()
-            self._read_labels()
-            self.reading.tally[STEPS] += int(skipped.sum())
+        self.note_runs()
+        self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
+        elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
+        self.results.refuse(elapsed < 0, Reason.NEGATIVE_RUN_TIME)
+        self._complete_runs(elapsed)
+        self._read_sizes()
+        self._read_labels()
+        self.reading.tally[STEPS] += int(skipped.sum())
         clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
         return self.draft(skipped=skipped, clusters=clusters)
 
@@ -302,7 +297,7 @@ class _SacctTranslation(Translation):
     def _read_times(self) -> None:
         before: Instants | None = None
         for name in ("submitted_at", "eligible_at", "started_at", "ended_at"):
-            if self.rows.column(*SOURCES[name]) is not None and self.reading.wants(name):
+            if self.rows.column(*SOURCES[name]) is not None:
                 self.jobs[name] = self.times(*SOURCES[name], not_before=before)
                 before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 

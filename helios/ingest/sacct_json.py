@@ -71,7 +71,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
         reading.tally[REPAIRED_START] += _has_wrong_start(job)
         return [fields]
 
-    wanted = [name for name in sacct.fields_wanted(reading) if name in FIELDS]
+    wanted = [name for name in sacct.FIELDS_READ if name in FIELDS]
     for rows in read_records(reading, "jobs.item", records_of, wanted):
         yield sacct.translate(rows, reading)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.ingest.checks import Mask
-from helios.ingest.parse import distinct_texts
+from helios.ingest.parse import all_digits, distinct_texts
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 
@@ -27,6 +28,9 @@ _MEMORY_PER_CPU_FLAGS = (2**63, 2**31)
 # Slurm makes the number of a GRES type from the bytes of its name: g + (p << 8) + (u << 16). Up to 17.11 sacct
 # printed that number instead of "gpu" where the plugin was not loaded.
 _GPU_NAMES = frozenset({"gpu", str(ord("g") + (ord("p") << 8) + (ord("u") << 16))})
+
+# Texts whose values are remembered from one block of rows to the next.
+_REMEMBERED = 50_000
 
 _MEMORY = re.compile(r"(\d{1,20}(?:\.\d+)?)([KMGTPE]?)B?([cn]?)", re.ASCII)
 # A pending array is printed as 12_[3-7%2], and cut to 12_[3,5,7,... where it is long.
@@ -144,7 +148,7 @@ def job_ids(texts: pa.Array) -> JobIds:
 
     Ids are ``12``, ``12_3`` and ``12_[4-9]`` (job arrays), and ``12+1`` (heterogeneous jobs). Ids with a dot are steps.
     """
-    if _matches(texts, r"^\d+$").all():
+    if all_digits(texts):
         return _plain_ids(len(texts))
     parts = pc.extract_regex(texts, _JOB_ID)
     master, task, offset = (_part(parts, name) for name in ("master", "task", "offset"))
@@ -174,6 +178,7 @@ def _matches(texts: pa.Array, pattern: str) -> Mask:
     return np.asarray(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _tres(text: str) -> Tres:
     counts: dict[str, float] = {}
     typed: dict[str, float] = {}
@@ -197,6 +202,7 @@ def _tres(text: str) -> Tres:
     )
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _gres(text: str) -> Tres:
     gpus, kinds = np.nan, set()
     # An index list, as (IDX:0-1), may hold commas itself.

@@ -69,8 +69,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
     told = _UNIX_START.search(start)
     reading.tally[NO_START] += told is None
     dialect = Dialect(names=FIELDS, separator=b" ", squeezed=True, comment=b";")
-    columns = ["job", "submit", "wait", "status"] if reading.only else FIELDS
-    for rows in read_rows(reading, dialect, columns):
+    for rows in read_rows(reading, dialect, FIELDS):
         yield _draft(rows, reading, float(told[1]) if told else 0.0)
 
 
@@ -110,17 +109,17 @@ def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> Jo
     job.jobs["submitted_at"] = job.instants(submitted_s)
     left_queue_s = submitted_s + job.numbers("wait")
     job.jobs["started_at"] = job.instants(left_queue_s)
-    if reading.only is None:
-        _read_run(job, left_queue_s)
-        given, asked = job.numbers("procs"), job.numbers("requested_procs")
-        job.jobs["cpus"] = np.where(given > 0, given, asked)
-        job.jobs["cpus_requested"] = np.where(asked > 0, asked, np.nan)
-        job.jobs["gpus"] = np.zeros(len(rows))
-        job.jobs["time_limit_s"] = job.numbers("requested_time")
-        job.jobs["memory_mib"] = job.numbers("requested_memory") / KIB_PER_MIB * np.where(asked > 0, asked, given)
-        job.read_categories(user="user", group="group")
-        job.jobs["partition"] = category(pc.coalesce(job.texts("queue"), job.texts("partition")))
-        job.read_strings(name="executable")
+    job.note_runs()
+    _read_run(job, left_queue_s)
+    given, asked = job.numbers("procs"), job.numbers("requested_procs")
+    job.jobs["cpus"] = np.where(given > 0, given, asked)
+    job.jobs["cpus_requested"] = np.where(asked > 0, asked, np.nan)
+    job.jobs["gpus"] = np.zeros(len(rows))
+    job.jobs["time_limit_s"] = job.numbers("requested_time")
+    job.jobs["memory_mib"] = job.numbers("requested_memory") / KIB_PER_MIB * np.where(asked > 0, asked, given)
+    job.read_categories(user="user", group="group")
+    job.jobs["partition"] = category(pc.coalesce(job.texts("queue"), job.texts("partition")))
+    job.read_strings(name="executable")
     return job.draft(skipped=skipped)
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from helios.ingest.checks import CheckResults, Mask, Reason
 from helios.ingest.delimited import DelimitedRows
-from helios.ingest.job_rows import FileReading, JobRows
-from helios.ingest.parse import Instants, category, durations, instants, job_states, numbers, strings
+from helios.ingest.job_rows import FileReading, JobRows, RunKeys
+from helios.ingest.parse import NEVER, Instants, category, durations, instants, job_states, numbers, strings
 
 MIB_PER_GIB = 1024.0
 
@@ -35,6 +35,8 @@ class Translation:
         The columns so far.
     results : CheckResults
         Check result of each row.
+    runs : RunKeys, optional
+        See :meth:`note_runs`.
     """
 
     def __init__(self, rows: DelimitedRows, reading: FileReading) -> None:
@@ -42,6 +44,7 @@ class Translation:
         self.reading = reading
         self.jobs: dict[str, Any] = {}
         self.results = CheckResults(len(rows))
+        self.runs: RunKeys | None = None
 
     def texts(self, *fields: str) -> pa.Array:
         """Return the texts of a field."""
@@ -101,6 +104,15 @@ class Translation:
         """Return the rows in one of ``states``, shape (n_rows,)."""
         return np.asarray(self.jobs["state"].isin(states))
 
+    def note_runs(self) -> None:
+        """Take note of which rows have an id and times, and of their starts.
+
+        They tell the runs of a requeued job apart, whatever else is wrong with a row and however its start is
+        completed later. Without a call, those of the finished translation do.
+        """
+        started = self.jobs.get("started_at", np.full(len(self.rows), NEVER))
+        self.runs = RunKeys(known=self.results.accepted, started=started)
+
     def run_time_s(self) -> NDArray[np.float64]:
         """Return end less start, s."""
         lasted: NDArray[np.float64] = (self.jobs["ended_at"] - self.jobs["started_at"]) / np.timedelta64(1, "s")
@@ -111,14 +123,15 @@ class Translation:
 
         The arguments are described at :class:`JobRows`. With ``skipped`` None, no row is skipped.
         """
+        if self.runs is None:
+            self.note_runs()
+        assert self.runs is not None
         return JobRows(
             jobs=self.jobs,
-            line=self.rows.line,
+            runs=self.runs,
             results=self.results,
             skipped=np.zeros(len(self.rows), dtype=np.bool_) if skipped is None else skipped,
             refused=self.rows.refused,
-            bytes_read=self.rows.block.bytes_read,
             texts=self.rows.texts,
-            fingerprints=self.rows.fingerprints,
             clusters=clusters,
         )

@@ -7,7 +7,6 @@ from math import sqrt
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import gammaincinv, stdtrit  # scipy.stats takes a second to import
 
 CONFIDENCE = 0.95
 _UPPER = (1 + CONFIDENCE) / 2
@@ -33,7 +32,7 @@ def confidence_interval(
     # Both the draws and the blocks are few, and the uncertainties of the spread add up.
     degrees = n - 1.0 if independent is None else 1 / (1 / (n - 1) + 1 / (independent - 1))
     wider = 1.0 if independent is None else independent / (independent - 1)
-    half = float(stdtrit(degrees, _UPPER)) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
+    half = _student_t(degrees) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
     return value - half, value + half
 
 
@@ -45,12 +44,14 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | No
     n = len(values)
     if n < 2:
         return None, None
-    mean, half = float(values.mean()), float(stdtrit(n - 1, _UPPER)) * float(np.std(values, ddof=1)) / sqrt(n)
+    mean, half = float(values.mean()), _student_t(n - 1) * float(np.std(values, ddof=1)) / sqrt(n)
     return mean - half, mean + half
 
 
 def poisson_interval(events: int, days: float) -> tuple[float, float]:
     """Return the exact 95 % interval of a daily rate (Garwood 1936)."""
+    from scipy.special import gammaincinv  # noqa: PLC0415 - see _student_t
+
     low = float(gammaincinv(events, 1 - _UPPER)) if events else 0.0
     return low / days, float(gammaincinv(events + 1, _UPPER)) / days
 
@@ -63,3 +64,10 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
     return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
+
+
+def _student_t(degrees: float) -> float:
+    # scipy.stats takes a second to import.
+    from scipy.special import stdtrit  # noqa: PLC0415 - a fifth of a second; the tables of most commands need none
+
+    return float(stdtrit(degrees, _UPPER))

@@ -82,6 +82,7 @@ class FrameKind:
                     for column in self.columns
                 },
                 index=frame.index,
+                copy=False,
             )
         except (ValueError, TypeError) as reason:
             raise FrameInvalid(f"a {self.name} frame has a column of the wrong type: {reason}") from reason

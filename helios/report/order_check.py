@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from helios.choices import ResampledUnit
 from helios.metrics.statistics import mean_interval
-from helios.report.significance import ResampledUnit
 
 NOTICED = 0.1
 """Relative difference of mean waits below which it is called chance."""

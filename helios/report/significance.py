@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import expm1, log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.choices import ResampledUnit
 from helios.metrics.queue import DAY_S, FEWEST_DAYS, QueueSummary
 from helios.metrics.statistics import CONFIDENCE, confidence_interval
 from helios.report.whatif import Run, WhatIf
@@ -35,15 +35,6 @@ CHANCE_RATIO = 5.0
 CRITERIA = {"mean_wait_s": "Mean wait", "p99_wait_s": "p99", "max_wait_s": "Longest", "mean_wait_large_s": "Mean, >8"}
 
 Floats = NDArray[np.float64]
-
-
-class ResampledUnit(StrEnum):
-    """What is resampled."""
-
-    USERS = "users"
-    WEEKS = "weeks"
-    DAYS = "days"
-    SEEDS = "seeds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

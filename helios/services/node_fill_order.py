@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from helios.actions import FillFirst
+from helios.choices import Domain
 from helios.model import NodePower, Snapshot
 from helios.model.hostlist import expand
-from helios.ports import Domain
 from helios.units import count_in_words, rounded_duration
 
 OVERRUN = 0.3

@@ -75,6 +75,7 @@ Applying changes
 The compiled core (:mod:`helios.simulate.core.events`) keeps its state in plain arrays and can stop before any moment.
 """
 
+from helios.choices import Backfill
 from helios.errors import JobLargerThanPartition, PartitionUnknown
 from helios.simulate.ageing import Ageing, LongestWaits
 from helios.simulate.cluster import SimCluster
@@ -84,7 +85,7 @@ from helios.simulate.core.wait_bound import WaitBound
 from helios.simulate.job_trace import JobTrace
 from helios.simulate.node_usage import NodeHolding, NodeTally
 from helios.simulate.orders import ORDERS
-from helios.simulate.replay import RESERVING, Backfill, Placement, Replay, replay
+from helios.simulate.replay import RESERVING, Placement, Replay, replay
 from helios.simulate.snapshot import Predictions
 from helios.simulate.workload import ClusterShape, Workload
 

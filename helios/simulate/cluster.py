@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from helios.actions import JobAction, JobSetting, NodeAction, NodeOutcome, Outcome, Reorder, Result
 from helios.changes import GONE as NOT_PENDING
 from helios.changes import TOO_LONG, SettingChange, ValueMapping, setting_changes
+from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
 from helios.simulate.cluster_nodes import NodeActions, Sleep
@@ -46,7 +47,7 @@ from helios.simulate.core.stepping import (
 )
 from helios.simulate.node_usage import NodeTally, node_holding, node_tally
 from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S
-from helios.simulate.replay import MODES, PLACES, Backfill, Placement
+from helios.simulate.replay import MODES, PLACES, Placement
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.snapshot import Frames, Jobs, SnapshotBuilder, encode, pending_queue, times, unique_ids
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits

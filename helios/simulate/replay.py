@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import STEP_S
 from helios.ports import RUN_TIME, Order, ReplayPredictor
@@ -46,15 +47,6 @@ WEIGHTS = {0.1: (1.0, 0.0, 0.0), 0.5: (0.0, 1.0, 0.0), 0.9: (0.0, 0.0, 1.0), Non
 """Weights of p10, p50 and p90 in the run time that backfill plans with; None: the expected run time."""
 EVENTS_PER_REPORT = 200_000
 MOMENTS_PER_REPORT = 1_000
-
-
-class Backfill(StrEnum):
-    """Which jobs may start before a head of the queue that does not fit."""
-
-    NONE = "none"
-    SKIP = "skip"
-    EASY = "easy"
-    NODES = "nodes"
 
 
 class Placement(StrEnum):

@@ -36,8 +36,9 @@ from helios.actions import (
     RevertNodes,
     SoftLimit,
 )
+from helios.choices import Domain
 from helios.model import NODE_STATES, QUEUE, STEP_S, NodePower, Snapshot
-from helios.ports import Domain, Service
+from helios.ports import Service
 from helios.services.registry import find_flaws, make_service
 from helios.testing.builders import (
     NOON,

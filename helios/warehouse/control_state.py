@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select, update
 
+from helios.choices import Domain
 from helios.errors import LeaseLost, NoSuchCluster
 from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES
-from helios.ports import LONGEST_LEASE, Domain
+from helios.ports import LONGEST_LEASE
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import column_types, frame_of, stored_frame, stored_time

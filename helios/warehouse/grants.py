@@ -13,8 +13,8 @@ from datetime import timedelta
 
 from sqlalchemy import Connection, Engine
 
+from helios.choices import Domain
 from helios.errors import UsageError
-from helios.ports import Domain
 from helios.warehouse.engine import writing
 
 YOUNGEST_DELETED = timedelta(days=7)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import pandas as pd
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, func, insert, select
 
+from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated
 from helios.model import (
     COVERAGE,
@@ -24,7 +25,6 @@ from helios.model import (
     Batch,
     FrameKind,
 )
-from helios.ports import Domain
 from helios.warehouse import grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
 from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk

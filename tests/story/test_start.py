@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,12 +10,18 @@ from helios.cli.main import COMMANDS, imported
 
 # What takes a tenth of a second and more to import, and only some commands need.
 HEAVY = ("alembic", "apscheduler", "lightgbm", "matplotlib", "numba")
+NEVER_FOR_HELP = (*HEAVY, "jinja2", "pandas", "pyarrow", "scipy", "sklearn", "sqlalchemy")
 
 
-def loaded_by(code: str, *, of: tuple[str, ...]) -> list[str]:
+def loaded_by(code: str, *, of: tuple[str, ...], folder: Path | None = None) -> list[str]:
     asked = f"import sys\n{code}\nprint(*(name for name in {of!r} if name in sys.modules))"
-    answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=folder)
     return answer.stdout.split("\n")[-2].split()
+
+
+def loaded_by_running(*words: str, of: tuple[str, ...], folder: Path | None = None) -> list[str]:
+    command = f"sys.argv = {['helios', *words]!r}\ntry:\n    helios.cli.main.main()\nexcept SystemExit: pass"
+    return loaded_by(f"import helios.cli.main\n{command}", of=of, folder=folder)
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"])
@@ -24,9 +31,19 @@ def test_what_neither_predicts_nor_draws_does_not_wait_for_it(command: str) -> N
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_help_and_version_enter_no_room(option: str) -> None:
-    command = f"sys.argv = ['helios', {option!r}]\ntry:\n    helios.cli.main.main()\nexcept SystemExit: pass"
-    run = f"import helios.cli.main\n{command}"
-    assert loaded_by(run, of=(*HEAVY, "pandas", "sqlalchemy")) == []
+    assert loaded_by_running(option, of=(*HEAVY, "pandas", "sqlalchemy")) == []
+
+
+@pytest.mark.parametrize("words", ["config show", "why --help", "whatif --help", "whatif explain --help"])
+def test_settings_and_the_help_of_a_command_need_no_heavy_module(words: str, tmp_path: Path) -> None:
+    assert loaded_by_running(*words.split(), of=NEVER_FOR_HELP, folder=tmp_path) == []
+
+
+def test_a_load_needs_no_model_and_no_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELIOS_DATABASE_URL", f"sqlite:///{tmp_path}/helios.db")
+    (tmp_path / "jobs.txt").write_text("JobIDRaw|Submit|State\n1|2026-09-01T00:00:00|PENDING\n")
+    heavy = ("apscheduler", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
+    assert loaded_by_running("trace", "load", "jobs.txt", of=heavy, folder=tmp_path) == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -20,8 +20,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
+from helios.choices import Domain
 from helios.model import STEP_S, Demand, Snapshot
-from helios.ports import Domain
 from helios.services.energy_saving.node_choice import Node, pool_nodes, to_sleep, to_wake
 from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import PublishedRule

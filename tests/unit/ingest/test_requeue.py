@@ -1,8 +1,12 @@
+from dataclasses import replace
 from itertools import groupby
 
+import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helios.ingest import open_trace, reader
 from tests.unit.ingest.builders import a_sacct_file, a_sacct_row, read
 
 
@@ -56,3 +60,31 @@ def test_numbers_agree_with_plain_sorting_however_far_apart_runs_lie(tmp_path_fa
     jobs = read(a_sacct_file(tmp_path_factory.mktemp("runs"), *rows), rows_per_batch=rows_per_batch).jobs
     found = zip(jobs["job_id"].astype(int), jobs["started_at"].dt.minute, strict=True)
     assert jobs["restart"].tolist() == [expected[run] for run in found]
+
+
+def test_two_exports_of_a_job_that_never_started_are_one_run(tmp_path):
+    cancelled = {"State": "CANCELLED by 7", "NodeList": "None assigned", "End": "2021-05-01T12:01:00", "JobName": "a"}
+    batch = read(a_sacct_file(tmp_path, a_run(1, **cancelled), a_run(1, **cancelled | {"JobName": "b"})))
+    assert batch.jobs["started_at"].isna().tolist() == [True] and batch.jobs["restart"].tolist() == [0]
+    assert batch.rejects["reason"].tolist() == ["superseded by a later row of the same run"]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2_000])
+def test_a_file_too_large_to_keep_gives_the_same(tmp_path, monkeypatch, kept_bytes):
+    rows = [a_run(minute % 7, JobIDRaw=str(minute % 4), JobID=str(minute % 4)) for minute in range(40)]
+    path = a_sacct_file(tmp_path, *rows, a_run(1, Submit="soon"))
+    whole = read(path)
+    monkeypatch.setattr(reader, "LARGEST_KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(reader, "ROWS_PER_BATCH", 3)
+    again = read(path, rows_per_batch=3)
+    pd.testing.assert_frame_equal(again.jobs, whole.jobs, check_categorical=False, check_dtype=False)
+    pd.testing.assert_frame_equal(again.rejects, whole.rejects, check_categorical=False, check_dtype=False)
+    assert again.notes == whole.notes and len(whole.rejects) > 2 and whole.jobs["restart"].max() > 0
+
+
+def test_a_small_file_is_read_once(tmp_path, monkeypatch):
+    trace, passes = open_trace(a_sacct_file(tmp_path, a_run(1, Cluster="c"))), []
+    layout = reader.LAYOUTS[trace.format]
+    drafts = lambda reading: passes.append(reading) or layout.drafts(reading)  # noqa: E731
+    monkeypatch.setitem(reader.LAYOUTS, trace.format, replace(layout, drafts=drafts))
+    assert trace.cluster and list(trace.read()) and len(passes) == 1
