@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import Phase, settings
 
+from helios.jit import cache_folder
 from tests.reaper import REAPER
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
+# Commands that tests start with another home find the compiled code all the same.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))
 # A mutant needs one example that it fails, not the smallest.
 settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("ci" if os.environ.get("CI") else "here")

@@ -8,6 +8,9 @@ import venv
 from pathlib import Path
 
 import pytest
+from numba.core.caching import UserProvidedCacheLocator
+
+from helios.jit import cache_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +35,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel], check=True
     )
     # Compiled code goes by the content of the sources, which are the same: the test need not compile them once more.
-    for compiled in (ROOT / "helios").rglob("__pycache__/*.nb[ci]"):
-        there = Path(site, compiled.relative_to(ROOT))
-        if there.parent.parent.is_dir():  # a package that was removed may have left a cache behind
-            there.parent.mkdir(exist_ok=True)
-            shutil.copy2(compiled, there)
+    for source in (ROOT / "helios").rglob("*.py"):
+        theirs = Path(site, source.relative_to(ROOT))
+        before, after = (UserProvidedCacheLocator.get_suitable_cache_subpath(str(path)) for path in (source, theirs))
+        for compiled in cache_folder().glob(f"*/{before}"):
+            shutil.copytree(compiled, folder / "compiled" / compiled.parent.name / after, dirs_exist_ok=True)
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     # A plain path entry runs no .pth of the borrowed folder, so the editable install there stays invisible.
     (Path(site) / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
@@ -47,6 +50,7 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
+        "NUMBA_CACHE_DIR": str(installed.parents[1] / "compiled"),
         "HELIOS_DATABASE_URL": f"sqlite:///{folder}/helios.db",
     }
     return subprocess.run(
