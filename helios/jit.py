@@ -1,4 +1,4 @@
-"""Compiled code: how it is kept on disk, and how it receives tables.
+"""Compiled code on disk, and the tables that it receives.
 
 Functions that Python calls are compiled at their first call and kept in a folder named by a digest of the sources they
 may depend on, so an edit of any of these files has them compiled anew. ``helios compile`` compiles all of them.
@@ -48,7 +48,10 @@ def inline_jit(function: _Function, **options: Any) -> _Function:
 
 
 def cached_jit(function: _Function, **options: Any) -> _Function:
-    """Compile ``function`` at its first call, and keep it on disk with everything that it calls."""
+    """Compile ``function`` at its first call, and keep it on disk.
+
+    What is kept holds everything that it calls.
+    """
     settings: Any = config
     before = settings.CACHE_DIR
     settings.CACHE_DIR = str(cache_folder() / digest(function.__module__))
@@ -75,7 +78,10 @@ def entry_point(function: _Function) -> _Function:
 
 
 def cache_folder() -> Path:
-    """Return the folder of all compiled code: NUMBA_CACHE_DIR, or one in the user's cache."""
+    """Return the folder of all compiled code.
+
+    NUMBA_CACHE_DIR names it; else it is in the user's cache.
+    """
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         return Path(given)
@@ -84,7 +90,10 @@ def cache_folder() -> Path:
 
 @cache
 def digest(module: str) -> str:
-    """Return a digest of the sources of ``module`` and of all Helios modules that it imports, directly or not."""
+    """Return a digest of the sources that ``module`` may depend on.
+
+    Its own, and those of all Helios modules that it imports, directly or not.
+    """
     told = hashlib.sha256()
     for name, source in sorted(_sources(module).items()):
         told.update(f"{name} {len(source)}\n".encode())
@@ -104,7 +113,10 @@ def _sources(module: str) -> dict[str, bytes]:
 
 @cache
 def _read(module: str) -> tuple[bytes, tuple[str, ...]]:
-    """Return the source of a module and the Helios modules that it names; nothing for what is no module."""
+    """Return the source of a module and the Helios modules that it names.
+
+    Both are empty for what is no module.
+    """
     place = _file_of(module)
     if place is None:
         return b"", ()
@@ -171,18 +183,30 @@ class Table:
         ValueError
             An array is not in C order.
         """
-        values = list(self)
-        words = np.array([word for value in values for word in _words(value)], dtype=np.int64)
-        object.__setattr__(self, "_words", words)
-        object.__setattr__(self, "address", words.ctypes.data)
-        object.__setattr__(self, "_numba_type_", _type_of(cast(Any, type(self)), tuple(map(_layout, values))))
+        words, layouts = list[int](), list[Any]()
+        for value in self:
+            if isinstance(value, Table):
+                words.append(value.address)
+                layouts.append(cast(Any, value)._numba_type_)
+            elif isinstance(value, tuple):
+                words += value
+                layouts.append(len(value))
+            elif value.flags.c_contiguous:
+                words += [value.ctypes.data, *value.shape]
+                layouts.append((value.dtype, value.ndim, value.flags.writeable))
+            else:
+                raise ValueError("Compiled code takes only arrays in C order.")
+        block = np.array(words, dtype=np.int64)
+        object.__setattr__(self, "_words", block)
+        object.__setattr__(self, "address", block.ctypes.data)
+        object.__setattr__(self, "_numba_type_", _type_of(cast(Any, type(self)), tuple(layouts)))
 
     def __iter__(self) -> Iterator[Any]:
         """Return the values of the fields, in order."""
         return (getattr(self, field.name) for field in fields(cast(Any, self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make a copy anew from its fields: it lies elsewhere."""
+        """Return what makes a copy, which lies elsewhere."""
         return type(self), tuple(self)
 
     def by_name(self) -> dict[str, Any]:
@@ -190,37 +214,16 @@ class Table:
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
 
 
-def _words(value: Any) -> list[int]:
-    if isinstance(value, Table):
-        return [value.address]
-    if isinstance(value, tuple):
-        return list(value)
-    if not value.flags.c_contiguous:
-        raise ValueError("Compiled code takes only arrays in C order.")
-    return [value.ctypes.data, *value.shape]
-
-
-def _layout(value: Any) -> Any:
-    if isinstance(value, Table):
-        return cast(Any, value)._numba_type_
-    if isinstance(value, tuple):
-        return len(value)
-    return value.dtype, value.ndim, value.flags.writeable
-
-
 @cache
 def _type_of(kind: type, layouts: tuple[Any, ...]) -> _TableType:
-    names = [field.name for field in fields(cast(Any, kind))]
-    return _TableType(kind.__qualname__, dict(zip(names, map(_member, layouts), strict=True)))
-
-
-def _member(layout: Any) -> Any:
-    if isinstance(layout, _TableType):
-        return layout
-    if isinstance(layout, int):
-        return types.UniTuple(types.int64, layout)
-    dtype, dimensions, writeable = layout
-    return types.Array(from_dtype(dtype), dimensions, "C", readonly=not writeable)
+    members = dict[str, Any]()
+    for field, layout in zip(fields(cast(Any, kind)), layouts, strict=True):
+        if isinstance(layout, tuple):
+            dtype, dimensions, writeable = layout
+            members[field.name] = types.Array(from_dtype(dtype), dimensions, "C", readonly=not writeable)
+        else:
+            members[field.name] = types.UniTuple(types.int64, layout) if isinstance(layout, int) else layout
+    return _TableType(kind.__qualname__, members)
 
 
 _WORD = ir.IntType(64)
@@ -290,7 +293,7 @@ def _lowered(context: Any, builder: Any, kind: Any, block: Any, name: str) -> An
 
 
 def _word(builder: Any, block: Any, place: int) -> Any:
-    """Read a word, of which the compiler is told that it never changes."""
+    """Read a word that never changes, and tell the compiler so."""
     word = builder.load(builder.gep(block, [ir.IntType(32)(place)]))
     word.set_metadata("invariant.load", builder.module.add_metadata([]))
     return word

@@ -262,6 +262,7 @@ COMMANDS = (
     Command(name="slurm-resume", after="slurm-pause", words="resume", live=True),
 )
 LEFT_OUT = {
+    "compile": "it answers with a count and a folder",
     "daemon": "it runs until it is told to stop; what its cycles do is in the cycles",
     "db grant": "it needs PostgreSQL",
     "nightly": "its window ends now; its parts are model nightly and report nightly",

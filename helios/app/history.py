@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -32,6 +33,8 @@ class LoadedHistory:
         Messages for a person from the reading.
     machine : RecordedMachine, optional
         The cluster's nodes, where a file describes them.
+    trained : dict
+        Models of the jobs that had ended by a moment, by moment and seed, so that each is trained once.
     """
 
     cluster: str
@@ -39,6 +42,7 @@ class LoadedHistory:
     timezone: str
     notes: tuple[str, ...] = ()
     machine: RecordedMachine | None = None
+    trained: dict[tuple[datetime, int], Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def ingest(

@@ -99,10 +99,22 @@ class DrawnWindow:
     request : WhatIfRequest
     setup : ReplaySetup
         The window as it was.
+
+    Parameters
+    ----------
+    model : DurationModel, optional
+        Trained on what had ended before the window; None: it is trained here.
     """
 
-    def __init__(self, history: LoadedHistory, request: WhatIfRequest, *, progress: Progress = no_progress) -> None:
-        self._history, self._progress = history, progress
+    def __init__(
+        self,
+        history: LoadedHistory,
+        request: WhatIfRequest,
+        *,
+        model: DurationModel | None = None,
+        progress: Progress = no_progress,
+    ) -> None:
+        self._history, self._given, self._progress = history, model, progress
         self.request = replace(request, plans=[CHECKED[Orders.PREDICTIONS]])
         self.setup = prepare_replay(history, self.request)
         self._resampler = resampler_for(self.setup)
@@ -113,6 +125,8 @@ class DrawnWindow:
 
         None: too little had ended.
         """
+        if self._given is not None:
+            return self._given
         return train_predictor(self._history, self.setup, self.request, self._progress)
 
     @property

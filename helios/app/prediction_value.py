@@ -20,6 +20,7 @@ from helios.choices import Policy, RunTimes
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
 from helios.ports import Progress, ReplayPredictor, no_progress
+from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from helios.report.models import MODEL, ORACLE, TODAY, OrderValue
 from helios.report.order_check import Orders
@@ -52,6 +53,7 @@ def value_of_predictions(
     train_until: datetime | None,
     test_fraction: float,
     gpu_only: bool = False,
+    model: DurationModel | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> OrderValue:
@@ -64,6 +66,8 @@ def value_of_predictions(
     ----------
     train_until, test_fraction, gpu_only
         As of :func:`helios.app.training.judge`.
+    model : DurationModel, optional
+        The model to begin with; None: it is trained here.
 
     Raises
     ------
@@ -84,7 +88,7 @@ def value_of_predictions(
         default_time_limit_s=site.default_time_limit_s,
         seed=seed,
     )
-    window = DrawnWindow(history, request, progress=progress)
+    window = DrawnWindow(history, request, model=model, progress=progress)
     return OrderValue(
         nodes=window.setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,

@@ -323,12 +323,15 @@ def train_before(
     if before.empty:
         return None
     opening = jobs["submitted_at"].min().to_pydatetime()
-    try:
-        return train(
-            before, cluster=history.cluster, until=opening, seed=seed, timezone=history.timezone, progress=progress
-        )
-    except NotEnoughHistory:
-        return None
+    if (opening, seed) not in history.trained:
+        try:
+            history.trained[opening, seed] = train(
+                before, cluster=history.cluster, until=opening, seed=seed, timezone=history.timezone, progress=progress
+            )
+        except NotEnoughHistory:
+            return None
+    model: DurationModel = history.trained[opening, seed]
+    return model
 
 
 def predictor_for(setup: ReplaySetup, taught: DurationModel | None, request: WhatIfRequest) -> ReplayTrainedPredictor:

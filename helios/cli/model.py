@@ -299,7 +299,7 @@ def evaluate(
         worth = None
         if value:
             target = ReplayTarget(**machine.of(settings, history.machine), draws=draws)
-            worth = value_or_reason(history, target, **judged)
+            worth = value_or_reason(history, target, model=evaluation.model, **judged)
     say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]

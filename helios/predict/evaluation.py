@@ -7,7 +7,7 @@ submission.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,6 +42,8 @@ class Evaluation:
         Scores of predictions of the same jobs made again at their start. None where no job waited.
     notes : tuple of str
         Limits of the scores, for a person.
+    model : DurationModel, optional
+        The model as trained first.
     """
 
     cluster: str
@@ -53,6 +55,7 @@ class Evaluation:
     controls: Mapping[str, Scores]
     figures_at_start: Scores | None = None
     notes: tuple[str, ...] = ()
+    model: DurationModel | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as plain values, the model's at the top level."""
@@ -142,6 +145,7 @@ def evaluate(
         train_jobs=model.jobs,
         jobs=len(tested),
         model_id=model.model_id,
+        model=model,
         figures=figures,
         figures_at_start=_figures_at_start(walk, tested, judged),
         controls=controls,

@@ -292,7 +292,10 @@ def note_outlived(levels: Any, log_run: float, log_limit: float) -> None:
 
 @inline_jit
 def _push(heap_s: Any, heap: Any, length: Any, moment_s: int, item: int) -> None:
-    """Add a moment to a heap, whose first is the earliest, of equal ones that of the smallest item."""
+    """Add a moment to a heap.
+
+    The first of a heap is the earliest, and of equal ones that of the smallest item.
+    """
     place = length[0]
     length[0] += 1
     while place > 0:
@@ -860,9 +863,9 @@ class RecordedWalk:
 
 
 def known_events(walk: RecordedWalk, run_s: NDArray[np.int64]) -> Known:
-    """Return the starts and ends that ``walk`` has recorded and not yet learned, with room for those of all jobs.
+    """Return the recorded starts and ends that ``walk`` has not learned yet.
 
-    ``run_s`` are the run times of the jobs; 0 where unknown.
+    There is room for those of all jobs. ``run_s`` are the run times of the jobs; 0 where unknown.
     """
     past = walk.timeline.state.past
     starts, starts_s, ends, ends_s = walk.rest()

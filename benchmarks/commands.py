@@ -1,0 +1,148 @@
+"""CPU seconds of the commands that a person waits for, the first time and again, beside simple controls in one run.
+
+    python -m benchmarks.commands [--only whatif,rehearse] [--again-only] [--json]
+
+Each command is a process of its own, whose CPU time (user and system, with that of its children) is counted from
+the start of Python to the end. ``first`` has an empty cache of compiled code, as on a fresh machine where ``helios
+compile`` has not run; ``again`` has what the first left there. ``ask`` is the goal of the design. The traces come from
+the folder that HELIOS_TRACES names.
+
+The control of a command that learns is one LightGBM fit of a quantile on the raw columns of the same file and its
+prediction of the last half: no features, no replay. That of a command that only prints is ``import pandas``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.traces import TRACES
+
+VENUS = ["--trace", str(TRACES / "helios_venus_mar-aug2020.csv.gz"), "--timezone", "Asia/Shanghai"]
+KTH = ["--trace", str(TRACES / "KTH-SP2-1996-2.1-cln.swf.gz")]
+PHILLY_NODES = ["--series", str(TRACES / "philly_nodes_oct-nov2017.csv.gz")]
+MACHINE = ["--nodes", "133", "--gpus-per-node", "8", "--oversized", "skip"]
+RAW_FIT = """
+import sys
+import lightgbm
+import pandas
+jobs = pandas.read_csv(sys.argv[1]).assign(at=lambda jobs: pandas.to_datetime(jobs.submit_time).astype("int64"))
+columns = ["at", "gpu_num", "cpu_num", "node_num"]
+past, later = jobs.iloc[: len(jobs) // 2], jobs.iloc[len(jobs) // 2 :]
+model = lightgbm.LGBMRegressor(objective="quantile", alpha=0.5, n_estimators=300, num_leaves=63, verbose=-1, n_jobs=1)
+model.fit(past[columns], past.duration).predict(later[columns])
+"""
+FIT = [sys.executable, "-c", RAW_FIT, VENUS[1]]
+PANDAS = [sys.executable, "-c", "import pandas"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, its control, and the CPU seconds asked of it the first time and again; None: nothing was asked."""
+
+    name: str
+    arguments: list[str]
+    control: list[str]
+    first: float | None
+    again: float | None
+
+
+COMMANDS = [
+    Command("whatif", ["whatif", *VENUS, *MACHINE, "--draws", "0"], FIT, 30, 22),
+    Command("whatif with its verdict", ["whatif", *VENUS, *MACHINE], FIT, None, None),
+    Command("simulate", ["simulate", "--service", "qssf", *KTH], FIT, 25, 12),
+    Command(
+        "energy whatif",
+        ["energy", "whatif", *VENUS, *MACHINE[:4], "--from", "2020-08-24", "--to", "2020-08-31"],
+        FIT,
+        None,
+        40,
+    ),
+    Command(
+        "forecast evaluate",
+        ["forecast", "evaluate", *VENUS, *MACHINE[:4], "--from", "2020-08-01", "--to", "2020-08-31"],
+        FIT,
+        None,
+        40,
+    ),
+    Command("model evaluate", ["model", "evaluate", *VENUS], FIT, None, 16),
+    Command("--help", ["--help"], PANDAS, None, 0.3),
+    Command("config show", ["config", "show"], PANDAS, None, 0.3),
+    Command("why --help", ["why", "--help"], PANDAS, None, 0.6),
+    Command("whatif --help", ["whatif", "--help"], PANDAS, None, 0.5),
+]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """CPU seconds of a command and its control."""
+
+    name: str
+    first: float | None
+    first_asked: float | None
+    again: float
+    again_asked: float | None
+    control: float
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=lambda names: names.split(","), help="names of commands, by commas")
+    parser.add_argument("--again-only", action="store_true", help="with compiled code of earlier runs")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if not given.json:
+        print(f"{'command':26}{'first':>8}{'asked':>7}{'again':>8}{'asked':>7}{'control':>9}   CPU seconds")
+    for command in COMMANDS:
+        if given.only and command.name not in given.only:
+            continue
+        measured = measure(command, again_only=given.again_only)
+        if given.json:
+            print(json.dumps(asdict(measured)), flush=True)
+        else:
+            print(
+                f"{measured.name:26}{_cell(measured.first):>8}{_cell(measured.first_asked):>7}"
+                f"{_cell(measured.again):>8}{_cell(measured.again_asked):>7}{_cell(measured.control):>9}",
+                flush=True,
+            )
+
+
+def measure(command: Command, *, again_only: bool) -> Measured:
+    """Run a command twice and its control once, in an empty folder."""
+    helios = [sys.executable, "-m", "helios", *command.arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        cache = {} if again_only else {"NUMBA_CACHE_DIR": str(Path(folder) / "compiled")}
+        first = None if again_only else cpu_s(helios, folder, cache)
+        again = cpu_s(helios, folder, cache)
+        control = cpu_s(command.control, folder, {})
+    return Measured(command.name, first, command.first, again, command.again, control)
+
+
+def cpu_s(command: list[str], folder: str, environment: dict[str, str]) -> float:
+    """Return the CPU seconds of a process and its children. Raises CalledProcessError where it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, **environment}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _cell(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:,.1f}" if seconds >= 10 else f"{seconds:.2f}"
+
+
+if __name__ == "__main__":
+    main()
