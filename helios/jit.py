@@ -184,7 +184,8 @@ class Table:
             An array is not in C order.
         """
         words, layouts = list[int](), list[Any]()
-        for value in self:
+        for field in fields(cast(Any, self)):
+            value = getattr(self, field.name)
             if isinstance(value, Table):
                 words.append(value.address)
                 layouts.append(cast(Any, value)._numba_type_)
