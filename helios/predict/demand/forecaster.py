@@ -56,7 +56,7 @@ _PARAMETERS: dict[str, Any] = {
     "feature_pre_filter": False,
     "num_threads": 1,
     "deterministic": True,
-    "force_row_wise": True,
+    "force_col_wise": True,
     "seed": 0,
     "verbose": -1,
 }

@@ -268,7 +268,7 @@ class Ces:
 
         With the mechanism ``keep_awake`` it is the whole keep-awake list, and the nodes to wake.
         """
-        nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
+        nodes = pool_nodes(snapshot)
         if not nodes:
             return []
         pools = self._assess_pools(snapshot, nodes)
