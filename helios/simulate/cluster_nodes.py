@@ -270,13 +270,15 @@ class NodeActions:
         after = self.weight
         if (after != before).any():
             rank_nodes(self._state, after)
+        weights, kind = list(zip(before.tolist(), after.tolist(), strict=True)), type(action).__name__
+        outcome = partial(NodeOutcome, action=kind, setting=NodeSetting.WEIGHT, reason=action.reason)
         for name in names:
             if name not in self._number:
-                yield _outcome(action, NodeSetting.WEIGHT, name)(result=Result.FAILED, remark="there is no such node")
+                yield outcome(node=name, result=Result.FAILED, remark="there is no such node")
                 continue
-            was, now_is = int(before[self._number[name]]), int(after[self._number[name]])
-            outcome = _outcome(action, NodeSetting.WEIGHT, name, before=f"Weight {was}")
-            yield outcome(result=Result.UNCHANGED if was == now_is else Result.DONE, after=f"Weight {now_is}")
+            was, now_is = weights[self._number[name]]
+            result = Result.UNCHANGED if was == now_is else Result.DONE
+            yield outcome(node=name, result=result, before=f"Weight {was}", after=f"Weight {now_is}")
 
 
 def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> Callable[..., NodeOutcome]:
