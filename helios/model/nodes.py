@@ -67,7 +67,10 @@ def pools(nodes: pd.DataFrame) -> pd.Series[Any]:
 
 
 def pool_names(partitions: Iterable[Any], gpu_type: Iterable[Any]) -> list[str]:
-    """Return the pool of each node, as :func:`pools`, from its columns."""
+    """Return the pool of each node from its columns.
+
+    As :func:`pools`.
+    """
     return [
         f"{where} ({what})" if isinstance(what, str) and what else str(where)
         for where, what in zip(partitions, gpu_type, strict=True)

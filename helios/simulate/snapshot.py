@@ -51,9 +51,9 @@ Jobs = NDArray[np.int64]
 
 
 class Coded(NamedTuple):
-    """A column of categories, each of ``codes`` for one of ``words``.
+    """Column of categories.
 
-    -1: missing.
+    Each of ``codes`` stands for one of ``words``, -1 for a missing value.
     """
 
     codes: NDArray[Any]
@@ -162,7 +162,10 @@ def _framed(values: Values) -> Any:
 
 @lru_cache(maxsize=64)
 def _objects(words: tuple[str, ...]) -> NDArray[np.object_]:
-    """Return the words as objects, with what is missing at the end, the place of -1."""
+    """Return the words as objects.
+
+    A missing value stands at the end, which is the place of -1.
+    """
     return np.array([*words, np.nan], dtype=np.object_)
 
 

@@ -301,9 +301,9 @@ def choose_rule(known: KnownDemand, goal: Goal) -> Choice:
 
 
 def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> tuple[int, int]:
-    """Return whole weeks with forecasts before ``day``, as their first step and the one after them.
+    """Return the range of whole weeks with forecasts before ``day``.
 
-    With a partial first day each further step would change the choice.
+    It is their first step and the one after them. With a partial first day each further step would change the choice.
     """
     after = int(np.searchsorted(day_of, day))
     forecast = np.flatnonzero(~np.isnan(known.soon[:after]))
@@ -416,10 +416,10 @@ def _used(known: KnownDemand) -> Iterator[tuple[int, int]]:
 
 
 def _keys(known: KnownDemand, goal: Goal, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
-    """Return a function of the first step of a day and that of a later one.
+    """Return a function that makes the memo's key for some days.
 
-    It returns a digest of all that the choice on these days depends on. The weeks of adjacent days overlap, so each day
-    is read once.
+    Its parameters are the first step of a day and that of a later day. The key is a digest of all that the choice on
+    the days between them depends on. The weeks of adjacent days overlap, so each day is read once.
     """
     inputs = repr((goal, known.ahead_s, known.levels, known.published)).encode()
     coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
