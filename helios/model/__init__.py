@@ -31,7 +31,7 @@ from helios.model.jobs import (
     in_submission_order,
     with_sizes_requested,
 )
-from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pools
+from helios.model.nodes import NODE_STATES, STEP_S, Demand, NodePower, NodeSeries, PowerSettings, pool_names, pools
 from helios.model.slurm_site import (
     NodeGroup,
     PartitionRules,
@@ -83,6 +83,7 @@ __all__ = [
     "Snapshot",
     "in_submission_order",
     "plain_values",
+    "pool_names",
     "pools",
     "seconds_of",
     "with_sizes_requested",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -61,12 +62,19 @@ def pools(nodes: pd.DataFrame) -> pd.Series[Any]:
     Nodes of one pool can stand in for each other: they have exactly the same partitions and the same type of GPU. A
     pool is named by the partitions as the cluster writes them, and the type where there is one: ``gpu,debug (a100)``.
     """
-    partitions, gpu_type = nodes["partitions"].astype(object), nodes["gpu_type"].astype(object)
-    names = [
+    names = pool_names(nodes["partitions"].astype(object), nodes["gpu_type"].astype(object))
+    return pd.Series(names, index=nodes.index, dtype="str", name="pool")
+
+
+def pool_names(partitions: Iterable[Any], gpu_type: Iterable[Any]) -> list[str]:
+    """Return the pool of each node from its columns.
+
+    As :func:`pools`.
+    """
+    return [
         f"{where} ({what})" if isinstance(what, str) and what else str(where)
         for where, what in zip(partitions, gpu_type, strict=True)
     ]
-    return pd.Series(names, index=nodes.index, dtype="str", name="pool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

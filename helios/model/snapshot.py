@@ -130,6 +130,20 @@ class Snapshot:
             return np.full(len(self.pending), getattr(self, name))
         return plain_values(self.pending[name])
 
+    def running_values(self, name: str) -> NDArray[Any]:
+        """Return a column of ``running`` as a plain array.
+
+        As :meth:`pending_values`; ``name`` is a column of ``QUEUE``.
+        """
+        return plain_values(self.running[name])
+
+    def node_values(self, name: str) -> NDArray[Any]:
+        """Return a column of ``nodes`` as a plain array.
+
+        As :meth:`pending_values`; ``name`` is a column of ``NODE_STATES``.
+        """
+        return plain_values(self.nodes[name])
+
 
 def plain_values(column: pd.Series[Any]) -> NDArray[Any]:
     """Return a declared column as ``Snapshot.pending_values`` gives it."""

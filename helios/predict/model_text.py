@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ LARGEST = 1e9
 
 # LightGBM's decision_type: bit 0 categorical, bit 1 missing goes left, bits 2-3 what counts as missing (0: nothing,
 # 2: NaN). Zeros as missing (1) and categories do not occur in Helios' models and are not supported.
-_DECISIONS = (0, 2, 8, 10)
+_DECISIONS = frozenset({0, 2, 8, 10})
 _OBJECTIVE = re.compile(r"quantile|regression|regression_l1|binary sigmoid:1")
 _INT = r"-?[0-9]{1,10}"
 _FLOAT = r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
@@ -172,7 +173,7 @@ def _tree(text: str, number: int, n_features: int) -> Tree:
     }
     for name, values in (splits | leaves).items():
         # A feature may be infinite (a time limit), and so may its threshold.
-        if not np.isfinite(values).all() and name != "threshold":
+        if name != "threshold" and not all(map(isfinite, values.tolist())):
             raise ValueError(f"{where} has a {name} that is not finite")
     _refuse_other_shape(splits, leaves, n_features, where)
     return Tree(
@@ -189,22 +190,23 @@ def _refuse_other_shape(
     splits: dict[str, NDArray[Any]], leaves: dict[str, NDArray[Any]], n_features: int, where: str
 ) -> None:
     """Raise ValueError unless the arrays make one valid tree."""
-    n_splits = len(splits["left_child"])
-    feature, nodes = splits["split_feature"], np.arange(n_splits)
-    if ((feature < 0) | (feature >= n_features)).any():
+    # Lists, because NumPy takes longer for arrays as small as those of a tree.
+    told = {name: values.tolist() for name, values in (splits | leaves).items()}
+    left, right = told["left_child"], told["right_child"]
+    n_splits = len(left)
+    if not all(0 <= feature < n_features for feature in told["split_feature"]):
         raise ValueError(f"{where} splits on a feature that is not among the {n_features}")
-    if not np.isin(splits["decision_type"], _DECISIONS).all():
+    if not _DECISIONS.issuperset(told["decision_type"]):
         raise ValueError(f"{where} has a decision_type that this forest does not know")
-    children = np.concatenate([splits["left_child"], splits["right_child"]])
-    if n_splits and not np.array_equal(np.sort(children), np.r_[np.arange(-n_splits - 1, 0), nodes[1:]]):
+    if n_splits and sorted(left + right) != [*range(-n_splits - 1, 0), *range(1, n_splits)]:
         raise ValueError(f"{where} does not have each of its nodes and leaves as a child once")
     # A node always comes after its parent, which excludes cycles.
-    if ((children >= 0) & (children <= np.r_[nodes, nodes])).any():
+    if any(0 <= child <= node for children in (left, right) for node, child in enumerate(children)):
         raise ValueError(f"{where} has a child before the node above it")
     # TreeSHAP divides by them.
-    if min(splits["internal_count"].min(initial=1), leaves["leaf_count"].min(initial=1)) < 1:
+    if min(told["internal_count"] + told["leaf_count"]) < 1:
         raise ValueError(f"{where} has a node or leaf without a job")
-    if (np.abs(leaves["leaf_value"]) > LARGEST).any():
+    if not all(abs(value) <= LARGEST for value in told["leaf_value"]):
         raise ValueError(f"{where} has a leaf beyond {LARGEST:g}")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from helios.actions import FillFirst
 from helios.choices import Domain
@@ -85,11 +86,12 @@ class NodeFillOrder:
         """
         left_s = _left_s(snapshot)
         tiers: list[list[str]] = [[] for _ in range(self.options.tiers)]
-        for node in _named(snapshot.nodes):
-            tiers[self._tier(node, left_s.get(node.name), snapshot)].append(node.name)
+        for name, held, sleeps_next in self._nodes(snapshot):
+            tiers[self._tier(left_s.get(name), held, sleeps_next=sleeps_next)].append(name)
         if not any(tiers):
             return []
-        unpredicted = len(snapshot.running) > 0 and snapshot.running["p50_s"].isna().all()
+        predicted_s = snapshot.running_values("p50_s")
+        unpredicted = len(predicted_s) > 0 and np.isnan(predicted_s).all()
         filled = [(tuple(sorted(tier)), self._why_in(place)) for place, tier in enumerate(tiers) if tier]
         return [
             FillFirst(
@@ -99,11 +101,24 @@ class NodeFillOrder:
             )
         ]
 
-    def _tier(self, node: Any, left_s: float | None, snapshot: Snapshot) -> int:
-        held = max(_share(node.gpus_held, node.gpus), _share(node.cpus_held, node.cpus))
+    def _nodes(self, snapshot: Snapshot) -> Iterator[tuple[str, float, bool]]:
+        """Yield the nodes that are up and not excluded.
+
+        Each has its name, the share of it that is held, and whether it sleeps, or is idle for so long that it is next.
+        """
+        column = snapshot.node_values
+        power = column("power")
+        held = np.maximum(_share(column("gpus_held"), column("gpus")), _share(column("cpus_held"), column("cpus")))
+        idle = _moment(snapshot) - column("idle_since") > np.timedelta64(timedelta(seconds=self.options.idle_s))
+        sleeps_next = (power == NodePower.ASLEEP) | (power == NodePower.FALLING_ASLEEP) | idle  # NaT: not idle
+        named = pd.notna(power) & pd.isna(column("excluded_reason"))
+        columns = (column("name"), held, sleeps_next)
+        yield from zip(*(values[named].tolist() for values in columns), strict=True)
+
+    def _tier(self, left_s: float | None, held: float, *, sleeps_next: bool) -> int:
         if held > 0 or left_s is not None:
             return self._busy_tier(left_s or 0.0, held)
-        return self.options.tiers - (1 if self._sleeps_next(node, snapshot) else 2)
+        return self.options.tiers - (1 if sleeps_next else 2)
 
     def _busy_tier(self, left_s: float, held: float) -> int:
         last = self.options.tiers - 3
@@ -111,11 +126,6 @@ class NodeFillOrder:
             return last
         steps = 0 if left_s < self.options.soon_s else 1 + int(np.log(left_s / self.options.soon_s) / np.log(STEP))
         return max(0, last - steps)
-
-    def _sleeps_next(self, node: Any, snapshot: Snapshot) -> bool:
-        if node.power in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
-            return True
-        return bool(snapshot.taken_at - node.idle_since > timedelta(seconds=self.options.idle_s))  # NaT: no
 
     def _why(self, tiers: list[list[str]]) -> str:
         busy, idle, last = sum(map(len, tiers[:-2])), len(tiers[-2]), len(tiers[-1])
@@ -140,9 +150,8 @@ class NodeFillOrder:
         return f"busy for another {rounded_duration(left_s)} or more: {'first' if place == 0 else 'among the first'}"
 
 
-def _named(nodes: pd.DataFrame) -> Iterator[Any]:
-    """Yield the nodes that are up and not excluded."""
-    yield from nodes[nodes["power"].notna() & nodes["excluded_reason"].isna()].itertuples(index=False)
+def _moment(snapshot: Snapshot) -> Any:
+    return np.datetime64(snapshot.taken_at.replace(tzinfo=None), "us")
 
 
 def _left_s(snapshot: Snapshot) -> dict[str, float]:
@@ -155,18 +164,18 @@ def _left_s(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _running(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], float]]:
-    jobs = snapshot.running
-    elapsed_s = (pd.Timestamp(snapshot.taken_at) - jobs["started_at"]).dt.total_seconds().to_numpy(dtype=np.float64)
-    expected_s = jobs["p50_s"].to_numpy()
-    limit_s = jobs["time_limit_s"].to_numpy()
+    job = snapshot.running_values
+    elapsed_s: NDArray[np.float64] = (_moment(snapshot) - job("started_at")) / np.timedelta64(1, "s")
+    expected_s, limit_s = job("p50_s"), job("time_limit_s")
     # Without a prediction the remaining time is the elapsed time, which is about right for heavy-tailed run times.
     expected_s = np.where(np.isnan(expected_s), 2 * elapsed_s, expected_s)
     left_s = np.where(expected_s > elapsed_s, expected_s - elapsed_s, OVERRUN * elapsed_s)
     left_s = np.fmax(np.fmin(left_s, np.fmax(limit_s - elapsed_s, 0.0)), 0.0)
-    for text, job_left_s in zip(jobs["node_list"].tolist(), left_s.tolist(), strict=True):
+    for text, job_left_s in zip(job("node_list").tolist(), left_s.tolist(), strict=True):
         if isinstance(text, str):
-            yield tuple(expand(text)), 0.0 if np.isnan(job_left_s) else job_left_s
+            yield expand(text), 0.0 if np.isnan(job_left_s) else job_left_s
 
 
-def _share(held: float, of: float) -> float:
-    return float(held) / of if of > 0 and held > 0 else 0.0
+def _share(held: NDArray[Any], of: NDArray[Any]) -> NDArray[np.float64]:
+    share: NDArray[np.float64] = np.divide(held, of, out=np.zeros(len(of)), where=(of > 0) & (held > 0))
+    return share

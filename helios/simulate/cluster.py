@@ -221,10 +221,12 @@ class SimCluster(SimulatedCluster):
         held_by = jobs["first_share"][by_start]
         free, power = state.nodes["free"].copy(), self._door.columns()
         held = self._size - free
-        shown = {f"{self._resource}_held": held.astype(np.int32 if self._resource == "gpus" else np.float64)}
+        shown = held.astype(np.int32 if self._resource == "gpus" else np.float64)
         return {
-            "running": self._view.running(by_start, started_s=started_s, shares=state.shares, first_share=held_by),
-            "nodes": self._view.nodes(free, held, lambda: shown | power()),
+            "running": self._view.running(
+                by_start, started_s=started_s, shares=state.shares, first_share=held_by, own={}
+            ),
+            "nodes": self._view.nodes(free, held, {f"{self._resource}_held": lambda: shown, **power}),
         }
 
     def _run_since_s(self) -> Jobs:

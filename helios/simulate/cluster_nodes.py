@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from helios.actions import (
@@ -26,14 +24,18 @@ from helios.errors import UsageError
 from helios.model import NodePower, PowerSettings
 from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
 from helios.simulate.core.stepping import keep_awake, rank_nodes, set_power
+from helios.simulate.snapshot import Coded, Values, as_times
 
-POWERS = {
+FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
+_POWERS = {
     AWAKE: NodePower.AWAKE,
     WAKING: NodePower.WAKING,
     ASLEEP: NodePower.ASLEEP,
     FALLING: NodePower.FALLING_ASLEEP,
 }
-FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
+_POWER_WORDS = tuple(_POWERS[code].value for code in sorted(_POWERS))
+_FLAG_WORDS = tuple(FLAGS[code] for code in sorted(FLAGS))
+"""AWAKE, the first code, has no flag."""
 SITE_WEIGHT = 1
 """Weight of every node until an action changes it; Slurm's default."""
 Nodes = NDArray[np.int64]
@@ -130,26 +132,32 @@ class NodeActions:
             raise UsageError(f"there is no node {name!r}", hint=f"The nodes are {self._names[0]} to {self._names[-1]}.")
         return self._number[name]
 
-    def columns(self) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the changing columns of ``NODE_STATES``.
+    def columns(self) -> dict[str, Callable[[], Values]]:
+        """Return a function for each changing column of ``NODE_STATES``.
 
-        It makes them as they are now, whenever it is called.
+        It makes the column as it is now, whenever it is called.
         """
         nodes, weight, excluded_reason = self._state.nodes.copy(), self.weight, dict(self.excluded_reason)
 
-        def made() -> dict[str, Any]:
-            idle_since_s = np.where((nodes["free"] == self._size) & (nodes["idle_since_s"] != NEVER), 1, 0)
-            times = pd.Series(pd.to_datetime(nodes["idle_since_s"].clip(max=2**40), unit="s", utc=True))
-            return {
-                "power": pd.Categorical([POWERS[power].value for power in nodes["power"].tolist()]),
-                "flags": pd.Categorical([FLAGS.get(power) for power in nodes["power"].tolist()]),
-                "excluded_reason": pd.Categorical([excluded_reason.get(node) for node in range(len(nodes))]),
-                "kept_awake": nodes["kept"].astype(np.int32),
-                "weight": weight.astype(np.float64),
-                "idle_since": times.where(idle_since_s == 1).astype("datetime64[us, UTC]"),
-            }
+        def excluded() -> Coded:
+            words = tuple(sorted(set(excluded_reason.values())))
+            codes = np.full(len(nodes), -1)
+            for node, reason in excluded_reason.items():
+                codes[node] = words.index(reason)
+            return Coded(codes, words)
 
-        return made
+        def idle_since() -> Values:
+            idle = (nodes["free"] == self._size) & (nodes["idle_since_s"] != NEVER)
+            return np.where(idle, as_times(np.where(idle, nodes["idle_since_s"], 0)), np.datetime64("NaT"))
+
+        return {
+            "power": lambda: Coded(nodes["power"], _POWER_WORDS),
+            "flags": lambda: Coded(nodes["power"] - 1, _FLAG_WORDS),
+            "excluded_reason": excluded,
+            "kept_awake": lambda: nodes["kept"].astype(np.int32),
+            "weight": lambda: weight.astype(np.float64),
+            "idle_since": idle_since,
+        }
 
     def steer(self, actions: Sequence[NodeAction], *, now: int) -> list[NodeOutcome]:
         """Apply actions and return the outcome of each node.
@@ -262,13 +270,15 @@ class NodeActions:
         after = self.weight
         if (after != before).any():
             rank_nodes(self._state, after)
+        weights, kind = list(zip(before.tolist(), after.tolist(), strict=True)), type(action).__name__
+        outcome = partial(NodeOutcome, action=kind, setting=NodeSetting.WEIGHT, reason=action.reason)
         for name in names:
             if name not in self._number:
-                yield _outcome(action, NodeSetting.WEIGHT, name)(result=Result.FAILED, remark="there is no such node")
+                yield outcome(node=name, result=Result.FAILED, remark="there is no such node")
                 continue
-            was, now_is = int(before[self._number[name]]), int(after[self._number[name]])
-            outcome = _outcome(action, NodeSetting.WEIGHT, name, before=f"Weight {was}")
-            yield outcome(result=Result.UNCHANGED if was == now_is else Result.DONE, after=f"Weight {now_is}")
+            was, now_is = weights[self._number[name]]
+            result = Result.UNCHANGED if was == now_is else Result.DONE
+            yield outcome(node=name, result=result, before=f"Weight {was}", after=f"Weight {now_is}")
 
 
 def _outcome(action: NodeAction, setting: NodeSetting, node: str, *, before: str = "") -> Callable[..., NodeOutcome]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import count
-from typing import Any
+from itertools import count, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from helios.model import (
     NODE_STATES,
     QUEUE,
     Demand,
+    FrameKind,
     JobState,
     PowerSettings,
     Snapshot,
@@ -45,10 +46,22 @@ EXACT_STEPS = 99
 """Steps in which a priority is shown where urgencies are not rounded."""
 
 _TEXT = pd.StringDtype(storage="python", na_value=np.nan)
-_NAMES = pd.Index(QUEUE.names, dtype=_TEXT)
-"""Shared by all frames, so that its lookup of columns is built once."""
 
 Jobs = NDArray[np.int64]
+
+
+class Coded(NamedTuple):
+    """Column of categories.
+
+    Each of ``codes`` stands for one of ``words``, -1 for a missing value.
+    """
+
+    codes: NDArray[Any]
+    words: tuple[str, ...]
+
+
+Values = NDArray[Any] | Coded
+"""A column that may change: categories coded or as objects, times as ``datetime64[us]``, UTC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,34 +88,85 @@ class Predictions:
     longest_own_wait_s: NDArray[np.float64] = field(default_factory=lambda: np.array(np.nan))
 
 
-class QueueFacts:
-    """Columns of ``QUEUE`` for all jobs of a replay.
+class FixedColumns:
+    """Columns for all jobs, or all nodes, of a replay.
 
     Parameters
     ----------
-    queue : DataFrame
-        Columns of ``QUEUE``: each job as it is while it is pending and unchanged.
+    kind : FrameKind
+    frame : DataFrame
+        Columns of ``kind``: each job as it is while it is pending and unchanged, or each node while it is idle.
     """
 
-    def __init__(self, queue: pd.DataFrame) -> None:
-        self._typed = {name: _typed(queue[name]) for name in QUEUE.names}
+    def __init__(self, kind: FrameKind, frame: pd.DataFrame) -> None:
+        self._typed = {name: _typed(frame[name]) for name in kind.names}
         self._plain: dict[str, NDArray[Any]] = {}
+        # Shared by all frames, so that its lookup of columns is built once.
+        self._names = pd.Index(kind.names, dtype=_TEXT)
 
-    def frame(self, jobs: Jobs, own: Mapping[str, Any]) -> pd.DataFrame:
-        """Return the rows of ``jobs`` as a frame.
+    def frame(self, rows: Jobs, own: Mapping[str, Any]) -> pd.DataFrame:
+        """Return the rows at these positions as a frame.
 
         Columns in ``own`` are used in place of the stored ones.
         """
-        columns = {name: own[name] if name in own else typed.take(jobs) for name, typed in self._typed.items()}
-        made = pd.DataFrame(columns, index=pd.RangeIndex(len(jobs)), copy=False)
-        made.columns = _NAMES
+        columns = {name: own[name] if name in own else typed.take(rows) for name, typed in self._typed.items()}
+        made = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)), copy=False)
+        made.columns = self._names
         return made
 
-    def values(self, name: str, jobs: Jobs) -> NDArray[Any]:
-        """Return one column for ``jobs``, as ``pending_values`` does."""
+    def values(self, name: str, rows: Jobs) -> NDArray[Any]:
+        """Return one column for these rows, as ``pending_values`` does."""
         if name not in self._plain:
             self._plain[name] = plain_values(pd.Series(self._typed[name]))
-        return self._plain[name].take(jobs)
+        return self._plain[name].take(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MomentRows:
+    """Running jobs or nodes of a replay at one moment.
+
+    A frame, or one column, is made on request.
+
+    Attributes
+    ----------
+    facts : FixedColumns
+    rows : int64 array
+        Positions in ``facts``.
+    own : mapping
+        A function for each column that may change, which makes it as of that moment.
+    """
+
+    facts: FixedColumns
+    rows: Jobs
+    own: Mapping[str, Callable[[], Values]]
+
+    def frame(self) -> pd.DataFrame:
+        """Return all columns."""
+        return self.facts.frame(self.rows, {name: _framed(make()) for name, make in self.own.items()})
+
+    def values(self, name: str) -> NDArray[Any]:
+        """Return one column, as ``pending_values`` does."""
+        if name not in self.own:
+            return self.facts.values(name, self.rows)
+        values = self.own[name]()
+        return _objects(values.words).take(values.codes) if isinstance(values, Coded) else values
+
+
+def _framed(values: Values) -> Any:
+    if isinstance(values, Coded):
+        return encode(*values)
+    if values.dtype.kind == "M":
+        return pd.DatetimeIndex(values).tz_localize("UTC").array
+    return pd.Categorical(values) if values.dtype == np.object_ else values
+
+
+@lru_cache(maxsize=64)
+def _objects(words: tuple[str, ...]) -> NDArray[np.object_]:
+    """Return the words as objects.
+
+    A missing value stands at the end, which is the place of -1.
+    """
+    return np.array([*words, np.nan], dtype=np.object_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,7 +177,7 @@ class PendingRows:
     column is missing. ``own_priority`` is the scheduler's; None: it is that of the urgencies.
     """
 
-    facts: QueueFacts
+    facts: FixedColumns
     jobs: Jobs
     urgency: NDArray[np.float64]
     soft_limit_s: NDArray[np.float64]
@@ -229,47 +293,63 @@ class SnapshotBuilder:
     """
 
     def __init__(self, queue: pd.DataFrame, nodes: pd.DataFrame) -> None:
-        self.facts = QueueFacts(queue)
+        self.facts = FixedColumns(QUEUE, queue)
         self.names: list[str] = nodes["name"].tolist()
-        self._nodes = nodes
+        self._nodes = FixedColumns(NODE_STATES, nodes)
+        self._rows = np.arange(len(nodes))
 
     def running(
-        self, jobs: Jobs, *, started_s: Jobs, shares: NDArray[np.void], first_share: Jobs, **own: Any
-    ) -> Callable[[], pd.DataFrame]:
-        """Return a function that makes the frame of running ``jobs``, in that order.
+        self,
+        jobs: Jobs,
+        *,
+        started_s: Jobs,
+        shares: NDArray[np.void],
+        first_share: Jobs,
+        own: Mapping[str, Callable[[], Values]],
+    ) -> MomentRows:
+        """Return the rows of running ``jobs``, in that order.
 
         ``shares`` are those of the nodes that jobs hold, of which each job has a chain. ``own`` are further columns.
         """
-        shares = shares.copy()
+        shares, first = shares.copy(), np.zeros(len(jobs), dtype=np.int8)
+        columns: dict[str, Callable[[], Values]] = {
+            "started_at": lambda: as_times(started_s),
+            "node_list": lambda: self._node_lists(shares["node"], shares["next"], first_share),
+            "state": lambda: Coded(first, (JobState.RUNNING.value,)),
+            "reason": lambda: Coded(first - 1, ()),
+        }
+        return MomentRows(facts=self.facts, rows=jobs, own={**columns, **own})
 
-        def made() -> pd.DataFrame:
-            held = [sorted(set(_nodes_held(shares, share))) for share in first_share.tolist()]
-            first = np.zeros(len(jobs), dtype=np.int8)
-            columns = {
-                "started_at": times(started_s).array,
-                "node_list": pd.Categorical([",".join(self.names[node] for node in nodes) for nodes in held]),
-                "state": encode(first, (JobState.RUNNING.value,)),
-                "reason": encode(first - 1, ()),
-            }
-            return self.facts.frame(jobs, columns | own)
+    def nodes(self, free: NDArray[Any], held: NDArray[Any], own: Mapping[str, Callable[[], Values]]) -> MomentRows:
+        """Return the rows of all nodes.
 
-        return made
-
-    def nodes(
-        self, free: NDArray[Any], held: NDArray[Any], columns: Callable[[], dict[str, Any]]
-    ) -> Callable[[], pd.DataFrame]:
-        """Return a function that makes the frame of all nodes.
-
-        ``free`` and ``held`` are of the resource by which a node is idle, mixed or allocated. ``columns`` makes the
-        other columns that change.
+        ``free`` and ``held`` are of the resource by which a node is idle, mixed or allocated. ``own`` are the other
+        columns that change.
         """
 
-        def made() -> pd.DataFrame:
+        def state() -> Coded:
             level = (held > 0).astype(np.int8) + ((free == 0) & (held > 0))
-            state = encode(level, ("IDLE", "MIXED", "ALLOCATED"))
-            return NODE_STATES.conform(self._nodes.assign(state=state, **columns()))
+            return Coded(level, ("IDLE", "MIXED", "ALLOCATED"))
 
-        return made
+        return MomentRows(facts=self._nodes, rows=self._rows, own={"state": state, **own})
+
+    def _node_lists(self, node: NDArray[Any], following: NDArray[Any], share: Jobs) -> NDArray[np.object_]:
+        """Return the nodes that each job holds, as text.
+
+        ``share`` is the first of each job's chain, which -1 ends.
+        """
+        n_jobs, n_nodes, job = len(share), len(self.names), np.arange(len(share))
+        held = [np.empty(0, dtype=np.int64)]
+        while len(job := job[share >= 0]):
+            share = share[share >= 0]
+            held.append(job * n_nodes + node[share])
+            share = following[share]
+        pairs = np.unique(np.concatenate(held))
+        names = [self.names[place] for place in (pairs % n_nodes).tolist()]
+        ends = np.searchsorted(pairs, np.arange(n_jobs + 1) * n_nodes).tolist()
+        lists = np.empty(n_jobs, dtype=np.object_)
+        lists[:] = [",".join(names[first:after]) for first, after in pairwise(ends)]
+        return lists
 
 
 def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
@@ -285,27 +365,20 @@ def pending_queue(jobs: pd.DataFrame, **columns: Any) -> pd.DataFrame:
 _OF_A_RUN = ("state", "started_at", "node_list")
 
 
-def _nodes_held(shares: NDArray[np.void], share: int) -> list[int]:
-    """Return the nodes of the chain of shares that begins at ``share``.
-
-    They are in the order of the chain. -1 ends it.
-    """
-    held = []
-    while share >= 0:
-        held.append(int(shares["node"][share]))
-        share = int(shares["next"][share])
-    return held
+def as_times(seconds: NDArray[np.int64]) -> NDArray[np.datetime64]:
+    """Return times given in s since the epoch."""
+    return (seconds * 1_000_000).view("datetime64[us]")
 
 
 def times(seconds: NDArray[np.int64]) -> pd.DatetimeIndex:
     """Return times given in s since the epoch as UTC timestamps."""
-    return pd.DatetimeIndex((seconds * 1_000_000).view("datetime64[us]")).tz_localize("UTC")
+    return pd.DatetimeIndex(as_times(seconds)).tz_localize("UTC")
 
 
 # Lazy snapshots: their frames are made when they are first read.
 
-Frames = dict[str, Callable[[], pd.DataFrame]]
-"""Functions that make the frames of running jobs and of nodes."""
+Frames = dict[str, MomentRows]
+"""Rows of ``running`` and of ``nodes``."""
 
 _LAZY = ("pending", "running", "nodes")
 """Frames of a snapshot that are made when they are first read."""
@@ -324,21 +397,13 @@ class QueueColumns:
         self._frames: Frames | None = None
 
     def kept(self) -> Frames:
-        """Return the functions that make the frames.
+        """Return the rows.
 
         The first call fixes their content as of now.
         """
         if self._frames is None:
             self._frames = self._read()
         return self._frames
-
-    def running(self) -> pd.DataFrame:
-        """Return columns of ``QUEUE``."""
-        return self.kept()["running"]()
-
-    def nodes(self) -> pd.DataFrame:
-        """Return columns of ``NODE_STATES``."""
-        return self.kept()["nodes"]()
 
 
 class LazySnapshot(Snapshot):
@@ -347,8 +412,8 @@ class LazySnapshot(Snapshot):
     A frame that a service does not read costs nothing.
     """
 
-    __slots__ = ("_frames", "_pending")
-    _frames: Mapping[str, Callable[[], pd.DataFrame]]
+    __slots__ = ("_context", "_pending")
+    _context: QueueColumns
     _pending: PendingRows
 
     @classmethod
@@ -363,9 +428,8 @@ class LazySnapshot(Snapshot):
     ) -> LazySnapshot:
         """Return a snapshot taken at ``now_s``."""
         seen = cls.__new__(cls)
-        frames = {"pending": pending.frame, "running": context.running, "nodes": context.nodes}
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
-        own = {"longest_own_wait_s": pending.longest_own_wait_s, "_pending": pending, "_frames": frames}
+        own = {"longest_own_wait_s": pending.longest_own_wait_s, "_pending": pending, "_context": context}
         for name, value in (plain | own).items():
             object.__setattr__(seen, name, value)
         return seen
@@ -382,7 +446,7 @@ class LazySnapshot(Snapshot):
             object.__setattr__(seen, name, demand if name == "demand" else getattr(self, name))
         return seen
 
-    def positions(self, rows: Jobs, facts: QueueFacts) -> Jobs | None:
+    def positions(self, rows: Jobs, facts: FixedColumns) -> Jobs | None:
         """Return the positions in the workload of these rows of ``pending``.
 
         ``facts`` identify the replay. None: the snapshot is of another one.
@@ -401,7 +465,7 @@ class LazySnapshot(Snapshot):
         """
         if name not in _LAZY:
             raise AttributeError(name)
-        frame = self._frames[name]()
+        frame = (self._pending if name == "pending" else self._context.kept()[name]).frame()
         object.__setattr__(self, name, frame)
         return frame
 
@@ -410,6 +474,19 @@ class LazySnapshot(Snapshot):
         if hasattr(self, "_pending"):
             return self._pending.values(name)
         return super().pending_values(name)  # a copy made by dataclasses.replace, whose frames are there
+
+    def running_values(self, name: str) -> NDArray[Any]:
+        """Return a column of ``running`` as a plain array, not to be written to."""
+        return self._values_of("running", name)
+
+    def node_values(self, name: str) -> NDArray[Any]:
+        """Return a column of ``nodes`` as a plain array, not to be written to."""
+        return self._values_of("nodes", name)
+
+    def _values_of(self, frame: str, name: str) -> NDArray[Any]:
+        if hasattr(self, "_context"):
+            return self._context.kept()[frame].values(name)
+        return plain_values(getattr(self, frame)[name])
 
 
 def _is_set(seen: LazySnapshot, name: str) -> bool:

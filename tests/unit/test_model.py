@@ -4,7 +4,7 @@ import pytest
 
 from helios.errors import FrameInvalid
 from helios.model import JOBS, in_submission_order
-from helios.testing import NOON, a_pending_job, a_snapshot
+from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 
 
 def frame(*ids: str, submitted: str = "2020-01-01", restart: int = 0) -> pd.DataFrame:
@@ -82,3 +82,15 @@ def test_pending_jobs_column_by_column_are_plain_arrays() -> None:
     assert np.isnat(values("eligible_at")).tolist() == [True, False]
     assert (values("excluded_reason")[0], values("excluded_reason")[1]) == ("held", pytest.approx(np.nan, nan_ok=True))
     assert np.isnan(values("p50_s")).tolist() == [True, False]
+
+
+def test_nodes_and_running_jobs_column_by_column_are_plain_arrays() -> None:
+    nodes = [a_node(name="n1", idle_since=NOON), a_node(name="n2", power=None)]
+    snapshot = a_snapshot(nodes=nodes, running=[a_running_job(node_list="n2", gpus=2)])
+    assert snapshot.node_values("name").tolist() == ["n1", "n2"]
+    assert snapshot.node_values("idle_since")[0] == np.datetime64("2026-01-05T12:00:00", "us")
+    assert np.isnat(snapshot.node_values("idle_since")).tolist() == [False, True]
+    assert snapshot.node_values("power")[0] == "awake"
+    assert np.isnan(snapshot.node_values("power")[1])
+    assert snapshot.running_values("node_list").tolist() == ["n2"]
+    assert (snapshot.running_values("gpus").dtype, snapshot.running_values("gpus").tolist()) == (np.int32, [2])

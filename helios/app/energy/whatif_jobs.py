@@ -25,7 +25,7 @@ from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replay
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds
-from helios.model import STEP_S, Demand, NodePower, Snapshot, pools
+from helios.model import STEP_S, Demand, NodePower, Snapshot, pool_names
 from helios.ports import Progress, Service, no_progress
 from helios.predict.demand.features import campaigns, job_state
 from helios.predict.demand.forecaster import walk_forward
@@ -148,12 +148,12 @@ def bound_levels(actions: Iterable[NodeAction], snapshot: Snapshot, power: Power
     chosen = sorted(actions, key=lambda action: isinstance(action, PowerDown))
     if not any(isinstance(action, PowerDown | PowerUp) for action in chosen):
         return chosen
-    nodes = snapshot.nodes
-    pool = dict(zip(nodes["name"], pools(nodes), strict=True))
-    left = max(int(power.most_in_transition * len(nodes)), 1) - int(nodes["power"].isin(_ON_THE_WAY).sum())
-    sizes = pools(nodes).value_counts()
-    dark = pools(nodes)[nodes["power"].isin(_DARK)].value_counts()
-    may_sleep = {name: int(power.most_asleep * size) - int(dark.get(name, 0)) for name, size in sizes.items()}
+    states = snapshot.node_values("power").tolist()
+    pools = pool_names(snapshot.node_values("partitions"), snapshot.node_values("gpu_type"))
+    pool = dict(zip(snapshot.node_values("name").tolist(), pools, strict=True))
+    left = max(int(power.most_in_transition * len(pools)), 1) - sum(state in _ON_THE_WAY for state in states)
+    dark = Counter(name for name, state in zip(pools, states, strict=True) if state in _DARK)
+    may_sleep = {name: int(power.most_asleep * size) - dark[name] for name, size in Counter(pools).items()}
     kept: list[NodeAction] = []
     for action in chosen:
         if isinstance(action, PowerDown | PowerUp):

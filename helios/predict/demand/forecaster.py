@@ -56,7 +56,7 @@ _PARAMETERS: dict[str, Any] = {
     "feature_pre_filter": False,
     "num_threads": 1,
     "deterministic": True,
-    "force_row_wise": True,
+    "force_col_wise": True,
     "seed": 0,
     "verbose": -1,
 }
@@ -100,7 +100,8 @@ def learn(
         for came, objectives in ((point, _EXPECTED), (mean, _EXPECTED), (most, _QUANTILES)):
             binned.set_label(came[rows, number] - now[rows])
             for objective in objectives:
-                booster = lightgbm.train(_PARAMETERS | objective | leaf, binned, ROUNDS)
+                # Otherwise LightGBM writes and reads each booster once more.
+                booster = lightgbm.train(_PARAMETERS | objective | leaf, binned, ROUNDS, keep_training_booster=True)
                 texts.append(str(booster.model_to_string()))
         return texts
 

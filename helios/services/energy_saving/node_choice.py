@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from helios.model import NodePower, pools
+from helios.model import NodePower, Snapshot, pool_names
 
-_LATEST = pd.Timestamp.max.tz_localize("UTC")
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Node:
         Total numbers.
     kinds : frozenset of str
         Its features and its type of GPU.
-    idle_since : Timestamp
+    idle_since : datetime
         The latest possible time if unknown.
     cycle : int
         Position in a rotation that advances by one each day, so that the choice among equal nodes varies.
@@ -57,7 +59,7 @@ class Node:
     kinds: frozenset[str]
     rack: str
     weight: float
-    idle_since: pd.Timestamp
+    idle_since: datetime
     cycle: int
 
     @property
@@ -66,11 +68,12 @@ class Node:
         return self.power in {NodePower.AWAKE, NodePower.WAKING}
 
 
-def pool_nodes(frame: pd.DataFrame, at: datetime) -> list[Node]:
-    """Return the nodes of a ``NODE_STATES`` frame, in its order."""
-    day, count = int(at.timestamp()) // 86_400, max(len(frame), 1)
-    rows = zip(frame.itertuples(index=False), pools(frame), strict=True)
-    return [_node(row, str(pool), (place - day) % count) for place, (row, pool) in enumerate(rows)]
+def pool_nodes(snapshot: Snapshot) -> list[Node]:
+    """Return the nodes of a snapshot, in its order."""
+    rows = list(starmap(_Row, zip(*(snapshot.node_values(name).tolist() for name in _Row._fields), strict=True)))
+    day, count = int(snapshot.taken_at.timestamp()) // 86_400, max(len(rows), 1)
+    pools = pool_names((row.partitions for row in rows), (row.gpu_type for row in rows))
+    return [_node(row, pool, (place - day) % count) for place, (row, pool) in enumerate(zip(rows, pools, strict=True))]
 
 
 def to_sleep(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> list[Node]:
@@ -118,7 +121,31 @@ def to_wake(pool: Iterable[Node], count: int, *, everywhere: Sequence[Node]) -> 
     return asleep[: max(count, 0)]
 
 
-def _node(row: Any, pool: str, cycle: int) -> Node:
+class _Row(NamedTuple):
+    """Columns of ``NODE_STATES`` of one node.
+
+    Missing text is NaN, and a missing time None.
+    """
+
+    name: str
+    partitions: Any
+    state: Any
+    flags: Any
+    power: Any
+    excluded_reason: Any
+    kept_awake: int
+    rack: Any
+    cpus: float
+    cpus_held: float
+    gpus: int
+    gpus_held: int
+    gpu_type: Any
+    weight: float
+    features: Any
+    idle_since: datetime | None
+
+
+def _node(row: _Row, pool: str, cycle: int) -> Node:
     busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
     alone = bool(_text(row.excluded_reason))
     return Node(
@@ -135,7 +162,7 @@ def _node(row: Any, pool: str, cycle: int) -> Node:
         kinds=_words(row.features) | _words(row.gpu_type),
         rack=_text(row.rack),
         weight=0.0 if pd.isna(row.weight) else float(row.weight),
-        idle_since=_LATEST if pd.isna(row.idle_since) else row.idle_since,
+        idle_since=_LATEST if row.idle_since is None else row.idle_since.replace(tzinfo=UTC),
         cycle=cycle,
     )
 
@@ -144,5 +171,6 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+@lru_cache(maxsize=4_096)
 def _words(value: object) -> frozenset[str]:
     return frozenset(filter(None, (word.strip() for word in _text(value).split(","))))

@@ -134,15 +134,15 @@ def mean_within(demand: Demand, place: int, within_s: float) -> NDArray[np.float
 
     It is interpolated between the horizons.
     """
+    mean: NDArray[np.float64] = demand.mean[place]
     # The integral over time is interpolated linearly.
-    ahead_s, sums = (0, *demand.ahead_s), np.zeros((demand.mean.shape[1], len(demand.ahead_s) + 1))
-    sums[:, 1:] = demand.mean[place] * np.array(demand.ahead_s)
-    for number, (before_s, after_s) in enumerate(pairwise(ahead_s)):
+    for number, (before_s, after_s) in enumerate(pairwise((0, *demand.ahead_s))):
         if within_s <= after_s:
             share = (within_s - before_s) / (after_s - before_s)
-            reached: NDArray[np.float64] = sums[:, number] + share * (sums[:, number + 1] - sums[:, number])
-            return reached / within_s
-    return demand.mean[place, :, -1]
+            before, after = mean[:, number - 1] * before_s if number else 0.0, mean[:, number] * after_s
+            reached: NDArray[np.float64] = (before + share * (after - before)) / within_s
+            return reached
+    return mean[:, -1]
 
 
 def most_within(demand: Demand, place: int, *, hours: int = 6, level: float = 0.9) -> float | None:
@@ -268,7 +268,7 @@ class Ces:
 
         With the mechanism ``keep_awake`` it is the whole keep-awake list, and the nodes to wake.
         """
-        nodes = pool_nodes(snapshot.nodes, snapshot.taken_at)
+        nodes = pool_nodes(snapshot)
         if not nodes:
             return []
         pools = self._assess_pools(snapshot, nodes)

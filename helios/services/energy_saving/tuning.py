@@ -11,7 +11,7 @@ restart loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import product
@@ -215,8 +215,13 @@ def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Mem
     starts = [from_step, *(np.flatnonzero(np.diff(day_of[from_step:])) + from_step + 1).tolist()]
     choices: list[tuple[int, Choice]] = []
     powered, held_until = float("nan"), 0
+    memo = {} if memo is None else memo
+    key = _keys(known, goal, day_of)
     for first, after in zip(starts, [*starts[1:], len(known.busy)], strict=True):
-        choice = choose_rule(_weeks_before(known, day_of, int(day_of[first]), goal.weeks), goal, memo=memo)
+        weeks = _weeks_before(known, day_of, int(day_of[first]), goal.weeks)
+        if (inputs := key(*weeks)) not in memo:
+            memo[inputs] = choose_rule(known.steps(*weeks), goal)
+        choice = memo[inputs]
         choices.append((first, choice))
         if choice.rule is None:
             powered, held_until = float(known.total[first:after].max()), 0
@@ -254,7 +259,7 @@ def plain_rule() -> Rule:
     return Rule(name=name, setting=SizingParameters(PLAIN, PLAIN_NODES, PLAIN_NODES, 1.0, 0, 0.0))
 
 
-def choose_rule(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> Choice:
+def choose_rule(known: KnownDemand, goal: Goal) -> Choice:
     """Return the best rule over the whole weeks at the end of the given steps.
 
     By default that is the published rule, or the one with the most sleep of those that in each of these weeks slept no
@@ -262,25 +267,6 @@ def choose_rule(known: KnownDemand, goal: Goal, *, memo: Memo | None = None) -> 
     the penalty for nodes short, that woke seldom enough. Sums of the chosen weeks are never worse than the published
     rule's by that measure.
     """
-    memo = {} if memo is None else memo
-    key = _key(known, goal)
-    if key not in memo:
-        memo[key] = _chosen(known, goal)
-    return memo[key]
-
-
-def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> KnownDemand:
-    """Return whole weeks with forecasts before ``day``.
-
-    With a partial first day each further step would change the choice.
-    """
-    after = int(np.searchsorted(day_of, day))
-    forecast = np.flatnonzero(~np.isnan(known.soon[:after]))
-    whole = (after - int(forecast[0])) // WEEK if len(forecast) else 0
-    return known.steps(after - WEEK * min(whole, weeks), after)
-
-
-def _chosen(known: KnownDemand, goal: Goal) -> Choice:
     n_weeks = len(known.busy) // WEEK
     if n_weeks < LEAST_WEEKS:
         reason = f"forecasts of {count_in_words(n_weeks, 'whole week')} are known, and it takes {LEAST_WEEKS} to choose"
@@ -312,6 +298,17 @@ def _chosen(known: KnownDemand, goal: Goal) -> Choice:
             for place in [best] * (chosen is not None) + sorted(shown - {best})
         ),
     )
+
+
+def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks: int) -> tuple[int, int]:
+    """Return the range of whole weeks with forecasts before ``day``.
+
+    It is their first step and the one after them. With a partial first day each further step would change the choice.
+    """
+    after = int(np.searchsorted(day_of, day))
+    forecast = np.flatnonzero(~np.isnan(known.soon[:after]))
+    whole = (after - int(forecast[0])) // WEEK if len(forecast) else 0
+    return after - WEEK * min(whole, weeks), after
 
 
 def _admitted(score: SizingScore, goal: Goal) -> NDArray[np.bool_]:
@@ -418,9 +415,20 @@ def _used(known: KnownDemand) -> Iterator[tuple[int, int]]:
             yield known.ahead_s.index(coming[0]), known.levels.index(coming[1])
 
 
-def _key(known: KnownDemand, goal: Goal) -> bytes:
-    digest = blake2b(repr((goal, known.ahead_s, known.levels, known.published)).encode(), digest_size=16)
+def _keys(known: KnownDemand, goal: Goal, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
+    """Return a function that makes the memo's key for some days.
+
+    Its parameters are the first step of a day and that of a later day. The key is a digest of all that the choice on
+    the days between them depends on. The weeks of adjacent days overlap, so each day is read once.
+    """
+    inputs = repr((goal, known.ahead_s, known.levels, known.published)).encode()
     coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
-    for values in (known.busy, known.total, known.soon, known.later, *coming):
-        digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.digest()
+    values = np.column_stack((known.busy, known.total, known.soon, known.later, *coming))
+    begins = np.flatnonzero(np.diff(day_of)) + 1
+    offset = int(begins[0]) % DAY if len(begins) else 0
+    days = [_digest(values[first : first + DAY].tobytes()) for first in range(offset, len(values), DAY)]
+    return lambda first, after: _digest(inputs + b"".join(days[(first - offset) // DAY : (after - offset) // DAY]))
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=16).digest()

@@ -246,16 +246,19 @@ class SimulatedSlurm(SimulatedCluster):
         free = state.free["cpus"][NOW].copy()
         held = self._nodes["cpus"].to_numpy() - free
         gpus_held = self._nodes["gpus"].to_numpy() - state.free_gpus[NOW].reshape(len(free), -1).sum(axis=1)
+        soft_limit_s = self._user_soft_limit_s(by_start)
         return {
             "running": self._view.running(
                 by_start,
                 started_s=self.started_s[by_start],
                 shares=state.holdings,
                 first_share=state.jobs["first_share"][by_start],
-                user_soft_limit_s=self._user_soft_limit_s(by_start),
+                own={"user_soft_limit_s": lambda: soft_limit_s},
             ),
             "nodes": self._view.nodes(
-                free, held, lambda: {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held}
+                free,
+                held,
+                {"cpus_held": lambda: held.astype(np.float64), "gpus_held": lambda: gpus_held.astype(np.int32)},
             ),
         }
 

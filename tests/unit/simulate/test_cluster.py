@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.actions import JobSetting, Place, Reorder, Result, Revert, SoftLimit
+from helios.actions import FillFirst, JobSetting, Place, PowerDown, PowerUp, Reorder, Result, Revert, SoftLimit
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.model import NODE_STATES, QUEUE, plain_values
-from helios.simulate import Backfill, Predictions, SimCluster, replay
+from helios.simulate import Backfill, Predictions, SimCluster, Sleep, replay
 from helios.simulate.orders import first_in_first_out
 from helios.testing import check_cluster
 from tests.run_times import in_columns
@@ -296,6 +296,66 @@ def test_a_column_asked_for_alone_says_what_the_frame_says(name):
     framed = plain_values(snapshot.pending[name])
     assert alone.dtype == framed.dtype
     assert pd.Series(alone).equals(pd.Series(framed))
+
+
+def a_sleeping_cluster():
+    """Return a cluster that holds jobs on several nodes, and has nodes asleep, waking, excluded and kept awake."""
+    sleep = Sleep(boot_s=300, shutdown_s=120, keep_awake=("a6",))
+    cluster = a_sim_cluster([(0, 900, 20), (0, 400, 2), (0, 900, 2)], a_shape((7, 8)), sleep=sleep)
+    cluster.advance(0)
+    cluster.next_event_s()
+    cluster.steer([PowerDown(node="a4", reason=""), PowerDown(node="a5", reason="")])
+    cluster.advance(200)
+    cluster.next_event_s()
+    cluster.steer([PowerUp(node="a5", reason=""), PowerDown(node="a7", reason="")])
+    cluster.steer([FillFirst(tiers=(("a1",), ("a2", "a3")), reason="")])
+    cluster.forbid("a6", why="drained")
+    return cluster
+
+
+@pytest.mark.parametrize("name", QUEUE.names)
+def test_a_column_of_running_jobs_says_what_the_frame_says(name):
+    snapshot = a_sleeping_cluster().snapshot()
+    alone, framed = snapshot.running_values(name), plain_values(snapshot.running[name])
+    assert alone.dtype == framed.dtype
+    assert pd.Series(alone).equals(pd.Series(framed))
+
+
+@pytest.mark.parametrize("name", NODE_STATES.names)
+def test_a_column_of_nodes_says_what_the_frame_says(name):
+    snapshot = a_sleeping_cluster().snapshot()
+    alone, framed = snapshot.node_values(name), plain_values(snapshot.nodes[name])
+    assert alone.dtype == framed.dtype
+    assert pd.Series(alone).equals(pd.Series(framed))
+
+
+def test_columns_of_nodes_are_those_of_the_cluster():
+    snapshot = a_sleeping_cluster().snapshot()
+    powers = ["awake", "awake", "awake", "asleep", "waking", "awake", "falling asleep"]
+    flags = [None, None, None, "POWERED_DOWN", "POWERING_UP", None, "POWERING_DOWN"]
+    assert snapshot.node_values("power").tolist() == powers
+    assert [flag if isinstance(flag, str) else None for flag in snapshot.node_values("flags")] == flags
+    assert snapshot.node_values("state").tolist() == ["ALLOCATED"] * 3 + ["IDLE"] * 4
+    assert snapshot.node_values("kept_awake").tolist() == [0, 0, 0, 0, 0, 1, 0]
+    assert snapshot.node_values("weight").tolist() == [1, 2, 2, 1, 1, 1, 1]
+    assert snapshot.node_values("excluded_reason")[5] == "drained"
+    assert snapshot.running_values("node_list").tolist() == ["a1,a2,a3", "a3", "a3"]
+
+
+def test_columns_of_a_snapshot_with_other_nodes_and_running_jobs_are_theirs():
+    snapshot = a_sleeping_cluster().snapshot()
+    other = replace(snapshot, nodes=snapshot.nodes.iloc[:1], running=snapshot.running.iloc[1:])
+    assert other.node_values("name").tolist() == ["a1"]
+    assert other.running_values("gpus").tolist() == [2, 2]
+
+
+def test_columns_stay_as_they_were_when_time_goes_on():
+    cluster = a_sleeping_cluster()
+    seen = cluster.snapshot()
+    cluster.steer([PowerUp(node="a4", reason="")])
+    run_out(cluster)
+    assert seen.node_values("power").tolist()[3] == "asleep"
+    assert len(seen.running_values("node_list")) == 3
 
 
 def test_what_was_seen_stays_so_whatever_happens_before_somebody_looks():
