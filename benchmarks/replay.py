@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.published.compare import PHILLY
-from helios.ports import Order
+from helios.ports import RUN_TIME, Order
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, ClusterShape, Replay, Workload, replay
 from helios.simulate.orders import first_in_first_out, shortest_job_first
@@ -100,7 +100,7 @@ def first_of(workload: Workload, n_jobs: int) -> Workload:
 class Constant:
     """A predictor that costs next to nothing."""
 
-    answer = np.array([[60.0, 600.0, 6000.0]])
+    answer = np.full((1, len(RUN_TIME)), 600.0)
 
     def ended(self, jobs: NDArray[np.int64], ended_s: NDArray[np.int64]) -> None:
         """Learn nothing."""
