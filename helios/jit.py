@@ -7,6 +7,7 @@ may depend on, so an edit of any of these files has them compiled anew. ``helios
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import zlib
@@ -28,7 +29,7 @@ from numba.extending import NativeValue, register_model, unbox
 from numba.np import arrayobj
 from numba.np.numpy_support import from_dtype
 
-from helios.ports import ON_COMPILE
+_log = logging.getLogger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -36,7 +37,7 @@ _INSIDE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _CORE: dict[str, Any] = {"_nrt": False}
 KEPT: list[Any] = []
 """Functions that are kept on disk, as far as their modules are imported."""
-_IMPORT = re.compile(r"^\s*(?:from|import)\s+(helios[\w.]*)(?:\s+import\s+\(?([^#)\n]*))?", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(helios[\w.]*)(?:\s+import\s+(?:\(([^)]*)|([^(#\n]*)))?", re.MULTILINE)
 
 
 def inline_jit(function: _Function, **options: Any) -> _Function:
@@ -122,8 +123,9 @@ def _read(module: str) -> tuple[bytes, tuple[str, ...]]:
         return b"", ()
     source = place.read_bytes()
     named = set[str]()
-    for package, members in _IMPORT.findall(source.decode()):
-        named |= {package, *(f"{package}.{member.split()[0]}" for member in members.split(",") if member.strip())}
+    for package, several, others in _IMPORT.findall(source.decode()):
+        members = (several or others).split(",")
+        named |= {package, *(f"{package}.{member.split()[0]}" for member in members if member.strip())}
     return source, tuple(named)
 
 
@@ -136,12 +138,17 @@ def _file_of(module: str) -> Path | None:
 
 
 class _Reporter(event.Listener):
-    def on_start(self, event: Any) -> None:  # noqa: ARG002 - the signature is Numba's
-        for report in ON_COMPILE:
-            report()
+    """Logs what is compiled because it is not on disk, without the parts of it."""
 
-    def on_end(self, event: Any) -> None:
-        pass
+    depth = 0
+
+    def on_start(self, event: Any) -> None:
+        if not self.depth:
+            _log.info("Compiling %s", event.data["dispatcher"].py_func.__qualname__)
+        self.depth += 1
+
+    def on_end(self, event: Any) -> None:  # noqa: ARG002 - the signature is Numba's
+        self.depth -= 1
 
 
 event.register("numba:compile", _Reporter())

@@ -321,7 +321,3 @@ def no_progress(step: str, done: float) -> None:
 
     A :class:`Progress` for callers that want none.
     """
-
-
-ON_COMPILE: list[Callable[[], None]] = []
-"""Called, in order, whenever a function is compiled because its code is not on disk."""

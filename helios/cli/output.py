@@ -6,6 +6,7 @@ Results go to standard output, everything else to standard error.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -88,18 +89,25 @@ def progress_bars() -> Iterator[ProgressPort]:
 
     Without a terminal, a line for each stage. Compiling is a stage of its own.
     """
-    from helios.ports import ON_COMPILE  # noqa: PLC0415 - pandas; most commands show no progress
-
     with _bars_or_lines() as progress:
-
-        def report() -> None:
-            progress("Compiling, once (helios compile does it beforehand)", 0.0)
-
-        ON_COMPILE.append(report)
+        compiler, told = logging.getLogger("helios.jit"), _ToldOfCompiling(progress)
+        before = compiler.level
+        compiler.addHandler(told)
+        compiler.setLevel(logging.INFO)
         try:
             yield progress
         finally:
-            ON_COMPILE.remove(report)
+            compiler.removeHandler(told)
+            compiler.setLevel(before)
+
+
+class _ToldOfCompiling(logging.Handler):
+    def __init__(self, progress: ProgressPort) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 - one line stands for all
+        self._progress("Compiling, once (helios compile does it beforehand)", 0.0)
 
 
 @contextmanager

@@ -26,14 +26,18 @@ def step(x):
 """
 ENTRY = """
 from helios.jit import cached_jit
-from helios.made_up.library import step
+{imported}
 
 @cached_jit
 def twice(x):
-    return step(step(x))
+    return {step}({step}(x))
 
 print(twice(1), sum(twice.stats.cache_hits.values()))
 """
+IMPORTS = [
+    ("from helios.made_up.library import step", "step"),
+    ("from helios.made_up import (\n    library,\n)", "library.step"),
+]
 RECORD = np.dtype([("number", np.int64), ("value", np.float64)], align=True)
 
 
@@ -120,17 +124,16 @@ def test_a_digest_follows_imports_and_nothing_else() -> None:
     assert digest("helios.units") == digest("helios.units")
 
 
-def test_an_edit_of_an_imported_module_has_its_users_compiled_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("imported", "step"), IMPORTS, ids=["name", "module"])
+def test_an_edit_of_an_imported_module_has_its_users_compiled_anew(tmp_path: Path, imported: str, step: str) -> None:
     """In a copy of Helios, since its own modules are not edited."""
     package = tmp_path / "helios"
-    for name in ("jit.py", "ports.py"):
-        source = Path(__file__).parents[2] / "helios" / name
-        package.mkdir(exist_ok=True)
-        (package / name).write_text(source.read_text() if name == "jit.py" else "ON_COMPILE = []\n")
+    package.mkdir()
+    (package / "jit.py").write_text((Path(__file__).parents[2] / "helios" / "jit.py").read_text())
     (package / "__init__.py").touch()
     (package / "made_up").mkdir()
     (package / "made_up" / "__init__.py").touch()
-    (package / "made_up" / "entry.py").write_text(ENTRY)
+    (package / "made_up" / "entry.py").write_text(ENTRY.format(imported=imported, step=step))
 
     def says(by: int) -> str:
         (package / "made_up" / "library.py").write_text(LIBRARY.format(by=by))
