@@ -1,6 +1,6 @@
 """Replay speed: jobs per second of the compiled simulator, and of the plain Python event loop in the same run.
 
-    python benchmarks/replay.py [philly|made|growth|predicting]...
+    python benchmarks/replay.py [philly|made|growth|nodes|predicting]...
 
 Philly is real, where the traces are at hand, with all of its nodes and with 40 % of them; the other traces are made up
 here from a fixed seed. Times are processor times, since the machine may be shared, and the best of three; of the
@@ -177,6 +177,19 @@ def growth() -> None:
     print("  in brackets: jobs pending on average")
 
 
+def many_nodes() -> None:
+    """Print the time of a replay of a million jobs against the number of nodes."""
+    print("\nCPU seconds of 1,000,000 jobs, FIFO, one partition at load .95, against the number of nodes")
+    for nodes in (1_000, 10_000, 100_000):
+        shape = a_cluster(1, nodes)
+        trace = a_trace(1_000_000, shape, load=0.95)
+        easy, by_nodes = (
+            timed(lambda shape=shape, trace=trace, b=b: given(trace, shape, first_in_first_out, b), 1)[0]
+            for b in (Backfill.EASY, Backfill.NODES)
+        )
+        print(f"  {nodes:>9,} nodes: EASY {easy:6.1f} s, nodes {by_nodes:6.1f} s")
+
+
 def predicting() -> None:
     """Print the rate at which a timeline can be stopped for a predictor."""
     shape = a_cluster(11, 32)
@@ -206,7 +219,7 @@ def preemptive(shape: ClusterShape, trace: Workload) -> None:
 
 def main() -> None:
     """Print everything."""
-    wanted = sys.argv[1:] or ["philly", "made", "growth", "predicting"]
+    wanted = sys.argv[1:] or ["philly", "made", "growth", "nodes", "predicting"]
     start = time.perf_counter()
     tiny = a_cluster(1, 4)
     given(a_trace(10, tiny, load=1.0), tiny, first_in_first_out, Backfill.EASY)
@@ -217,6 +230,8 @@ def main() -> None:
         made()
     if "growth" in wanted:
         growth()
+    if "nodes" in wanted:
+        many_nodes()
     if "predicting" in wanted:
         predicting()
 

@@ -356,6 +356,7 @@ VARYING = (
         "waited SOME TIME",
         "a job of the recorded answers has waited until now",
     ),
+    (r"counts as 1/[\d.,]+ of that", "counts as SOME SHARE of that", "the same"),
     (
         r"predicted [^;]* on (\d+ GPUs?): [\d.,]+ [\w-]+; waited SOME TIME(, which counts as 1/[\d.,]+ of that)?",
         "predicted SOME TIME; waited SOME TIME",
