@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (about four minutes, later two)
+try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (about five minutes, later two)
 	@$(BIN)/helios compile
 	@$(BIN)/helios try
 

@@ -51,7 +51,7 @@ STEPS = {
 def compile_(as_json: AsJson = False) -> None:
     """Compile beforehand what other commands would compile at their first run.
 
-    Takes one to three minutes, once for each version of Helios and each kind of processor. Nothing is compiled twice.
+    Takes about three minutes, once for each version of Helios and each kind of processor. Nothing is compiled twice.
     The code is kept in the folder that NUMBA_CACHE_DIR names, else in the cache folder of the user.
 
     Example: helios compile
