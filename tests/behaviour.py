@@ -356,11 +356,15 @@ VARYING = (
         "waited SOME TIME",
         "a job of the recorded answers has waited until now",
     ),
-    (r"counts as 1/[\d.,]+ of that", "counts as SOME SHARE of that", "the same"),
     (
         r"predicted [^;]* on (\d+ GPUs?): [\d.,]+ [\w-]+; waited SOME TIME(, which counts as 1/[\d.,]+ of that)?",
         "predicted SOME TIME; waited SOME TIME",
         "the prediction knows the hour at which the recorded answers are read",
+    ),
+    (
+        r"counts as 1/[\d.,]+ of that",
+        "counts as SOME SHARE of that",
+        "a job of the recorded answers has waited until now",
     ),
 )
 """Pattern, replacement and reason of what varies in texts."""
