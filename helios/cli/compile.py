@@ -56,7 +56,7 @@ def compile_(as_json: AsJson = False) -> None:
 
     Example: helios compile
     """
-    with progress_bars() as progress:
+    with progress_bars(shows_compiling=False) as progress:
         compile_all(progress)
     found = {"functions": len(KEPT), "folder": str(cache_folder())}
     if as_json:

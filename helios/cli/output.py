@@ -84,30 +84,44 @@ def complain(error: HeliosError) -> None:
 
 
 @contextmanager
-def progress_bars() -> Iterator[ProgressPort]:
+def progress_bars(*, shows_compiling: bool = True) -> Iterator[ProgressPort]:
     """Show a progress bar for each stage.
 
-    Without a terminal, a line for each stage. Compiling is a stage of its own.
+    Without a terminal, a line for each stage. Compiling is a stage of its own, if it is shown.
     """
     with _bars_or_lines() as progress:
-        compiler, told = logging.getLogger("helios.jit"), _ToldOfCompiling(progress)
+        if not shows_compiling:
+            yield progress
+            return
+        compiler, shown = logging.getLogger("helios.jit"), _CompileProgress(progress)
         before = compiler.level
-        compiler.addHandler(told)
+        compiler.addHandler(shown)
         compiler.setLevel(logging.INFO)
         try:
             yield progress
         finally:
-            compiler.removeHandler(told)
+            compiler.removeHandler(shown)
             compiler.setLevel(before)
+            shown.end()
 
 
-class _ToldOfCompiling(logging.Handler):
+class _CompileProgress(logging.Handler):
+    """One stage for all that is compiled, which ends with the command."""
+
+    STEP = "Compiling, once (helios compile does it beforehand)"
+
     def __init__(self, progress: ProgressPort) -> None:
         super().__init__()
-        self._progress = progress
+        self._progress, self._begun = progress, False
 
     def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 - one line stands for all
-        self._progress("Compiling, once (helios compile does it beforehand)", 0.0)
+        self._begun = True
+        self._progress(self.STEP, 0.0)
+
+    def end(self) -> None:
+        """Show the stage as done, if there was one."""
+        if self._begun:
+            self._progress(self.STEP, 1.0)
 
 
 @contextmanager
