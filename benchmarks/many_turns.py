@@ -138,7 +138,7 @@ def measured(town: Town, cycles: int) -> Reading:
 def main() -> None:
     """Print the figures."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--turns", type=int, default=1_000)
+    arguments.add_argument("--cycles", type=int, default=1_000)
     arguments.add_argument("--step", type=int, default=60, help="seconds between cycles")
     arguments.add_argument("--mode", choices=[Mode.SHADOW.value, Mode.ACTIVE.value], default=Mode.ACTIVE.value)
     given = arguments.parse_args()

@@ -232,10 +232,9 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
     A column that a row does not name has a missing value there.
     """
     blank = _blank(kind.name).take([0] * len(rows)).reset_index(drop=True)
-    for name in kind.names:
-        if any(not _absent(row.get(name)) for row in rows):
-            blank[name] = _typed(kind, name, rows)
-    return blank
+    named = set().union(*rows) if rows else set()
+    columns = {name: values for name in kind.names if name in named and (values := _typed(kind, name, rows)) is not None}
+    return blank.assign(**columns)
 
 
 @cache
@@ -249,12 +248,16 @@ def _blank(kind_name: str) -> pd.DataFrame:
     return kind.conform(pd.DataFrame(index=[0]))
 
 
-def _typed(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.Series[Any]:
+def _typed(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.Series[Any] | None:
+    """Return the values of one column, or None where no row has one."""
     values, dtype = [row.get(name) for row in rows], kind.by_name[name].dtype
+    absent = pd.isna(np.array(values, dtype=object))
+    if absent.all():
+        return None
     if dtype.startswith("datetime"):
-        return pd.Series(pd.to_datetime(pd.Series(values, dtype=object), utc=True), dtype=dtype)
+        return pd.Series(pd.to_datetime(values, utc=True), dtype=dtype)
     if dtype.startswith("int"):
-        values = [0 if _absent(value) else value for value in values]
+        values = [0 if missing else value for value, missing in zip(values, absent, strict=True)]
     return pd.Series(values, dtype=dtype)
 
 
