@@ -255,7 +255,7 @@ def _typed(kind: FrameKind, name: str, rows: Sequence[Mapping[str, Any]]) -> pd.
     if absent.all():
         return None
     if dtype.startswith("datetime"):
-        return pd.Series(pd.to_datetime(values, utc=True), dtype=dtype)
+        return pd.Series(pd.to_datetime(pd.Series(values, dtype=object), utc=True), dtype=dtype)
     if dtype.startswith("int"):
         values = [0 if missing else value for value, missing in zip(values, absent, strict=True)]
     return pd.Series(values, dtype=dtype)
