@@ -232,9 +232,9 @@ def frame_of(kind: FrameKind, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame
     A column that a row does not name has a missing value there.
     """
     blank = _blank(kind.name).take([0] * len(rows)).reset_index(drop=True)
-    named = set().union(*rows) if rows else set()
-    columns = {name: values for name in kind.names if name in named and (values := _typed(kind, name, rows)) is not None}
-    return blank.assign(**columns)
+    named = [name for name in kind.names if any(name in row for row in rows)]
+    columns = {name: _typed(kind, name, rows) for name in named}
+    return blank.assign(**{name: values for name, values in columns.items() if values is not None})
 
 
 @cache
