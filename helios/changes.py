@@ -133,13 +133,10 @@ class SettingChange(Generic[Value]):
             job_id=self.job_id,
             result=result,
             reason=self.reason,
-            before=self._worded(before),
-            after=self._worded(after),
+            before="" if before is None else self.terms.words(self.setting, before),
+            after="" if after is None else self.terms.words(self.setting, after),
             remark=remark,
         )
-
-    def _worded(self, value: Value | None) -> str:
-        return "" if value is None else self.terms.words(self.setting, value)
 
 
 def setting_changes(
@@ -183,29 +180,21 @@ def setting_changes(
             terms=terms,
         )
     elif isinstance(action, Revert):
-        for setting, job_id in _to_restore(action, pending, is_set):
-            yield SettingChange(
-                action=Revert.__name__,
-                setting=setting,
-                job_id=job_id,
-                reason=action.reason,
-                wanted=terms.nothing(setting),
-                terms=terms,
-                unseen=action.hidden,
-            )
+        settings = tuple(JobSetting) if action.setting is None else (action.setting,)
+        for job_id in pending() if action.job_ids is None else action.job_ids:
+            for setting in settings:
+                if action.job_ids is not None or is_set(setting, job_id):
+                    yield SettingChange(
+                        action=Revert.__name__,
+                        setting=setting,
+                        job_id=job_id,
+                        reason=action.reason,
+                        wanted=terms.nothing(setting),
+                        terms=terms,
+                        unseen=action.hidden,
+                    )
     else:
         raise TypeError(f"{type(action).__name__} is not an action; there are Reorder, SoftLimit and Revert")
-
-
-def _to_restore(
-    restore: Revert, pending: Callable[[], Iterable[str]], is_set: Callable[[JobSetting, str], bool]
-) -> Iterator[tuple[JobSetting, str]]:
-    setting_kinds = tuple(JobSetting) if restore.setting is None else (restore.setting,)
-    named = restore.job_ids
-    for job_id in pending() if named is None else named:
-        for setting in setting_kinds:
-            if named is not None or is_set(setting, job_id):
-                yield setting, job_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,11 +235,21 @@ def judge_change(change: SettingChange[int], ground: ChangeContext) -> Outcome |
     """
     if change.takes_back:
         return _of_a_restore(change, ground)
-    if why := ground.excluded_reason or _why_no_soft_limit(change, ground):
+    why = ground.excluded_reason
+    if not why and change.setting is JobSetting.SOFT_LIMIT:
+        if not ground.soft_limits:
+            why = NO_SOFT_LIMITS
+        elif ground.before and not ground.is_set:
+            why = USERS_OWN
+        elif ground.time_limit and change.wanted >= ground.time_limit:
+            why = TOO_LONG
+    if why:
         return change.outcome(Result.REFUSED, before=ground.before, remark=why)
     if ground.before is None:
         return change.outcome(Result.POSTPONED, remark=INELIGIBLE)
-    return _unchanged(change, ground) if ground.before == change.wanted else None
+    if ground.before == change.wanted:
+        return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
+    return None
 
 
 def _of_a_restore(change: SettingChange[int], ground: ChangeContext) -> Outcome | None:
@@ -263,20 +262,6 @@ def _of_a_restore(change: SettingChange[int], ground: ChangeContext) -> Outcome 
         return change.outcome(Result.REFUSED, before=ground.before, remark=ground.suspect)
     if ground.before and ground.excluded_reason:
         return change.outcome(Result.REFUSED, before=ground.before, remark=ground.excluded_reason)
-    return _unchanged(change, ground)
-
-
-def _why_no_soft_limit(change: SettingChange[int], ground: ChangeContext) -> str:
-    if change.setting is not JobSetting.SOFT_LIMIT:
-        return ""
-    if not ground.soft_limits:
-        return NO_SOFT_LIMITS
-    if ground.before and not ground.is_set:
-        return USERS_OWN
-    return TOO_LONG if ground.time_limit and change.wanted >= ground.time_limit else ""
-
-
-def _unchanged(change: SettingChange[int], ground: ChangeContext) -> Outcome:
     return change.outcome(Result.UNCHANGED, before=ground.before, after=ground.before)
 
 
@@ -403,17 +388,19 @@ def to_job_changes(actions: Sequence[Action]) -> RequestedChanges[float]:
             raise TypeError(
                 f"{type(action).__name__} is not an action on a job; there are Reorder, SoftLimit and Revert"
             )
-    reverts = [action for action in actions if isinstance(action, Revert)]
+    reverted = [(action.setting, action.job_ids) for action in actions if isinstance(action, Revert)]
     return RequestedChanges(
-        changes=tuple(change for change in changes if not any(_covers(revert, change) for revert in reverts)),
+        changes=tuple(
+            change
+            for change in changes
+            if not any(
+                setting in {None, change.setting} and (job_ids is None or change.target in job_ids)
+                for setting, job_ids in reverted
+            )
+        ),
         kinds=frozenset(type(action).__name__ for action in actions),
         partitions=frozenset(action.partition for action in actions if isinstance(action, Reorder)),
     )
-
-
-def _covers(revert: Revert, change: Change[float]) -> bool:
-    setting_fits = revert.setting is None or revert.setting is change.setting
-    return setting_fits and (revert.job_ids is None or change.target in revert.job_ids)
 
 
 def to_job_actions(changes: Iterable[Change[float]]) -> list[JobAction]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -90,7 +89,23 @@ class AppliedChanges:
         frame = table.check(frame)
         if "submitted_at" in frame:
             frame = frame.assign(submitted_us=frame["submitted_at"].astype("int64"))
-        rows = [_read_row(record) for record in frame.to_dict("records")]
+        texts = [column.name for column in table.columns if column.dtype == "str"]
+        about_jobs = "job_id" in texts
+        rows = [
+            AppliedChange(
+                setting=(JobSetting if about_jobs else NodeSetting)(record["setting"]),
+                target=record["job_id" if about_jobs else "node"],
+                service=str(record["service"]),
+                mode=Mode(record["mode"]),
+                value=record["value"],
+                after=record["after"],
+                written_at=record["written_at"].to_pydatetime(),
+                overridden=bool(record["overridden"]),
+                submitted_us=record.get("submitted_us", 0),
+                own=record.get("own", ""),
+            )
+            for record in frame.assign(**{name: frame[name].fillna("") for name in texts}).to_dict("records")
+        ]
         return cls(
             real={row.key: row for row in rows if row.mode is not Mode.SHADOW},
             shadow={row.key: row for row in rows if row.mode is Mode.SHADOW},
@@ -126,26 +141,6 @@ class AppliedChanges:
     def overridden(self) -> frozenset[Key]:
         """Return the settings that somebody else changed after Helios."""
         return frozenset(key for key, row in self.real.items() if row.overridden)
-
-
-def _read_row(record: Mapping[Any, Any]) -> AppliedChange:
-    about_job = "job_id" in record
-    return AppliedChange(
-        setting=JobSetting(record["setting"]) if about_job else NodeSetting(record["setting"]),
-        target=record["job_id"] if about_job else _text(record["node"]),
-        service=str(record["service"]),
-        mode=Mode(record["mode"]),
-        value=float(record["value"]) if about_job else _text(record["value"]),
-        after=_text(record["after"]),
-        written_at=record["written_at"].to_pydatetime(),
-        overridden=bool(record["overridden"]),
-        submitted_us=record.get("submitted_us", 0),
-        own="" if about_job else _text(record["own"]),
-    )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pandas as pd
 
@@ -94,13 +95,16 @@ class AuditLog:
         """
         return {**self._digests_before, **{service: frozenset(digests) for service, digests in self._digests.items()}}
 
-    def sums(self) -> dict[str, dict[Result, int]]:
-        """Return the number of outcomes by service and result."""
-        return {service: dict(results) for service, results in self._counts.items()}
+    def report(self) -> dict[str, Any]:
+        """Return what a report has of the audit, by the names of its fields.
 
-    def all_notes(self) -> tuple[str, ...]:
-        """Return the notes, with the postponed changes."""
-        return (*self.notes, *(f"{number} changes wait: {why}" for why, number in self.waiting.items()))
+        The notes end with the postponed changes.
+        """
+        return {
+            "counts": {service: dict(results) for service, results in self._counts.items()},
+            "decisions": self.frame(),
+            "notes": (*self.notes, *(f"{number} changes wait: {why}" for why, number in self.waiting.items())),
+        }
 
     def asks(self, service: str) -> None:
         """Record that ``service`` was asked.
@@ -108,10 +112,6 @@ class AuditLog:
         Its earlier refusals are forgotten.
         """
         self._digests[service] = set()
-
-    def say(self, line: AuditEntry) -> None:
-        """Add an entry."""
-        self.lines.append(line)
 
     def count(self, service: str, result: Result, number: int = 1) -> None:
         """Count outcomes that need no entry."""
@@ -129,8 +129,27 @@ class AuditLog:
                 continue  # expected for a canary, so it is not logged in each cycle
             if outcome.result is Result.POSTPONED:
                 self.waiting[outcome.remark] += 1
-            elif outcome.result is not Result.UNCHANGED and self._is_new(service, outcome):
-                self.say(self._entry(service, mode, outcome))
+                continue
+            if outcome.result in _OUT_OF_PLACE | {Result.REFUSED}:
+                digest = state_digest(outcome)
+                self._digests.setdefault(service, set()).add(digest)
+                if digest in self._digests_before.get(service, frozenset()):
+                    continue
+            if outcome.result is not Result.UNCHANGED:
+                target = outcome_target(outcome)
+                self.lines.append(
+                    AuditEntry(
+                        service=service,
+                        mode=mode,
+                        action=outcome.action,
+                        target=target,
+                        reason=outcome.reason,
+                        outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
+                        before=outcome.before or None,
+                        after=outcome.after or None,
+                        model_id=self.sources.get(target) or None,
+                    )
+                )
 
     def frame(self, lines: Iterable[AuditEntry] | None = None) -> pd.DataFrame:
         """Return ``lines`` (all so far by default) as columns of ``DECISIONS``."""
@@ -155,24 +174,3 @@ class AuditLog:
         digest = hashlib.blake2b(message.encode(errors="surrogatepass"), digest_size=6).hexdigest()
         self._digests[service].add(digest)
         return digest not in before
-
-    def _is_new(self, service: str, outcome: Outcome | NodeOutcome) -> bool:
-        if outcome.result not in _OUT_OF_PLACE | {Result.REFUSED}:
-            return True
-        digest = state_digest(outcome)
-        self._digests.setdefault(service, set()).add(digest)
-        return digest not in self._digests_before.get(service, frozenset())
-
-    def _entry(self, service: str, mode: str, outcome: Outcome | NodeOutcome) -> AuditEntry:
-        target = outcome_target(outcome)
-        return AuditEntry(
-            service=service,
-            mode=mode,
-            action=outcome.action,
-            target=target,
-            reason=outcome.reason,
-            outcome=f"{outcome.result}: {outcome.remark}" if outcome.remark else str(outcome.result),
-            before=outcome.before or None,
-            after=outcome.after or None,
-            model_id=self.sources.get(target) or None,
-        )

@@ -22,7 +22,7 @@ from helios.control.guards import GuardResult
 from helios.control.modes import ServiceMode
 from helios.control.preconditions import Preconditions, why_cut_short
 from helios.control.release import ReleaseResult, release_entries
-from helios.control.state import ControllerState, outcome_target
+from helios.control.state import CircuitBreaker, ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, FrameKind, Mode, Snapshot
 from helios.ports import Ledger, Service
@@ -213,7 +213,8 @@ class Cycle:
         Returns why Helios is paused, or an empty text. It is called again before each write.
     undo, undone : callable
         Write the changes that would have to be reverted outside of the database, and read them. They are written before
-        anything is done. If this raises a :class:`HeliosError`, nothing is done.
+        anything is done. If this raises a :class:`HeliosError`, nothing is done. None where the domain has no undo
+        file.
     applied : AppliedChanges
         Applied changes as observed, on which decisions are based.
     known : AppliedChanges
@@ -231,7 +232,7 @@ class Cycle:
     holder: str
     memory: ControllerState
     paused: Callable[[], str]
-    undo: Callable[[Undo], None] = lambda _: None
+    undo: Callable[[Undo], None] | None = None
     undone: Callable[[], Undo] = Undo
     audit: AuditLog = field(init=False)
     mode: str = Mode.OFF
@@ -282,8 +283,7 @@ class Cycle:
             nothing.
         """
         try:
-            self._take_lease()
-            snapshot = self._observe(expectation)
+            snapshot = self._lead_and_observe(expectation)
             self._check(snapshot, conditions)
             self._act(snapshot, services)
         except Suspended as suspended:
@@ -300,13 +300,11 @@ class Cycle:
         """
         return {
             "suspended": (*self.suspended, stays) if self.suspended and stays else self.suspended,
-            "counts": self.audit.sums(),
-            "decisions": self.audit.frame(),
+            **self.audit.report(),
             "seen": self.snapshot is not None or self.token is None,
             "recorded": self.recorded,
             "leads": self.token is not None,
             "remaining": () if self.released is None else self.released.remaining,
-            "notes": self.audit.all_notes(),
         }
 
     def read_applied(self) -> AppliedChanges | None:
@@ -334,19 +332,17 @@ class Cycle:
         if why:
             raise _Stopped(why)
 
-    def _take_lease(self) -> None:
+    def _lead_and_observe(self, expectation: Callable[[Snapshot], Snapshot]) -> Snapshot:
+        """Take the lease, and return the snapshot that the domain observed."""
         lasts = timedelta(seconds=self.settings.control.lease_s)
         try:
             self.token = self.ledger.acquire(holder=self.holder, now=self.now, lasts=lasts)
+            if self.token is None:
+                whose = "'s nodes" if self.domain.name is Domain.NODES else ""
+                raise Suspended(f"another Helios holds the lease of this cluster{whose}: standing by")
         except HeliosError as error:
             # The cycle goes on, because a pause must be able to revert everything without a database.
             self.faults.append(f"the lease could not be taken: {error.message}")
-            return
-        if self.token is None:
-            whose = "'s nodes" if self.domain.name is Domain.NODES else ""
-            raise Suspended(f"another Helios holds the lease of this cluster{whose}: standing by")
-
-    def _observe(self, expectation: Callable[[Snapshot], Snapshot]) -> Snapshot:
         try:
             self.domain.observe(self, expectation)
         except HeliosError as error:
@@ -361,17 +357,17 @@ class Cycle:
         except HeliosError as error:
             raise Suspended(*self.faults, f"the conditions are not known: {error.message}") from error
         reasons = self.domain.check_preconditions(self, world)
-        seen = {} if why_cut_short(snapshot, self.memory) else self._seen(snapshot)
-        self.memory = replace(self.memory, controller=world.controller or self.memory.controller, **seen)
+        controller = world.controller or self.memory.controller
+        if why_cut_short(snapshot, self.memory):
+            self.memory = replace(self.memory, controller=controller)
+        else:
+            pending, nodes = len(snapshot.pending), snapshot.nodes["name"].nunique()
+            self.memory = replace(self.memory, controller=controller, pending=pending, nodes=nodes)
         if world.paused:
             self.mode = PAUSED
             self._revert_everything(world.paused)
         if self.faults or reasons:
             raise Suspended(*self.faults, *reasons)
-
-    @staticmethod
-    def _seen(snapshot: Snapshot) -> dict[str, Any]:
-        return {"pending": len(snapshot.pending), "nodes": snapshot.nodes["name"].nunique()}
 
     def _revert_everything(self, reason: str) -> None:
         self.released = self.domain.revert(self, reason)
@@ -391,7 +387,13 @@ class Cycle:
         self.requested, memory = self._ask(services, snapshot)
         if self.held_back is not None and self.audit.is_news(HELIOS, self.held_back):
             self._say(self.mode, reason=f"there is no forecast: {self.held_back}", outcome="no node is put to sleep")
-        active_services = self._active(services, memory)
+        active_services = []  # those that are neither off nor suspended, asked or not
+        for active in services:
+            failures = self.settings.control.failures_to_suspend
+            if why := memory.suspension.why_not(active.name, now=self.now, failures=failures):
+                self.audit.notes.append(why)
+            elif active.mode.mode is not Mode.OFF:
+                active_services.append(active)
         results = {
             active.name: domain.apply_guards(self, self.requested[active.name], active.mode)
             for active in active_services
@@ -409,12 +411,12 @@ class Cycle:
         if settled != self.known or self.known != self.stored or self.audit.lines[self.written :]:
             self._write(settled)
             self._write_undo(settled)
-        self._agree_undo(settled)
+        self._write_undo(settled, if_it_differs=True)
         breaker = memory.breaker
         if self.audit.bad:
             breaker = breaker.after_a_bad_cycle(now=self.now, settings=self.settings.control)
         elif self.audit.changed:
-            breaker = breaker.after_a_good_cycle()
+            breaker = CircuitBreaker()
         self.memory = replace(memory, breaker=breaker, said=self.audit.said, suspended=())
 
     def _ask(
@@ -452,19 +454,6 @@ class Cycle:
                 self.audit.count(active.name, Result.FAILED)
         return requested, replace(self.memory, suspension=suspension, asked_at=asked_at)
 
-    def _active(self, services: Sequence[ActiveService], memory: ControllerState) -> list[ActiveService]:
-        """Return the services that are neither off nor suspended, asked or not."""
-        active_services = []
-        for active in services:
-            why = memory.suspension.why_not(
-                active.name, now=self.now, failures=self.settings.control.failures_to_suspend
-            )
-            if why:
-                self.audit.notes.append(why)
-            elif active.mode.mode is not Mode.OFF:
-                active_services.append(active)
-        return active_services
-
     def _record_intent(self, plan: ReconcilePlan, writers: Sequence[ActiveService]) -> None:
         kept = len(self.audit.lines) if self.domain.sticky else self.written
         for active in writers:
@@ -473,7 +462,8 @@ class Cycle:
         if plan.reversions:
             self._say(Mode.ACTIVE, reason=f"will revert {len(plan.reversions)} changes", outcome="meant")
         try:
-            self.undo(Undo.of(plan.intent))
+            if self.undo is not None:
+                self.undo(Undo.of(plan.intent))
         except HeliosError as error:
             del self.audit.lines[kept:]
             raise Suspended(f"the undo file could not be written, so nothing was done: {error.message}") from error
@@ -485,31 +475,33 @@ class Cycle:
         """Act, and return the applied changes by what was read back.
 
         An unreachable cluster, a pause, or the loss of the lease ends it. Changes that were recorded before stay
-        recorded.
+        recorded, and so does, as it was intended, a change that failed or was misread.
         """
         settled = AppliedChanges(real=dict(plan.intent.real), shadow=dict(plan.intent.shadow))
         try:
             for active in (None, *services):
-                self._execute_for(active, plan, settled)
+                name, mode = (HELIOS, Mode.ACTIVE) if active is None else (active.name, active.mode.mode)
+                asked = set() if active is None else {change.key for change in plan.send.get(name, ())}
+                rows, before = settled.of(mode), self.applied.of(mode)
+                pairs = self.domain.apply(self, plan, active)
+                self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
+                for outcome, stands in pairs:
+                    key: Key = (outcome.setting, outcome_target(outcome))
+                    if key not in asked:
+                        if outcome.result in NOTHING_STANDS and (active is None or active.is_shadow):
+                            rows.pop(key, None)
+                    elif outcome.result in READ_BACK and stands is not None:
+                        rows[key] = stands
+                    elif outcome.result in NOT_WRITTEN and key in before:
+                        rows[key] = before[key]
+                    elif outcome.result in NOT_WRITTEN | NOTHING_STANDS:
+                        rows.pop(key, None)
         except _Stopped as stopped:
             self.audit.notes.append(f"acting was broken off: {stopped}")
         except HeliosError as error:
             self.audit.bad = True
             self.audit.notes.append(f"acting was broken off: {error.message}")
         return settled
-
-    def _execute_for(self, active: ActiveService | None, plan: ReconcilePlan, settled: AppliedChanges) -> None:
-        name, mode = (HELIOS, Mode.ACTIVE) if active is None else (active.name, active.mode.mode)
-        asked = set() if active is None else {change.key for change in plan.send.get(name, ())}
-        rows, before = settled.of(mode), self.applied.of(mode)
-        pairs = self.domain.apply(self, plan, active)
-        self.audit.outcomes(name, mode, [outcome for outcome, _ in pairs])
-        for outcome, stands in pairs:
-            key: Key = (outcome.setting, outcome_target(outcome))
-            if key in asked:
-                _settle(rows, key, outcome.result, stands=stands, before=before.get(key))
-            elif outcome.result in NOTHING_STANDS and (active is None or active.is_shadow):
-                rows.pop(key, None)
 
     def _suspend(self, reasons: tuple[str, ...]) -> None:
         self.suspended = reasons
@@ -526,20 +518,18 @@ class Cycle:
                     self._write_undo(self.known)
                 self._write(self.known if self.was_read else None)
             if self.was_read:
-                self._agree_undo(self.known)
+                self._write_undo(self.known, if_it_differs=True)
             remember = self.recorded
         if remember:
             self.memory = replace(self.memory, suspended=reasons)
 
-    def _agree_undo(self, applied: AppliedChanges) -> None:
-        """Update the undo file to the applied changes.
+    def _write_undo(self, applied: AppliedChanges, *, if_it_differs: bool = False) -> None:
+        """Write the changes to revert into the undo file, where the domain has one.
 
-        A process that takes over the lease may have an older file.
+        Also where this cycle changed nothing: a process that takes over the lease may have an older file.
         """
-        if self.undo_file != Undo.of(applied):
-            self._write_undo(applied)
-
-    def _write_undo(self, applied: AppliedChanges) -> None:
+        if self.undo is None or (if_it_differs and self.undo_file == Undo.of(applied)):
+            return
         try:
             self.undo(Undo.of(applied))
             self.undo_file = Undo.of(applied)
@@ -548,7 +538,7 @@ class Cycle:
 
     def _say(self, mode: str, *, reason: str, outcome: str, service: str = HELIOS) -> None:
         cluster = "" if self.snapshot is None else self.snapshot.cluster
-        self.audit.say(
+        self.audit.lines.append(
             AuditEntry(service=service, mode=mode, action="Cycle", target=cluster, reason=reason, outcome=outcome)
         )
 
@@ -567,21 +557,6 @@ class Cycle:
         if applied is not None:
             self.stored = self.known = applied
         return True
-
-
-def _settle(
-    rows: AppliedByKey, key: Key, result: Result, *, stands: AppliedChange | None, before: AppliedChange | None
-) -> None:
-    """Record the outcome of a change.
-
-    A change that failed or was misread stays as it was intended.
-    """
-    if result in READ_BACK and stands is not None:
-        rows[key] = stands
-    elif result in NOT_WRITTEN and before is not None:
-        rows[key] = before
-    elif result in NOT_WRITTEN | NOTHING_STANDS:
-        rows.pop(key, None)
 
 
 def shadow_intent(

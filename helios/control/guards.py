@@ -23,6 +23,7 @@ from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import PendingJob
 
 _Key = TypeVar("_Key")
+NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,11 @@ def apply_guards(
     return GuardResult(
         allowed=tuple(cap_changes(once, jobs=jobs, share=most_of_one_user)),
         refused=(
-            *(change.outcome(_result(why), why) for change, why in zip(changes, reasons, strict=True) if why),
+            *(
+                change.outcome(Result.POSTPONED if why == NOT_ELIGIBLE else Result.REFUSED, why)
+                for change, why in zip(changes, reasons, strict=True)
+                if why
+            ),
             *(change.outcome(Result.REFUSED, "the service named this job twice") for change in twice),
         ),
     )
@@ -172,9 +177,6 @@ def _refusal(
     return _misplaced(change, job) if change.setting is JobSetting.ORDER else _unsound(change, job)
 
 
-NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
-
-
 def _misplaced(change: Change[float], job: PendingJob) -> str:
     if not -1 <= change.value <= 1:
         return f"urgency {change.value} is not between -1 and 1"
@@ -189,17 +191,10 @@ def _unsound(change: Change[float], job: PendingJob) -> str:
     if not math.isnan(job.user_soft_limit_s):
         return "the user set a --time-min"
     # Checked as it is written, rounded up to a marked minute. Otherwise a refused value would be tried in every cycle.
-    if not change.value < job.time_limit_s or not _written_s(change.value) < job.time_limit_s:
+    written_s = 60.0 * ownership.time_min(timedelta(seconds=change.value))
+    if not change.value < job.time_limit_s or not written_s < job.time_limit_s:
         return "not below its time limit"
     return "" if change.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
-
-
-def _written_s(soft_limit_s: float) -> float:
-    return 60.0 * ownership.time_min(timedelta(seconds=soft_limit_s))
-
-
-def _result(reason: str) -> Result:
-    return Result.POSTPONED if reason == NOT_ELIGIBLE else Result.REFUSED
 
 
 def split_repeated(changes: Sequence[Change[Desired]]) -> tuple[list[Change[Desired]], list[Change[Desired]]]:

@@ -14,7 +14,7 @@ from helios.actions import Action, JobSetting, NodeOutcome, Outcome, Result, Rev
 from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
 from helios.choices import Domain
 from helios.config import Settings
-from helios.control.applied import SET_AGAIN, AppliedByKey, AppliedChange, AppliedChanges, Tolerance
+from helios.control.applied import SET_AGAIN, AppliedChange, AppliedChanges, Tolerance
 from helios.control.audit import HELIOS, AuditEntry
 from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, shadow_intent
 from helios.control.guards import GuardResult, apply_guards, keep_one_owner
@@ -77,7 +77,8 @@ class JobDomain:
     def check_preconditions(self, cycle: Cycle, conditions: Preconditions) -> list[str]:
         """Return why nothing may be written.
 
-        If something may, settings that somebody changed twice after Helios are marked as overridden.
+        If something may, confirmed changes that now have another value are found. The first time they are to be set
+        again, the second time they are marked as overridden.
         """
         assert cycle.snapshot is not None
         reasons = suspension_reasons(
@@ -88,8 +89,38 @@ class JobDomain:
             memory=cycle.memory,
             now=cycle.now,
         )
-        if not (reasons or cycle.faults):
-            self._find_overridden(cycle, released=bool(conditions.released))
+        if reasons or cycle.faults:
+            return reasons
+        real, disputed = dict(cycle.known.real), set()
+        if conditions.released:  # a value that a kill switch reverted was not overridden by a person
+            real = {key: row for key, row in real.items() if row.overridden or self._may_stand_after_release(row)}
+        for row in tuple(real.values()):
+            if row.overridden or not row.confirmed or not self._is_pending(row):
+                continue
+            job = self.jobs[row.target]
+            if job.excluded_reason or not job.readable(row.setting):
+                continue  # it cannot be read, or must be left alone anyway
+            read = job.value(row.setting)
+            if self.tolerance.same(row.setting, asked=row.value, read=read):
+                continue
+            if not row.set_again:
+                disputed.add(row.key)
+                continue
+            real[row.key] = replace(row, overridden=True)
+            cycle.audit.lines.append(
+                AuditEntry(
+                    service=HELIOS,
+                    mode=row.mode,
+                    action="HandsOff",
+                    target=row.target,
+                    reason=f"somebody changed twice what service {row.service} had set",
+                    before=row.after,
+                    after=describe_mode(row.setting, read),
+                    outcome=f"{Result.REFUSED}: {row.setting} of this job is theirs from now on",
+                )
+            )
+        cycle.applied = replace(cycle.known, real=real)
+        self.disputed = frozenset(disputed)
         return reasons
 
     def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[float]:
@@ -113,8 +144,10 @@ class JobDomain:
 
         Changes are sent where they differ from the applied value, and reverted where no service asks for them any more.
         """
-        writers = [active for active in services if active.mode.writes]
-        shadows = [active for active in services if active.is_shadow]
+        groups = {
+            Mode.ACTIVE: [active for active in services if active.mode.writes],
+            Mode.SHADOW: [active for active in services if active.is_shadow],
+        }
         waiting = {
             (outcome.setting, outcome.job_id)
             for result in results.values()
@@ -124,41 +157,45 @@ class JobDomain:
         send: dict[str, list[Change[float]]] = {}
         same: dict[str, list[Change[float]]] = {}
         refused = {name: list(result.refused) for name, result in results.items()}
-        wanted: dict[Mode, set[Key]] = {}
-        for mode, group in ((Mode.ACTIVE, writers), (Mode.SHADOW, shadows)):
+        unwanted: dict[Mode, list[Reversion]] = {}
+        for mode, group in groups.items():
             rows = cycle.applied.of(mode)
             silent = {active.name for active in group} - set(results)
             allowed, not_owned = keep_one_owner(
                 {active.name: results[active.name].allowed if active.name in results else () for active in group},
                 held={key: row.service for key, row in rows.items() if row.service in silent},
             )
-            wanted[mode] = {change.key for changes in allowed.values() for change in changes} | waiting
             for name, changes in allowed.items():
                 send[name], same[name] = [], []
                 for change in changes:
-                    read = self._stands(change, rows, is_shadow=mode is Mode.SHADOW)
+                    read = self.jobs[change.target].value(change.setting)
+                    if mode is Mode.SHADOW:
+                        read = rows[change.key].value if change.key in rows else NOTHING[change.setting]
                     agrees = self.tolerance.same(change.setting, asked=change.value, read=read)
                     (same if agrees else send)[name].append(change)
                 if name in results:
                     refused[name] += not_owned[name]
-        unwanted = self._unwanted(cycle, writers, keep=wanted[Mode.ACTIVE])
+            keep = {change.key for changes in allowed.values() for change in changes} | waiting
+            unwanted[mode] = self._unwanted(cycle, mode, group, keep=keep)
+        writers, most = groups[Mode.ACTIVE], self.settings.slurm.writes_per_cycle
         # A value that cannot be read is neither overwritten nor forgotten. A later cycle that can read it reverts it.
-        forget = {back.key for back in unwanted if not self._may_stand(back.key)}
-        most = self.settings.slurm.writes_per_cycle
-        reversions = [back for back in unwanted if self.jobs[back.key[1]].carries(_setting(back.key))]
+        forget = {back.key for back in unwanted[Mode.ACTIVE] if not self._may_stand(back.key)}
+        reversions = [back for back in unwanted[Mode.ACTIVE] if self.jobs[back.key[1]].carries(back.key[0])]
         self._cut(send, refused, [active.name for active in writers], left=most - len(reversions))
-        untracked = self._untracked(cycle, writers)
+        # They come from the hook or a lost database. A shadow alone on a cluster must not revert them.
+        untracked = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
+        out_of_reach = sum(not any(active.mode.covers(job) for active in writers) for job in untracked)
         plan = ReconcilePlan(
             send=send,
             same=same,
             refused=refused,
             reversions=tuple(reversions[:most]),
-            shadow_reversions=tuple(self._shadow_reversions(cycle, shadows, keep=wanted[Mode.SHADOW])),
+            shadow_reversions=tuple(unwanted[Mode.SHADOW]),
             notes=(
-                f"{untracked} changes bear Helios' mark, and no service may write to those jobs now; to take them "
+                f"{out_of_reach} changes bear Helios' mark, and no service may write to those jobs now; to take them "
                 "back: helios pause, then helios resume",
             )
-            if untracked
+            if out_of_reach
             else (),
         )
         return replace(plan, intent=self._intent(cycle, plan, services, forget=forget))
@@ -173,18 +210,32 @@ class JobDomain:
         if active is not None:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
             backs = [back for back in plan.shadow_reversions if active.is_shadow and back.service == active.name]
-            cluster = self._cluster(cycle, active)
-        actions = [*to_job_actions(map(self._explain, changes.values())), *_reverts(backs)]
+            snapshot = cycle.snapshot
+            assert snapshot is not None
+            cluster = cluster_for_mode(
+                active.mode,
+                self.cluster,
+                look=lambda: snapshot,
+                stands={key: row.value for key, row in cycle.applied.shadow.items()},
+                tolerance=self.tolerance,
+            )
+        asked = list(changes.values())
+        for place, change in enumerate(asked):
+            if change.key in self.disputed:
+                read = self.jobs[change.target].value(change.setting)
+                found = f"{describe_mode(change.setting, read)} was found instead of what Helios had set"
+                asked[place] = replace(change, reason=f"{change.reason}; set again, once: {found}")
+        actions = [*to_job_actions(asked), *_reverts(backs)]
         if not actions or cluster is None:
             return []
         if active is None or active.mode.writes:
             cycle.check_may_write()
         applied: list[tuple[Outcome | NodeOutcome, AppliedChange | None]] = []
         for outcome in cluster.apply(actions):
-            change, stands = changes.get((outcome.setting, outcome.job_id)), None
-            if active is not None and change and not self.tolerance.is_nothing(change.setting, change.value):
-                after = outcome.after or describe_mode(change.setting, change.value)
-                stands = self._row(cycle, change, active, after=after + self._again(cycle, change.key))
+            sent, stands = changes.get((outcome.setting, outcome.job_id)), None
+            if active is not None and sent and not self.tolerance.is_nothing(sent.setting, sent.value):
+                after = outcome.after or describe_mode(sent.setting, sent.value)
+                stands = self._row(cycle, sent, active, after=after + self._again(cycle, sent.key))
             applied.append((outcome, stands))
         return applied
 
@@ -217,67 +268,25 @@ class JobDomain:
         job = self.jobs.get(row.target)
         return job is not None and job.submitted_us == row.submitted_us
 
-    def _find_overridden(self, cycle: Cycle, *, released: bool) -> None:
-        """Find confirmed changes that now have another value.
-
-        The first time they are set again, the second time they are marked as overridden.
-        """
-        real = dict(cycle.known.real)
-        if released:  # a value that a kill switch reverted was not overridden by a person
-            real = {key: row for key, row in real.items() if row.overridden or self._may_stand_after_release(row)}
-        differing = [row for row in real.values() if self._differs(row)]
-        for row in differing:
-            if not row.set_again:
-                continue
-            real[row.key] = replace(row, overridden=True)
-            cycle.audit.say(
-                AuditEntry(
-                    service=HELIOS,
-                    mode=row.mode,
-                    action="HandsOff",
-                    target=row.target,
-                    reason=f"somebody changed twice what service {row.service} had set",
-                    before=row.after,
-                    after=describe_mode(_setting(row.key), self._value(row.key)),
-                    outcome=f"{Result.REFUSED}: {row.setting} of this job is theirs from now on",
-                )
-            )
-        cycle.applied = replace(cycle.known, real=real)
-        self.disputed = frozenset(row.key for row in differing if not row.set_again)
-
     def _may_stand_after_release(self, row: AppliedChange) -> bool:
         # Slurm hides the value of a job that is held, or whose priority was set. Such jobs are excluded anyway.
         job = self.jobs.get(row.target)
         return job is None or self._may_stand(row.key) or bool(job.excluded_reason)
 
     def _may_stand(self, key: Key) -> bool:
-        job, setting = self.jobs[key[1]], _setting(key)
-        return job.carries(setting) or not job.readable(setting)
+        job = self.jobs[key[1]]
+        return job.carries(key[0]) or not job.readable(key[0])
 
-    def _differs(self, row: AppliedChange) -> bool:
-        if row.overridden or not row.confirmed or not self._is_pending(row):
-            return False
-        job, setting = self.jobs[row.target], _setting(row.key)
-        if job.excluded_reason or not job.readable(setting):
-            return False  # it cannot be read, or must be left alone anyway
-        return not self.tolerance.same(setting, asked=row.value, read=job.value(setting))
-
-    def _value(self, key: Key) -> float:
-        return self.jobs[key[1]].value(_setting(key))
-
-    def _stands(self, change: Change[float], rows: AppliedByKey, *, is_shadow: bool) -> float:
-        if not is_shadow:
-            return self._value(change.key)
-        return float(rows[change.key].value) if change.key in rows else NOTHING[_setting(change.key)]
-
-    def _unwanted(self, cycle: Cycle, writers: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
-        modes = {active.name: active.mode for active in writers}
+    def _unwanted(self, cycle: Cycle, mode: Mode, group: Sequence[ActiveService], *, keep: set[Key]) -> list[Reversion]:
+        """Return the changes of services in ``mode`` that are no longer to be applied."""
+        modes = {active.name: active.mode for active in group}
+        none_now = "is no shadow now" if mode is Mode.SHADOW else "may not write now"
         unwanted = []
-        for key, row in cycle.applied.real.items():
+        for key, row in cycle.applied.of(mode).items():
             if key in keep or row.overridden or self.jobs[row.target].excluded_reason:
                 continue
             if row.service not in modes:
-                why = f"service {row.service} may not write now"
+                why = f"service {row.service} {none_now}"
             elif not modes[row.service].covers(self.jobs[row.target]):
                 why = f"it is outside the canary of service {row.service} now"
             elif row.service in cycle.requested:
@@ -285,40 +294,21 @@ class JobDomain:
             else:
                 continue
             unwanted.append(Reversion(key=key, service=row.service, why=why))
-        for key in self._in_no_record(cycle):
+        for key in self._in_no_record(cycle) if mode is not Mode.SHADOW else ():
             job = self.jobs[key[1]]
-            for name, mode in modes.items():
-                if key not in keep and mode.covers(job) and _governs(cycle.requested.get(name), key, job):
+            for name, its_mode in modes.items():
+                if key not in keep and its_mode.covers(job) and _governs(cycle.requested.get(name), key, job):
                     unwanted.append(Reversion(key=key, service=name, why=NOBODY))
                     break
         return unwanted
 
     def _in_no_record(self, cycle: Cycle) -> list[Key]:
+        """Return Helios' values without a record, on jobs that may be changed."""
         return [
             key
             for key in carried_values(list(self.jobs.values()))
             if key not in cycle.applied.real and not self.jobs[key[1]].excluded_reason
         ]
-
-    def _untracked(self, cycle: Cycle, writers: Sequence[ActiveService]) -> int:
-        """Count changes with Helios' mark that no service may write to now.
-
-        They come from the hook or a lost database. A shadow alone on a cluster must not revert them.
-        """
-        jobs = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
-        return sum(not any(active.mode.covers(job) for active in writers) for job in jobs)
-
-    def _shadow_reversions(
-        self, cycle: Cycle, shadows: Sequence[ActiveService], *, keep: set[Key]
-    ) -> Iterable[Reversion]:
-        names = {active.name for active in shadows}
-        for key, row in cycle.applied.shadow.items():
-            if key in keep or self.jobs[row.target].excluded_reason:
-                continue
-            if row.service not in names:
-                yield Reversion(key=key, service=row.service, why=f"service {row.service} is no shadow now")
-            elif row.service in cycle.requested:
-                yield Reversion(key=key, service=row.service, why=f"service {row.service} no longer asks for it")
 
     def _cut(
         self,
@@ -334,15 +324,18 @@ class JobDomain:
         """
         if sum(len(send[name]) for name in writers) <= left:
             return
+
         for name in writers:
-            changes = sorted(send[name], key=lambda change: -self._size(change))
+            # Soft limits come after the orders, in the order of the queue.
+            changes = sorted(
+                send[name],
+                key=lambda change: (
+                    -abs(change.value - self.jobs[change.target].urgency) if change.setting is JobSetting.ORDER else 0.0
+                ),
+            )
             send[name], late = changes[: max(left, 0)], changes[max(left, 0) :]
             refused.setdefault(name, []).extend(change.outcome(Result.POSTPONED, SPENT) for change in late)
             left -= len(send[name])
-
-    def _size(self, change: Change[float]) -> float:
-        # Soft limits come after the orders, in the order of the queue.
-        return abs(change.value - self.jobs[change.target].urgency) if change.setting is JobSetting.ORDER else 0.0
 
     def _intent(
         self, cycle: Cycle, plan: ReconcilePlan, services: Sequence[ActiveService], *, forget: set[Key]
@@ -358,18 +351,16 @@ class JobDomain:
             for change in plan.send.get(active.name, ()):
                 real[change.key] = self._row(cycle, change, active, after=self._again(cycle, change.key))
             for change in plan.same.get(active.name, ()):
-                self._adopt(cycle, real, change, active)
+                if self.tolerance.is_nothing(change.setting, change.value):
+                    real.pop(change.key, None)
+                    continue
+                row, read = real.get(change.key), self.jobs[change.target].value(change.setting)
+                known = row is not None and row.confirmed and row.service == active.name
+                if row is None or not known or not self.tolerance.same(change.setting, asked=row.value, read=read):
+                    again = SET_AGAIN if row is not None and row.set_again else ""
+                    after = describe_mode(change.setting, read) + again
+                    real[change.key] = self._row(cycle, change, active, after=after)
         return AppliedChanges(real=real, shadow=shadow_intent(cycle.applied, plan.shadow_reversions, services))
-
-    def _adopt(self, cycle: Cycle, real: AppliedByKey, change: Change[float], active: ActiveService) -> None:
-        if self.tolerance.is_nothing(change.setting, change.value):
-            real.pop(change.key, None)
-            return
-        row, read = real.get(change.key), self._value(change.key)
-        known = row is not None and row.confirmed and row.service == active.name
-        if row is None or not known or not self.tolerance.same(change.setting, asked=row.value, read=read):
-            after = describe_mode(change.setting, read) + (SET_AGAIN if row is not None and row.set_again else "")
-            real[change.key] = self._row(cycle, change, active, after=after)
 
     def _row(self, cycle: Cycle, change: Change[float], active: ActiveService, *, after: str) -> AppliedChange:
         return AppliedChange(
@@ -387,23 +378,6 @@ class JobDomain:
         row = cycle.applied.real.get(key)
         return SET_AGAIN if key in self.disputed or (row is not None and row.set_again) else ""
 
-    def _explain(self, change: Change[float]) -> Change[float]:
-        if change.key not in self.disputed:
-            return change
-        found = f"{describe_mode(change.setting, self._value(change.key))} was found instead of what Helios had set"
-        return replace(change, reason=f"{change.reason}; set again, once: {found}")
-
-    def _cluster(self, cycle: Cycle, active: ActiveService) -> Cluster | None:
-        snapshot = cycle.snapshot
-        assert snapshot is not None
-        return cluster_for_mode(
-            active.mode,
-            self.cluster,
-            look=lambda: snapshot,
-            stands={key: row.value for key, row in cycle.applied.shadow.items()},
-            tolerance=self.tolerance,
-        )
-
     def _what_stays(self, cycle: Cycle) -> str:
         """Return a text about the changes that stay applied.
 
@@ -414,7 +388,7 @@ class JobDomain:
         seen = carried_values(list(self.jobs.values()))
         hidden = 0
         for key in (key for key, row in cycle.known.real.items() if not row.overridden):
-            job, setting = self.jobs[key[1]], _setting(key)
+            job, setting = self.jobs[key[1]], key[0]
             hidden += not job.carries(setting) and (not job.readable(setting) or bool(job.excluded_reason))
         said = [
             f"{len(seen)} changes of Helios stand on the cluster and stay as they are" if seen else "",
@@ -512,10 +486,6 @@ def _named(job_ids: Sequence[str]) -> str:
     return ", ".join(job_ids[:20]) + (", ..." if len(job_ids) > 20 else "")
 
 
-def _setting(key: Key) -> JobSetting:
-    return JobSetting(key[0])
-
-
 def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJob) -> bool:
     """Return whether a service's request implies no change on an unnamed job.
 
@@ -529,5 +499,5 @@ def _governs(requested: RequestedChanges[float] | None, key: Key, job: PendingJo
 def _reverts(backs: Iterable[Reversion]) -> list[Revert]:
     grouped: dict[tuple[JobSetting, str], list[str]] = {}
     for back in backs:
-        grouped.setdefault((_setting(back.key), back.why), []).append(back.key[1])
+        grouped.setdefault((JobSetting(back.key[0]), back.why), []).append(back.key[1])
     return [Revert(setting=setting, job_ids=tuple(jobs), reason=why) for (setting, why), jobs in grouped.items()]

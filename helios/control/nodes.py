@@ -170,7 +170,7 @@ class NodeDomain:
         )
         found = update_nodes(context.memory, context.applied, look)
         for entry in (*found.lines, *shadow_entries(context.applied, found.applied)):
-            cycle.audit.say(entry)
+            cycle.audit.lines.append(entry)
         cycle.audit.notes.extend(found.notes)
         if found.memory.protected:
             cycle.audit.notes.append(f"{found.memory.protected}; to end it: helios power clear")

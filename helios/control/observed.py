@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from helios.actions import JobSetting
-from helios.changes import Key
+from helios.changes import Key, Setting
 from helios.model import NodePower, Snapshot, pools
 
 
@@ -51,15 +51,15 @@ class PendingJob:
     p50_s: float
     source: str
 
-    def value(self, setting: JobSetting) -> float:
+    def value(self, setting: Setting) -> float:
         """Return what Helios has set there, 0 or NaN for nothing."""
         return self.urgency if setting is JobSetting.ORDER else self.soft_limit_s
 
-    def readable(self, setting: JobSetting) -> bool:
+    def readable(self, setting: Setting) -> bool:
         """Return whether ``value`` is known for this setting."""
         return self.eligible or setting is JobSetting.SOFT_LIMIT
 
-    def carries(self, setting: JobSetting) -> bool:
+    def carries(self, setting: Setting) -> bool:
         """Return whether a value set by Helios was observed."""
         return self.urgency != 0 if setting is JobSetting.ORDER else not math.isnan(self.soft_limit_s)
 

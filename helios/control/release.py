@@ -68,12 +68,10 @@ class ReleaseResult:
         """Return the fields of a report that every domain has."""
         return {
             "suspended": (f"released: {reason}", *([self.failure] if self.failure else [])),
-            "counts": audit.sums(),
-            "decisions": audit.frame(),
+            **audit.report(),
             "recorded": recorded,
             "leads": recorded,
             "remaining": self.remaining,
-            "notes": audit.all_notes(),
         }
 
 
@@ -94,7 +92,7 @@ def release_entries(result: ReleaseResult, *, now: datetime, reason: str) -> Aud
     audit = AuditLog(decided_at=now, sources=result.sources)
     audit.outcomes(HELIOS, PAUSED, result.outcomes)
     target = "" if result.snapshot is None else result.snapshot.cluster
-    audit.say(
+    audit.lines.append(
         AuditEntry(service=HELIOS, mode=PAUSED, action="Cycle", target=target, reason=reason, outcome=result.message)
     )
     audit.notes += [result.message, *result.notes]
