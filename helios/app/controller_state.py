@@ -25,7 +25,6 @@ from helios.actions import Result
 from helios.app.cycle_summary import CycleTally
 from helios.app.live_cluster import LiveCluster, configured_services
 from helios.app.modes import PAUSE_FILE, Pause, is_paused, modes_in_force
-from helios.app.sync import read_until
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import (
@@ -43,6 +42,7 @@ from helios.model import Mode, Snapshot
 from helios.ports import Ledger
 from helios.private_files import OWN, make_folder, open_private, write_private
 from helios.warehouse import Warehouse
+from helios.warehouse.revising import LIVE_SOURCE
 
 # Ledgers that store nothing. One is for a cycle that is only planned, the other for a cycle without a database.
 
@@ -102,21 +102,11 @@ class UnavailableLedger:
     def __init__(self, problem: HeliosError) -> None:
         self._problem = problem
 
-    def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:  # noqa: ARG002 - a Ledger's
+    def acquire(self, *_: Any, **__: Any) -> Any:
         """Raise the error that made the ledger unavailable."""
         raise self._problem
 
-    def release(self, *, holder: str) -> None:  # noqa: ARG002 - a Ledger's
-        """Raise the error that made the ledger unavailable."""
-        raise self._problem
-
-    def applied_changes(self) -> pd.DataFrame:
-        """Raise the error that made the ledger unavailable."""
-        raise self._problem
-
-    def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:  # noqa: ARG002 - a Ledger's
-        """Raise the error that made the ledger unavailable."""
-        raise self._problem
+    release = applied_changes = record = acquire
 
 
 # Locks between processes that share a state folder, and their identity towards all others.
@@ -399,6 +389,15 @@ def cycle_tallies(counts: Mapping[str, Mapping[Result, int]], modes: Mapping[str
         mode = modes[service].mode if service in modes else Mode.ACTIVE
         for result, number in by_result.items():
             yield CycleTally(service=service, mode=mode.value, result=result, jobs=number)
+
+
+def read_until(warehouse: Warehouse, cluster: str) -> datetime | None:
+    """Return until when the cluster's live history was read, or None."""
+    with suppress(NoSuchCluster):
+        coverage = warehouse.coverage(cluster)
+        ends = coverage.loc[coverage["source"] == LIVE_SOURCE, "ended_at"]
+        return ends.iloc[-1].to_pydatetime() if len(ends) else None
+    return None
 
 
 def now_utc() -> datetime:

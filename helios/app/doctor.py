@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder
+from helios.app.controller_state import CycleUnderWay, hold_cycle_lock, lease_holder, read_until
 from helios.app.history import choose_cluster
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs
 from helios.app.job_controller import MEMORY
@@ -17,7 +17,6 @@ from helios.app.live_cluster import configured_services, preflight
 from helios.app.modes import is_paused, modes_in_force
 from helios.app.node_controller import MEMORY as NODE_MEMORY
 from helios.app.predictions import UNTRUSTED
-from helios.app.sync import read_until
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control import BreakerState, ControllerState, NodeControllerState

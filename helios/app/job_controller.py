@@ -25,12 +25,12 @@ from helios.app.controller_state import (
     between_cycles,
     now_utc,
     open_controller_warehouse,
+    read_until,
 )
 from helios.app.cycle_summary import CycleSummary
 from helios.app.live_cluster import LiveCluster
 from helios.app.modes import RELEASED, RELEASED_FILE
 from helios.app.predictions import LivePredictions, job_keys, worth_storing
-from helios.app.sync import read_until
 from helios.changes import Key
 from helios.choices import Domain
 from helios.config import Settings

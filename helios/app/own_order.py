@@ -7,7 +7,7 @@ last four weeks are replayed first in, first out with EASY backfill by time limi
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -20,28 +20,9 @@ from helios.units import DAY_S
 
 LOOKS_BACK = timedelta(weeks=4)
 """How far back waits count; it also keeps the hourly replay short."""
-EVERY = timedelta(hours=1)
 DEFAULT_LIMIT_S = 7 * DAY_S
 """Time limit of a job that has none, s."""
 _COLUMNS = ("job_id", "since_s", "run_time_s", "limit_s", "gpus", "partition")
-
-
-class OwnOrderWatch:
-    """Longest wait under the site's own order, computed once an hour."""
-
-    def __init__(self) -> None:
-        self._at: datetime | None = None
-        self._longest_s = math.nan
-
-    def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
-        """Return the longest wait of the weeks before ``snapshot``, s.
-
-        See :func:`longest_own_wait`.
-        """
-        now = snapshot.taken_at
-        if self._at is None or not timedelta(0) <= now - self._at < EVERY:
-            self._at, self._longest_s = now, longest_own_wait(snapshot, history)
-        return self._longest_s
 
 
 def longest_own_wait(snapshot: Snapshot, history: pd.DataFrame) -> float:

@@ -17,7 +17,6 @@ from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.app.nightly_order import PastCheck
-    from helios.app.own_order import OwnOrderWatch
     from helios.predict.duration import DurationModel
     from helios.predict.live_predictor import LivePredictor
 
@@ -30,6 +29,7 @@ WORTH_STORING = 1.25
 LATE = timedelta(days=1)
 # The cached history may grow to this multiple of ``last_jobs`` before it is read again.
 _MOST_KEPT = 2
+OWN_ORDER_EVERY = timedelta(hours=1)
 UNTRUSTED = (
     "Shrinkage predicts meanwhile, and nothing is written. Train a new model (helios model train --promote), go "
     "back to the one before (helios model rollback), or choose shrinkage (helios model promote shrinkage)"
@@ -78,6 +78,26 @@ class PredictorState:
         return predictor.predict(queue, now=now, running=running)
 
 
+class OwnOrderWatch:
+    """Longest wait under the site's own order, computed once an hour."""
+
+    def __init__(self) -> None:
+        self._at: datetime | None = None
+        self._longest_s = math.nan
+
+    def __call__(self, snapshot: Snapshot, history: pd.DataFrame) -> float:
+        """Return the longest wait of the weeks before ``snapshot``, s.
+
+        See :func:`helios.app.own_order.longest_own_wait`.
+        """
+        now = snapshot.taken_at
+        if self._at is None or not timedelta(0) <= now - self._at < OWN_ORDER_EVERY:
+            from helios.app.own_order import longest_own_wait  # noqa: PLC0415 - it compiles
+
+            self._at, self._longest_s = now, longest_own_wait(snapshot, history)
+        return self._longest_s
+
+
 class LivePredictions:
     """Adds predictions and the longest wait of the site's own order to snapshots.
 
@@ -99,7 +119,7 @@ class LivePredictions:
     def __init__(self, *, url: str, cluster: str, last_jobs: int) -> None:
         self._url, self._cluster, self._last_jobs = url, cluster, last_jobs
         self._known: PredictorState | None = None
-        self._own_order: OwnOrderWatch | None = None
+        self._own_order = OwnOrderWatch()
         self._checks: Sequence[PastCheck] = ()
         self.of_cluster: Mapping[str, Any] = {}
 
@@ -130,30 +150,26 @@ class LivePredictions:
         For a running job they predict the whole run time, given how long it has run.
         """
         knowledge, now = self.knowledge, snapshot.taken_at
-        predict = knowledge.predict
-        pending = predict(snapshot.pending, now=now, running=snapshot.running)
-        running = predict(snapshot.running, now=now, running=snapshot.running)
-        seen = replace(
-            snapshot,
-            pending=snapshot.pending.assign(**pending),
-            running=snapshot.running.assign(**_given_elapsed(running, snapshot)),
+        from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
+        from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - a pause predicts nothing
+
+        pending, running = (
+            queue.assign(**knowledge.predict(queue, now=now, running=snapshot.running))
+            for queue in (snapshot.pending, snapshot.running)
         )
+        elapsed = (pd.Timestamp(now) - running["started_at"]).dt.total_seconds()
+        # A job whose start is not known is taken to have just begun.
+        elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
+        remaining_s = remaining_run_time(
+            running[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
+        )
+        totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
+        seen = replace(snapshot, pending=pending, running=running.assign(**dict(totals)))
         self.of_cluster = {
-            "longest_own_wait_s": self._longest_own_wait(seen, knowledge.history),
-            "size_orders": self._size_orders(now),
+            "longest_own_wait_s": self._own_order(seen, knowledge.history),
+            "size_orders": size_orders(self._checks, now),
         }
         return replace(seen, **self.of_cluster)
-
-    def _longest_own_wait(self, seen: Snapshot, history: pd.DataFrame) -> float:
-        from helios.app.own_order import OwnOrderWatch  # noqa: PLC0415 - it compiles
-
-        self._own_order = self._own_order or OwnOrderWatch()
-        return self._own_order(seen, history)
-
-    def _size_orders(self, now: datetime) -> bool:
-        from helios.app.nightly_order import size_orders  # noqa: PLC0415 - as above
-
-        return size_orders(self._checks, now)
 
     def _read(self, warehouse: Warehouse, edition: tuple[int, str]) -> PredictorState:
         from helios.predict.live_predictor import LivePredictor  # noqa: PLC0415 - it compiles
@@ -206,20 +222,6 @@ class LivePredictions:
             return None
         known.predictor.learn(late)
         return in_submission_order(JOBS.conform(both)), known.predictor
-
-
-def _given_elapsed(whole: pd.DataFrame, snapshot: Snapshot) -> pd.DataFrame:
-    from helios.predict.live_predictor import remaining_run_time  # noqa: PLC0415 - a pause or a report predicts nothing
-
-    running = snapshot.running
-    elapsed = (pd.Timestamp(snapshot.taken_at) - running["started_at"]).dt.total_seconds()
-    # A job whose start is not known is taken to have just begun.
-    elapsed_s = np.maximum(np.nan_to_num(elapsed.to_numpy(dtype=np.float64)), 0.0)
-    remaining_s = remaining_run_time(
-        whole[list(QUANTILES)].to_numpy(), elapsed_s, limit_s=running["time_limit_s"].to_numpy()
-    )
-    totals = zip(QUANTILES, (remaining_s + elapsed_s[:, None]).T, strict=True)
-    return whole.assign(**dict(totals))
 
 
 def job_keys(jobs: pd.DataFrame) -> list[tuple[str, int]]:

@@ -101,7 +101,10 @@ def sync_history(
         The warehouse failed; likewise.
     """
     with Warehouse.open(url) as warehouse:
-        coverage = _coverage(warehouse, cluster)
+        try:
+            coverage = warehouse.coverage(cluster)
+        except NoSuchCluster:
+            coverage = None  # the first reading creates it
         covered = _of(coverage, JOBS)
         begin = start or (covered[0][0] if covered else now - FIRST_READING)
         intervals = list(missing(covered, begin=begin, now=now, window=window, overlap=overlap))
@@ -159,19 +162,6 @@ def _split(first: datetime, last: datetime, window: timedelta) -> Iterator[tuple
         end = min(first + window, last)
         yield first, end
         first = end
-
-
-def read_until(warehouse: Warehouse, cluster: str) -> datetime | None:
-    """Return until when the cluster's live history was read, or None."""
-    covered = _of(_coverage(warehouse, cluster), JOBS)
-    return covered[-1][1] if covered else None
-
-
-def _coverage(warehouse: Warehouse, cluster: str) -> pd.DataFrame | None:
-    try:
-        return warehouse.coverage(cluster)
-    except NoSuchCluster:
-        return None  # the first reading creates it
 
 
 def _of(coverage: pd.DataFrame | None, source: str) -> list[tuple[datetime, datetime]]:

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from helios.app.own_order import OwnOrderWatch, longest_own_wait, own_order_waits
+from helios.app.own_order import longest_own_wait, own_order_waits
+from helios.app.predictions import OwnOrderWatch
 from helios.model import JOBS, Snapshot, in_submission_order
 from helios.testing import NOON, a_node, a_pending_job, a_running_job, a_snapshot
 from tests.builders import a_job, jobs_frame

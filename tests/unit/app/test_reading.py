@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helios.app.controller_state import read_until
 from helios.app.history import ingest
-from helios.app.sync import AccountingSource, SyncResult, missing, read_until, sync_history
+from helios.app.sync import AccountingSource, SyncResult, missing, sync_history
 from helios.errors import ClusterUnavailable
 from helios.model import NODE_EVENTS
 from helios.warehouse import Warehouse
