@@ -138,10 +138,6 @@ class AppliedChanges:
         """Return the site's own values of settings that Helios changed."""
         return {key: row.own for key, row in self.real.items() if not row.overridden}
 
-    def overridden(self) -> frozenset[Key]:
-        """Return the settings that somebody else changed after Helios."""
-        return frozenset(key for key, row in self.real.items() if row.overridden)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:

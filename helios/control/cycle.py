@@ -30,6 +30,7 @@ from helios.ports import Ledger, Service
 READ_BACK = {Result.DONE, Result.UNCHANGED, Result.WOULD}
 NOT_WRITTEN = {Result.POSTPONED, Result.REFUSED}
 NOTHING_STANDS = {*READ_BACK, Result.GONE}
+SPENT = "the writes of this cycle are spent"
 LONGEST_FAULT = 300
 """Longest part of a service's error message that is kept, in characters."""
 
@@ -557,6 +558,25 @@ class Cycle:
         if applied is not None:
             self.stored = self.known = applied
         return True
+
+
+def postpone_beyond(
+    left: int,
+    send: dict[str, list[Change[Any]]],
+    refused: dict[str, list[Outcome | NodeOutcome]],
+    writers: Sequence[ActiveService],
+    *,
+    rank: Callable[[Change[Any]], float],
+) -> None:
+    """Postpone changes beyond the writes that are left, the last in rank.
+
+    Services come in the order of ``writers``. ``send`` and ``refused`` are changed.
+    """
+    for active in writers:
+        changes = sorted(send[active.name], key=rank)
+        send[active.name], late = changes[: max(left, 0)], changes[max(left, 0) :]
+        refused.setdefault(active.name, []).extend(change.outcome(Result.POSTPONED, SPENT) for change in late)
+        left -= len(send[active.name])
 
 
 def shadow_intent(

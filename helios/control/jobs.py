@@ -10,25 +10,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from helios.actions import Action, JobSetting, NodeOutcome, Outcome, Result, Revert
+from helios.actions import JobSetting, NodeOutcome, Outcome, Result, Revert
 from helios.changes import HIDDEN, Change, Key, RequestedChanges, to_job_actions, to_job_changes
 from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import SET_AGAIN, AppliedChange, AppliedChanges, Tolerance
 from helios.control.audit import HELIOS, AuditEntry
-from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, shadow_intent
+from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, postpone_beyond, shadow_intent
 from helios.control.guards import GuardResult, apply_guards, keep_one_owner
 from helios.control.modes import NOTHING, ServiceMode, cluster_for_mode, describe_mode
-from helios.control.observed import PendingJob, carried_values, pending_jobs
+from helios.control.observed import PendingJob, carried_values, cycle_counts, pending_jobs
 from helios.control.preconditions import Preconditions, suspension_reasons
 from helios.control.release import ROUNDS, ReleaseResult, add_round, record_release, release_entries
-from helios.control.report import CycleReport, cycle_counts
+from helios.control.report import CycleReport
 from helios.errors import HeliosError
 from helios.model import APPLIED_CHANGES, Mode, Snapshot
 from helios.ports import Cluster, Ledger
 
 NOBODY = "it bears Helios' mark and nobody asks for it"
-SPENT = "the writes of this cycle are spent"
 OF_THE_HIDDEN = (
     "A paused daemon takes it back once it can be read; at once: scontrol update jobid=N SiteFactor=0, or for all of "
     "them helios pause --hidden"
@@ -42,6 +41,7 @@ class JobDomain:
     name = Domain.JOBS
     table = APPLIED_CHANGES
     sticky = False
+    to_changes = staticmethod(to_job_changes)
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self.cluster, self.settings = cluster, settings
@@ -123,17 +123,13 @@ class JobDomain:
         self.disputed = frozenset(disputed)
         return reasons
 
-    def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[float]:
-        """Return the changes that actions on jobs request."""
-        return to_job_changes(actions)
-
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[float], mode: ServiceMode) -> GuardResult[float]:
         """Apply every guard to one service's changes."""
         return apply_guards(
             requested.changes,
             jobs=self.jobs,
             mode=mode,
-            of_the_overridden=cycle.applied.overridden(),
+            of_the_overridden=frozenset(key for key, row in cycle.applied.real.items() if row.overridden),
             most_of_one_user=cycle.settings.control.most_of_one_user,
         )
 
@@ -181,7 +177,18 @@ class JobDomain:
         # A value that cannot be read is neither overwritten nor forgotten. A later cycle that can read it reverts it.
         forget = {back.key for back in unwanted[Mode.ACTIVE] if not self._may_stand(back.key)}
         reversions = [back for back in unwanted[Mode.ACTIVE] if self.jobs[back.key[1]].carries(back.key[0])]
-        self._cut(send, refused, [active.name for active in writers], left=most - len(reversions))
+        left = most - len(reversions)
+        if sum(len(send[active.name]) for active in writers) > left:
+            # The largest changes of the order are sent first, then the soft limits in the order of the queue.
+            postpone_beyond(
+                left,
+                send,
+                refused,
+                writers,
+                rank=lambda change: (
+                    -abs(change.value - self.jobs[change.target].urgency) if change.setting is JobSetting.ORDER else 0.0
+                ),
+            )
         # They come from the hook or a lost database. A shadow alone on a cluster must not revert them.
         untracked = [self.jobs[job_id] for _, job_id in self._in_no_record(cycle)]
         out_of_reach = sum(not any(active.mode.covers(job) for active in writers) for job in untracked)
@@ -309,33 +316,6 @@ class JobDomain:
             for key in carried_values(list(self.jobs.values()))
             if key not in cycle.applied.real and not self.jobs[key[1]].excluded_reason
         ]
-
-    def _cut(
-        self,
-        send: dict[str, list[Change[float]]],
-        refused: dict[str, list[Outcome | NodeOutcome]],
-        writers: Sequence[str],
-        *,
-        left: int,
-    ) -> None:
-        """Postpone changes beyond the writes of a cycle.
-
-        The largest changes of the order are sent first.
-        """
-        if sum(len(send[name]) for name in writers) <= left:
-            return
-
-        for name in writers:
-            # Soft limits come after the orders, in the order of the queue.
-            changes = sorted(
-                send[name],
-                key=lambda change: (
-                    -abs(change.value - self.jobs[change.target].urgency) if change.setting is JobSetting.ORDER else 0.0
-                ),
-            )
-            send[name], late = changes[: max(left, 0)], changes[max(left, 0) :]
-            refused.setdefault(name, []).extend(change.outcome(Result.POSTPONED, SPENT) for change in late)
-            left -= len(send[name])
 
     def _intent(
         self, cycle: Cycle, plan: ReconcilePlan, services: Sequence[ActiveService], *, forget: set[Key]

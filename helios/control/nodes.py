@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from helios.actions import Action, NodeAction, NodeOutcome, NodeSetting, Outcome, Result, RevertNodes
+from helios.actions import NodeAction, NodeOutcome, NodeSetting, Outcome, Result, RevertNodes
 from helios.changes import (
     ASLEEP,
     AWAKE,
@@ -34,9 +34,8 @@ from helios.choices import Domain
 from helios.config import Settings
 from helios.control.applied import AppliedByKey, AppliedChange, AppliedChanges, Undo, same_list, weight_in
 from helios.control.audit import HELIOS
-from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, shadow_intent
+from helios.control.cycle import ActiveService, Cycle, ReconcilePlan, Reversion, postpone_beyond, shadow_intent
 from helios.control.guards import GuardResult, keep_one_owner
-from helios.control.jobs import SPENT
 from helios.control.modes import ServiceMode, node_cluster_for_mode
 from helios.control.node_guards import (
     NodeCycleContext,
@@ -103,6 +102,7 @@ class NodeDomain:
     name = Domain.NODES
     table = APPLIED_NODE_CHANGES
     sticky = True
+    to_changes = staticmethod(to_node_changes)
 
     def __init__(self, cluster: NodeCluster, settings: Settings, memory: NodeControllerState) -> None:
         self.cluster, self.settings = cluster, settings
@@ -179,10 +179,6 @@ class NodeDomain:
         self._context = replace(context, memory=found.memory, applied=found.applied)
         return reasons
 
-    def to_changes(self, actions: Sequence[Action]) -> RequestedChanges[str]:
-        """Return the changes that actions on nodes request."""
-        return to_node_changes(actions)
-
     def apply_guards(self, cycle: Cycle, requested: RequestedChanges[str], mode: ServiceMode) -> GuardResult[str]:  # noqa: ARG002 - a ControlDomain's
         """Apply every guard for single nodes to one service's changes.
 
@@ -201,7 +197,9 @@ class NodeDomain:
         writers = [active for active in services if active.mode.writes]
         draft = _Draft(context=context, refused={name: list(result.refused) for name, result in results.items()})
         draft.own(writers, results, context.applied.real)
-        may_sleep = self._may_sleep()
+        # The cluster's own timer may put these to sleep. It is off where Helios puts nodes to sleep itself.
+        awake = {node.name for node in context.nodes.values() if not node.kept_awake}
+        may_sleep = awake if context.only_lists else set()
         room = PowerBudget(context.nodes, self.settings.power, away=may_sleep, about_to_fall=self._about_to_fall())
         reversions, waiting = self._given_back(cycle, writers, room)
         draft.let_through(writers, room, without={back.key for back in reversions})
@@ -211,7 +209,13 @@ class NodeDomain:
                 draft.own([active], results, {})
                 away = (would_sleep & set(context.nodes)) | may_sleep
                 draft.let_through([active], PowerBudget(context.nodes, self.settings.power, away=away))
-        draft.cut(writers, left=most - len(reversions))
+        postpone_beyond(
+            most - len(reversions),
+            draft.send,
+            draft.refused,
+            writers,
+            rank=lambda change: COST.index(NodeSetting(change.setting)),
+        )
         falling = sum(key[0] is NodeSetting.POWER for key in waiting)
         when = "as soon as they are asleep, in service, and there is room"
         plan = ReconcilePlan(
@@ -234,7 +238,10 @@ class NodeDomain:
             actions: list[NodeAction] = [*_reverts(plan.reversions)]
         else:
             changes = {change.key: change for change in plan.send.get(active.name, ())}
-            cluster = self._cluster(active)
+            context = self.context
+            cluster = node_cluster_for_mode(
+                active.mode, self.cluster, look=lambda: context.snapshot, stands=context.applied.shadow
+            )
             actions = self._actions(plan, active, list(changes.values()))
         if not actions or cluster is None:
             return []
@@ -292,14 +299,6 @@ class NodeDomain:
                 value = join_names(reached & {*nodes_named(change.value), *self.context.never})
             bounded.append(replace(change, value=value))
         return bounded
-
-    def _may_sleep(self) -> set[str]:
-        """Return the nodes that the cluster's own timer may put to sleep.
-
-        It is empty where Helios puts nodes to sleep itself.
-        """
-        nodes = self.context.nodes.values()
-        return {node.name for node in nodes if not node.kept_awake} if self.context.only_lists else set()
 
     def _about_to_fall(self) -> list[str]:
         context = self.context
@@ -408,12 +407,6 @@ class NodeDomain:
             changes = [*changes, *(change for change in same if change.setting is NodeSetting.WEIGHT)]
         return to_node_actions(changes, own=self.context.applied.own())
 
-    def _cluster(self, active: ActiveService) -> NodeCluster | None:
-        context = self.context
-        return node_cluster_for_mode(
-            active.mode, self.cluster, look=lambda: context.snapshot, stands=context.applied.shadow
-        )
-
     def _settled(
         self, cycle: Cycle, change: Change[str], active: ActiveService, outcome: NodeOutcome
     ) -> AppliedChange | None:
@@ -424,23 +417,23 @@ class NodeDomain:
         return self._row(cycle, change, active, after=outcome.after or outcome.before or change.value)
 
     def _row(self, cycle: Cycle, change: Change[str], active: ActiveService, *, after: str) -> AppliedChange:
-        prior = cycle.applied.of(active.mode.mode).get(change.key)
+        prior, own = cycle.applied.of(active.mode.mode).get(change.key), ""
+        if prior is not None:
+            own = prior.own
+        elif change.setting is NodeSetting.WEIGHT:
+            own = f"{self.context.nodes[change.target].weight:.0f}"
+        elif change.key == LIST and self.context.power is not None:
+            own = self.context.power.keep_awake
         return AppliedChange(
             setting=change.setting,
             target=change.target,
             service=active.name,
             mode=active.mode.mode,
             value=change.value,
-            own=self._own(change.key) if prior is None else prior.own,
+            own=own,
             after=after,
             written_at=cycle.now,
         )
-
-    def _own(self, key: Key) -> str:
-        """Return the site's own value of a setting."""
-        if key == LIST:
-            return "" if self.context.power is None else self.context.power.keep_awake
-        return f"{self.context.nodes[key[1]].weight:.0f}" if key[0] is NodeSetting.WEIGHT else ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -514,14 +507,6 @@ class _Draft:
         quarantined = [name for name in self.context.memory.quarantined if name in nodes and row is not None]
         reason = f"{change.reason}; {len(stays)} more stay in it ({first})" if stays else change.reason
         return replace(change, value=join_names([*named, *stays, *quarantined]), reason=reason)
-
-    def cut(self, writers: Sequence[ActiveService], *, left: int) -> None:
-        """Keep the changes within the writes of a cycle."""
-        for active in writers:
-            changes = sorted(self.send[active.name], key=lambda change: COST.index(NodeSetting(change.setting)))
-            self.send[active.name], late = changes[: max(left, 0)], changes[max(left, 0) :]
-            self.refused[active.name].extend(change.outcome(Result.POSTPONED, SPENT) for change in late)
-            left -= len(self.send[active.name])
 
 
 def release_nodes(

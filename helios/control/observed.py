@@ -92,6 +92,22 @@ def carried_values(jobs: Sequence[PendingJob]) -> list[Key]:
     return [(setting, job.job_id) for job in jobs for setting in JobSetting if job.carries(setting)]
 
 
+def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
+    """Return the jobs and GPUs of a snapshot, named as in ``CycleReport``.
+
+    It is empty without a snapshot.
+    """
+    if snapshot is None:
+        return {}
+    pending, running = snapshot.pending, snapshot.running
+    return {
+        "pending": int(pending["tasks"].sum()),
+        "running": int(running["tasks"].sum()),
+        "gpus_pending": int((pending["tasks"] * pending["gpus"]).sum()),
+        "gpus_running": int((running["tasks"] * running["gpus"]).sum()),
+    }
+
+
 def _text(values: pd.Series[Any]) -> list[str]:
     return [value if isinstance(value, str) else "" for value in values.astype(object)]
 

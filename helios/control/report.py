@@ -90,22 +90,6 @@ class CycleReport(DomainReport):
         return json.dumps({service: {str(k): n for k, n in sums.items()} for service, sums in self.counts.items()})
 
 
-def cycle_counts(snapshot: Snapshot | None) -> dict[str, Any]:
-    """Return the jobs and GPUs of a snapshot, named as in ``CycleReport``.
-
-    It is empty without a snapshot.
-    """
-    if snapshot is None:
-        return {}
-    pending, running = snapshot.pending, snapshot.running
-    return {
-        "pending": int(pending["tasks"].sum()),
-        "running": int(running["tasks"].sum()),
-        "gpus_pending": int((pending["tasks"] * pending["gpus"]).sum()),
-        "gpus_running": int((running["tasks"] * running["gpus"]).sum()),
-    }
-
-
 # Report of a node cycle, and its counts of nodes for the energy figures.
 
 

@@ -249,7 +249,10 @@ class Qssf:
             snapshot,
             changes,
             why=lambda rows: self._reasons(snapshot, changes.urgency, rows),
-            reason=lambda rows: _summary(changes.urgency[rows]),
+            reason=lambda rows: (
+                "least predicted service first; "
+                f"{int((changes.urgency[rows] == PROMOTED).sum())} promoted for their wait"
+            ),
         )
 
     def changes(self, jobs: Columns, at: datetime) -> ChangeRequests:
@@ -263,7 +266,10 @@ class Qssf:
         waited_us = now_us - eligible_us
         promoted = waited_us > bound_us
         key, same_until_us = self._keys(jobs, eligible_us, longest_s, now_us)
-        urgency = self._urgency(key, jobs("urgency"))
+        if self.options.levels:
+            urgency = _on_grid(_from_scale(key), now=jobs("urgency"), levels=self.options.levels)
+        else:
+            urgency = _in_proportion(key)
         until_us = np.minimum(eligible_us + bound_us, same_until_us)
         if not self._ages and bound_us >= LONGEST_US:
             until_us[:] = _FOR_EVER
@@ -288,10 +294,18 @@ class Qssf:
         expects = partial(
             _expected, divisor=self.options.large_divisor, ages=self._ages, sizes=self._goes_by_size(jobs, len(urgency))
         )
-        return [
-            _reason(expects(*expected), _waited(so_long_s, bound_us, tau_s, first), first)
-            for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True)
-        ]
+        reasons = []
+        for first, so_long_s, *expected in zip(promoted, waited_s.tolist(), *facts, strict=True):
+            waited = f"waited {rounded_duration(so_long_s)}"
+            if first:
+                reasons.append(f"{waited}, long enough to go first; {expects(*expected)}")
+                continue
+            if math.isfinite(tau_s):
+                waited += f", which counts as 1/{math.exp(min(max(so_long_s, 0) / tau_s, 20)):,.1f} of that"
+            if bound_us < LONGEST_US:
+                waited += f", goes first after {rounded_duration(bound_us / 1e6)}"
+            reasons.append(f"{expects(*expected)}; {waited}")
+        return reasons
 
     def _longest_s(self, jobs: Columns, n_jobs: int) -> float:
         longest_s = float(jobs("longest_own_wait_s")[0]) if n_jobs else math.nan  # the same for all
@@ -330,11 +344,6 @@ class Qssf:
         tau_s = self._tau_s(longest_s)
         reference_us, next_us = _reference(now_us, tau_s)
         return key + (eligible_us - reference_us) / (1e6 * tau_s), next_us - 1
-
-    def _urgency(self, key: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
-        if not self.options.levels:
-            return _in_proportion(key)
-        return _on_grid(_from_scale(key), now=now, levels=self.options.levels)
 
 
 def _reference(now_us: int, tau_s: float) -> tuple[int, int]:
@@ -383,23 +392,6 @@ def _on_grid(urgency: NDArray[np.float64], *, now: NDArray[np.float64], levels: 
     keeps = (had != 0) & (np.abs(urgency / step - had) <= STICKS)
     level = np.where(keeps, had, np.rint(urgency / step))
     return np.where(np.isnan(level), 0.0, level * step) + 0.0  # + 0.0: no negative zero
-
-
-def _reason(expected: str, waited: str, promoted: bool) -> str:
-    return f"{waited}, long enough to go first; {expected}" if promoted else f"{expected}; {waited}"
-
-
-def _waited(waited_s: float, bound_us: int, tau_s: float, promoted: bool) -> str:
-    so_long = f"waited {rounded_duration(waited_s)}"
-    if promoted:
-        return so_long
-    if math.isfinite(tau_s):
-        so_long += f", which counts as 1/{math.exp(min(max(waited_s, 0) / tau_s, 20)):,.1f} of that"
-    return so_long if bound_us >= LONGEST_US else f"{so_long}, goes first after {rounded_duration(bound_us / 1e6)}"
-
-
-def _summary(urgency: NDArray[np.float64]) -> str:
-    return f"least predicted service first; {int((urgency == PROMOTED).sum())} promoted for their wait"
 
 
 @lru_cache(maxsize=65_536)
