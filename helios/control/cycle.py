@@ -22,7 +22,7 @@ from helios.control.guards import GuardResult
 from helios.control.modes import ServiceMode
 from helios.control.preconditions import Preconditions, why_cut_short
 from helios.control.release import ReleaseResult, release_entries
-from helios.control.state import CircuitBreaker, ControllerState, outcome_target
+from helios.control.state import ControllerState, outcome_target
 from helios.errors import HeliosError, LeaseLost
 from helios.model import DECISIONS, FrameKind, Mode, Snapshot
 from helios.ports import Ledger, Service
@@ -417,7 +417,7 @@ class Cycle:
         if self.audit.bad:
             breaker = breaker.after_a_bad_cycle(now=self.now, settings=self.settings.control)
         elif self.audit.changed:
-            breaker = CircuitBreaker()
+            breaker = breaker.after_a_good_cycle()
         self.memory = replace(memory, breaker=breaker, said=self.audit.said, suspended=())
 
     def _ask(

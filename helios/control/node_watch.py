@@ -110,12 +110,15 @@ def _power(memory: NodeControllerState, applied: AppliedChanges, look: NodeObser
         if look.released or not row.confirmed:
             continue
         if node.down:
-            memory, line = _found_down(memory, row, node, look)
-        elif row.value == AWAKE:
-            memory, line = _watch_wake_after_crash(memory, node, look), None
-        else:
+            gave_up = any(words in node.reason.lower() for words in GAVE_UP)
+            if row.value == AWAKE or not node.reason or gave_up:
+                # It was asleep in the last snapshot and did not answer when it was woken since.
+                memory = memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm"))
+        elif row.value != AWAKE:
             memory, line = _woken_by_others(memory, row, node, look)
-        lines += [line] if line is not None else []
+            lines.append(line)
+        elif node.power is NodePower.WAKING:  # woken by a cycle that ended before it could record so
+            memory = memory.with_wake(row.target, WakeUp(since=look.at, by="Helios"))
     return NodeWatch(memory=memory, applied=replace(applied, real=real), lines=tuple(lines))
 
 
@@ -124,30 +127,9 @@ def _may_fall_yet(row: AppliedChange, node: ObservedNode, look: NodeObservation)
     return entered_only and node.power is NodePower.AWAKE and look.at - row.written_at < FALLS_WITHIN
 
 
-def _watch_wake_after_crash(
-    memory: NodeControllerState, node: ObservedNode, look: NodeObservation
-) -> NodeControllerState:
-    if node.power is not NodePower.WAKING:
-        return memory
-    return memory.with_wake(node.name, WakeUp(since=look.at, by="Helios"))
-
-
-def _found_down(
-    memory: NodeControllerState, row: AppliedChange, node: ObservedNode, look: NodeObservation
-) -> tuple[NodeControllerState, AuditEntry | None]:
-    if row.value != AWAKE and node.reason and not _slurm_gave_up(node):
-        return memory, None
-    # It was asleep in the last snapshot and did not answer when it was woken since.
-    return memory.with_wake(row.target, WakeUp(since=look.at, by="Slurm")), None
-
-
-def _slurm_gave_up(node: ObservedNode) -> bool:
-    return any(words in node.reason.lower() for words in GAVE_UP)
-
-
 def _woken_by_others(
     memory: NodeControllerState, row: AppliedChange, node: ObservedNode, look: NodeObservation
-) -> tuple[NodeControllerState, AuditEntry | None]:
+) -> tuple[NodeControllerState, AuditEntry]:
     a_job_ran = node.idle_since is not None and node.idle_since > row.written_at
     if node.holds or node.state != "IDLE" or (node.power is NodePower.AWAKE and a_job_ran):
         by, rest = "Slurm woke it for a job", "it is no longer asleep because of Helios"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.walk import walk
 
-MOST_MODULES = 43
-MOST_FUNCTIONS = 300
+MOST_MODULES = 40
+MOST_FUNCTIONS = 261
 """To be lowered when a cycle gets shorter. Asked are 25 and 150."""
 
 
