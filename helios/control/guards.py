@@ -23,7 +23,6 @@ from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import PendingJob
 
 _Key = TypeVar("_Key")
-NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +174,9 @@ def _refusal(
     if not mode.covers(job):
         return OUTSIDE
     return _misplaced(change, job) if change.setting is JobSetting.ORDER else _unsound(change, job)
+
+
+NOT_ELIGIBLE = "not yet eligible: what is set could not be read back"
 
 
 def _misplaced(change: Change[float], job: PendingJob) -> str:
