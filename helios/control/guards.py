@@ -192,10 +192,12 @@ def _unsound(change: Change[float], job: PendingJob) -> str:
         return f"a soft limit of {change.value} s"
     if not math.isnan(job.user_soft_limit_s):
         return "the user set a --time-min"
+    too_long = "not below its time limit"
+    if not change.value < job.time_limit_s:
+        return too_long
     # Checked as it is written, rounded up to a marked minute. Otherwise a refused value would be tried in every cycle.
-    written_s = 60.0 * ownership.time_min(timedelta(seconds=change.value))
-    if not change.value < job.time_limit_s or not written_s < job.time_limit_s:
-        return "not below its time limit"
+    if not 60.0 * ownership.time_min(timedelta(seconds=change.value)) < job.time_limit_s:
+        return too_long
     return "" if change.value >= job.p50_s else "below the predicted median of its run time, or there is no prediction"
 
 
