@@ -52,7 +52,7 @@ class UserCap:
         # Jobs without a user count as those of one user, as live.
         self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
         self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
-        jobs = len(every.jobs) + 1  # the last entry is for NOBODY, whose position is -1
+        jobs = len(every.rows) + 1  # the last entry is for NOBODY, whose position is -1
         self._asked, self._passed = (np.full((active_services, jobs), np.nan) for _ in range(2))
 
     @property

@@ -42,7 +42,7 @@ from helios.simulate import Backfill, LongestWaits, Predictions, SimCluster
 from helios.simulate.ageing import EVERY_S
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
-from helios.simulate.snapshot import PendingRows, moment
+from helios.simulate.snapshot import MomentRows, moment
 
 # Predictions along a replay. They are causal: only ended jobs are learned from, and each job is predicted as it comes.
 
@@ -322,14 +322,14 @@ class ReplayedService:
         """
         return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
 
-    def changes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
+    def changes(self, jobs: MomentRows, *, now_s: int) -> ChangeRequests | None:
         """Call it for some jobs, as a jobwise service, and return its changes.
 
         None: it raised, which is recorded in ``problems``.
         """
         service: Any = self.service
         return self._answer(
-            lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s
+            lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.rows)), now_s
         )
 
     def _answer(self, ask: Callable[[], _Answer], now_s: int) -> _Answer | None:

@@ -24,7 +24,7 @@ from helios.errors import UsageError
 from helios.model import NodePower, PowerSettings
 from helios.simulate.core.state import ASLEEP, AWAKE, FALLING, NEVER, WAKING, EngineState
 from helios.simulate.core.stepping import keep_awake, rank_nodes, set_power
-from helios.simulate.snapshot import Coded, Values, as_times
+from helios.simulate.snapshot import Coded, OwnColumns, Values, as_times
 
 FLAGS = {WAKING: "POWERING_UP", ASLEEP: "POWERED_DOWN", FALLING: "POWERING_DOWN"}
 _POWERS = {
@@ -132,11 +132,8 @@ class NodeActions:
             raise UsageError(f"there is no node {name!r}", hint=f"The nodes are {self._names[0]} to {self._names[-1]}.")
         return self._number[name]
 
-    def columns(self) -> dict[str, Callable[[], Values]]:
-        """Return a function for each changing column of ``NODE_STATES``.
-
-        It makes the column as it is now, whenever it is called.
-        """
+    def columns(self) -> OwnColumns:
+        """Return the changing columns of ``NODE_STATES`` as they are now."""
         nodes, weight, excluded_reason = self._state.nodes.copy(), self.weight, dict(self.excluded_reason)
 
         def excluded() -> Coded:
@@ -151,7 +148,7 @@ class NodeActions:
             return np.where(idle, as_times(np.where(idle, nodes["idle_since_s"], 0)), np.datetime64("NaT"))
 
         return {
-            "power": lambda: Coded(nodes["power"], _POWER_WORDS),
+            "power": Coded(nodes["power"], _POWER_WORDS),
             "flags": lambda: Coded(nodes["power"] - 1, _FLAG_WORDS),
             "excluded_reason": excluded,
             "kept_awake": lambda: nodes["kept"].astype(np.int32),

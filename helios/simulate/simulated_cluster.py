@@ -5,6 +5,7 @@ It has the ports, and stops wherever a service may have to decide.
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,26 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.actions import JobAction, Outcome, Ranking, Reorder, Result
+from helios.actions import JobAction, JobSetting, Outcome, Ranking, Reorder, Result
+from helios.changes import GONE, SettingChange, ValueMapping, setting_changes
 from helios.errors import UsageError, WorkloadInvalid
 from helios.model import PowerSettings
 from helios.simulate.core.state import NEVER, NOBODY
 from helios.simulate.predictor_feed import PendingIndex
-from helios.simulate.snapshot import Frames, Jobs, LazySnapshot, PendingRows, Predictions, QueueColumns, SnapshotBuilder
+from helios.simulate.snapshot import (
+    Frames,
+    Jobs,
+    LazySnapshot,
+    MomentRows,
+    OwnColumns,
+    Predictions,
+    QueueColumns,
+    SnapshotBuilder,
+    predicted_columns,
+)
+
+_RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
+"""Results of an urgency, by their codes in :mod:`helios.simulate.core.stepping`."""
 
 
 class StopPoint(NamedTuple):
@@ -77,6 +92,7 @@ class SimulatedCluster(ABC):
     started_s: Jobs
     ended_s: Jobs
     _state: Any
+    _terms: ValueMapping[Any]
 
     def __init__(
         self, name: str, jobs: pd.DataFrame, view: SnapshotBuilder, *, job_ids: list[str], site_factor_most: int | None
@@ -193,8 +209,8 @@ class SimulatedCluster(ABC):
         return None
 
     @abstractmethod
-    def _settings(self, jobs: Jobs) -> Mapping[str, Any]:
-        """Return what is set on pending ``jobs`` now, fields of ``PendingRows``."""
+    def _settings(self, jobs: Jobs) -> OwnColumns:
+        """Return the columns of pending ``jobs`` that are not predicted and may change, as of now."""
 
     @abstractmethod
     def _frames(self) -> Frames:
@@ -209,33 +225,59 @@ class SimulatedCluster(ABC):
         if (columns := self._columns()) is None:
             columns = QueueColumns(self._frames)
             self._columns = weakref.ref(columns)
-        pending = self.rows(self._queue(), predictions)
-        return LazySnapshot.at(self.now_s, cluster=self.name, pending=pending, context=columns, power=self._power)
+        return LazySnapshot.at(
+            self.now_s,
+            cluster=self.name,
+            pending=self.rows(self._queue(), predictions),
+            context=columns,
+            power=self._power,
+            longest_own_wait_s=math.nan if predictions is None else float(predictions.longest_own_wait_s),
+        )
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> MomentRows:
         """Return the rows of pending ``jobs``, given by position, as of now."""
-        predicted: dict[str, Any] = {}
-        if predictions is not None:
-            predicted = {
-                "run_times": predictions.run_times.take(jobs, axis=0),
-                "source": predictions.source.take(jobs),
-                "sources": tuple(predictions.sources),
-                "longest_own_wait_s": float(predictions.longest_own_wait_s),
-            }
-        return PendingRows(facts=self._view.facts, jobs=jobs, steps=self._steps, **self._settings(jobs), **predicted)
+        own = {**self._settings(jobs), **predicted_columns(jobs, predictions)}
+        return MomentRows(facts=self._view.facts, rows=jobs, own=own)
 
     # Changes.
 
     @abstractmethod
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions and return an outcome for each job that they name."""
+    def _changed(self) -> list[str]:
+        """Return the ids of the pending jobs on which Helios may have set something."""
 
     @abstractmethod
+    def _is_set(self, setting: JobSetting, job: int) -> bool:
+        """Return whether Helios has set this of a job."""
+
+    @abstractmethod
+    def _change(self, change: SettingChange[Any], job: int) -> Outcome:
+        """Change a setting of a pending job, unless it must stay, and return the outcome."""
+
+    @abstractmethod
+    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
+        """Set urgencies by position and return the number of each of ``_RESULTS``."""
+
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Apply actions and return an outcome for each job that they name."""
+        return [
+            change.outcome(Result.GONE, remark=GONE)
+            if (job := self._pending_position(change.job_id)) is None
+            else self._change(change, job)
+            for action in actions
+            for change in setting_changes(
+                action,
+                self._terms,
+                pending=self._changed,
+                is_set=lambda setting, job_id: self._is_set(setting, self._position[job_id]),
+            )
+        ]
+
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position and return the number of each result.
 
         An urgency of NaN leaves its job as it is.
         """
+        return {result: n for result, n in zip(_RESULTS, self._order(jobs, urgency), strict=True) if n}
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that a new order names, each once, and their urgencies.
