@@ -21,7 +21,7 @@ from helios.changes import TOO_LONG, SettingChange, ValueMapping
 from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
-from helios.simulate.cluster_nodes import NodeActions, Sleep
+from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
 from helios.simulate.core.state import NEVER, EngineState, new_state
 from helios.simulate.core.stepping import (
     BARRED,
@@ -39,9 +39,7 @@ from helios.simulate.core.stepping import (
     step_columns,
     withdraw,
 )
-from helios.simulate.node_usage import NodeTally, node_holding, node_tally
-from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S
-from helios.simulate.replay import MODES, PLACES, Placement
+from helios.simulate.replay import LONGEST_ESTIMATE_S, MODES, PLACES, Placement
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.snapshot import (
     Frames,

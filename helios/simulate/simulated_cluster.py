@@ -21,7 +21,7 @@ from helios.changes import GONE, SettingChange, ValueMapping, setting_changes
 from helios.errors import UsageError, WorkloadInvalid
 from helios.model import PowerSettings
 from helios.simulate.core.state import NEVER, NOBODY
-from helios.simulate.predictor_feed import PendingIndex
+from helios.simulate.replay import PendingIndex
 from helios.simulate.snapshot import (
     Frames,
     Jobs,
