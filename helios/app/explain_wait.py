@@ -24,7 +24,6 @@ from helios.app.whatif import (
     predictor_for,
     prepare_replay,
     replay_scenario,
-    replayed_resource,
     train_predictor,
 )
 from helios.choices import Policy, RunTimes
@@ -110,7 +109,7 @@ def explain_wait(
         job=wait.name(job),
         cluster=history.cluster,
         partition=setup.machine.shape.partitions[setup.workload.partition[job]],
-        unit=best_unit(replayed_resource(history, request)),
+        unit=best_unit(setup.machine.resource),
         label=scenario_label(**chosen.parts),
         is_today=chosen == BASELINE,
         submitted_at=_moment(wait.submitted_s),

@@ -15,7 +15,7 @@ from typing import Any
 from helios.app.history import LoadedHistory
 from helios.app.order_check import CHECKED, DrawnWindow, check_draws, live_scenario
 from helios.app.scenarios import Scenario
-from helios.app.whatif import WhatIfRequest, measure, predictor_for, replay_scenario, replayed_resource
+from helios.app.whatif import WhatIfRequest, measure, predictor_for, replay_scenario
 from helios.choices import Policy, RunTimes
 from helios.errors import HeliosError
 from helios.metrics.queue import QueueSummary
@@ -92,7 +92,7 @@ def value_of_predictions(
     return OrderValue(
         nodes=window.setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
-        resource=replayed_resource(history, request),
+        resource=window.setup.machine.resource,
         replays=_replays(window, progress),
         check=check_draws(window, draws=site.draws, progress=progress) if site.draws else None,
         notes=(*window.setup.machine.notes, *window.setup.notes),

@@ -64,20 +64,20 @@ class PolicyOption:
     told: str
 
 
-def _length_or_never_s(text: Any) -> int | None:
-    return None if text == NEVER else int(length(text).total_seconds())
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
 
 
 def _share_or_never(value: Any) -> float | None:
     if value == NEVER:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if not _is_number(value) or value <= 0:
         raise UsageError(f"{value!r} is not a share, a number above 0.", hint=f"Write 0.5, or {NEVER}.")
     return float(value)
 
 
 def _divisor(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
+    if not _is_number(value) or value < 1:
         raise UsageError(f"{value!r} is not a number from 1 on.", hint="Write 4, or 1 for none.")
     return float(value)
 
@@ -105,7 +105,7 @@ OPTIONS: Mapping[str, PolicyOption] = {
     ),
     "patience": PolicyOption(
         kept_as="patience_s",
-        read=_length_or_never_s,
+        read=lambda text: None if text == NEVER else int(length(text).total_seconds()),
         not_of=frozenset({SRTF}),
         told='a job that has waited so long goes first: "12h"; "never"; instead of bound_share',
     ),
@@ -213,11 +213,8 @@ class Scenario:
         None: there is none of this kind.
         """
         told = dict(self.options)
-        return None if "patience_s" in told else told.get("bound_share", self._own_bound_share)
-
-    @property
-    def _own_bound_share(self) -> float | None:
-        return BOUND_SHARE if self.policy is Policy.QSSF else None
+        usual = BOUND_SHARE if self.policy is Policy.QSSF else None
+        return None if "patience_s" in told else told.get("bound_share", usual)
 
     @property
     def needs_own_order(self) -> bool:

@@ -28,7 +28,6 @@ from helios.app.whatif import (
     measure,
     predictor_for,
     prepare_replay,
-    replayed_resource,
     to_run,
     train_predictor,
 )
@@ -726,7 +725,7 @@ class _ReplayedWindow:
         self.request, self._progress = replace(request, plans=[_TAUGHT]), progress
         self.setup = prepare_replay(history, self.request)
         self._taught = train_predictor(history, self.setup, self.request, progress)
-        self._cluster, self._resource = history.cluster, replayed_resource(history, self.request)
+        self._cluster = history.cluster
 
     def replay(
         self,
@@ -745,7 +744,7 @@ class _ReplayedWindow:
             estimates_s=setup.limit_s,
             name=self._cluster,
             site_factor_most=site_factor_most,
-            resource=self._resource,
+            resource=setup.machine.resource,
         )
         predictor, told = predictor_for(setup, self._taught, self.request), f"Replaying {title}"
         self._progress(told, 0.0)

@@ -21,7 +21,7 @@ from helios.actions import NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
 from helios.app.energy.whatif_series import RUN_IN, policy_result
 from helios.app.history import LoadedHistory
-from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replayed_resource
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds
@@ -272,7 +272,6 @@ class _ServiceContext:
     setup: ReplaySetup
     energy: Energy
     power: Power
-    resource: str
     window_s: tuple[int, int]
     demands: dict[bool, Demand] = field(default_factory=dict)
     chosen: tuple[ChosenRule, ...] = ()
@@ -293,7 +292,7 @@ class _ServiceContext:
             machine.shape,
             machine.jobs,
             estimates_s=self.setup.limit_s,
-            resource=self.resource,
+            resource=machine.resource,
             placement=self.request.replay.placement,
             seed=self.request.replay.seed,
             sleep=Sleep(
@@ -326,7 +325,6 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
         setup=setup,
         energy=energy,
         power=power,
-        resource=replayed_resource(history, asked),
         window_s=(int(since.timestamp()) // STEP_S * STEP_S, last_s // STEP_S * STEP_S),
     )
 
