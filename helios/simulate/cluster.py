@@ -41,17 +41,7 @@ from helios.simulate.core.stepping import (
 )
 from helios.simulate.replay import LONGEST_ESTIMATE_S, MODES, PLACES, Placement
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
-from helios.simulate.snapshot import (
-    Frames,
-    Jobs,
-    OwnColumns,
-    SnapshotBuilder,
-    encode,
-    pending_queue,
-    shown_priority,
-    times,
-    unique_ids,
-)
+from helios.simulate.snapshot import Frames, Jobs, OwnColumns, encode, shown_priority, times
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 
@@ -124,9 +114,18 @@ class SimCluster(SimulatedCluster):
         self.started_s = self._state.jobs["started_s"]
         self.ended_s = self._state.jobs["ends_s"]  # of a running job the true end, which lies ahead
         self._n_arrived: Jobs = self._state.clock["arrived"]
-        job_ids = unique_ids(workload)
-        view = SnapshotBuilder(_queue(workload, shape, jobs, job_ids, resource), _nodes(shape, resource))
-        super().__init__(name, jobs, view, job_ids=job_ids, site_factor_most=site_factor_most)
+        submitted_at = times(workload.submitted_s)
+        super().__init__(
+            name,
+            workload,
+            jobs,
+            _nodes(shape, resource),
+            site_factor_most=site_factor_most,
+            partition=encode(workload.partition, shape.partitions),
+            submitted_at=submitted_at,
+            eligible_at=submitted_at,
+            **{resource: workload.order_gpus},
+        )
         self._terms = ValueMapping(
             of_urgency=self._rounded,
             of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
@@ -135,7 +134,7 @@ class SimCluster(SimulatedCluster):
         )
         self._resource, self._partitions = resource, shape.partitions
         self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
-        self._door = NodeActions(self._state, view.names, sleep)
+        self._door = NodeActions(self._state, self._view.names, sleep)
         self._urgency, self._soft_limit_s = np.zeros(len(jobs)), np.full(len(jobs), np.nan)
         self._held: set[int] = set()
         self._limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
@@ -390,20 +389,6 @@ def _worded(setting: JobSetting, value: float) -> str:
     if setting is JobSetting.ORDER:
         return f"urgency {value:.4g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
-
-
-def _queue(
-    workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, job_ids: list[str], resource: str
-) -> pd.DataFrame:
-    submitted_at = times(workload.submitted_s)
-    return pending_queue(
-        jobs,
-        job_id=job_ids,
-        partition=encode(workload.partition, shape.partitions),
-        submitted_at=submitted_at,
-        eligible_at=submitted_at,
-        **{resource: workload.order_gpus},
-    )
 
 
 def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from helios.errors import UsageError, WorkloadInvalid
 from helios.model import PowerSettings
 from helios.simulate.core.state import NEVER, NOBODY
 from helios.simulate.replay import PendingIndex
+from helios.simulate.slurm.workload import SlurmWorkload
 from helios.simulate.snapshot import (
     Frames,
     Jobs,
@@ -31,8 +33,10 @@ from helios.simulate.snapshot import (
     Predictions,
     QueueColumns,
     SnapshotBuilder,
+    pending_queue,
     predicted_columns,
 )
+from helios.simulate.workload import Workload
 
 _RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
 """Results of an urgency, by their codes in :mod:`helios.simulate.core.stepping`."""
@@ -69,10 +73,12 @@ class SimulatedCluster(ABC):
         The cluster's name.
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload.
-    view : SnapshotBuilder
-        Of the same jobs.
+    nodes : DataFrame
+        Columns of ``NODE_STATES``, each node while it is idle.
     site_factor_most : int, optional
         Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded; None: they are not.
+    queue
+        Columns of ``QUEUE`` that the workload has in place of the jobs.
 
     Attributes
     ----------
@@ -95,12 +101,26 @@ class SimulatedCluster(ABC):
     _terms: ValueMapping[Any]
 
     def __init__(
-        self, name: str, jobs: pd.DataFrame, view: SnapshotBuilder, *, job_ids: list[str], site_factor_most: int | None
+        self,
+        name: str,
+        workload: Workload | SlurmWorkload,
+        jobs: pd.DataFrame,
+        nodes: pd.DataFrame,
+        *,
+        site_factor_most: int | None,
+        **queue: Any,
     ) -> None:
         self.name = name
-        self._view, self._job_ids = view, job_ids
-        self._position = {job_id: position for position, job_id in enumerate(job_ids)}
-        self._steps = _urgency_steps(site_factor_most)
+        self._job_ids = _unique_ids(workload.job_id)
+        self._position = {job_id: position for position, job_id in enumerate(self._job_ids)}
+        self._view = SnapshotBuilder(pending_queue(jobs, job_id=self._job_ids, **queue), nodes)
+        self._steps = 0 if site_factor_most is None else ownership.steps(site_factor_most)
+        if site_factor_most is not None and self._steps < 1:
+            raise UsageError(
+                f"a bound of the SiteFactor (slurm.site_factor_most) of {site_factor_most} leaves no step for "
+                "urgencies",
+                hint=f"Use at least {ownership.STEP + ownership.MARK}.",
+            )
         parts = np.flatnonzero(jobs["het_job_id"].notna()).tolist()
         self._excluded_reason = dict.fromkeys(parts, "part of a heterogeneous job")
         self._columns: Callable[[], QueueColumns | None] = _nothing
@@ -210,7 +230,10 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def _settings(self, jobs: Jobs) -> OwnColumns:
-        """Return the columns of pending ``jobs`` that are not predicted and may change, as of now."""
+        """Return the columns of pending ``jobs`` that may change.
+
+        They are as of now, without predictions.
+        """
 
     @abstractmethod
     def _frames(self) -> Frames:
@@ -299,18 +322,16 @@ def refuse_unequal(**lengths: int) -> None:
         raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {told}")
 
 
-def _urgency_steps(site_factor_most: int | None) -> int:
-    """Return the steps between 0 and 1 that a SiteFactor can show.
+def _unique_ids(job_id: NDArray[np.object_]) -> list[str]:
+    """Return a distinct name for each job.
 
-    0: urgencies are not rounded.
+    It is the site's id, with -2, -3, ... appended where the id was used again.
     """
-    steps = 0 if site_factor_most is None else ownership.steps(site_factor_most)
-    if site_factor_most is not None and steps < 1:
-        raise UsageError(
-            f"a bound of the SiteFactor (slurm.site_factor_most) of {site_factor_most} leaves no step for urgencies",
-            hint=f"Use at least {ownership.STEP + ownership.MARK}.",
-        )
-    return steps
+    taken: dict[str, None] = {}
+    for text in map(str, job_id):
+        again = (f"{text}-{number}" for number in count(2))
+        taken[text if text not in taken else next(name for name in again if name not in taken)] = None
+    return list(taken)
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +30,6 @@ from helios.model import (
 )
 from helios.ownership import MARK, STEP
 from helios.ports import RUN_TIME
-from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.workload import Workload
 
 # Rows of the queue: values that no event changes, and values that may change, as of one moment.
 #
@@ -229,22 +227,6 @@ def _category(words: tuple[str, ...]) -> Any:
     It is cached, since the check that they are distinct is slow.
     """
     return pd.CategoricalDtype(list(words))
-
-
-def unique_ids(workload: Workload | SlurmWorkload) -> list[str]:
-    """Return a distinct name for each job.
-
-    It is the site's id, with -2, -3, ... appended where the id was used again.
-    """
-    taken: set[str] = set()
-    return [_fresh(str(job_id), taken) for job_id in workload.job_id]
-
-
-def _fresh(job_id: str, taken: set[str]) -> str:
-    if job_id in taken:
-        job_id = next(name for again in count(2) if (name := f"{job_id}-{again}") not in taken)
-    taken.add(job_id)
-    return job_id
 
 
 class SnapshotBuilder:

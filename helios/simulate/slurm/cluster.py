@@ -30,7 +30,7 @@ from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.snapshot import Frames, Jobs, OwnColumns, SnapshotBuilder, pending_queue, times, unique_ids
+from helios.simulate.snapshot import Frames, Jobs, OwnColumns, times
 
 
 class SimulatedSlurm(SimulatedCluster):
@@ -86,10 +86,19 @@ class SimulatedSlurm(SimulatedCluster):
         self.now_s = int(self._now_ms[0]) // MS
         self.started_s, self.ended_s = np.full(len(jobs), NEVER), np.full(len(jobs), NEVER)
         self._n_started = self._n_ended = self._n_arrived = 0
-        job_ids = unique_ids(workload)
         self._nodes = _nodes(site)
-        view = SnapshotBuilder(_queue(workload, jobs, job_ids), self._nodes)
-        super().__init__(name, jobs, view, job_ids=job_ids, site_factor_most=site_factor_most)
+        names = workload.partitions
+        # Times are cut off to whole seconds, as Slurm shows them.
+        super().__init__(
+            name,
+            workload,
+            jobs,
+            self._nodes,
+            site_factor_most=site_factor_most,
+            partition=[",".join(names[code] for code in workload.choices(job)) for job in range(len(jobs))],
+            submitted_at=times(np.floor(workload.submitted_s).astype(np.int64)),
+            eligible_at=times(np.floor(workload.column("eligible_s")).astype(np.int64)),
+        )
         self._soft_limits = site.scheduling.time_min_is_soft
         site_factor = partial(ownership.site_factor, most=site_factor_most)
         self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
@@ -383,22 +392,6 @@ class SimulatedSlurm(SimulatedCluster):
 
 def _in_ms(seconds: int) -> int:
     return NEVER if seconds == NEVER else seconds * MS
-
-
-def _queue(workload: SlurmWorkload, jobs: pd.DataFrame, job_ids: list[str]) -> pd.DataFrame:
-    partitions = [",".join(workload.partitions[code] for code in workload.choices(job)) for job in range(len(jobs))]
-    return pending_queue(
-        jobs,
-        job_id=job_ids,
-        partition=partitions,
-        submitted_at=_in_whole_seconds(workload.submitted_s),
-        eligible_at=_in_whole_seconds(workload.column("eligible_s")),
-    )
-
-
-def _in_whole_seconds(seconds: NDArray[np.float64]) -> pd.DatetimeIndex:
-    """Return times cut off to whole seconds, as Slurm shows them."""
-    return times(np.floor(seconds).astype(np.int64))
 
 
 def _nodes(site: SlurmSite) -> pd.DataFrame:
