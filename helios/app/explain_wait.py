@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from helios.app.explain_job import JobUnknown, near_ids, rows_named
 from helios.app.history import LoadedHistory
-from helios.app.scenarios import ORDERS, Scenario
+from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (
     ReplaySetup,
     WhatIfRequest,
@@ -26,7 +26,7 @@ from helios.app.whatif import (
     replay_scenario,
     train_predictor,
 )
-from helios.choices import Policy, RunTimes
+from helios.choices import Policy
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
 from helios.report.job_wait import (
@@ -47,8 +47,6 @@ from helios.units import MINUTE_S, best_unit
 HOLDERS = 3
 CAUSES = tuple(Cause)
 PRIORITY, RESOURCES, PIECES, RESERVED = (CAUSES.index(cause) for cause in Cause)
-BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
-"""Scenario of a Slurm site without Helios."""
 
 
 def explain_wait(

@@ -21,7 +21,7 @@ from helios.choices import Policy, RunTimes
 from helios.errors import UsageError
 from helios.ports import HORIZON_S, RUN_TIME, Order
 from helios.services.queue_orders import divide_large_jobs, shortest_service_first
-from helios.simulate import ORDERS as CONTROLS
+from helios.simulate import ORDERS as SIMPLE_ORDERS
 from helios.simulate import RESERVING, Ageing, Backfill, LongestWaits, WaitBound
 from helios.units import length
 
@@ -136,11 +136,11 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
 Estimates = RunTimes | int
 
 ORDERS: dict[Policy, Order] = {
-    **{Policy(name): order for name, order in CONTROLS.items()},
+    **{Policy(name): order for name, order in SIMPLE_ORDERS.items()},
     Policy.QSSF: shortest_service_first,
     Policy.SERVICE: shortest_service_first,
     Policy.MEAN_SERVICE: shortest_service_first,
-    Policy.SRTF: CONTROLS[Policy.SJF],
+    Policy.SRTF: SIMPLE_ORDERS[Policy.SJF],
 }
 READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
 """Column of a prediction that a policy orders by; the others order by the median."""
@@ -262,6 +262,12 @@ class Scenario:
         """Source of run times in reports, backfill's where it plans, else the order's."""
         source = self.estimates if self.estimates is not None else self.run_times
         return None if source is None else str(source)
+
+
+BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+"""Scenario of a Slurm site without Helios."""
+CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
+"""The baseline, and an order without a model, which what is new has to beat."""
 
 
 def scenarios(

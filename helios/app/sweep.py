@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Scenario, read_options, scenarios
+from helios.app.scenarios import CONTROLS, Scenario, read_options, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.config import zone
@@ -356,9 +356,7 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
     }
     chosen = [replace(one, options=told) for one in chosen for told in options.get(one.policy, [()])]
     if plan.controls:
-        limit = RunTimes.LIMIT
-        controls = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
-        chosen = [*controls, *chosen]
+        chosen = [*CONTROLS, *chosen]
     return list(dict.fromkeys(chosen)), notes
 
 

@@ -22,8 +22,7 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Named, Run, WhatIf
-from helios.simulate import ORDERS as CONTROLS
-from helios.simulate import JobTrace, LongestWaits, Placement, Replay, Workload, replay
+from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
 LOOKS_BACK = timedelta(weeks=4)
@@ -147,7 +146,7 @@ class ReplaySetup:
         """
         machine = self._with_earlier_jobs()
         workload = machine.workload()
-        result = machine.replay(CONTROLS["fifo"], default_limit_s=self.default_limit_s)
+        result = machine.replay(ORDERS["fifo"], default_limit_s=self.default_limit_s)
         return LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
 
     def _with_earlier_jobs(self) -> ReplayCluster:
