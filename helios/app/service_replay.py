@@ -469,7 +469,13 @@ class _ReplayRun:
             if act is not None:
                 apply.append((active, applied, act))
         for active, applied, act in apply:
-            self._count(active, applied, act())
+            outcomes = act()
+            for result, jobs in outcomes.items():
+                active.outcomes[result] += jobs
+            if Result.DONE in outcomes:
+                for _, other in self._active_services:
+                    if other is not None and other is not applied:
+                        other.disturbed()
         return later_s
 
     def _request_changes(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
@@ -488,14 +494,6 @@ class _ReplayRun:
             return None
         applied.told(jobs, changes.until)
         return partial(self._claims.change, number, jobs, changes.urgency)
-
-    def _count(self, active: ReplayedService, applied: ReplayState | None, outcomes: Mapping[Result, int]) -> None:
-        for result, jobs in outcomes.items():
-            active.outcomes[result] += jobs
-        if Result.DONE in outcomes and len(self._active_services) > 1:
-            for _, other in self._active_services:
-                if other is not None and other is not applied:
-                    other.disturbed()
 
 
 def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
