@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from helios.app.history import LoadedHistory, ingest, load_history
+from helios.app.history import ingest, load_history
 from helios.app.order_check import check_order
 from helios.app.scenarios import default_scenarios
 from helios.app.training import judge, learn
@@ -58,10 +58,19 @@ def run_demo(
     history = load_history(url=url, cluster=profile)
     split = FIRST_DAY + TAUGHT_SHARE * timedelta(days=days)
     learn(history, url=url, until=split, seed=seed, made_at=made_at, progress=progress)
+    request = WhatIfRequest(
+        plans=default_scenarios(),
+        since=split,
+        warm_up=WARM_UP,
+        nodes=synthetic_nodes(profile),
+        gpus_per_node=GPUS_PER_NODE,
+        seed=seed,
+    )
+    result = whatif(history, request, progress=progress)
     return Demo(
         description=describe(history.jobs, cluster=profile, timezone=history.timezone),
         evaluation=judge(history, train_until=split, test_fraction=1 - TAUGHT_SHARE, seed=seed, progress=progress),
-        result=_replayed(history, profile=profile, split=split, seed=seed, progress=progress),
+        result=replace(result, check=check_order(history, request, progress=progress)),
     )
 
 
@@ -79,15 +88,3 @@ def _made_trace(folder: Path, *, profile: str, days: int, seed: int, progress: P
         ) from reason
     progress(step, 1.0)
     return trace, f"sqlite:///{warehouse}"
-
-
-def _replayed(history: LoadedHistory, *, profile: str, split: datetime, seed: int, progress: Progress) -> WhatIf:
-    request = WhatIfRequest(
-        plans=default_scenarios(),
-        since=split,
-        warm_up=WARM_UP,
-        nodes=synthetic_nodes(profile),
-        gpus_per_node=GPUS_PER_NODE,
-        seed=seed,
-    )
-    return replace(whatif(history, request, progress=progress), check=check_order(history, request, progress=progress))

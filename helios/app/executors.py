@@ -23,7 +23,7 @@ import pandas as pd
 
 from helios import __version__
 from helios.app.history import LoadedHistory
-from helios.app.resampling import Resampler, redraw, resampled_predictor, resampler_for
+from helios.app.resampling import redraw, resampled_predictor, resampler_for
 from helios.app.scenarios import Scenario
 from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, to_run, train_predictor
 from helios.choices import ResampledUnit
@@ -160,7 +160,7 @@ class SweepWorker:
     def __init__(self, history: LoadedHistory) -> None:
         self._history = history
         self._stages: dict[str, ReplaySetup] = {}
-        self._drawn: dict[str, tuple[ReplaySetup, Resampler]] = {}
+        self._drawn: dict[str, ReplaySetup] = {}
         self._taught: dict[str, DurationModel | None] = {}
         self._lock = Lock()
 
@@ -191,7 +191,12 @@ class SweepWorker:
             resampler, predictor, taught = None, None, None
             if cell.repeat:
                 of_draw = f"{machine} {cell.repeat} {cell.over} {request.seed}"
-                setup, resampler = _kept(self._drawn, of_draw, lambda: _draw(cell, original))
+                resampler = resampler_for(original, cell.over)
+                setup = _kept(
+                    self._drawn,
+                    of_draw,
+                    lambda: redraw(original, resampler, repeat=cell.repeat, seed=request.seed),
+                )
             if cell.plan.uses_predictions:
                 # What was learned before the window does not depend on the draw, so all draws share it.
                 of_model = f"{len(original.before)} {original.workload.submitted_s[0]} {request.seed}"
@@ -210,11 +215,6 @@ class SweepWorker:
             "nodes": setup.machine.nodes,
             **run.summary.to_json(),
         }
-
-
-def _draw(cell: SweepRun, setup: ReplaySetup) -> tuple[ReplaySetup, Resampler]:
-    resampler = resampler_for(setup, cell.over)
-    return redraw(setup, resampler, repeat=cell.repeat, seed=cell.request.seed), resampler
 
 
 def _kept(memory: dict[str, Kept], key: str, make: Callable[[], Kept]) -> Kept:
@@ -289,7 +289,18 @@ def run_on_dask(
     """
     _need("distributed", extra="dask", instead="replay here: --workers 1")
     with connected(address, connect_s=CONNECT_S, instead="--workers N.") as client:
-        _wait_for_workers(client, address, join_s)
+        try:
+            client.wait_for_workers(1, timeout=join_s or CONNECT_S)
+        except TimeoutError as reason:
+            if join_s:
+                raise DaskUnavailable(
+                    f"No Slurm job of this sweep started as a worker within {join_s:,.0f} s.",
+                    hint="squeue -n dask-worker shows whether they wait; set log_directory in [slurm] for their logs.",
+                ) from reason
+            raise DaskUnavailable(
+                f"The Dask scheduler at {address} has no workers.",
+                hint=f"Start some, on each machine: dask worker {address}",
+            ) from reason
         refuse_other_releases(client, address, COMPARED, hint=SAME_RELEASES)
         yield from _spread(client, history, cells, address)
 
@@ -369,21 +380,6 @@ def _ask_slurm(script: str) -> None:
         raise DaskUnavailable(
             f"Slurm refuses such jobs: {said}", hint=f"Change [slurm] in the plan. The batch script was:\n{script}"
         )
-
-
-def _wait_for_workers(client: Client, address: str, join_s: float) -> None:
-    try:
-        client.wait_for_workers(1, timeout=join_s or CONNECT_S)
-    except TimeoutError as reason:
-        if join_s:
-            raise DaskUnavailable(
-                f"No Slurm job of this sweep started as a worker within {join_s:,.0f} s.",
-                hint="squeue -n dask-worker shows whether they wait; set log_directory in [slurm] for their logs.",
-            ) from reason
-        raise DaskUnavailable(
-            f"The Dask scheduler at {address} has no workers.",
-            hint=f"Start some, on each machine: dask worker {address}",
-        ) from reason
 
 
 def _spread(

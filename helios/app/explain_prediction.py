@@ -58,7 +58,10 @@ def explain(
     JobUnknown
         There is no such job.
     """
-    row = _row_of(history.jobs, job_id, restart)
+    rows = rows_named(history.jobs, job_id)
+    if restart is not None:
+        rows = rows[(history.jobs["restart"].iloc[rows] == restart).to_numpy()]
+    row = int(rows[-1]) if len(rows) else None
     ended = row is not None and bool(history.jobs[["ended_at", "run_time_s"]].iloc[row].notna().any())
     snapshot, problem = None, ""
     try:
@@ -67,7 +70,12 @@ def explain(
         problem = f" The live queue cannot be read: {reason.message.rstrip('.')}."
     job = queued_record(snapshot, job_id) if snapshot is not None and restart is None else None
     if snapshot is not None and job is not None:
-        return _explain_queued(history, snapshot, job, choose)
+        # A pending job is explained as if it were submitted now, a running one as of its start.
+        runs = pd.notna(job["started_at"])
+        known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
+        elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
+        jobs = predictions_before(job, known_at, history=history.jobs, running=snapshot.running)
+        return _explain_last(history, jobs, choose, job=job, known_at=known_at, elapsed_s=elapsed_s)
     if row is not None:
         jobs = history.jobs.iloc[: row + 1]
         return _explain_last(history, jobs, choose, run_time_s=float(jobs["run_time_s"].iloc[row]))
@@ -149,25 +157,6 @@ def model_in_use(history: LoadedHistory, *, seed: int, progress: Progress = no_p
         return model, (f"a model was trained for this answer, on {model.jobs:,} jobs that had ended by then",)
 
     return choose
-
-
-def _row_of(jobs: pd.DataFrame, job_id: str, restart: int | None) -> int | None:
-    rows = rows_named(jobs, job_id)
-    if restart is not None:
-        rows = rows[(jobs["restart"].iloc[rows] == restart).to_numpy()]
-    return int(rows[-1]) if len(rows) else None
-
-
-def _explain_queued(history: LoadedHistory, snapshot: Snapshot, job: pd.Series[Any], choose: Chooser) -> Explanation:
-    """Explain a job of the queue.
-
-    A pending job is explained as if it were submitted now, a running one as of its start.
-    """
-    runs = pd.notna(job["started_at"])
-    known_at = pd.Timestamp(job["started_at"] if runs else snapshot.taken_at).floor("s")
-    elapsed_s = (pd.Timestamp(snapshot.taken_at) - known_at).total_seconds() if runs else float("nan")
-    jobs = predictions_before(job, known_at, history=history.jobs, running=snapshot.running)
-    return _explain_last(history, jobs, choose, job=job, known_at=known_at, elapsed_s=elapsed_s)
 
 
 def _explain_last(

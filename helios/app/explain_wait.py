@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from helios.app.explain_job import JobUnknown, near_ids, rows_named
 from helios.app.history import LoadedHistory
-from helios.app.scenarios import ORDERS, Scenario
+from helios.app.scenarios import BASELINE, ORDERS, Scenario
 from helios.app.whatif import (
     ReplaySetup,
     WhatIfRequest,
@@ -24,10 +24,9 @@ from helios.app.whatif import (
     predictor_for,
     prepare_replay,
     replay_scenario,
-    replayed_resource,
     train_predictor,
 )
-from helios.choices import Policy, RunTimes
+from helios.choices import Policy
 from helios.errors import UsageError
 from helios.ports import Progress, no_progress
 from helios.report.job_wait import (
@@ -48,8 +47,6 @@ from helios.units import MINUTE_S, best_unit
 HOLDERS = 3
 CAUSES = tuple(Cause)
 PRIORITY, RESOURCES, PIECES, RESERVED = (CAUSES.index(cause) for cause in Cause)
-BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
-"""Scenario of a Slurm site without Helios."""
 
 
 def explain_wait(
@@ -110,7 +107,7 @@ def explain_wait(
         job=wait.name(job),
         cluster=history.cluster,
         partition=setup.machine.shape.partitions[setup.workload.partition[job]],
-        unit=best_unit(replayed_resource(history, request)),
+        unit=best_unit(setup.machine.resource),
         label=scenario_label(**chosen.parts),
         is_today=chosen == BASELINE,
         submitted_at=_moment(wait.submitted_s),

@@ -146,12 +146,12 @@ def replay_cluster_for(
     if nodes is None:
         return _from_peak(jobs, named, resource, gpus_per_node)
     notes: list[str] = []
-    if len(nodes) == 1 and _pools(next(iter(nodes)), named):
+    name = next(iter(nodes), "")
+    if len(nodes) == 1 and (name in POOL_NAMES or not bool((named == name).any())):
         if named.nunique() > 1:
-            name = next(iter(nodes))
             why = "" if name in POOL_NAMES else f", for none is called {name}"
             notes.append(f"All {named.nunique()} partitions of the trace are pooled into one queue{why}.")
-        named = pd.Series(next(iter(nodes)), index=jobs.index, dtype="str")
+        named = pd.Series(name, index=jobs.index, dtype="str")
     elif named.isna().any():
         raise PartitionUnknown(
             f"{int(named.isna().sum()):,} jobs have no partition, and the cluster is described with {len(nodes)}.",
@@ -169,10 +169,6 @@ def replay_cluster_for(
     shape = _shape(nodes, gpus_per_node)
     machine = _machine(jobs[kept], named[kept], shape, resource, notes)
     return _within_size(machine, skip=skip_oversized)
-
-
-def _pools(name: str, named: pd.Series) -> bool:
-    return name in POOL_NAMES or not bool((named == name).any())
 
 
 def _shape(nodes: Mapping[str, int], gpus_per_node: int) -> ClusterShape:

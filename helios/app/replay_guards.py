@@ -5,10 +5,10 @@ gets it, and keeps it also in cycles in which it is not asked. What a service wa
 reverted, and so is everything of a suspended service. What exceeds one user's share is made neutral. A ``Revert`` of a
 service means that it asks for nothing there, as if it had not named the job.
 
-Why ownership and cap are written here again, over columns: live they go over one ``Change`` with its reason for each
-pending job, which takes 10 microseconds for each job of the queue in every cycle. A replay at 20,000 jobs a CPU second
-has 50 for each job in its whole life, and a cycle at every event. What a ``Revert`` leaves of a service's requests, and
-how much one user may have, is computed by the functions of a live cycle; tests/unit/app compares the rest with them.
+Why ownership is written here again, over columns: live it goes over one ``Change`` with its reason for each pending
+job, which takes 10 microseconds for each job of the queue in every cycle. A replay at 20,000 jobs a CPU second has 50
+for each job in its whole life, and a cycle at every event. What a ``Revert`` leaves of a service's requests, and how
+much one user may have, is computed by the functions of a live cycle.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 
 from helios.actions import JobAction, JobSetting, Reorder, Result, Revert, SoftLimit
 from helios.changes import to_job_actions, to_job_changes
-from helios.control.guards import allowance
+from helios.control.guards import ahead_of_others, beyond_share
 from helios.jit import cached_jit
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster
 
-# The cap on one user's share, as in a live cycle (``control.guards.cap_changes``), computed on columns.
+# The cap on one user's share: the rule of a live cycle, over columns that change from moment to moment.
 
 Floats = NDArray[np.float64]
+Positions = NDArray[np.int64]
 _SECOND_US = 1_000_000
+_AHEAD = cached_jit(ahead_of_others)
 
 
 class UserCap:
@@ -52,7 +54,7 @@ class UserCap:
         # Jobs without a user count as those of one user, as live.
         self._user, self._partition = (pd.factorize(every.values(name))[0] for name in ("user", "partition"))
         self._eligible_s = every.values("eligible_at").astype("datetime64[us]").view(np.int64) // _SECOND_US
-        jobs = len(every.jobs) + 1  # the last entry is for NOBODY, whose position is -1
+        jobs = len(every.rows) + 1  # the last entry is for NOBODY, whose position is -1
         self._asked, self._passed = (np.full((active_services, jobs), np.nan) for _ in range(2))
 
     @property
@@ -71,65 +73,22 @@ class UserCap:
         asked[-1] = np.nan
         waiting = self._cluster.waiting()
         effective = asked[waiting]
-        effective[self._excess(waiting, effective)] = 0.0
+        able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
+        its = waiting[able]
+        urgencies = np.nan_to_num(effective[able])
+        beyond = beyond_share(
+            self._partition[its], self._eligible_s[its], self._user[its], urgencies, self._share, ahead=_AHEAD
+        )
+        effective[able[beyond]] = 0.0
         unlike = (effective != passed[waiting]) & ~(np.isnan(effective) & np.isnan(passed[waiting]))
         passed[waiting] = effective
         others = np.setdiff1d(waiting[unlike], jobs, assume_unique=True)
         # NOBODY and started jobs keep the urgency that was asked for; applying it gives the right refusal.
         pending = (jobs >= 0) & (self._cluster.started_s[jobs] == NEVER)
-        its = np.where(pending, passed[jobs], urgency)
-        return np.concatenate((jobs, others)), np.concatenate((its, passed[others]))
-
-    def _excess(self, waiting: Positions, urgency: Floats) -> Positions:
-        """Return which of ``waiting`` exceed the share of their user."""
-        value = np.nan_to_num(urgency)
-        able = np.flatnonzero(self._eligible_s[waiting] <= self._cluster.now_s)
-        jobs = waiting[able]
-        oldest_first = np.lexsort((self._eligible_s[jobs], self._partition[jobs]))
-        able, jobs = able[oldest_first], jobs[oldest_first]
-        is_ahead = _ahead_of_others(self._partition[jobs], self._eligible_s[jobs], self._user[jobs], value[able])
-        ahead = np.sort(able[is_ahead])
-        home = self._partition[waiting[ahead]]
-        beyond = [self._beyond(waiting, ahead[home == partition], value) for partition in np.unique(home)]
-        return np.concatenate(beyond) if beyond else np.empty(0, dtype=np.int64)
-
-    def _beyond(self, waiting: Positions, ahead: Positions, value: Floats) -> Positions:
-        users, number, count = np.unique(self._user[waiting[ahead]], return_inverse=True, return_counts=True)
-        most = allowance(dict(enumerate(count.tolist())), self._share)
-        left = np.array([most[user] for user in range(len(users))])
-        ranked = np.lexsort((ahead, -value[ahead], number))
-        first = np.concatenate(([0], np.cumsum(count)[:-1]))
-        rank = np.arange(len(ahead)) - first[number[ranked]]
-        return ahead[ranked][rank >= left[number[ranked]]]
+        values = np.where(pending, passed[jobs], urgency)
+        return np.concatenate((jobs, others)), np.concatenate((values, passed[others]))
 
 
-@cached_jit
-def _ahead_of_others(partition: Positions, eligible_s: Positions, user: Positions, value: Floats) -> NDArray[np.bool_]:
-    """Return which jobs are put ahead of an older job of another user.
-
-    Such a job has an urgency above 0, and above that of another user's job in the partition that became eligible
-    earlier. Jobs must be sorted by partition, oldest first. The loop keeps the least urgency among the older jobs and
-    whose it is, and the least among those of all other users.
-    """
-    found = np.zeros(len(user), dtype=np.bool_)
-    least, whose, another = np.inf, -2, np.inf
-    begins = 0
-    for job in range(len(user)):
-        if job > 0 and partition[job] != partition[job - 1]:
-            least, whose, another, begins = np.inf, -2, np.inf, job
-        while eligible_s[begins] < eligible_s[job]:
-            if user[begins] == whose:
-                least = min(least, value[begins])
-            elif value[begins] < least:
-                least, whose, another = value[begins], user[begins], least
-            else:
-                another = min(another, value[begins])
-            begins += 1
-        found[job] = value[job] > 0 and (another if user[job] == whose else least) < value[job]
-    return found
-
-
-Positions = NDArray[np.int64]
 FREE = np.iinfo(np.int16).max
 """In place of a service's number, where no service has set the job's urgency."""
 NOT_NAMED = "the service no longer asks for it"

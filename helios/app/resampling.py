@@ -28,7 +28,6 @@ from helios.model import in_submission_order
 from helios.ports import RUN_TIME, ReplayPredictor
 from helios.predict.duration import DurationModel
 from helios.report.significance import FEWEST_WEEKS, WEEK_S
-from helios.simulate import Workload
 
 # A predictor for drawn weeks, which meets each job once, however often its week was drawn.
 #
@@ -144,18 +143,17 @@ def resampler_for(setup: ReplaySetup, over: ResampledUnit | None = None) -> Resa
     """
     begins_s, span_s = setup.window_s[0], setup.window_s[1] - setup.window_s[0]
     weeks, days = (span_s + DAY_S) // WEEK_S, (span_s + QUIET_S) // DAY_S
-    if over is None:
-        over = _unit_for(setup, weeks=weeks, days=days)
-    if over is ResampledUnit.WEEKS:
-        return Resampler(over=over, begins_s=begins_s, block_s=WEEK_S, kind=np.zeros(max(weeks, 1), dtype=np.int64))
+    over = over or _unit_for(setup, weeks=weeks, days=days)
+    block_s, blocks = {
+        ResampledUnit.WEEKS: (WEEK_S, max(weeks, 1)),
+        ResampledUnit.DAYS: (DAY_S, max(days, 1)),
+        ResampledUnit.USERS: (DAY_S, -(-span_s // DAY_S)),
+        ResampledUnit.SEEDS: (HOUR_S, 0),
+    }[over]
+    kind = np.zeros(blocks, dtype=np.int64)
     if over is ResampledUnit.DAYS:
-        kind = _kinds_of_days(begins_s, max(days, 1), setup.timezone)
-        return Resampler(over=over, begins_s=begins_s, block_s=DAY_S, kind=kind)
-    if over is ResampledUnit.USERS:
-        return Resampler(
-            over=over, begins_s=begins_s, block_s=DAY_S, kind=np.zeros(-(-span_s // DAY_S), dtype=np.int64)
-        )
-    return Resampler(over=over, begins_s=begins_s, block_s=HOUR_S, kind=np.zeros(0, dtype=np.int64))
+        kind = _kinds_of_days(begins_s, blocks, setup.timezone)
+    return Resampler(over=over, begins_s=begins_s, block_s=block_s, kind=kind)
 
 
 def _unit_for(setup: ReplaySetup, *, weeks: int, days: int) -> ResampledUnit:
@@ -222,7 +220,7 @@ def _moved_by_days(setup: ReplaySetup, resampler: Resampler, rng: np.random.Gene
     user, since_s = _users(setup), setup.workload.submitted_s - resampler.begins_s
     moved_s = DAY_S * rng.integers(0, resampler.blocks, size=int(user.max()) + 2)[user]
     later_s = np.where(setup.counted, (since_s + moved_s) % (DAY_S * resampler.blocks) - since_s, 0)
-    return _moved(setup, later_s)
+    return _taken(setup, np.arange(len(later_s)), later_s)
 
 
 def _users(setup: ReplaySetup) -> NDArray[np.int64]:
@@ -240,42 +238,32 @@ def _jittered(setup: ReplaySetup, rng: np.random.Generator) -> ReplaySetup:
     within_s = rng.integers(0, HOUR_S, size=int(burst.max()) + 1)[burst]
     # No job moves before the begin of the replay: what came before it is the predictor's history.
     drawn_s = np.maximum(submitted_s // HOUR_S * HOUR_S + within_s, submitted_s[0])
-    return _moved(setup, np.where(setup.counted, drawn_s - submitted_s, 0))
-
-
-def _moved(setup: ReplaySetup, later_s: NDArray[np.int64]) -> ReplaySetup:
-    """Return the setup with its own jobs, each submitted ``later_s`` later."""
-    return _taken(setup, np.arange(len(later_s)), later_s, np.zeros(len(later_s), dtype=np.int64))
+    return _taken(setup, np.arange(len(drawn_s)), np.where(setup.counted, drawn_s - submitted_s, 0))
 
 
 def _taken(
-    setup: ReplaySetup, rows: NDArray[np.int64], later_s: NDArray[np.int64], place: NDArray[np.int64]
+    setup: ReplaySetup,
+    rows: NDArray[np.int64],
+    later_s: NDArray[np.int64],
+    place: NDArray[np.int64] | None = None,
 ) -> ReplaySetup:
     """Return the setup with the jobs at ``rows`` in place of its own.
 
     Each is submitted ``later_s`` later. Where ``place`` is above 0, the job's ids end in that number.
     """
+    place = np.zeros_like(later_s) if place is None else place
     jobs = setup.machine.jobs.iloc[rows].reset_index(drop=True)
     later = pd.Series(pd.to_timedelta(later_s, unit="s"), index=jobs.index).astype("timedelta64[us]")
     ending = pd.Series(np.where(place > 0, "~" + place.astype(str).astype(object), ""), index=jobs.index, dtype="str")
     moved = {name: jobs[name] + later for name in TIMES} | {name: jobs[name] + ending for name in IDS}
     jobs = in_submission_order(jobs.assign(**moved, position=np.arange(len(jobs))))
     order = jobs.pop("position").to_numpy().astype(np.int64)
-    jobs, rows, later_s = jobs.reset_index(drop=True), rows[order], later_s[order]
+    jobs, rows = jobs.reset_index(drop=True), rows[order]
     _, earliest, of = np.unique(rows, return_index=True, return_inverse=True)
-    workload, machine = setup.workload, setup.machine
+    machine = setup.machine
     return replace(
         setup,
         machine=replace(machine, jobs=jobs, partition=machine.partition[rows], size=machine.size[rows]),
-        workload=Workload(
-            job_id=jobs["job_id"].to_numpy(dtype=object),
-            submitted_s=workload.submitted_s[rows] + later_s,
-            run_time_s=workload.run_time_s[rows],
-            gpus=workload.gpus[rows],
-            requested_gpus=workload.order_gpus[rows],
-            partition=workload.partition[rows],
-        ),
         counted=setup.counted[rows],
-        limit_s=setup.limit_s[rows],
         first=earliest[of].astype(np.int64),
     )

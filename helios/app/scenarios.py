@@ -21,7 +21,7 @@ from helios.choices import Policy, RunTimes
 from helios.errors import UsageError
 from helios.ports import HORIZON_S, RUN_TIME, Order
 from helios.services.queue_orders import divide_large_jobs, shortest_service_first
-from helios.simulate import ORDERS as CONTROLS
+from helios.simulate import ORDERS as SIMPLE_ORDERS
 from helios.simulate import RESERVING, Ageing, Backfill, LongestWaits, WaitBound
 from helios.units import length
 
@@ -64,20 +64,20 @@ class PolicyOption:
     told: str
 
 
-def _length_or_never_s(text: Any) -> int | None:
-    return None if text == NEVER else int(length(text).total_seconds())
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value < float("inf")
 
 
 def _share_or_never(value: Any) -> float | None:
     if value == NEVER:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if not _is_number(value) or value <= 0:
         raise UsageError(f"{value!r} is not a share, a number above 0.", hint=f"Write 0.5, or {NEVER}.")
     return float(value)
 
 
 def _divisor(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
+    if not _is_number(value) or value < 1:
         raise UsageError(f"{value!r} is not a number from 1 on.", hint="Write 4, or 1 for none.")
     return float(value)
 
@@ -105,7 +105,7 @@ OPTIONS: Mapping[str, PolicyOption] = {
     ),
     "patience": PolicyOption(
         kept_as="patience_s",
-        read=_length_or_never_s,
+        read=lambda text: None if text == NEVER else int(length(text).total_seconds()),
         not_of=frozenset({SRTF}),
         told='a job that has waited so long goes first: "12h"; "never"; instead of bound_share',
     ),
@@ -136,11 +136,11 @@ def read_options(policy: str, written: Mapping[str, Any]) -> Options:
 Estimates = RunTimes | int
 
 ORDERS: dict[Policy, Order] = {
-    **{Policy(name): order for name, order in CONTROLS.items()},
+    **{Policy(name): order for name, order in SIMPLE_ORDERS.items()},
     Policy.QSSF: shortest_service_first,
     Policy.SERVICE: shortest_service_first,
     Policy.MEAN_SERVICE: shortest_service_first,
-    Policy.SRTF: CONTROLS[Policy.SJF],
+    Policy.SRTF: SIMPLE_ORDERS[Policy.SJF],
 }
 READS: Mapping[Policy, int] = {Policy.QSSF: RUN_TIME.truncated_mean, Policy.MEAN_SERVICE: RUN_TIME.mean}
 """Column of a prediction that a policy orders by; the others order by the median."""
@@ -213,11 +213,8 @@ class Scenario:
         None: there is none of this kind.
         """
         told = dict(self.options)
-        return None if "patience_s" in told else told.get("bound_share", self._own_bound_share)
-
-    @property
-    def _own_bound_share(self) -> float | None:
-        return BOUND_SHARE if self.policy is Policy.QSSF else None
+        usual = BOUND_SHARE if self.policy is Policy.QSSF else None
+        return None if "patience_s" in told else told.get("bound_share", usual)
 
     @property
     def needs_own_order(self) -> bool:
@@ -265,6 +262,12 @@ class Scenario:
         """Source of run times in reports, backfill's where it plans, else the order's."""
         source = self.estimates if self.estimates is not None else self.run_times
         return None if source is None else str(source)
+
+
+BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
+"""Scenario of a Slurm site without Helios."""
+CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
+"""The baseline, and an order without a model, which what is new has to beat."""
 
 
 def scenarios(

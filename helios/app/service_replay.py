@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from helios.actions import Action, JobAction, Reorder, Result, Revert, SoftLimit
 from helios.app.history import LoadedHistory
 from helios.app.replay_guards import ReplayGuards
-from helios.app.scenarios import Scenario
+from helios.app.scenarios import CONTROLS, Scenario
 from helios.app.whatif import (
     WhatIfRequest,
     answer_request,
@@ -28,12 +28,10 @@ from helios.app.whatif import (
     measure,
     predictor_for,
     prepare_replay,
-    replayed_resource,
     to_run,
     train_predictor,
 )
 from helios.choices import Policy, RunTimes
-from helios.metrics.queue import DAY_S, FEWEST_DAYS
 from helios.model import Snapshot
 from helios.ports import RUN_TIME, ChangeRequests, JobwiseService, Progress, ReplayPredictor, Service, no_progress
 from helios.predict.replay_predictor import ReplayTrainedPredictor
@@ -42,7 +40,7 @@ from helios.simulate import Backfill, LongestWaits, Predictions, SimCluster
 from helios.simulate.ageing import EVERY_S
 from helios.simulate.core.state import NEVER
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint
-from helios.simulate.snapshot import PendingRows, moment
+from helios.simulate.snapshot import MomentRows, moment
 
 # Predictions along a replay. They are causal: only ended jobs are learned from, and each job is predicted as it comes.
 
@@ -322,14 +320,14 @@ class ReplayedService:
         """
         return self._answer(lambda: _checked(self.service.decide(snapshot)), now_s)
 
-    def changes(self, jobs: PendingRows, *, now_s: int) -> ChangeRequests | None:
+    def changes(self, jobs: MomentRows, *, now_s: int) -> ChangeRequests | None:
         """Call it for some jobs, as a jobwise service, and return its changes.
 
         None: it raised, which is recorded in ``problems``.
         """
         service: Any = self.service
         return self._answer(
-            lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.jobs)), now_s
+            lambda: _checked_changes(service.changes(jobs.values, moment(now_s)), len(jobs.rows)), now_s
         )
 
     def _answer(self, ask: Callable[[], _Answer], now_s: int) -> _Answer | None:
@@ -471,7 +469,13 @@ class _ReplayRun:
             if act is not None:
                 apply.append((active, applied, act))
         for active, applied, act in apply:
-            self._count(active, applied, act())
+            outcomes = act()
+            for result, jobs in outcomes.items():
+                active.outcomes[result] += jobs
+            if Result.DONE in outcomes:
+                for _, other in self._active_services:
+                    if other is not None and other is not applied:
+                        other.disturbed()
         return later_s
 
     def _request_changes(self, number: int, active: ReplayedService, applied: ReplayState, now_s: int) -> _Act | None:
@@ -491,14 +495,6 @@ class _ReplayRun:
         applied.told(jobs, changes.until)
         return partial(self._claims.change, number, jobs, changes.urgency)
 
-    def _count(self, active: ReplayedService, applied: ReplayState | None, outcomes: Mapping[Result, int]) -> None:
-        for result, jobs in outcomes.items():
-            active.outcomes[result] += jobs
-        if Result.DONE in outcomes and len(self._active_services) > 1:
-            for _, other in self._active_services:
-                if other is not None and other is not applied:
-                    other.disturbed()
-
 
 def _checked_changes(changes: ChangeRequests, n_jobs: int) -> ChangeRequests:
     if len(changes.urgency) != n_jobs or len(changes.until) != n_jobs:
@@ -517,19 +513,10 @@ def _checked(actions: Iterable[Action]) -> list[JobAction]:
     return known
 
 
-BASELINE = Scenario(policy=Policy.FIFO, backfill=Backfill.EASY, estimates=RunTimes.LIMIT)
-"""Scenario of a Slurm site without Helios; backfill in a service replay plans in the same way."""
-CONTROLS = (BASELINE, Scenario(policy=Policy.FEWEST_GPUS, backfill=Backfill.EASY, estimates=RunTimes.LIMIT))
-"""Replayed beside every service: the baseline, and an order without a model, which a service has to beat."""
 SITE_FACTOR_MOST = 10_000
 """Default bound of the SiteFactor; it limits the number of distinct urgencies."""
 PREDICT_AGAIN_S = 600
 """How often waiting jobs are predicted again, s, as in live cycles."""
-DRAWS = 2_000
-LONGEST_MAY_GROW = 0.05
-"""Share by which the longest wait, which depends on single jobs, may grow and still count as no longer."""
-LEAST_SAVED = 0.01
-"""Share of the mean wait below which a saving is not worth the risk of soft limits."""
 _TAUGHT = Scenario(policy=Policy.QSSF, backfill=Backfill.EASY, run_times=RunTimes.PREDICTED, estimates=RunTimes.LIMIT)
 
 
@@ -598,7 +585,7 @@ def simulate_services(
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`~helios.app.whatif.whatif`.
     """
-    window = _ReplayedWindow(history, request, progress)
+    window = ReplayedWindow(history, request, progress)
     runs = [to_run(plan, window.setup, None, progress) for plan in CONTROLS]
     begun = perf_counter()
     active_services = replayed_services(services, every=every, failures_to_suspend=failures_to_suspend)
@@ -617,93 +604,6 @@ def simulate_services(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoftLimitGain:
-    """Effect of soft limits on the waits of a site's own history.
-
-    Attributes
-    ----------
-    jobs, days : int
-        Jobs that were counted, and the days on which they were submitted.
-    mean_wait_s, mean_wait_with_s : float
-        Mean wait without soft limits, and with them, s.
-    longest_wait_s, longest_wait_with_s : float
-        Longest wait without, and with them, s.
-    saved_s : tuple of float
-        Mean wait saved per job, s: the 2.5th and the 97.5th percentile of a bootstrap over days.
-    """
-
-    jobs: int
-    days: int
-    mean_wait_s: float
-    mean_wait_with_s: float
-    longest_wait_s: float
-    longest_wait_with_s: float
-    saved_s: tuple[float, float]
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the mean wait clearly falls, and the longest does not grow."""
-        return not self._objection()
-
-    @property
-    def sentence(self) -> str:
-        """The finding in one sentence, with the reason where there is no gain."""
-        mean = f"the mean wait from {self.mean_wait_s:,.0f} s to {self.mean_wait_with_s:,.0f} s"
-        longest = f"the longest from {self.longest_wait_s:,.0f} s to {self.longest_wait_with_s:,.0f} s"
-        seen = f"on {self.jobs:,} jobs of {self.days} days soft limits change {mean} and {longest}"
-        return f"No gain: {seen}; {self._objection()}." if self._objection() else f"A gain: {seen}."
-
-    def _objection(self) -> str:
-        if self.days < FEWEST_DAYS:
-            return f"{self.days} days are too few to tell"
-        if self.longest_wait_with_s > (1 + LONGEST_MAY_GROW) * self.longest_wait_s:
-            return "the longest wait grows"
-        if self.saved_s[0] <= 0 or self.mean_wait_with_s > (1 - LEAST_SAVED) * self.mean_wait_s:
-            return f"the saving may be chance (between {self.saved_s[0]:,.0f} s and {self.saved_s[1]:,.0f} s a job)"
-        return ""
-
-
-def soft_limit_gain(
-    history: LoadedHistory,
-    request: WhatIfRequest,
-    soft_limits: Service,
-    *,
-    beside: Mapping[str, Service] | None = None,
-    every: timedelta | None = None,
-    most_of_one_user: float = 1.0,
-    progress: Progress = no_progress,
-) -> SoftLimitGain:
-    """Replay a window with and without soft limits and compare the waits.
-
-    Backfill that plans with predictions lengthens waits on many sites, so a site's own history has to show that here it
-    does not. The bootstrap draws days, not jobs, because jobs of one day wait behind the same jobs.
-
-    Parameters
-    ----------
-    request : WhatIfRequest
-        The window and the machine: the site's last weeks, with a warm-up.
-    soft_limits : Service
-        The service as it would run.
-    beside : mapping of str to Service, optional
-        Other services that act in both replays, such as the one that orders the queue; None: first in, first out.
-    most_of_one_user : float
-        As for :func:`simulate_services`.
-
-    Raises
-    ------
-    NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
-        As :func:`~helios.app.whatif.whatif`.
-    """
-    window = _ReplayedWindow(history, request, progress)
-    others = dict(beside or {})
-    without, with_them = (
-        window.replay(replayed_services(services, every=every), most_of_one_user=most_of_one_user)[0]
-        for services in (others, {**others, "soft_limits": soft_limits})
-    )
-    return _gain(without, with_them, seed=request.seed)
-
-
 def replayed_services(
     services: Mapping[str, Service], *, every: timedelta | None, failures_to_suspend: int = FAILURES_TO_SUSPEND
 ) -> list[ReplayedService]:
@@ -719,14 +619,14 @@ def replayed_services(
     ]
 
 
-class _ReplayedWindow:
+class ReplayedWindow:
     """A window of history with all that its replays have in common."""
 
     def __init__(self, history: LoadedHistory, request: WhatIfRequest, progress: Progress) -> None:
         self.request, self._progress = replace(request, plans=[_TAUGHT]), progress
         self.setup = prepare_replay(history, self.request)
         self._taught = train_predictor(history, self.setup, self.request, progress)
-        self._cluster, self._resource = history.cluster, replayed_resource(history, self.request)
+        self._cluster = history.cluster
 
     def replay(
         self,
@@ -745,7 +645,7 @@ class _ReplayedWindow:
             estimates_s=setup.limit_s,
             name=self._cluster,
             site_factor_most=site_factor_most,
-            resource=self._resource,
+            resource=setup.machine.resource,
         )
         predictor, told = predictor_for(setup, self._taught, self.request), f"Replaying {title}"
         self._progress(told, 0.0)
@@ -762,21 +662,3 @@ class _ReplayedWindow:
         about = {"policy": title, "estimates": RunTimes.LIMIT.value, "backfill": Backfill.EASY.value}
         run = measure(setup, cluster.started_s, cluster.ended_s, **about)
         return run, predictor
-
-
-def _gain(without: Run, with_them: Run, *, seed: int) -> SoftLimitGain:
-    saved_s = (without.wait_s - with_them.wait_s).astype(np.float64)
-    _, day = np.unique(without.submitted_s // DAY_S, return_inverse=True)
-    of_day_s, jobs_of_day = np.bincount(day, weights=saved_s), np.bincount(day)
-    drawn = np.random.default_rng(seed).integers(len(of_day_s), size=(DRAWS, len(of_day_s)))
-    means = of_day_s[drawn].sum(axis=1) / jobs_of_day[drawn].sum(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return SoftLimitGain(
-        jobs=len(saved_s),
-        days=len(of_day_s),
-        mean_wait_s=without.summary.mean_wait_s,
-        mean_wait_with_s=with_them.summary.mean_wait_s,
-        longest_wait_s=without.summary.max_wait_s,
-        longest_wait_with_s=with_them.summary.max_wait_s,
-        saved_s=(float(low), float(high)),
-    )

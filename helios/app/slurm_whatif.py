@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from helios.app.history import LoadedHistory
@@ -19,7 +18,6 @@ from helios.app.whatif import (
     describe_sources,
     measured_run,
     refuse_reversed,
-    train_before,
 )
 from helios.errors import NotEnoughHistory
 from helios.model import seconds_of
@@ -102,45 +100,6 @@ def _each(group: NodeGroup, resource: str) -> int:
 
 _SUBMITTED = datetime(2000, 1, 1, tzinfo=UTC)
 """An arbitrary moment, at which a service is called for jobs that have not waited yet."""
-
-
-def learn_order(
-    history: LoadedHistory,
-    setup: _SlurmReplaySetup,
-    service: JobwiseService,
-    *,
-    ended_s: NDArray[np.float64],
-    most: int,
-    seed: int,
-    progress: Progress,
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the SiteFactor that ``service`` would have each job submitted with.
-
-    Parameters
-    ----------
-    ended_s : array of shape (n_jobs,)
-        End of each job in the timeline that is learned from, s since the epoch. Only what had ended before a job's
-        submission is used for it.
-    most : int
-        Bound of the SiteFactor (``slurm.site_factor_most``).
-
-    Returns
-    -------
-    site_factor : int64 array of shape (n_jobs,)
-    notes : tuple of str
-        Which models predicted, for a person.
-    """
-    jobs, workload = setup.jobs.jobs, setup.jobs.workload
-    model = train_before(history, setup.before, jobs, seed=seed, progress=progress)
-    predictor = InWorkloadOrder(jobs, before=setup.before, model=model, seed=seed, timezone=history.timezone)
-    p50_s = _predicted(predictor, workload.submitted_s, ended_s, progress)
-    urgency = _requested(service, p50_s, workload.column("gpus"))
-    factors = np.array([site_factor(change, most=most) for change in urgency], dtype=np.int64)
-    note = (
-        f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
-        "while it waits."
-    )
-    return factors, (note, *describe_sources(predictor.online))
 
 
 def _predicted(
@@ -277,153 +236,107 @@ def slurm_whatif(
     JobLargerThanPartition
         A job does not fit the site as described.
     """
-    setup, site = _setup(history, request), request.site
-    today = _replayed(setup, site, "Slurm as it is set up", progress)
-    factors, said = learn_order(
-        history,
-        setup,
-        Qssf(Qssf.Options()),
-        ended_s=today.ended_s,
-        most=request.site_factor_most,
-        seed=request.seed,
-        progress=progress,
-    )
-    ordered = _replayed(setup, site, "Slurm, ordered by QSSF", progress, site_factor=factors)
-    textbook_s = pooled_easy(
-        setup.jobs, site, resource=setup.resource, default_time_limit_s=request.default_time_limit_s
-    )
+    site = request.site
+    window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
+    before = replace(history, jobs=window.before)
+    jobs = slurm_jobs(window.jobs, site)
+    workload, eligible_s = jobs.workload, jobs.workload.column("eligible_s")
+    resource = "gpus" if bool((workload.column("gpus") > 0).any()) else "cpus"
+    counted = (jobs.jobs["submitted_at"] >= window.since).to_numpy() & (workload.column(resource) > 0)
+    if not counted.any():
+        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
+    users = jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted]
+
+    def replayed(name: str, site: SlurmSite, *, site_factor: NDArray[np.int64] | None = None) -> SlurmReplay:
+        progress(f"Replaying {name}", 0.0)
+        result = replay_slurm(workload, site, site_factor=site_factor)
+        progress(f"Replaying {name}", 1.0)
+        return result
+
+    def measured(
+        started_s: NDArray[np.float64],
+        ended_s: NDArray[np.float64],
+        *,
+        site: SlurmSite = site,
+        backfill: str = "none",
+        **about: Any,
+    ) -> Run:
+        """Measure the counted jobs of a replay, in whole seconds."""
+        submitted, started, ended = (
+            np.rint(times[counted]).astype(np.int64) for times in (eligible_s, started_s, ended_s)
+        )
+        return measured_run(
+            submitted_s=submitted,
+            started_s=started,
+            ended_s=ended,
+            run_time_s=ended - started,
+            gpus=workload.column(resource)[counted].astype(np.int32),
+            users=users,
+            total_gpus=capacity(site, resource),
+            backfill=backfill,
+            **about,
+        )
+
+    today = replayed("Slurm as it is set up", site)
+    predictor = InWorkloadOrder(jobs.jobs, history=before, seed=request.seed, progress=progress)
+    p50_s = _predicted(predictor, workload.submitted_s, today.ended_s, progress)
+    urgency = _requested(Qssf(Qssf.Options()), p50_s, workload.column("gpus"))
+    factors = np.array([site_factor(change, most=request.site_factor_most) for change in urgency], dtype=np.int64)
+    said = [
+        f"SiteFactors are those of each job's submission, {factors.min():,} to {factors.max():,}: no job is promoted "
+        "while it waits.",
+        *describe_sources(predictor.online),
+    ]
+    ordered = replayed("Slurm, ordered by QSSF", site, site_factor=factors)
+    textbook_s = pooled_easy(jobs, site, resource=resource, default_time_limit_s=request.default_time_limit_s)
     runs = [
-        _run(setup, site, today.started_s, today.ended_s, policy=TODAY),
-        _run(setup, site, ordered.started_s, ordered.ended_s, policy=WITH_QSSF, run_times="predicted"),
+        measured(today.started_s, today.ended_s, policy=TODAY),
+        measured(ordered.started_s, ordered.ended_s, policy=WITH_QSSF, run_times="predicted"),
     ]
     if services:
-        title = f"{' + '.join(services)}, in cycles"
         acted = simulate_services_on_slurm(
-            setup.jobs,
+            jobs,
             site,
             services,
-            history=replace(history, jobs=setup.before),
+            history=before,
             most=request.site_factor_most,
             most_of_one_user=request.most_of_one_user,
             seed=request.seed,
             progress=progress,
         )
-        runs.append(_run(setup, site, acted.replay.started_s, acted.replay.ended_s, policy=title))
+        title = f"{' + '.join(services)}, in cycles"
+        runs.append(measured(acted.replay.started_s, acted.replay.ended_s, policy=title))
         said += acted.notes
     if request.otherwise is not None:
-        changed = _replayed(setup, request.otherwise, "other settings", progress)
-        runs.append(_run(setup, request.otherwise, changed.started_s, changed.ended_s, policy=OTHERWISE))
-    textbook_ended_s = textbook_s + setup.jobs.workload.run_time_s
-    runs.append(_run(setup, site, textbook_s, textbook_ended_s, policy=TEXTBOOK, estimates="limit", backfill="easy"))
-    return SlurmWhatIfResult(
-        whatif=_answered(history, request, setup, runs, said),
-        fidelity=_judged(setup, today.started_s, textbook_s),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SlurmReplaySetup:
-    """The replayed jobs, which of them count, and the earlier jobs."""
-
-    jobs: SlurmJobs
-    counted: NDArray[np.bool_]
-    before: pd.DataFrame
-    resource: str
-
-
-def _setup(history: LoadedHistory, request: SlurmWhatIfRequest) -> _SlurmReplaySetup:
-    window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
-    jobs = slurm_jobs(window.jobs, request.site)
-    resource = "gpus" if bool((jobs.workload.column("gpus") > 0).any()) else "cpus"
-    counted = (jobs.jobs["submitted_at"] >= window.since).to_numpy() & (jobs.workload.column(resource) > 0)
-    if not counted.any():
-        raise NotEnoughHistory("Every job between --from and --to was left out.", hint="\n".join(jobs.notes))
-    return _SlurmReplaySetup(jobs=jobs, counted=counted, before=window.before, resource=resource)
-
-
-def _replayed(
-    setup: _SlurmReplaySetup,
-    site: SlurmSite,
-    name: str,
-    progress: Progress,
-    *,
-    site_factor: NDArray[np.int64] | None = None,
-) -> SlurmReplay:
-    progress(f"Replaying {name}", 0.0)
-    result = replay_slurm(setup.jobs.workload, site, site_factor=site_factor)
-    progress(f"Replaying {name}", 1.0)
-    return result
-
-
-def _run(
-    setup: _SlurmReplaySetup,
-    site: SlurmSite,
-    started_s: NDArray[np.float64],
-    ended_s: NDArray[np.float64],
-    *,
-    backfill: str = "none",
-    **about: Any,
-) -> Run:
-    """Measure the counted jobs of a replay, in whole seconds."""
-    counted, workload = setup.counted, setup.jobs.workload
-    submitted, started, ended = (
-        np.rint(times[counted]).astype(np.int64) for times in (workload.column("eligible_s"), started_s, ended_s)
-    )
-    return measured_run(
-        submitted_s=submitted,
-        started_s=started,
-        ended_s=ended,
-        run_time_s=ended - started,
-        gpus=workload.column(setup.resource)[counted].astype(np.int32),
-        users=setup.jobs.jobs["user"].cat.codes.to_numpy().astype(np.int64)[counted],
-        total_gpus=capacity(site, setup.resource),
-        backfill=backfill,
-        **about,
-    )
-
-
-def _answered(
-    history: LoadedHistory,
-    request: SlurmWhatIfRequest,
-    setup: _SlurmReplaySetup,
-    runs: Sequence[Run],
-    said: Sequence[str],
-) -> WhatIf:
-    counted = setup.jobs.jobs["submitted_at"][setup.counted]
-    pool, site = job_pools(request.site, setup.resource), request.site
+        changed = replayed("other settings", request.otherwise)
+        runs.append(measured(changed.started_s, changed.ended_s, site=request.otherwise, policy=OTHERWISE))
+    textbook_ended_s = textbook_s + workload.run_time_s
+    runs.append(measured(textbook_s, textbook_ended_s, policy=TEXTBOOK, estimates="limit", backfill="easy"))
+    pool, submitted = job_pools(site, resource), jobs.jobs["submitted_at"][counted]
+    n_nodes, each = int(pool.nodes[0]), int(pool.gpus_per_node[0])
     notes = [
         *history.notes,
         *(f"The site's files: {note}" for note in site.notes),
-        *setup.jobs.notes,
+        *jobs.notes,
         *said,
-        f"{TEXTBOOK_NAME}: {int(pool.nodes[0])} nodes of {int(pool.gpus_per_node[0])}, whatever the partition.",
+        f"{TEXTBOOK_NAME}: {n_nodes} nodes of {each}, whatever the partition.",
+        *([f"Other settings: {request.changed}."] if request.changed else []),
+        *([] if request.warm_up else [STARTS_EMPTY]),
     ]
-    if request.changed:
-        notes.append(f"Other settings: {request.changed}.")
-    if not request.warm_up:
-        notes.append(STARTS_EMPTY)
-    return WhatIf(
+    whatif = WhatIf(
         cluster=history.cluster,
-        partitions={", ".join(partition.name for partition in site.partitions): int(pool.nodes[0])},
-        gpus_per_node=int(pool.gpus_per_node[0]),
-        resource=setup.resource,
-        window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
+        partitions={", ".join(partition.name for partition in site.partitions): n_nodes},
+        gpus_per_node=each,
+        resource=resource,
+        window=(submitted.min().to_pydatetime(), submitted.max().to_pydatetime()),
         runs=tuple(runs),
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _judged(
-    setup: _SlurmReplaySetup, today_s: NDArray[np.float64], textbook_s: NDArray[np.float64]
-) -> tuple[Fidelity, ...]:
-    """Compare with the recorded starts, where the history has enough of them."""
-    recorded_s = seconds_of(setup.jobs.jobs["started_at"])
-    known = setup.counted & ~np.isnan(recorded_s)
-    if known.sum() < FEWEST_JOBS:
-        return ()
-    eligible_s = setup.jobs.workload.column("eligible_s")
-    replays = {"Slurm as it is set up": today_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
-    return tuple(
+    recorded_s = seconds_of(jobs.jobs["started_at"])
+    known = counted & ~np.isnan(recorded_s)
+    replays = {"Slurm as it is set up": today.started_s, TEXTBOOK_NAME: textbook_s, AT_ONCE: eligible_s}
+    judged = (
         fidelity(name, eligible_s=eligible_s[known], recorded_s=recorded_s[known], replayed_s=replayed_s[known])
         for name, replayed_s in replays.items()
     )
+    return SlurmWhatIfResult(whatif=whatif, fidelity=tuple(judged) if known.sum() >= FEWEST_JOBS else ())

@@ -28,7 +28,6 @@ from helios.model import in_submission_order, seconds_of
 from helios.model.slurm_site import SlurmSite
 from helios.ownership import time_min
 from helios.ports import RUN_TIME, Progress, Service, no_progress
-from helios.predict.duration import DurationModel
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.simulate.slurm import SlurmLatency, SlurmReplay, startable
 from helios.simulate.slurm.cluster import SimulatedSlurm
@@ -296,9 +295,7 @@ def simulate_services_on_slurm(
     slurm = SimulatedSlurm(
         jobs.workload, site, jobs.jobs, name=history.cluster, site_factor_most=most, latency=latency, time_min=time_min
     )
-    before, timezone = history.jobs, history.timezone
-    model = train_before(history, before, jobs.jobs, seed=seed, progress=progress)
-    predictor = InWorkloadOrder(jobs.jobs, before=before, model=model, seed=seed, timezone=timezone)
+    predictor = InWorkloadOrder(jobs.jobs, history=history, seed=seed, progress=progress)
     told = f"Replaying {' + '.join(services)} on Slurm"
     progress(told, 0.0)
     replay_services(
@@ -322,7 +319,8 @@ def simulate_services_on_slurm(
 class InWorkloadOrder(NamedPredictor):
     """Predictor for jobs in the order of Slurm's own records.
 
-    It translates positions, because the tasks of an array are in another order there.
+    It translates positions, because the tasks of an array are in another order there. It begins with what had ended
+    before them, the jobs of ``history``.
 
     Attributes
     ----------
@@ -332,14 +330,16 @@ class InWorkloadOrder(NamedPredictor):
         Position of each job among these.
     """
 
-    def __init__(
-        self, jobs: pd.DataFrame, *, before: pd.DataFrame, model: DurationModel | None, seed: int, timezone: str
-    ) -> None:
+    def __init__(self, jobs: pd.DataFrame, *, history: LoadedHistory, seed: int, progress: Progress) -> None:
         there = in_submission_order(jobs.assign(place=np.arange(len(jobs))))["place"].to_numpy()
         self.place = np.empty(len(jobs), dtype=np.int64)
         self.place[there] = np.arange(len(jobs))
         self.online = ReplayTrainedPredictor(
-            jobs.iloc[there].reset_index(drop=True), history=before, model=model, seed=seed, timezone=timezone
+            jobs.iloc[there].reset_index(drop=True),
+            history=history.jobs,
+            model=train_before(history, history.jobs, jobs, seed=seed, progress=progress),
+            seed=seed,
+            timezone=history.timezone,
         )
         self.source = np.full(len(jobs), -1, dtype=np.int16)
         self.sources = self.online.sources

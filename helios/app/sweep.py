@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from helios.app.executors import FAILED, FIGURES, Engine, SweepRun, Told, package_fingerprint, run_here
 from helios.app.history import LoadedHistory
 from helios.app.replay_cluster import parse_nodes
-from helios.app.scenarios import Scenario, read_options, scenarios
+from helios.app.scenarios import CONTROLS, Scenario, read_options, scenarios
 from helios.app.whatif import WhatIfRequest
 from helios.choices import Policy, ResampledUnit, RunTimes
 from helios.config import zone
@@ -356,9 +356,7 @@ def _replays(plan: SweepPlan) -> tuple[list[Scenario], list[str]]:
     }
     chosen = [replace(one, options=told) for one in chosen for told in options.get(one.policy, [()])]
     if plan.controls:
-        limit = RunTimes.LIMIT
-        controls = scenarios(policies=[Policy.FIFO, Policy.FEWEST_GPUS], backfills=[Backfill.EASY], estimates=[limit])
-        chosen = [*controls, *chosen]
+        chosen = [*CONTROLS, *chosen]
     return list(dict.fromkeys(chosen)), notes
 
 
@@ -466,40 +464,27 @@ def sweep(
 def _groups(cells: Sequence[SweepRun], keys: Sequence[str], told: dict[str, Told]) -> Iterator[Group]:
     """Yield groups of runs that differ only in scenario and repeat.
 
-    Groups are in the order of the runs.
+    Groups are in the order of the runs. A row is one scenario over all of its repeats. Differences to the baseline are
+    those of the repeats in which every scenario was replayed, if there are two at least.
     """
     numbered = zip(cells, keys, strict=True)
     for request, members in groupby(numbered, key=lambda member: replace(member[0].request, plans=())):
-        these = [(cell, told[key]) for cell, key in members]
-        about = these[0][0].to_json()
+        by_plan: dict[Scenario, list[Told]] = {}
+        by_repeat: dict[int, list[Told]] = {}
+        for cell, key in members:
+            by_plan.setdefault(cell.plan, []).append(told[key])
+            by_repeat.setdefault(cell.repeat, []).append(told[key])
+            about = cell.to_json()
+        whole = [runs for repeat, runs in by_repeat.items() if repeat and all(FIGURES in run for run in runs)]
         yield Group(
             about={name: about[name] for name in about if name in request.__slots__ and name != "plans"},
-            rows=tuple(_rows(these)),
-            differences=_differences(these),
+            rows=tuple(_row(plan, runs) for plan, runs in by_plan.items()),
+            differences=compare_runs([run[FIGURES] for runs in whole for run in runs]) if len(whole) >= 2 else None,
         )
 
 
-def _rows(members: Sequence[tuple[SweepRun, Told]]) -> Iterator[SweepRow]:
-    """Yield one row for each scenario of a group, over all of its repeats."""
-    by_plan: dict[Any, list[Told]] = {}
-    for cell, told in members:
-        by_plan.setdefault(cell.plan, []).append(told)
-    for plan, outcomes in by_plan.items():
-        found = [told[FIGURES] for told in outcomes if FIGURES in told]
-        reasons = [told[FAILED] for told in outcomes if FAILED in told]
-        named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
-        yield SweepRow.of(found, reasons, named=named)
-
-
-def _differences(members: Sequence[tuple[SweepRun, Told]]) -> Differences | None:
-    """Return the differences to the baseline, or None.
-
-    Only repeats in which every scenario was replayed count. None where there are fewer than two.
-    """
-    by_repeat: dict[int, list[Told]] = {}
-    for cell, told in members:
-        by_repeat.setdefault(cell.repeat, []).append(told)
-    whole = [outcomes for repeat, outcomes in by_repeat.items() if repeat and all(FIGURES in told for told in outcomes)]
-    if len(whole) < 2:
-        return None
-    return compare_runs([told[FIGURES] for outcomes in whole for told in outcomes])
+def _row(plan: Scenario, runs: Sequence[Told]) -> SweepRow:
+    found = [told[FIGURES] for told in runs if FIGURES in told]
+    reasons = [told[FAILED] for told in runs if FAILED in told]
+    named = ", ".join([plan.policy, plan.backfill, *(f"{name} {value}" for name, value in plan.options)])
+    return SweepRow.of(found, reasons, named=named)

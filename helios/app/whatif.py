@@ -22,8 +22,7 @@ from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor
 from helios.report.whatif import Named, Run, WhatIf
-from helios.simulate import ORDERS as CONTROLS
-from helios.simulate import JobTrace, LongestWaits, Placement, Replay, Workload, replay
+from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
 LOOKS_BACK = timedelta(weeks=4)
@@ -119,16 +118,23 @@ class ReplaySetup:
     """
 
     machine: ReplayCluster
-    workload: Workload
     counted: NDArray[np.bool_]
     before: pd.DataFrame
-    limit_s: NDArray[np.int64]
     notes: tuple[str, ...]
     timezone: str
     window_s: tuple[int, int]
-    resource: str
     default_limit_s: int
     first: NDArray[np.int64] | None = None
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The jobs as a workload."""
+        return self.machine.workload()
+
+    @cached_property
+    def limit_s(self) -> NDArray[np.int64]:
+        """Time limit of each job, s, also of those that have none."""
+        return self.machine.limits_s(self.default_limit_s)
 
     @cached_property
     def own_order(self) -> LongestWaits:
@@ -140,19 +146,20 @@ class ReplaySetup:
         """
         machine = self._with_earlier_jobs()
         workload = machine.workload()
-        result = machine.replay(CONTROLS["fifo"], default_limit_s=self.default_limit_s)
+        result = machine.replay(ORDERS["fifo"], default_limit_s=self.default_limit_s)
         return LongestWaits.of(submitted_s=workload.submitted_s, started_s=result.started_s)
 
     def _with_earlier_jobs(self) -> ReplayCluster:
         jobs = self.machine.jobs
         recent = self.before["submitted_at"] >= jobs["submitted_at"].min() - LOOKS_BACK
-        earlier = self.before[recent & self.before["run_time_s"].notna() & (self.before[self.resource].fillna(0) > 0)]
+        resource = self.machine.resource
+        earlier = self.before[recent & self.before["run_time_s"].notna() & (self.before[resource].fillna(0) > 0)]
         if earlier.empty:
             return self.machine
         try:
             before = replay_cluster_for(
                 earlier,
-                resource=self.resource,
+                resource=resource,
                 nodes=self.machine.nodes,
                 gpus_per_node=int(self.machine.shape.gpus_per_node[0]),
                 skip_oversized=True,
@@ -172,28 +179,25 @@ def answer_request(
 ) -> WhatIf:
     """Return the replays of one setup as a report, with all notes."""
     counted = setup.machine.jobs["submitted_at"][setup.counted]
+    bounds = [
+        f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first."
+        for run in runs
+        if run.bound_s is not None and "patience_s" not in run.options
+    ]
     return WhatIf(
         cluster=history.cluster,
         partitions=setup.machine.nodes,
         gpus_per_node=request.gpus_per_node,
-        resource=replayed_resource(history, request),
+        resource=setup.machine.resource,
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
-        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *_bounds_said(runs)),
+        notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *bounds),
         named=Named(
             job_ids=setup.workload.job_id[setup.counted],
             partition=setup.workload.partition[setup.counted],
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),
         ),
     )
-
-
-def replayed_resource(history: LoadedHistory, request: WhatIfRequest) -> str:
-    """Return the resource to replay, ``gpus`` or ``cpus``.
-
-    The one of the request, otherwise GPUs where any job asks for one, otherwise CPUs.
-    """
-    return request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
 
 
 def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetup:
@@ -204,7 +208,7 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     NotEnoughHistory, JobLargerThanPartition, PartitionUnknown
         As :func:`whatif`.
     """
-    resource = replayed_resource(history, request)
+    resource = request.resource or ("gpus" if bool((history.jobs["gpus"] > 0).any()) else "cpus")
     window = choose_window(history, request.since, request.until, warm_up=request.warm_up)
     replayable, notes = _replayable(window.jobs, resource)
     machine = replay_cluster_for(
@@ -228,14 +232,11 @@ def prepare_replay(history: LoadedHistory, request: WhatIfRequest) -> ReplaySetu
     end = submitted.max() + timedelta(seconds=1)
     return ReplaySetup(
         machine=machine,
-        workload=machine.workload(),
         counted=counted,
         before=window.before,
-        limit_s=machine.limits_s(request.default_time_limit_s),
         notes=tuple(notes),
         timezone=history.timezone,
         window_s=(int(max(window.since, submitted.min()).timestamp()), int(min(window.until, end).timestamp())),
-        resource=resource,
         default_limit_s=request.default_time_limit_s,
     )
 
@@ -287,18 +288,6 @@ def _replayable(window: pd.DataFrame, resource: str) -> tuple[pd.DataFrame, list
     if not (timed & sized).any():
         raise NotEnoughHistory("No job in the window can be replayed.", hint="\n".join(notes))
     return window[timed & sized], notes
-
-
-def _bounds_said(runs: Sequence[Run]) -> list[str]:
-    """Return a note on the wait bound of each replay.
-
-    Only where no option set it.
-    """
-    return [
-        f"{run.label}: by the end, who had waited {duration_in_words(run.bound_s)} went first."
-        for run in runs
-        if run.bound_s is not None and "patience_s" not in run.options
-    ]
 
 
 def train_predictor(

@@ -280,8 +280,11 @@ def evaluate(
         raise UsageError("--train-until and --test-fraction both say where to split.", hint="Give one of them.")
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UsageError(f"--test-fraction {test_fraction:g} is not between 0 and 1.", hint="Write 0.3")
-    from helios.app.order_check import refuse_few  # noqa: PLC0415 - numba and LightGBM; the other commands need none
-    from helios.app.prediction_value import ReplayTarget, value_or_reason  # noqa: PLC0415 - as above
+    from helios.app.order_check import (  # noqa: PLC0415 - numba and LightGBM; the other commands need none
+        ReplayTarget,
+        refuse_few,
+        value_or_reason,
+    )
 
     if value and draws:
         refuse_few(draws)

@@ -7,14 +7,15 @@ refuse but makes changes neutral.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from heapq import nsmallest
-from itertools import groupby
-from operator import itemgetter
 from typing import Generic, TypeVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from helios import ownership
 from helios.actions import JobSetting, NodeOutcome, Outcome, Result
@@ -23,6 +24,8 @@ from helios.control.modes import OUTSIDE, ServiceMode
 from helios.control.observed import PendingJob
 
 _Key = TypeVar("_Key")
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,29 +140,76 @@ def cap_changes(
     urgent jobs are made neutral first, among equals the last in the queue. Every user keeps at least one.
     """
     ordering = {change.target: change for change in changes if change.setting is JobSetting.ORDER}
-    place = {job_id: position for position, job_id in enumerate(jobs)}
-    ahead: defaultdict[str, list[Change[float]]] = defaultdict(list)
-    for job in _ahead_of_others(jobs.values(), {job_id: change.value for job_id, change in ordering.items()}):
-        ahead[job.partition].append(ordering[job.job_id])
-    excess = {change.key for some in ahead.values() for change in _excess(some, jobs, share, place)}
+    movable = [job for job in jobs.values() if job.eligible and not job.excluded_reason]
+    beyond = beyond_share(
+        pd.factorize(np.array([job.partition for job in movable], dtype=object))[0],
+        np.array([job.eligible_us for job in movable], dtype=np.int64),
+        pd.factorize(np.array([job.user for job in movable], dtype=object))[0],
+        np.array([ordering[job.job_id].value if job.job_id in ordering else 0.0 for job in movable]),
+        share,
+    )
+    excess = {ordering[movable[place].job_id].key for place in beyond.tolist()}
     return [_neutral(change, jobs[change.target].user, share) if change.key in excess else change for change in changes]
 
 
-def _ahead_of_others(jobs: Iterable[PendingJob], requested: Mapping[str, float]) -> Iterator[PendingJob]:
-    """Yield jobs with a positive urgency above that of another user's older job."""
-    movable = (job for job in jobs if job.eligible and not job.excluded_reason)
-    oldest_first = sorted(movable, key=lambda job: (job.partition, job.eligible_us))
-    for _, queue in groupby(oldest_first, key=lambda job: job.partition):
-        least: dict[str, float] = {}  # least urgency of older jobs, of the two users with the least
-        for _, same_age in groupby(queue, key=lambda job: job.eligible_us):
-            here = [(job, requested.get(job.job_id, 0.0)) for job in same_age]
-            for job, value in here:
-                others = (its for user, its in least.items() if user != job.user)
-                if value > 0 and min(others, default=math.inf) < value:
-                    yield job
-            for job, value in here:
-                least[job.user] = min(value, least.get(job.user, math.inf))
-            least = dict(nsmallest(2, least.items(), key=itemgetter(1)))
+def beyond_share(
+    partition: Integers,
+    eligible: Integers,
+    user: Integers,
+    urgency: Floats,
+    share: float,
+    *,
+    ahead: Callable[[Integers, Integers, Integers, Floats], NDArray[np.bool_]] | None = None,
+) -> Integers:
+    """Return the positions of the jobs that exceed one user's share of a partition.
+
+    It is the rule of :func:`cap_changes` on columns of the movable jobs, in the order of the queue.
+
+    Parameters
+    ----------
+    partition, user : int64 arrays of shape (n_jobs,)
+        Numbers that stand for partitions and users.
+    eligible : int64 array of shape (n_jobs,)
+        When each job could first have started, in any unit.
+    ahead : callable, optional
+        :func:`ahead_of_others` as compiled code, for callers with many queues; None: as it is.
+    """
+    oldest, ahead = np.lexsort((eligible, partition)), ahead or ahead_of_others
+    places = np.sort(oldest[ahead(partition[oldest], eligible[oldest], user[oldest], urgency[oldest])])
+    beyond = [np.empty(0, dtype=np.int64)]
+    for home in np.unique(partition[places]):
+        here = places[partition[places] == home]
+        _, number, count = np.unique(user[here], return_inverse=True, return_counts=True)
+        most = allowance(dict(enumerate(count.tolist())), share)
+        by_user = np.lexsort((here, -urgency[here], number))
+        rank = np.arange(len(here)) - np.repeat(np.cumsum(count) - count, count)
+        beyond.append(here[by_user][rank >= np.repeat([most[its] for its in range(len(count))], count)])
+    return np.concatenate(beyond)
+
+
+def ahead_of_others(partition: Integers, eligible: Integers, user: Integers, urgency: Floats) -> NDArray[np.bool_]:
+    """Return which jobs are put ahead of an older job of another user.
+
+    Such a job has an urgency above 0, and above that of another user's job in the partition that became eligible
+    earlier. Jobs must be sorted by partition, oldest first. The loop keeps the least urgency among the older jobs and
+    whose it is, and the least among those of all other users.
+    """
+    found = np.zeros(len(user), dtype=np.bool_)
+    least, whose, another = np.inf, -2, np.inf
+    begins = 0
+    for job in range(len(user)):
+        if job > 0 and partition[job] != partition[job - 1]:
+            least, whose, another, begins = np.inf, -2, np.inf, job
+        while eligible[begins] < eligible[job]:
+            if user[begins] == whose:
+                least = min(least, urgency[begins])
+            elif urgency[begins] < least:
+                least, whose, another = urgency[begins], user[begins], least
+            else:
+                another = min(another, urgency[begins])
+            begins += 1
+        found[job] = urgency[job] > 0 and (another if user[job] == whose else least) < urgency[job]
+    return found
 
 
 def _refusal(
@@ -205,20 +255,6 @@ def split_repeated(changes: Sequence[Change[Desired]]) -> tuple[list[Change[Desi
     """Return the first change of each setting of each target, and the others."""
     first = {change.key: change for change in reversed(changes)}
     return [w for w in changes if first[w.key] is w], [w for w in changes if first[w.key] is not w]
-
-
-def _excess(
-    ahead: list[Change[float]], jobs: Mapping[str, PendingJob], share: float, place: Mapping[str, int]
-) -> list[Change[float]]:
-    counts = Counter(jobs[change.target].user for change in ahead)
-    left = allowance(counts, share)
-    excess = []
-    for change in sorted(ahead, key=lambda change: (-change.value, place[change.target])):
-        user = jobs[change.target].user
-        left[user] -= 1
-        if left[user] < 0:
-            excess.append(change)
-    return excess
 
 
 def allowance(counts: Mapping[_Key, int], share: float) -> Counter[_Key]:

@@ -77,15 +77,12 @@ The compiled core (:mod:`helios.simulate.core.events`) keeps its state in plain 
 
 from helios.choices import Backfill
 from helios.errors import JobLargerThanPartition, PartitionUnknown
-from helios.simulate.ageing import Ageing, LongestWaits
+from helios.simulate.ageing import Ageing, LongestWaits, WaitBound
 from helios.simulate.cluster import SimCluster
-from helios.simulate.cluster_nodes import Sleep
-from helios.simulate.core.scheduling import Reservation
-from helios.simulate.core.wait_bound import WaitBound
+from helios.simulate.cluster_nodes import NodeHolding, NodeTally, Sleep
 from helios.simulate.job_trace import JobTrace
-from helios.simulate.node_usage import NodeHolding, NodeTally
 from helios.simulate.orders import ORDERS
-from helios.simulate.replay import RESERVING, Placement, Replay, replay
+from helios.simulate.replay import RESERVING, Placement, Replay, Reservation, replay
 from helios.simulate.snapshot import Predictions
 from helios.simulate.workload import ClusterShape, Workload
 

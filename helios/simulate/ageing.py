@@ -1,4 +1,4 @@
-"""Longest wait of a replay, and queue keys that age.
+"""Longest wait of a replay, and the ageing and wait bound that follow it.
 
 A key ages as ``ln(key) + submitted / tau``: a job of R times the service is passed only by jobs that come within
 ``tau ln R`` of it. ``tau`` is a share of the longest wait that another replay of the same jobs, first in, first out,
@@ -7,17 +7,13 @@ has caused so far, so that one number means the same on every site.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import UsageError
-from helios.simulate.core.events import put_anew
-from helios.simulate.core.state import NEVER, EngineState
-from helios.simulate.core.wait_bound import WaitBound
-from helios.simulate.predictor_feed import JobKeys, PendingIndex
+from helios.simulate.core.state import NEVER
 
 EVERY_S = 3_600
 """Time between two values of the longest wait, s."""
@@ -123,32 +119,37 @@ class Ageing:
         return tau_s
 
 
-class AgeingRunner:
-    """Runner of a replay that queues the waiting jobs anew when their ageing time changes."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WaitBound:
+    """Wait bound as a step function of time.
 
-    def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Callable[..., bool]) -> None:
-        self._ageing, self._scores, self._carry = ageing, scores, carry
-        self._index = PendingIndex(state.jobs["started_s"])
-        self._due_s = self._next_s(int(state.jobs["submitted_s"][0])) if len(state.jobs) else NEVER
+    A job that has waited longer goes to the front of its queue.
 
-    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
-        """Run the replay as ``run`` does, keeping the keys up to date."""
-        while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
-            next_s = int(state.clock["next_s"][0])
-            is_due = next_s >= self._due_s
-            if is_due:
-                self._queue_anew(state, next_s)
-            if next_s >= until_s or not is_due:
-                return True
-        return False
+    Parameters
+    ----------
+    at_s : int64 array of shape (n_steps,)
+        When each bound comes into force, s since the epoch, ascending. Before the first no job is promoted.
+    patience_s : int64 array of shape (n_steps,)
+        The bound from then on, s; not negative. A job is promoted once it has waited longer.
 
-    def _queue_anew(self, state: EngineState, now_s: int) -> None:
-        self._due_s = self._next_s(now_s)
-        waiting = self._index.waiting(int(state.clock["arrived"][0]))
-        if len(waiting):
-            keys = self._scores.age(waiting, float(self._ageing.at(np.array([now_s]))[0]))
-            put_anew(state, waiting, keys, self._scores.plans[waiting])
+    Raises
+    ------
+    UsageError
+        The arrays differ in length, times descend, or a bound is negative.
+    """
 
-    def _next_s(self, now_s: int) -> int:
-        step = int(np.searchsorted(self._ageing.at_s, now_s, side="right"))
-        return int(self._ageing.at_s[step]) if step < len(self._ageing.at_s) else NEVER
+    at_s: NDArray[np.int64]
+    patience_s: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        descends = (self.at_s[1:] < self.at_s[:-1]).any()
+        if self.at_s.shape != self.patience_s.shape or descends or (self.patience_s < 0).any():
+            raise UsageError(
+                "The bounds on waiting are not a step function of time.",
+                hint="Give as many bounds, none negative, as times, and the times in ascending order.",
+            )
+
+    @classmethod
+    def constant(cls, patience_s: int) -> WaitBound:
+        """Return a bound that is the same at all times."""
+        return cls(at_s=np.array([-NEVER]), patience_s=np.array([patience_s]))

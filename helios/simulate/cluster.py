@@ -8,32 +8,26 @@ true run time is untouched.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.actions import JobAction, JobSetting, NodeAction, NodeOutcome, Outcome, Reorder, Result
-from helios.changes import GONE as NOT_PENDING
-from helios.changes import TOO_LONG, SettingChange, ValueMapping, setting_changes
+from helios.actions import JobSetting, NodeAction, NodeOutcome, Outcome, Result
+from helios.changes import TOO_LONG, SettingChange, ValueMapping
 from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import NODE_STATES, STEP_S, PowerSettings
-from helios.simulate.cluster_nodes import NodeActions, Sleep
-from helios.simulate.core.state import NEVER, NOBODY, EngineState, new_state
+from helios.simulate.cluster_nodes import NodeActions, NodeTally, Sleep, node_holding, node_tally
+from helios.simulate.core.state import NEVER, EngineState, new_state
 from helios.simulate.core.stepping import (
     BARRED,
     BEFORE,
     CHOICE,
-    DONE,
-    GONE,
     HELD,
-    REFUSED,
-    UNCHANGED,
     UNNAMED,
     Orders,
     Stops,
@@ -45,14 +39,10 @@ from helios.simulate.core.stepping import (
     step_columns,
     withdraw,
 )
-from helios.simulate.node_usage import NodeTally, node_holding, node_tally
-from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S
-from helios.simulate.replay import MODES, PLACES, Placement
+from helios.simulate.replay import LONGEST_ESTIMATE_S, MODES, PLACES, Placement
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
-from helios.simulate.snapshot import Frames, Jobs, SnapshotBuilder, encode, pending_queue, times, unique_ids
+from helios.simulate.snapshot import Frames, Jobs, OwnColumns, encode, shown_priority, times
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
-
-_RESULTS = {DONE: Result.DONE, UNCHANGED: Result.UNCHANGED, REFUSED: Result.REFUSED, GONE: Result.GONE}
 
 
 class SimCluster(SimulatedCluster):
@@ -124,12 +114,27 @@ class SimCluster(SimulatedCluster):
         self.started_s = self._state.jobs["started_s"]
         self.ended_s = self._state.jobs["ends_s"]  # of a running job the true end, which lies ahead
         self._n_arrived: Jobs = self._state.clock["arrived"]
-        job_ids = unique_ids(workload)
-        view = SnapshotBuilder(_queue(workload, shape, jobs, job_ids, resource), _nodes(shape, resource))
-        super().__init__(name, jobs, view, job_ids=job_ids, site_factor_most=site_factor_most)
+        submitted_at = times(workload.submitted_s)
+        super().__init__(
+            name,
+            workload,
+            jobs,
+            _nodes(shape, resource),
+            site_factor_most=site_factor_most,
+            partition=encode(workload.partition, shape.partitions),
+            submitted_at=submitted_at,
+            eligible_at=submitted_at,
+            **{resource: workload.order_gpus},
+        )
+        self._terms = ValueMapping(
+            of_urgency=self._rounded,
+            of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
+            nothing=_nothing,
+            words=_worded,
+        )
         self._resource, self._partitions = resource, shape.partitions
         self._size = np.repeat(shape.gpus_per_node.astype(np.int64), shape.nodes)
-        self._door = NodeActions(self._state, view.names, sleep)
+        self._door = NodeActions(self._state, self._view.names, sleep)
         self._urgency, self._soft_limit_s = np.zeros(len(jobs)), np.full(len(jobs), np.nan)
         self._held: set[int] = set()
         self._limit_s = jobs["time_limit_s"].to_numpy(dtype=np.float64)
@@ -202,14 +207,18 @@ class SimCluster(SimulatedCluster):
     def _power(self) -> PowerSettings | None:
         return self._door.settings
 
-    def _settings(self, jobs: Jobs) -> Mapping[str, Any]:
-        why, held = self._excluded_reason, self._held
-        return {
-            "urgency": self._urgency.take(jobs),
+    def _settings(self, jobs: Jobs) -> OwnColumns:
+        urgency = self._urgency.take(jobs)
+        held = np.isin(jobs, list(self._held)) if self._held else None
+        columns: OwnColumns = {
+            "urgency": urgency,
             "soft_limit_s": self._soft_limit_s.take(jobs),
-            "excluded_reason": [why.get(job) for job in jobs.tolist()] if why else None,
-            "held": np.array([job in held for job in jobs.tolist()], dtype=bool) if held else None,
+            "priority": lambda: shown_priority(urgency, steps=self._steps, held=held),
         }
+        if not self._excluded_reason:
+            return columns
+        why = [self._excluded_reason.get(job, np.nan) for job in jobs.tolist()]
+        return {**columns, "excluded_reason": np.array(why, dtype=np.object_)}
 
     def _frames(self) -> Frames:
         state, jobs = self._state, self._state.jobs
@@ -226,7 +235,7 @@ class SimCluster(SimulatedCluster):
             "running": self._view.running(
                 by_start, started_s=started_s, shares=state.shares, first_share=held_by, own={}
             ),
-            "nodes": self._view.nodes(free, held, {f"{self._resource}_held": lambda: shown, **power}),
+            "nodes": self._view.nodes(free, held, {f"{self._resource}_held": shown, **power}),
         }
 
     def _run_since_s(self) -> Jobs:
@@ -241,50 +250,15 @@ class SimCluster(SimulatedCluster):
         held = np.array([job in self._held for job in in_order.tolist()])
         return np.concatenate((in_order[~held], in_order[held]))
 
-    # Changes to jobs. Urgencies are written by one compiled call; an outcome is put into words only when asked for.
+    # Changes to jobs.
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions and return an outcome for each job that they name."""
-        outcomes: list[Outcome] = []
-        changed: set[int] = set()
-        for action in actions:
-            changes = [*setting_changes(action, _TERMS, pending=self._pending_ids, is_set=self._is_set)]
-            if isinstance(action, Reorder):
-                outcomes += self._reorder(changes)
-            else:
-                outcomes += (self._set(change, changed) for change in changes)
-        if queued := sorted(changed - self._held):
-            withdraw(self._state, np.array(queued))
-            self._admit(np.array(queued))
-        return outcomes
-
-    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position and return the number of each result.
-
-        An urgency of NaN leaves its job as it is.
-        """
+    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
         *_, counts = order(self._state, self._orders, jobs, urgency, steps=self._steps)
-        return {_RESULTS[code]: n for code, n in enumerate(counts[:UNNAMED]) if n}
+        return counts[:UNNAMED]
 
-    def _reorder(self, changes: Sequence[SettingChange[float]]) -> list[Outcome]:
-        jobs = np.array([self._position.get(change.job_id, NOBODY) for change in changes], dtype=np.int64)
-        wanted = np.array([change.wanted for change in changes], dtype=np.float64)
-        results, before, _ = order(self._state, self._orders, jobs, wanted, steps=self._steps)
-        told = zip(changes, jobs.tolist(), results.tolist(), before.tolist(), strict=True)
-        return [self._outcome(change, job, code, was) for change, job, code, was in told]
-
-    def _outcome(self, change: SettingChange[float], job: int, code: int, was: float) -> Outcome:
-        if code == GONE:
-            return change.outcome(Result.GONE, remark=NOT_PENDING)
-        if code == REFUSED:
-            return change.outcome(Result.REFUSED, before=was, remark=self._excluded_reason[job])
-        return change.outcome(_RESULTS[code], before=was, after=float(self._urgency[job]))
-
-    def _set(self, change: SettingChange[float], changed: set[int]) -> Outcome:
-        job = self._pending_position(change.job_id)
-        if job is None:
-            return change.outcome(Result.GONE, remark=NOT_PENDING)
-        if not change.takes_back and change.wanted >= self._limit_s[job]:
+    def _change(self, change: SettingChange[float], job: int) -> Outcome:
+        is_limit = change.setting is JobSetting.SOFT_LIMIT
+        if is_limit and not change.takes_back and change.wanted >= self._limit_s[job]:
             return change.outcome(Result.REFUSED, remark=TOO_LONG)
         values = self._values(change.setting)
         before = float(values[job])
@@ -293,7 +267,9 @@ class SimCluster(SimulatedCluster):
         if job in self._excluded_reason and not change.takes_back:
             return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason[job])
         values[job] = change.wanted
-        changed.add(job)
+        if job not in self._held:
+            withdraw(self._state, np.array([job]))
+            self._admit(np.array([job]))
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
     def _admit(self, jobs: Jobs) -> None:
@@ -305,14 +281,17 @@ class SimCluster(SimulatedCluster):
         self._state.pending["estimate_s"][jobs] = np.fmin(self._soft_limit_s[jobs], self._estimates_s[jobs])
         admit(self._state, jobs)
 
+    def _rounded(self, urgency: float) -> float:
+        return round(urgency * self._steps) / self._steps if self._steps else float(urgency)
+
     def _values(self, setting: JobSetting) -> NDArray[np.float64]:
         return self._urgency if setting is JobSetting.ORDER else self._soft_limit_s
 
-    def _pending_ids(self) -> list[str]:
+    def _changed(self) -> list[str]:
         return [self._job_ids[job] for job in self._queue()]
 
-    def _is_set(self, setting: JobSetting, job_id: str) -> bool:
-        return not _alike(self._values(setting)[self._position[job_id]], _nothing(setting))
+    def _is_set(self, setting: JobSetting, job: int) -> bool:
+        return not _alike(self._values(setting)[job], _nothing(setting))
 
     # Changes by an administrator.
 
@@ -410,29 +389,6 @@ def _worded(setting: JobSetting, value: float) -> str:
     if setting is JobSetting.ORDER:
         return f"urgency {value:.4g}"
     return "no soft limit" if math.isnan(value) else f"soft limit {value:.0f} s"
-
-
-_TERMS = ValueMapping(
-    of_urgency=float,
-    of_run_time=lambda run_time: float(math.ceil(run_time / timedelta(seconds=1))),
-    nothing=_nothing,
-    words=_worded,
-)
-"""Values on this cluster: the urgency itself, and the soft limit in s (NaN: none)."""
-
-
-def _queue(
-    workload: Workload, shape: ClusterShape, jobs: pd.DataFrame, job_ids: list[str], resource: str
-) -> pd.DataFrame:
-    submitted_at = times(workload.submitted_s)
-    return pending_queue(
-        jobs,
-        job_id=job_ids,
-        partition=encode(workload.partition, shape.partitions),
-        submitted_at=submitted_at,
-        eligible_at=submitted_at,
-        **{resource: workload.order_gpus},
-    )
 
 
 def _nodes(shape: ClusterShape, resource: str) -> pd.DataFrame:

@@ -106,18 +106,13 @@ def replay_levels(
         states,
         tallies,
     )
-    return _told(states, tallies, step_s=step_s, total=total[count_from:])
-
-
-def _told(
-    states: NDArray[np.float64], tallies: NDArray[np.float64], *, step_s: int, total: NDArray[np.float64]
-) -> SeriesRun:
     hourly = tuple(
         NodeSeconds(busy=busy, idle=idle, asleep=asleep, falling_asleep=falling, waking=waking)
         for busy, idle, asleep, falling, waking in (states * step_s).tolist()
     )
     wakes, sleeps, woken, shortages, short = tallies[:5].tolist()
-    needed, there = float(states[:, _BUSY].sum() + short), float(total.sum())
+    needed, counted = float(states[:, _BUSY].sum() + short), total[count_from:]
+    there = float(counted.sum())
     return SeriesRun(
         hourly=hourly,
         wakes=int(wakes),
@@ -125,7 +120,7 @@ def _told(
         woken=round(woken),
         shortages=int(shortages),
         short_s=short * step_s,
-        mean_asleep=float(states[:, _ASLEEP].sum()) / max(len(total), 1),
+        mean_asleep=float(states[:, _ASLEEP].sum()) / max(len(counted), 1),
         utilization_before=needed / there if there else 0.0,
     )
 
@@ -262,17 +257,14 @@ def fewest_levels(needed: NDArray[np.float64], *, most_wakes: int) -> NDArray[np
     needed = np.ascontiguousarray(needed)
     for _ in range(_HALVINGS):
         price = (low + high) / 2
-        low, high = (price, high) if _wakes_of(_optimum(needed, price)) > most_wakes else (low, price)
+        n_wakes = int((np.diff(_optimum(needed, price)) > 0).sum())
+        low, high = (price, high) if n_wakes > most_wakes else (low, price)
     return _optimum(needed, high)
 
 
 LONGEST_STRETCH = 4_032
 """Longest stretch between two wakes that the optimum considers, in steps: four weeks of ten minutes."""
 _HALVINGS = 40
-
-
-def _wakes_of(levels: NDArray[np.float64]) -> int:
-    return int((np.diff(levels) > 0).sum())
 
 
 def _optimum(needed: NDArray[np.float64], price: float) -> NDArray[np.float64]:

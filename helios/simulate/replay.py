@@ -1,11 +1,12 @@
 """Replay of a workload on a simulated cluster.
 
-It checks the options and drives the compiled core, :mod:`helios.simulate.core`.
+It checks the options and drives the compiled core, :mod:`helios.simulate.core`. Where the order or the backfill needs
+predictions, or keys age, it stops the core and queues the pending jobs anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -17,9 +18,9 @@ from helios.choices import Backfill
 from helios.errors import UsageError
 from helios.model import STEP_S
 from helios.ports import RUN_TIME, Order, ReplayPredictor
-from helios.simulate.ageing import Ageing, AgeingRunner
-from helios.simulate.core.events import run
-from helios.simulate.core.scheduling import Reservation
+from helios.simulate.ageing import Ageing, WaitBound
+from helios.simulate.cluster_nodes import NodeHolding, node_holding
+from helios.simulate.core.events import put_anew, run
 from helios.simulate.core.state import (
     EASY,
     GUARD,
@@ -34,10 +35,7 @@ from helios.simulate.core.state import (
     EngineState,
     new_state,
 )
-from helios.simulate.core.wait_bound import WaitBound
 from helios.simulate.job_trace import JobTrace
-from helios.simulate.node_usage import NodeHolding, node_holding
-from helios.simulate.predictor_feed import LONGEST_ESTIMATE_S, JobKeys, PredictorQueries
 from helios.simulate.workload import ClusterShape, Workload, refuse_misfits
 
 EXPECTED = (0.25, 0.5, 0.25)
@@ -70,6 +68,35 @@ PLACES = {
     Placement.RANDOM: RANDOM,
     Placement.WEIGHTED: WEIGHTED,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """How strictly backfill ``nodes`` keeps what it reserves.
+
+    The rules are in :mod:`helios.simulate`.
+
+    Parameters
+    ----------
+    closed : bool
+        Nodes that are reserved for a head which the wait bound has promoted are closed to all other jobs, even to those
+        that are expected to end in time: such a head does not depend on right estimates.
+    idle_gpus : int, optional
+        How many free GPUs in each partition may be kept from jobs that would not end in time. What a promoted head is
+        to get does not count. None: any number.
+
+    Raises
+    ------
+    UsageError
+        ``idle_gpus`` is negative.
+    """
+
+    closed: bool = False
+    idle_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.idle_gpus is not None and self.idle_gpus < 0:
+            raise UsageError(f"idle_gpus is {self.idle_gpus}", hint="Give 0 or more GPUs, or None for no bound.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -198,11 +225,21 @@ def replay(
         The options contradict each other, or a run time that the order or the backfill needs is missing.
     """
     refuse_misfits(workload, shape)
-    _refuse_contradictions(backfill, preemptive, estimate_s, predictor, plan_quantile)
-    _refuse_idle_changes(preemptive, predictor, predict_again_s, is_bounded=guard is not None or ageing is not None)
-    _refuse_idle_reservation(backfill, reservation)
+    _refuse_contradictions(
+        backfill,
+        preemptive=preemptive,
+        estimate_s=estimate_s,
+        predictor=predictor,
+        plan_quantile=plan_quantile,
+        predict_again_s=predict_again_s,
+        is_bounded=guard is not None or ageing is not None,
+        reserves=reservation is not None,
+    )
     if preemptive:
         run_time_s = _true_run_times(workload, order, run_time_s)
+    bounds = np.empty(0 if guard is None else len(guard.at_s), dtype=GUARD)
+    if guard is not None:
+        bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
     state = new_state(
         workload,
         shape,
@@ -211,9 +248,11 @@ def replay(
         placement=PLACES[placement],
         seed=seed,
         versatile=count_nodes or placement is not Placement.PACKED,
-        guard=_bounds(guard),
+        guard=None if guard is None else bounds,
     )
-    _keep_reservations(state, reservation or Reservation())
+    if reservation is not None:
+        state.clock["closed"] = reservation.closed
+        state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
     scores = JobKeys(
         workload=workload,
         order=order,
@@ -232,17 +271,32 @@ def replay(
     carry = watch.run if watch else run
     if ageing is not None:
         carry = AgeingRunner(state, ageing, scores, carry).run
-    _run_through(state, scores, predictor, predict_again_s, progress or _nobody, carry=carry)
-    has_estimates = estimate_s is not None or predictor is not None
-    return _outcome(state, scores, has_estimates=has_estimates)
+    questions = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
+    _run_through(state, workload.submitted_s, questions, progress or (lambda _: None), carry=carry)
+    ended_s = state.jobs["ends_s"].copy()
+    return Replay(
+        started_s=state.jobs["started_s"].copy(),
+        ended_s=ended_s,
+        wait_s=ended_s - workload.submitted_s - workload.run_time_s,
+        n_backfilled=int(state.clock["backfilled"][0]),
+        busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
+        believed_s=scores.believed_s,
+        estimate_s=None if estimate_s is None and predictor is None else scores.plans.copy(),
+        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
+        bound_s=int(state.guard["patience_s"][-1]) if len(state.guard) else None,
+    )
 
 
 def _refuse_contradictions(
     backfill: Backfill,
+    *,
     preemptive: bool,
     estimate_s: NDArray[np.int64] | None,
     predictor: ReplayPredictor | None,
     plan_quantile: float | None,
+    predict_again_s: int | None,
+    is_bounded: bool,
+    reserves: bool,
 ) -> None:
     if plan_quantile not in WEIGHTS:
         raise UsageError(f"plan_quantile is {plan_quantile}", hint="Use 0.1, 0.5 or 0.9, or None for the expected.")
@@ -257,44 +311,21 @@ def _refuse_contradictions(
         raise UsageError(f"backfill {backfill} needs estimates to plan with.", hint="Give estimate_s or a predictor.")
     if estimate_s is not None and (estimate_s < 0).any():
         raise UsageError(f"{int((estimate_s < 0).sum()):,} estimates are negative.")
-
-
-def _refuse_idle_changes(
-    preemptive: bool, predictor: ReplayPredictor | None, predict_again_s: int | None, *, is_bounded: bool
-) -> None:
     if preemptive and is_bounded:
         raise UsageError(
             "SRTF goes by remaining run time and by nothing else; ageing or a bound on waiting has no part in it.",
             hint="Leave the ageing and the guard out.",
         )
-    if predict_again_s is None:
-        return
-    if predictor is None or predict_again_s < 1:
+    if predict_again_s is not None and (predictor is None or predict_again_s < 1):
         raise UsageError(
             "To predict again while jobs wait takes a predictor and a time between two questions, s.",
             hint="Give a predictor and predict_again_s of at least 1, or leave predict_again_s out.",
         )
-
-
-def _refuse_idle_reservation(backfill: Backfill, reservation: Reservation | None) -> None:
-    if reservation is not None and backfill is not Backfill.NODES:
+    if reserves and backfill is not Backfill.NODES:
         raise UsageError(
             f"Backfill {backfill} reserves no nodes, so that there is nothing to keep more or less strictly.",
             hint="Use backfill nodes, or leave the reservation out.",
         )
-
-
-def _keep_reservations(state: EngineState, reservation: Reservation) -> None:
-    state.clock["closed"] = reservation.closed
-    state.clock["idle_gpus"] = NEVER if reservation.idle_gpus is None else reservation.idle_gpus
-
-
-def _bounds(guard: WaitBound | None) -> NDArray[np.void] | None:
-    if guard is None:
-        return None
-    bounds = np.empty(len(guard.at_s), dtype=GUARD)
-    bounds["at_s"], bounds["patience_s"] = guard.at_s, guard.patience_s
-    return bounds
 
 
 def _true_run_times(workload: Workload, order: Order, run_time_s: NDArray[np.float64] | None) -> NDArray[np.float64]:
@@ -325,17 +356,29 @@ def _told(workload: Workload, values: NDArray[Any] | None, otherwise: float) -> 
 
 def _run_through(
     state: EngineState,
-    scores: JobKeys,
-    predictor: ReplayPredictor | None,
-    predict_again_s: int | None,
+    submitted_s: NDArray[np.int64],
+    questions: PredictorQueries | None,
     tell: Callable[[int], None],
     *,
     carry: Callable[..., bool],
 ) -> None:
-    questions = None if predictor is None else PredictorQueries(state, scores, predictor, predict_again_s)
+    """Run a replay to its end.
+
+    With ``questions`` it stops before every moment of submission, and whenever pending jobs are to be predicted again.
+    """
+    clock = state.clock[0]
     if questions is not None:
-        _run_predicting(state, scores, questions, tell, carry)
-    next_s, clock = 0, state.clock[0]
+        moments, firsts = np.unique(submitted_s, return_index=True)
+        ends = [*firsts[1:].tolist(), len(submitted_s)]
+        for number, (now, first, end) in enumerate(zip(moments.tolist(), firsts.tolist(), ends, strict=False)):
+            carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
+            while clock["next_s"] < now:
+                questions.ask_again(int(clock["next_s"]))
+                carry(state, scored=first, budget=NEVER, until_s=questions.due_s)
+            questions.ask(slice(first, end), now)
+            if number % MOMENTS_PER_REPORT == 0:
+                tell(int(clock["ended"]))
+    next_s = 0
     while next_s != NEVER:
         until_s = NEVER if questions is None else questions.due_s
         if carry(state, scored=len(state.jobs), budget=EVENTS_PER_REPORT, until_s=until_s):
@@ -345,52 +388,206 @@ def _run_through(
         tell(int(clock["ended"]))
 
 
-def _run_predicting(
-    state: EngineState,
-    scores: JobKeys,
-    questions: PredictorQueries,
-    tell: Callable[[int], None],
-    carry: Callable[..., bool],
-) -> None:
-    """Stop before every moment of submission and ask the predictor.
+# Keys and plans of the jobs, and the queries to a predictor that they follow from.
 
-    The last such moment is where it returns.
+LEAST_KEY = 1.0
+"""Least key of which a logarithm is taken, such as one GPU second."""
+LONGEST_ESTIMATE_S = 2**53  # beyond any run; keeps start + estimate within 64 bits
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class JobKeys:
+    """Queue keys and planned run times of the jobs of a replay.
+
+    ``keys`` and ``plans`` are columns of the state. The order goes by ``believed_s``, the column ``reads`` of a
+    prediction. Where jobs age, a key is ln(what the order returns) + submission / ``tau_s``, the ageing time of each
+    job; None: they do not. ``ranked`` and ``planned`` are true where keys and plans need no prediction.
     """
-    clock = state.clock[0]
-    for moment, these in enumerate(_moments(scores.workload.submitted_s)):
-        now = int(scores.workload.submitted_s[these.start])
-        carry(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
-        while clock["next_s"] < now:
-            questions.ask_again(int(clock["next_s"]))
-            carry(state, scored=these.start, budget=NEVER, until_s=questions.due_s)
-        questions.ask(these, now)
-        if moment % MOMENTS_PER_REPORT == 0:
-            tell(int(clock["ended"]))
+
+    workload: Workload
+    order: Order
+    weights: NDArray[np.float64]
+    keys: NDArray[np.float64]
+    plans: NDArray[np.int64]
+    believed_s: NDArray[np.float64]
+    reads: int
+    tau_s: NDArray[np.float64] | None
+    ranked: bool
+    planned: bool
+
+    def predict(self, predictor: ReplayPredictor, jobs: NDArray[np.int64], now: int) -> None:
+        """Fill in the missing keys and plans of ``jobs``.
+
+        They are submitted ``now`` and are consecutive in the workload.
+        """
+        quantiles = self._checked(predictor.submitted(jobs, now), jobs)
+        these = slice(int(jobs[0]), int(jobs[-1]) + 1)
+        if not self.planned:
+            self.plans[these] = self._planned(quantiles)
+        if not self.ranked:
+            self._believe(these, quantiles)
+            self.rank(these)
+
+    def queue_anew(
+        self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return new keys and plans of pending ``jobs``.
+
+        A job that was promoted for waiting keeps its key.
+        """
+        self._checked(quantiles, jobs)
+        keys, plans = self.keys[jobs], self.plans[jobs]
+        if not self.planned:
+            plans = self._planned(quantiles)
+        if not self.ranked:
+            self._believe(jobs, quantiles)
+            keys = np.where(np.isneginf(keys), keys, self._keys(jobs))
+        return keys, plans
+
+    def rank(self, these: slice) -> None:
+        """Compute the keys of ``these`` jobs by the order."""
+        self.keys[these] = self._keys(these)
+
+    def _believe(self, jobs: slice | NDArray[np.int64], quantiles: NDArray[np.float64]) -> None:
+        self.believed_s[jobs] = quantiles[:, self.reads]
+
+    def age(self, jobs: NDArray[np.int64], tau_s: float) -> NDArray[np.float64]:
+        """Set the ageing time of pending ``jobs`` and return their keys.
+
+        A job that was promoted for waiting keeps its key.
+        """
+        if self.tau_s is not None:
+            self.tau_s[jobs] = tau_s
+        keys = self.keys[jobs]
+        return np.where(np.isneginf(keys), keys, self._keys(jobs))
+
+    def _keys(self, these: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        keys = self.order(
+            submitted_s=self.workload.submitted_s[these],
+            gpus=self.workload.order_gpus[these],
+            run_time_s=self.believed_s[these],
+        )
+        if np.isnan(keys).any():
+            raise UsageError(
+                "the queue order goes by run time, and some jobs have none",
+                hint="Give run_time_s for every job, or a predictor.",
+            )
+        if self.tau_s is None:
+            return keys
+        age_s = self.workload.submitted_s[these] - self.workload.submitted_s[0]
+        aged: NDArray[np.float64] = np.log(np.maximum(keys, LEAST_KEY)) + age_s / self.tau_s[these]
+        return aged
+
+    def _planned(self, quantiles: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.ceil(quantiles[:, : len(self.weights)] @ self.weights).clip(0, LONGEST_ESTIMATE_S).astype(np.int64)
+
+    def _checked(self, quantiles: NDArray[np.float64], jobs: NDArray[np.int64]) -> NDArray[np.float64]:
+        if quantiles.shape != (len(jobs), len(RUN_TIME)) or not np.isfinite(quantiles).all():
+            raise UsageError(
+                f"the predictor gave no finite prediction for job {self.workload.job_id[jobs[0]]} "
+                "or one asked about with it"
+            )
+        return quantiles
 
 
-def _moments(submitted_s: NDArray[np.int64]) -> Iterator[slice]:
-    """Yield each run of jobs that are submitted in the same second."""
-    edges = [*np.flatnonzero(np.diff(submitted_s)) + 1, len(submitted_s)]
-    first = 0
-    for edge in edges if len(submitted_s) else []:
-        yield slice(first, int(edge))
-        first = int(edge)
+class PendingIndex:
+    """Positions of the jobs that wait, kept up to date while a replay goes on.
+
+    Parameters
+    ----------
+    started_s : int64 array of shape (n_jobs,)
+        Start of each job; ``NEVER`` where it has not started.
+    """
+
+    def __init__(self, started_s: NDArray[np.int64]) -> None:
+        self._started_s, self._arrived = started_s, 0
+        self._waiting = np.empty(0, dtype=np.int64)
+
+    def waiting(self, arrived: int) -> NDArray[np.int64]:
+        """Return the positions, ascending, of those of the first ``arrived`` jobs that wait."""
+        jobs = self._waiting
+        if arrived > self._arrived:
+            jobs = np.concatenate((jobs, np.arange(self._arrived, arrived)))
+            self._arrived = arrived
+        self._waiting = jobs[self._started_s[jobs] == NEVER]
+        return self._waiting
 
 
-def _outcome(state: EngineState, scores: JobKeys, *, has_estimates: bool) -> Replay:
-    workload, ended_s = scores.workload, state.jobs["ends_s"].copy()
-    return Replay(
-        started_s=state.jobs["started_s"].copy(),
-        ended_s=ended_s,
-        wait_s=ended_s - workload.submitted_s - workload.run_time_s,
-        n_backfilled=int(state.clock["backfilled"][0]),
-        busy_gpu_s=int((workload.gpus * workload.run_time_s).sum()),
-        believed_s=scores.believed_s,
-        estimate_s=scores.plans.copy() if has_estimates else None,
-        holding=node_holding(state, until_s=int(ended_s.max(initial=0))) if state.versatile else None,
-        bound_s=int(state.guard["patience_s"][-1]) if len(state.guard) else None,
-    )
+class PredictorQueries:
+    """Queries to the predictor in the timeline of a replay.
+
+    Before each query the predictor is given the jobs that have ended since the last.
+
+    Attributes
+    ----------
+    due_s : int
+        When to ask again about the pending jobs, s since the epoch. NEVER: not before the first submission, or not at
+        all.
+    """
+
+    def __init__(
+        self, state: EngineState, scores: JobKeys, predictor: ReplayPredictor, predict_again_s: int | None
+    ) -> None:
+        self.due_s = NEVER
+        self._state, self._scores, self._predictor = state, scores, predictor
+        self._again_s = predict_again_s
+        self._told = 0
+        self._index = PendingIndex(state.jobs["started_s"])
+
+    def ask(self, these: slice, now: int) -> None:
+        """Ask about jobs submitted ``now``, and about pending ones if that is due."""
+        self._tell()
+        if self._again_s is not None and now >= self.due_s:
+            self.ask_again(now)
+        elif self._again_s is not None and self.due_s == NEVER:
+            self.due_s = now + self._again_s
+        self._scores.predict(self._predictor, np.arange(these.start, these.stop), now)
+
+    def ask_again(self, now: int) -> None:
+        """Ask about all pending jobs and queue them anew by the answers."""
+        self.due_s = now + (self._again_s or NEVER)
+        self._tell()
+        if len(jobs := self._index.waiting(int(self._state.clock["arrived"][0]))):
+            running = self._state.ends[: self._state.clock["running"][0]].astype(np.int64)
+            since_s = self._state.jobs["resumed_s"][running]
+            quantiles = self._predictor.waiting(jobs, now, running=running, since_s=since_s)
+            keys, plans = self._scores.queue_anew(quantiles, jobs)
+            put_anew(self._state, jobs, keys, plans)
+
+    def _tell(self) -> None:
+        ended = int(self._state.clock["ended"][0])
+        if ended > self._told:
+            fresh = self._state.ended[self._told : ended].astype(np.int64)
+            self._predictor.ended(fresh, self._state.jobs["ends_s"][fresh])
+            self._told = ended
 
 
-def _nobody(done: int) -> None:
-    """Ignore progress."""
+class AgeingRunner:
+    """Runner of a replay that queues the waiting jobs anew when their ageing time changes."""
+
+    def __init__(self, state: EngineState, ageing: Ageing, scores: JobKeys, carry: Callable[..., bool]) -> None:
+        self._ageing, self._scores, self._carry = ageing, scores, carry
+        self._index = PendingIndex(state.jobs["started_s"])
+        self._due_s = self._next_s(int(state.jobs["submitted_s"][0])) if len(state.jobs) else NEVER
+
+    def run(self, state: EngineState, *, scored: int, budget: int, until_s: int = NEVER) -> bool:
+        """Run the replay as ``run`` does, keeping the keys up to date."""
+        while self._carry(state, scored=scored, budget=budget, until_s=min(until_s, self._due_s)):
+            next_s = int(state.clock["next_s"][0])
+            is_due = next_s >= self._due_s
+            if is_due:
+                self._queue_anew(state, next_s)
+            if next_s >= until_s or not is_due:
+                return True
+        return False
+
+    def _queue_anew(self, state: EngineState, now_s: int) -> None:
+        self._due_s = self._next_s(now_s)
+        waiting = self._index.waiting(int(state.clock["arrived"][0]))
+        if len(waiting):
+            keys = self._scores.age(waiting, float(self._ageing.at(np.array([now_s]))[0]))
+            put_anew(state, waiting, keys, self._scores.plans[waiting])
+
+    def _next_s(self, now_s: int) -> int:
+        step = int(np.searchsorted(self._ageing.at_s, now_s, side="right"))
+        return int(self._ageing.at_s[step]) if step < len(self._ageing.at_s) else NEVER

@@ -5,9 +5,11 @@ It has the ports, and stops wherever a service may have to decide.
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +17,29 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.actions import JobAction, Outcome, Ranking, Reorder, Result
+from helios.actions import JobAction, JobSetting, Outcome, Ranking, Reorder, Result
+from helios.changes import GONE, SettingChange, ValueMapping, setting_changes
 from helios.errors import UsageError, WorkloadInvalid
 from helios.model import PowerSettings
 from helios.simulate.core.state import NEVER, NOBODY
-from helios.simulate.predictor_feed import PendingIndex
-from helios.simulate.snapshot import Frames, Jobs, LazySnapshot, PendingRows, Predictions, QueueColumns, SnapshotBuilder
+from helios.simulate.replay import PendingIndex
+from helios.simulate.slurm.workload import SlurmWorkload
+from helios.simulate.snapshot import (
+    Frames,
+    Jobs,
+    LazySnapshot,
+    MomentRows,
+    OwnColumns,
+    Predictions,
+    QueueColumns,
+    SnapshotBuilder,
+    pending_queue,
+    predicted_columns,
+)
+from helios.simulate.workload import Workload
+
+_RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
+"""Results of an urgency, by their codes in :mod:`helios.simulate.core.stepping`."""
 
 
 class StopPoint(NamedTuple):
@@ -54,10 +73,12 @@ class SimulatedCluster(ABC):
         The cluster's name.
     jobs : DataFrame
         Columns of ``JOBS``, in the order of the workload.
-    view : SnapshotBuilder
-        Of the same jobs.
+    nodes : DataFrame
+        Columns of ``NODE_STATES``, each node while it is idle.
     site_factor_most : int, optional
         Bound of the SiteFactor (``slurm.site_factor_most``), to whose steps urgencies are rounded; None: they are not.
+    queue
+        Columns of ``QUEUE`` that the workload has in place of the jobs.
 
     Attributes
     ----------
@@ -77,14 +98,29 @@ class SimulatedCluster(ABC):
     started_s: Jobs
     ended_s: Jobs
     _state: Any
+    _terms: ValueMapping[Any]
 
     def __init__(
-        self, name: str, jobs: pd.DataFrame, view: SnapshotBuilder, *, job_ids: list[str], site_factor_most: int | None
+        self,
+        name: str,
+        workload: Workload | SlurmWorkload,
+        jobs: pd.DataFrame,
+        nodes: pd.DataFrame,
+        *,
+        site_factor_most: int | None,
+        **queue: Any,
     ) -> None:
         self.name = name
-        self._view, self._job_ids = view, job_ids
-        self._position = {job_id: position for position, job_id in enumerate(job_ids)}
-        self._steps = _urgency_steps(site_factor_most)
+        self._job_ids = _unique_ids(workload.job_id)
+        self._position = {job_id: position for position, job_id in enumerate(self._job_ids)}
+        self._view = SnapshotBuilder(pending_queue(jobs, job_id=self._job_ids, **queue), nodes)
+        self._steps = 0 if site_factor_most is None else ownership.steps(site_factor_most)
+        if site_factor_most is not None and self._steps < 1:
+            raise UsageError(
+                f"a bound of the SiteFactor (slurm.site_factor_most) of {site_factor_most} leaves no step for "
+                "urgencies",
+                hint=f"Use at least {ownership.STEP + ownership.MARK}.",
+            )
         parts = np.flatnonzero(jobs["het_job_id"].notna()).tolist()
         self._excluded_reason = dict.fromkeys(parts, "part of a heterogeneous job")
         self._columns: Callable[[], QueueColumns | None] = _nothing
@@ -193,8 +229,11 @@ class SimulatedCluster(ABC):
         return None
 
     @abstractmethod
-    def _settings(self, jobs: Jobs) -> Mapping[str, Any]:
-        """Return what is set on pending ``jobs`` now, fields of ``PendingRows``."""
+    def _settings(self, jobs: Jobs) -> OwnColumns:
+        """Return the columns of pending ``jobs`` that may change.
+
+        They are as of now, without predictions.
+        """
 
     @abstractmethod
     def _frames(self) -> Frames:
@@ -209,33 +248,59 @@ class SimulatedCluster(ABC):
         if (columns := self._columns()) is None:
             columns = QueueColumns(self._frames)
             self._columns = weakref.ref(columns)
-        pending = self.rows(self._queue(), predictions)
-        return LazySnapshot.at(self.now_s, cluster=self.name, pending=pending, context=columns, power=self._power)
+        return LazySnapshot.at(
+            self.now_s,
+            cluster=self.name,
+            pending=self.rows(self._queue(), predictions),
+            context=columns,
+            power=self._power,
+            longest_own_wait_s=math.nan if predictions is None else float(predictions.longest_own_wait_s),
+        )
 
-    def rows(self, jobs: Jobs, predictions: Predictions | None) -> PendingRows:
+    def rows(self, jobs: Jobs, predictions: Predictions | None) -> MomentRows:
         """Return the rows of pending ``jobs``, given by position, as of now."""
-        predicted: dict[str, Any] = {}
-        if predictions is not None:
-            predicted = {
-                "run_times": predictions.run_times.take(jobs, axis=0),
-                "source": predictions.source.take(jobs),
-                "sources": tuple(predictions.sources),
-                "longest_own_wait_s": float(predictions.longest_own_wait_s),
-            }
-        return PendingRows(facts=self._view.facts, jobs=jobs, steps=self._steps, **self._settings(jobs), **predicted)
+        own = {**self._settings(jobs), **predicted_columns(jobs, predictions)}
+        return MomentRows(facts=self._view.facts, rows=jobs, own=own)
 
     # Changes.
 
     @abstractmethod
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions and return an outcome for each job that they name."""
+    def _changed(self) -> list[str]:
+        """Return the ids of the pending jobs on which Helios may have set something."""
 
     @abstractmethod
+    def _is_set(self, setting: JobSetting, job: int) -> bool:
+        """Return whether Helios has set this of a job."""
+
+    @abstractmethod
+    def _change(self, change: SettingChange[Any], job: int) -> Outcome:
+        """Change a setting of a pending job, unless it must stay, and return the outcome."""
+
+    @abstractmethod
+    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
+        """Set urgencies by position and return the number of each of ``_RESULTS``."""
+
+    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
+        """Apply actions and return an outcome for each job that they name."""
+        return [
+            change.outcome(Result.GONE, remark=GONE)
+            if (job := self._pending_position(change.job_id)) is None
+            else self._change(change, job)
+            for action in actions
+            for change in setting_changes(
+                action,
+                self._terms,
+                pending=self._changed,
+                is_set=lambda setting, job_id: self._is_set(setting, self._position[job_id]),
+            )
+        ]
+
     def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
         """Set urgencies by position and return the number of each result.
 
         An urgency of NaN leaves its job as it is.
         """
+        return {result: n for result, n in zip(_RESULTS, self._order(jobs, urgency), strict=True) if n}
 
     def ranked(self, reorder: Reorder) -> tuple[Jobs, NDArray[np.float64]]:
         """Return the jobs that a new order names, each once, and their urgencies.
@@ -257,18 +322,16 @@ def refuse_unequal(**lengths: int) -> None:
         raise WorkloadInvalid(f"a workload, its rows and its estimates differ in length: {told}")
 
 
-def _urgency_steps(site_factor_most: int | None) -> int:
-    """Return the steps between 0 and 1 that a SiteFactor can show.
+def _unique_ids(job_id: NDArray[np.object_]) -> list[str]:
+    """Return a distinct name for each job.
 
-    0: urgencies are not rounded.
+    It is the site's id, with -2, -3, ... appended where the id was used again.
     """
-    steps = 0 if site_factor_most is None else ownership.steps(site_factor_most)
-    if site_factor_most is not None and steps < 1:
-        raise UsageError(
-            f"a bound of the SiteFactor (slurm.site_factor_most) of {site_factor_most} leaves no step for urgencies",
-            hint=f"Use at least {ownership.STEP + ownership.MARK}.",
-        )
-    return steps
+    taken: dict[str, None] = {}
+    for text in map(str, job_id):
+        again = (f"{text}-{number}" for number in count(2))
+        taken[text if text not in taken else next(name for name in again if name not in taken)] = None
+    return list(taken)
 
 
 def _nothing() -> None:

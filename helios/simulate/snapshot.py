@@ -5,12 +5,11 @@ Frames of running jobs and of nodes are made when they are first read, since few
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +30,6 @@ from helios.model import (
 )
 from helios.ownership import MARK, STEP
 from helios.ports import RUN_TIME
-from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.workload import Workload
 
 # Rows of the queue: values that no event changes, and values that may change, as of one moment.
 #
@@ -62,6 +59,8 @@ class Coded(NamedTuple):
 
 Values = NDArray[Any] | Coded
 """A column that may change: categories coded or as objects, times as ``datetime64[us]``, UTC."""
+OwnColumns = Mapping[str, Values | Callable[[], Values]]
+"""Columns that may change, each as of one moment or a function that makes it so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,7 +122,7 @@ class FixedColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MomentRows:
-    """Running jobs or nodes of a replay at one moment.
+    """Pending jobs, running jobs or nodes of a replay at one moment.
 
     A frame, or one column, is made on request.
 
@@ -133,23 +132,27 @@ class MomentRows:
     rows : int64 array
         Positions in ``facts``.
     own : mapping
-        A function for each column that may change, which makes it as of that moment.
+        Columns that may change. Of pending jobs also what is no column, but a service may ask for.
     """
 
     facts: FixedColumns
     rows: Jobs
-    own: Mapping[str, Callable[[], Values]]
+    own: OwnColumns
 
     def frame(self) -> pd.DataFrame:
         """Return all columns."""
-        return self.facts.frame(self.rows, {name: _framed(make()) for name, make in self.own.items()})
+        return self.facts.frame(self.rows, {name: _framed(self._own(name)) for name in self.own})
 
     def values(self, name: str) -> NDArray[Any]:
         """Return one column, as ``pending_values`` does."""
         if name not in self.own:
             return self.facts.values(name, self.rows)
-        values = self.own[name]()
+        values = self._own(name)
         return _objects(values.words).take(values.codes) if isinstance(values, Coded) else values
+
+    def _own(self, name: str) -> Values:
+        values = self.own[name]
+        return values() if callable(values) else values
 
 
 def _framed(values: Values) -> Any:
@@ -169,73 +172,34 @@ def _objects(words: tuple[str, ...]) -> NDArray[np.object_]:
     return np.array([*words, np.nan], dtype=np.object_)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PendingRows:
-    """Pending jobs of a replay at one moment.
+def shown_priority(urgency: NDArray[np.float64], *, steps: int, held: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return the priority that jobs have by their urgency, as a SiteFactor.
 
-    A frame, or one column, is made on request. Values that may change later are copies of that moment; None: the whole
-    column is missing. ``own_priority`` is the scheduler's; None: it is that of the urgencies.
+    ``steps`` are those between 0 and 1 that urgencies are rounded to; 0: they are not.
     """
-
-    facts: FixedColumns
-    jobs: Jobs
-    urgency: NDArray[np.float64]
-    soft_limit_s: NDArray[np.float64]
-    steps: int
-    excluded_reason: list[str | None] | None
-    held: NDArray[np.bool_] | None
-    run_times: NDArray[np.float64] | None = None
-    source: NDArray[np.int16] | None = None
-    sources: tuple[str, ...] = ()
-    longest_own_wait_s: float = math.nan
-    own_priority: NDArray[np.float64] | None = None
-    user_soft_limit_s: NDArray[np.float64] | None = None
-
-    def frame(self) -> pd.DataFrame:
-        """Return columns of ``QUEUE``."""
-        own = {name: column for name, make in _OWN.items() if (column := make(self)) is not None}
-        return self.facts.frame(self.jobs, own)
-
-    def values(self, name: str) -> NDArray[Any]:
-        """Return one column, as ``pending_values`` does."""
-        if name == "longest_own_wait_s":
-            return np.full(len(self.jobs), self.longest_own_wait_s)
-        if name == "size_orders":
-            return np.zeros(len(self.jobs), dtype=np.bool_)  # a replay asks what predictions are worth
-        column = _OWN[name](self) if name in _OWN else None
-        if column is None:
-            return self.facts.values(name, self.jobs)
-        return plain_values(pd.Series(column)) if isinstance(column, pd.Categorical) else column
-
-    @property
-    def priority(self) -> NDArray[np.float64]:
-        """Priority of each job, by default that of its urgency as a SiteFactor."""
-        priority = self.own_priority
-        if priority is None:
-            steps = np.rint(self.urgency * (self.steps or EXACT_STEPS))
-            priority = BASE_PRIORITY + steps * STEP + np.sign(self.urgency) * MARK
-        return priority if self.held is None else np.where(self.held, 0.0, priority)
+    level = np.rint(urgency * (steps or EXACT_STEPS))
+    priority = BASE_PRIORITY + level * STEP + np.sign(urgency) * MARK
+    return priority if held is None else np.where(held, 0.0, priority)
 
 
-def _predicted(column: int) -> Callable[[PendingRows], Any]:
-    return lambda rows: None if rows.run_times is None else rows.run_times[:, column]
+def predicted_columns(jobs: Jobs, predictions: Predictions | None) -> OwnColumns:
+    """Return what is predicted of pending ``jobs`` now.
+
+    Also what is the same for all jobs. A replay asks what predictions are worth, so it never orders by size.
+    """
+    alike = {"size_orders": lambda: np.zeros(len(jobs), dtype=np.bool_)}
+    if predictions is None:
+        return {**alike, "longest_own_wait_s": lambda: np.full(len(jobs), np.nan)}
+    run_times, longest_s = predictions.run_times.take(jobs, axis=0), float(predictions.longest_own_wait_s)
+    return {
+        **alike,
+        **{f"{name}_s": run_times[:, column] for name, column in _RUN_TIMES},
+        "source": Coded(predictions.source.take(jobs), tuple(predictions.sources)),
+        "longest_own_wait_s": lambda: np.full(len(jobs), longest_s),
+    }
 
 
-_OWN: dict[str, Callable[[PendingRows], Any]] = {
-    "urgency": lambda rows: rows.urgency,
-    "soft_limit_s": lambda rows: rows.soft_limit_s,
-    "priority": lambda rows: rows.priority,
-    "excluded_reason": lambda rows: None if rows.excluded_reason is None else pd.Categorical(rows.excluded_reason),
-    "p10_s": _predicted(RUN_TIME.p10),
-    "p50_s": _predicted(RUN_TIME.p50),
-    "p90_s": _predicted(RUN_TIME.p90),
-    "typical_s": _predicted(RUN_TIME.typical),
-    "mean_s": _predicted(RUN_TIME.mean),
-    "truncated_mean_s": _predicted(RUN_TIME.truncated_mean),
-    "source": lambda rows: None if rows.source is None else encode(rows.source, rows.sources),
-    "user_soft_limit_s": lambda rows: rows.user_soft_limit_s,
-}
-"""Columns that may change during a replay; None: the whole column is missing."""
+_RUN_TIMES = tuple(RUN_TIME._asdict().items())
 
 
 def _typed(column: pd.Series[Any]) -> Any:
@@ -265,22 +229,6 @@ def _category(words: tuple[str, ...]) -> Any:
     return pd.CategoricalDtype(list(words))
 
 
-def unique_ids(workload: Workload | SlurmWorkload) -> list[str]:
-    """Return a distinct name for each job.
-
-    It is the site's id, with -2, -3, ... appended where the id was used again.
-    """
-    taken: set[str] = set()
-    return [_fresh(str(job_id), taken) for job_id in workload.job_id]
-
-
-def _fresh(job_id: str, taken: set[str]) -> str:
-    if job_id in taken:
-        job_id = next(name for again in count(2) if (name := f"{job_id}-{again}") not in taken)
-    taken.add(job_id)
-    return job_id
-
-
 class SnapshotBuilder:
     """Builder of the frames ``QUEUE`` and ``NODE_STATES`` for a replay.
 
@@ -305,22 +253,22 @@ class SnapshotBuilder:
         started_s: Jobs,
         shares: NDArray[np.void],
         first_share: Jobs,
-        own: Mapping[str, Callable[[], Values]],
+        own: OwnColumns,
     ) -> MomentRows:
         """Return the rows of running ``jobs``, in that order.
 
         ``shares`` are those of the nodes that jobs hold, of which each job has a chain. ``own`` are further columns.
         """
         shares, first = shares.copy(), np.zeros(len(jobs), dtype=np.int8)
-        columns: dict[str, Callable[[], Values]] = {
-            "started_at": lambda: as_times(started_s),
+        columns: OwnColumns = {
+            "started_at": as_times(started_s),
             "node_list": lambda: self._node_lists(shares["node"], shares["next"], first_share),
-            "state": lambda: Coded(first, (JobState.RUNNING.value,)),
-            "reason": lambda: Coded(first - 1, ()),
+            "state": Coded(first, (JobState.RUNNING.value,)),
+            "reason": Coded(first - 1, ()),
         }
         return MomentRows(facts=self.facts, rows=jobs, own={**columns, **own})
 
-    def nodes(self, free: NDArray[Any], held: NDArray[Any], own: Mapping[str, Callable[[], Values]]) -> MomentRows:
+    def nodes(self, free: NDArray[Any], held: NDArray[Any], own: OwnColumns) -> MomentRows:
         """Return the rows of all nodes.
 
         ``free`` and ``held`` are of the resource by which a node is idle, mixed or allocated. ``own`` are the other
@@ -414,7 +362,7 @@ class LazySnapshot(Snapshot):
 
     __slots__ = ("_context", "_pending")
     _context: QueueColumns
-    _pending: PendingRows
+    _pending: MomentRows
 
     @classmethod
     def at(
@@ -422,14 +370,15 @@ class LazySnapshot(Snapshot):
         now_s: int,
         *,
         cluster: str,
-        pending: PendingRows,
+        pending: MomentRows,
         context: QueueColumns,
-        power: PowerSettings | None = None,
+        power: PowerSettings | None,
+        longest_own_wait_s: float,
     ) -> LazySnapshot:
         """Return a snapshot taken at ``now_s``."""
         seen = cls.__new__(cls)
         plain = {"taken_at": moment(now_s), "cluster": cluster, "power": power, "demand": None, "size_orders": False}
-        own = {"longest_own_wait_s": pending.longest_own_wait_s, "_pending": pending, "_context": context}
+        own = {"longest_own_wait_s": longest_own_wait_s, "_pending": pending, "_context": context}
         for name, value in (plain | own).items():
             object.__setattr__(seen, name, value)
         return seen
@@ -452,7 +401,7 @@ class LazySnapshot(Snapshot):
         ``facts`` identify the replay. None: the snapshot is of another one.
         """
         pending = getattr(self, "_pending", None)
-        return pending.jobs.take(rows) if pending is not None and pending.facts is facts else None
+        return pending.rows.take(rows) if pending is not None and pending.facts is facts else None
 
     def _made(self) -> list[str]:
         """Return the names of the frames that are made already."""

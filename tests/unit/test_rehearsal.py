@@ -11,14 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from helios.actions import Action, Place, Reorder, Result, SoftLimit
+from helios.app.gain_check import SoftLimitGain, soft_limit_gain
 from helios.app.history import LoadedHistory, read_file
 from helios.app.service_replay import (
     ReplayedService,
     ServiceReplay,
-    SoftLimitGain,
     replay_services,
     simulate_services,
-    soft_limit_gain,
 )
 from helios.app.whatif import WhatIfRequest
 from helios.cli.replay_services import services_asked_for

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from helios.app.history import LoadedHistory
-from helios.app.prediction_value import ReplayTarget, value_of_predictions, value_or_reason
+from helios.app.order_check import ReplayTarget, value_of_predictions, value_or_reason
 from helios.report.models import REPLAY_NAMES, OrderValue, in_words, model_notes, value_headline
 from helios.report.order_check import SINGLE_REPLAY
 from tests.builders import a_job, jobs_frame

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from helios.actions import NodeAction, PowerDown, PowerUp
 from helios.app.energy.ledger import HOUR_S, tariff_from
-from helios.app.energy.whatif_series import RUN_IN, policy_result
+from helios.app.energy.whatif_series import RULES, RUN_IN, policy_result
 from helios.app.history import LoadedHistory
-from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay, replayed_resource
+from helios.app.whatif import ReplaySetup, WhatIfRequest, prepare_replay
 from helios.config import Energy, Power
 from helios.errors import NotEnoughHistory, UsageError
 from helios.metrics.energy import NodeSeconds
@@ -272,7 +272,6 @@ class _ServiceContext:
     setup: ReplaySetup
     energy: Energy
     power: Power
-    resource: str
     window_s: tuple[int, int]
     demands: dict[bool, Demand] = field(default_factory=dict)
     chosen: tuple[ChosenRule, ...] = ()
@@ -293,7 +292,7 @@ class _ServiceContext:
             machine.shape,
             machine.jobs,
             estimates_s=self.setup.limit_s,
-            resource=self.resource,
+            resource=machine.resource,
             placement=self.request.replay.placement,
             seed=self.request.replay.seed,
             sleep=Sleep(
@@ -302,10 +301,6 @@ class _ServiceContext:
                 idle_timer_s=timer_s,
             ),
         )
-
-    def node_fill_order(self) -> Service:
-        """Return the service that fills nodes in a fixed order."""
-        return NodeFillOrder(NodeFillOrder.Options(tiers=self.power.tiers))
 
 
 def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy, power: Power) -> _ServiceContext:
@@ -326,7 +321,6 @@ def _prepare(history: LoadedHistory, request: EnergyJobsRequest, energy: Energy,
         setup=setup,
         energy=energy,
         power=power,
-        resource=replayed_resource(history, asked),
         window_s=(int(since.timestamp()) // STEP_S * STEP_S, last_s // STEP_S * STEP_S),
     )
 
@@ -359,13 +353,15 @@ def _play(policy: str, context: _ServiceContext, progress: Progress) -> EnergyRe
 def _active_services(policy: str, context: _ServiceContext) -> Iterator[Service]:
     options = context.request.options
     if "node_fill_order" in policy:
-        yield context.node_fill_order()
-    if policy in ("ces", "ces+node_fill_order"):
+        yield _node_fill_order(context)
+    if policy in RULES:
+        yield Ces(replace(options, rule=RULES[policy]))
+    elif policy.startswith("ces"):
         yield Ces(options)
-    elif policy == "max_3h_plus_5":
-        yield Ces(replace(options, rule="max_3h"))
-    elif policy == "ces_published":
-        yield Ces(replace(options, rule="published"))
+
+
+def _node_fill_order(context: _ServiceContext) -> Service:
+    return NodeFillOrder(NodeFillOrder.Options(tiers=context.power.tiers))
 
 
 # The needed nodes, and their forecast.
@@ -381,7 +377,7 @@ def _demand(context: _ServiceContext, *, packed: bool, progress: Progress) -> De
         if packed:
             replay_nodes(
                 cluster,
-                [context.node_fill_order()],
+                [_node_fill_order(context)],
                 demand=None,
                 begin_s=context.window_s[0] - context.looked_back * STEP_S,
                 end_s=context.window_s[1],

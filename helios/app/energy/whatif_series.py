@@ -8,7 +8,7 @@ on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +35,8 @@ Steps = NDArray[np.float64]
 RUN_IN = 3 * DAY
 """Steps before the window over which every policy already runs, so that its effect has built up."""
 TIMERS_MIN = (10, 30)
+RULES: Mapping[str, Any] = {"max_3h_plus_5": "max_3h", "ces_published": "published"}
+"""Rules of CES, in its options, of the policies that are named for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -286,12 +288,8 @@ def _policies(cut: _Cut, demand: Demand, options: CesOptions) -> Iterator[tuple[
     yield "always_on", np.full(len(fine), np.inf), False
     for minutes in TIMERS_MIN:
         yield f"idle_timer_{minutes}min", idle_timer_levels(fine, steps=minutes * 60 // cut.step_s), True
-    rules = {
-        "max_3h_plus_5": replace(options, rule="max_3h"),
-        "ces_published": replace(options, rule="published"),
-        "ces": options,
-    }
-    for policy, run_with in rules.items():
+    chosen = {policy: replace(options, rule=rule) for policy, rule in RULES.items()} | {"ces": options}
+    for policy, run_with in chosen.items():
         levels, _ = target_levels(demand, 0, run_with, from_step=cut.run_in)
         yield policy, cut.in_force(levels), False
 

@@ -14,7 +14,6 @@ from helios.simulate.core.queue import push, remove
 from helios.simulate.core.running import end
 from helios.simulate.core.scheduling import schedule
 from helios.simulate.core.state import NEVER, NOBODY, EngineState
-from helios.simulate.core.wait_bound import promote_overdue
 
 
 @kernel
@@ -104,6 +103,38 @@ def schedule_touched(state: EngineState, now: int) -> None:
     clock.touched = 0
     if len(state.versatile) > 0:
         time_out(state, now)
+
+
+# The wait bound: jobs that have waited longer go to the front, first come, first served.
+#
+# An order by predicted run time starves jobs that are predicted to be long. A bound that depends on nothing but waiting
+# holds whatever is predicted; one by a score would fail where the score is wrong.
+
+
+@kernel
+def promote_overdue(state: EngineState, partition: int, now: int) -> None:
+    """Move the jobs that have waited longer than the bound to the front.
+
+    Jobs become overdue in the order in which they were submitted, so each is checked once.
+    """
+    home, patience_s = state.partitions[partition], _patience_s(state, now)
+    while home.next_turn < home.end_turn:
+        job = state.turns[home.next_turn]
+        if now - state.jobs[job].submitted_s <= patience_s:
+            return
+        if state.jobs[job].started_s == NEVER:
+            remove(state, job)
+            state.pending[job].key = -np.inf
+            push(state, job)
+        home.next_turn += 1
+
+
+@kernel
+def _patience_s(state: EngineState, now: int) -> int:
+    clock, guard = state.clock[0], state.guard
+    while clock.bounds < len(guard) and guard[clock.bounds].at_s <= now:
+        clock.bounds += 1
+    return int(guard[clock.bounds - 1].patience_s) if clock.bounds > 0 else NEVER
 
 
 @entry_point

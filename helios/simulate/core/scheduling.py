@@ -7,11 +7,8 @@ first job of each size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from helios.errors import UsageError
 from helios.jit import kernel
 from helios.simulate.core.nodes import imagine, imagine_power, room, room_awake, set_aside, with_reserved
 from helios.simulate.core.placement import choice, lift
@@ -36,35 +33,6 @@ from helios.simulate.core.state import ASLEEP, AWAKE, EASY, FALLING, NEVER, NO_B
 # Counting free GPUs, as EASY does, promises a head GPUs that may be scattered, while long jobs go on filling the
 # nodes that it needs. Here the expected ends of running jobs are applied to the nodes, for the plan only, until the
 # head can really be placed; these nodes are reserved for it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """How strictly backfill ``nodes`` keeps what it reserves.
-
-    The rules are in :mod:`helios.simulate`.
-
-    Parameters
-    ----------
-    closed : bool
-        Nodes that are reserved for a head which the wait bound has promoted are closed to all other jobs, even to those
-        that are expected to end in time: such a head does not depend on right estimates.
-    idle_gpus : int, optional
-        How many free GPUs in each partition may be kept from jobs that would not end in time. What a promoted head is
-        to get does not count. None: any number.
-
-    Raises
-    ------
-    UsageError
-        ``idle_gpus`` is negative.
-    """
-
-    closed: bool = False
-    idle_gpus: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.idle_gpus is not None and self.idle_gpus < 0:
-            raise UsageError(f"idle_gpus is {self.idle_gpus}", hint="Give 0 or more GPUs, or None for no bound.")
 
 
 @kernel

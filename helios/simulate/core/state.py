@@ -26,6 +26,12 @@ N_SETS = 4
 PACKED, SPREAD, RANDOM, WEIGHTED = 0, 1, 2, 3
 """Which of the fitting nodes is taken: the fullest, the emptiest, any, the first."""
 
+
+def integers(*names: str) -> list[tuple[str, type[np.int64]]]:
+    """Return int64 fields of a record."""
+    return [(name, np.int64) for name in names]
+
+
 JOB = np.dtype(
     [
         ("submitted_s", np.int64),
@@ -49,25 +55,17 @@ PENDING = np.dtype(  # a job as a node of its queue's treap
         ("key", np.float64),
         ("estimate_s", np.int64),
         ("least_s", np.int64),  # smallest estimate in the subtree
-        ("left", np.int64),
-        ("right", np.int64),
-        ("priority", np.int64),
+        *integers("left", "right", "priority"),
     ],
     align=True,
 )
-QUEUE = np.dtype([("gpus", np.int64), ("root", np.int64), ("head", np.int64)], align=True)
+QUEUE = np.dtype(integers("gpus", "root", "head"), align=True)
 PARTITION = np.dtype(
     [
         ("free_gpus", np.int64),
         ("first_word", np.int64),
         ("words", np.int64),  # for each level
-        ("first_level", np.int64),
-        ("first_node", np.int64),
-        ("nodes", np.int64),
-        ("gpus_per_node", np.int64),
-        ("first_queue", np.int64),
-        ("end_queue", np.int64),
-        ("first_running", np.int64),
+        *integers("first_level", "first_node", "nodes", "gpus_per_node", "first_queue", "end_queue", "first_running"),
         ("running", np.int64),
         ("touched", np.int64),  # whether a pass is due
         ("due", np.int64),  # not of this partition: a place in the list of those with a pass due
@@ -75,17 +73,9 @@ PARTITION = np.dtype(
         ("counted_s", np.int64),
         ("holding", np.int64),  # with a job, awake or not
         ("busy", np.int64),  # with a job, awake
-        ("awake", np.int64),
-        ("waking", np.int64),
-        ("asleep", np.int64),
-        ("falling", np.int64),
+        *integers("awake", "waking", "asleep", "falling"),
         ("gpus", np.int64),  # held on nodes that are awake
-        ("busy_node_s", np.int64),
-        ("awake_node_s", np.int64),
-        ("waking_node_s", np.int64),
-        ("asleep_node_s", np.int64),
-        ("falling_node_s", np.int64),
-        ("gpu_s", np.int64),
+        *integers("busy_node_s", "awake_node_s", "waking_node_s", "asleep_node_s", "falling_node_s", "gpu_s"),
         ("short_node_s", np.int64),  # of nodes on their way while a job waits for them
         ("row", np.int64),  # the last one in the log of holding nodes
         ("next_turn", np.int64),  # in ``turns``, the first of its jobs not yet found overdue
@@ -93,15 +83,13 @@ PARTITION = np.dtype(
         ("overdue", np.int64),  # running jobs past their estimates, where these are kept apart
         ("reserved", np.int64),  # nodes
         # A reservation that is still right: its job (NOBODY: none), its begin, and what is free beyond it then.
-        ("planned_for", np.int64),
-        ("shadow_s", np.int64),
-        ("extra", np.int64),
+        *integers("planned_for", "shadow_s", "extra"),
     ],
     align=True,
 )
-GUARD = np.dtype([("at_s", np.int64), ("patience_s", np.int64)], align=True)
+GUARD = np.dtype(integers("at_s", "patience_s"), align=True)
 """From ``at_s`` on, a job goes to the front once it has waited longer than ``patience_s``."""
-SHARE = np.dtype([("node", np.int64), ("gpus", np.int64), ("next", np.int64)], align=True)
+SHARE = np.dtype(integers("node", "gpus", "next"), align=True)
 NODE = np.dtype(
     [
         ("until_s", np.int64),  # when it will be awake, or asleep
@@ -120,39 +108,18 @@ NODE = np.dtype(
     ],
     align=True,
 )
-HOLDING = np.dtype([("at_s", np.int64), ("partition", np.int64), ("nodes", np.int64)], align=True)
+HOLDING = np.dtype(integers("at_s", "partition", "nodes"), align=True)
 """Number of nodes of a partition that hold a job from ``at_s`` on."""
 CLOCK = np.dtype(
     [
-        ("now_s", np.int64),
-        ("backfill", np.int64),
-        ("preemptive", np.int64),
-        ("arrived", np.int64),
-        ("running", np.int64),
-        ("ended", np.int64),
-        ("backfilled", np.int64),
-        ("touched", np.int64),
+        *integers("now_s", "backfill", "preemptive", "arrived", "running", "ended", "backfilled", "touched"),
         ("next_s", np.int64),  # the moment before which the core stopped
         ("bounds", np.int64),  # on waiting that have come into force
-        ("free_share", np.int64),
-        ("placement", np.int64),
-        ("seed", np.int64),
-        ("rows", np.int64),
-        ("boot_s", np.int64),
-        ("shutdown_s", np.int64),
+        *integers("free_share", "placement", "seed", "rows", "boot_s", "shutdown_s"),
         ("suspend_s", np.int64),  # what the idle timer is set to; NEVER: off
-        ("first_waking", np.int64),
-        ("waking", np.int64),
-        ("first_falling", np.int64),
-        ("falling", np.int64),
-        ("idle_first", np.int64),
-        ("idle_last", np.int64),
+        *integers("first_waking", "waking", "first_falling", "falling", "idle_first", "idle_last"),
         ("sleeps", np.int64),  # nodes that were put to sleep, and at how many moments
-        ("sleep_moments", np.int64),
-        ("last_sleep_s", np.int64),
-        ("wakes", np.int64),
-        ("wake_moments", np.int64),
-        ("last_wake_s", np.int64),
+        *integers("sleep_moments", "last_sleep_s", "wakes", "wake_moments", "last_wake_s"),
         ("delays", np.int64),  # starts that waited for a node to get up
         ("delay_moments", np.int64),
         ("last_delay_s", np.int64),
@@ -213,26 +180,38 @@ def new_state(
     All nodes are awake. Where not ``versatile``, jobs go to the fullest node first; otherwise nodes can sleep and are
     counted. ``guard`` is of type ``GUARD``; None: no job is promoted for waiting.
     """
-    partitions, levels = _partitions(shape)
-    partitions["counted_s"] = workload.submitted_s[0] - 1 if len(workload) else 0
-    jobs = _jobs(workload)
-    queues, jobs["queue"] = _queues(workload, partitions, by_size=backfill != NO_BACKFILL)
-    bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
-    _fill_top_levels(bits, levels, partitions, shape)
     total, n_jobs = shape.total_gpus, len(workload)
-    clock = _clock(backfill, preemptive)
-    clock["placement"], clock["seed"] = placement, seed
+    partitions, levels = _partitions(shape)
+    partitions["counted_s"] = workload.submitted_s[0] - 1 if n_jobs else 0
+    jobs = np.zeros(n_jobs, dtype=JOB)
+    jobs["submitted_s"], jobs["remaining_s"] = workload.submitted_s, workload.run_time_s
+    jobs["gpus"], jobs["partition"] = workload.gpus, workload.partition
+    jobs["started_s"], jobs["ends_s"], jobs["first_share"] = NEVER, NEVER, NOBODY
+    queues, jobs["queue"] = _queues(workload, partitions, by_size=backfill != NO_BACKFILL)
+    pending = np.zeros(n_jobs, dtype=PENDING)
+    # The seed shapes the treaps, never the outcome.
+    pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
+    clock = np.zeros(1, dtype=CLOCK)
+    clock["backfill"], clock["preemptive"], clock["placement"], clock["seed"] = backfill, preemptive, placement, seed
+    clock["suspend_s"], clock["idle_first"], clock["idle_last"], clock["idle_gpus"] = NEVER, NOBODY, NOBODY, NEVER
+    shares = np.zeros(total, dtype=SHARE)
+    shares["next"] = np.arange(1, total + 1)
+    turns = np.empty(0, dtype=np.int64)
+    if guard is not None:
+        turns = np.argsort(jobs["partition"], kind="stable")
+        edges = np.searchsorted(jobs["partition"][turns], np.arange(len(partitions) + 1))
+        partitions["next_turn"], partitions["end_turn"] = edges[:-1], edges[1:]
     # A job is counted where it starts and where it ends; starts and ends of one moment share a row.
     n_rows = 2 * n_jobs + len(partitions) if versatile else 0
     return EngineState(
         clock=clock,
         jobs=jobs,
-        pending=_pending(n_jobs),
+        pending=pending,
         queues=queues,
         partitions=partitions,
-        shares=_shares(total),
+        shares=shares,
         nodes=_nodes(shape),
-        bits=bits,
+        bits=_full_sets(partitions, levels, shape),
         level_nodes=levels,
         ends=np.empty(total, dtype=np.int64),
         expected=np.empty(total, dtype=np.int64),
@@ -240,17 +219,9 @@ def new_state(
         path=np.empty(n_jobs + 1, dtype=np.int64),
         holding=np.empty(n_rows, dtype=HOLDING),
         guard=np.empty(0, dtype=GUARD) if guard is None else guard,
-        turns=_turns(jobs, partitions, guarded=guard is not None),
+        turns=turns,
         versatile=(1,) if versatile else (),
     )
-
-
-def _clock(backfill: int, preemptive: bool) -> NDArray[np.void]:
-    clock = np.zeros(1, dtype=CLOCK)
-    clock["backfill"], clock["preemptive"] = backfill, preemptive
-    clock["suspend_s"], clock["idle_first"], clock["idle_last"] = NEVER, NOBODY, NOBODY
-    clock["idle_gpus"] = NEVER
-    return clock
 
 
 def _nodes(shape: ClusterShape) -> NDArray[np.void]:
@@ -262,34 +233,6 @@ def _nodes(shape: ClusterShape) -> NDArray[np.void]:
     nodes["until_s"], nodes["idle_since_s"] = NEVER, NEVER
     nodes["earlier"], nodes["later"] = NOBODY, NOBODY
     return nodes
-
-
-def _jobs(workload: Workload) -> NDArray[np.void]:
-    jobs = np.zeros(len(workload), dtype=JOB)
-    jobs["submitted_s"], jobs["remaining_s"] = workload.submitted_s, workload.run_time_s
-    jobs["gpus"], jobs["partition"] = workload.gpus, workload.partition
-    jobs["started_s"], jobs["ends_s"], jobs["first_share"] = NEVER, NEVER, NOBODY
-    return jobs
-
-
-def _turns(jobs: NDArray[np.void], partitions: NDArray[np.void], *, guarded: bool) -> NDArray[np.int64]:
-    """Return the jobs of each partition in the order of submission.
-
-    It also sets where each partition's begin and end. Without a wait bound it is empty.
-    """
-    if not guarded:
-        return np.empty(0, dtype=np.int64)
-    turns = np.argsort(jobs["partition"], kind="stable")
-    edges = np.searchsorted(jobs["partition"][turns], np.arange(len(partitions) + 1))
-    partitions["next_turn"], partitions["end_turn"] = edges[:-1], edges[1:]
-    return turns
-
-
-def _pending(n_jobs: int) -> NDArray[np.void]:
-    pending = np.zeros(n_jobs, dtype=PENDING)
-    # The seed shapes the treaps, never the outcome.
-    pending["priority"] = np.random.default_rng(0).integers(2**32, size=n_jobs, dtype=np.int64)
-    return pending
 
 
 def _partitions(shape: ClusterShape) -> tuple[NDArray[np.void], NDArray[np.int64]]:
@@ -308,9 +251,9 @@ def _starts(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     return np.cumsum(lengths, dtype=np.int64) - lengths
 
 
-def _fill_top_levels(
-    bits: NDArray[np.uint64], levels: NDArray[np.int64], partitions: NDArray[np.void], shape: ClusterShape
-) -> None:
+def _full_sets(partitions: NDArray[np.void], levels: NDArray[np.int64], shape: ClusterShape) -> NDArray[np.uint64]:
+    """Return the sets of nodes of an idle cluster, and count their members in ``levels``."""
+    bits = np.zeros(int((partitions["words"] * (shape.gpus_per_node + 1)).sum()) * N_SETS, dtype=np.uint64)
     for partition, nodes in zip(partitions, shape.nodes.tolist(), strict=True):
         top, words = int(partition["gpus_per_node"]), int(partition["words"])
         levels[partition["first_level"] + top] = nodes
@@ -318,6 +261,7 @@ def _fill_top_levels(
         bits[first : first + words] = ~np.uint64(0)
         if nodes % WORD_BITS:
             bits[first + words - 1] = np.uint64(2 ** (nodes % WORD_BITS) - 1)
+    return bits
 
 
 def _queues(
@@ -337,9 +281,3 @@ def _queues(
     edges = np.searchsorted(names, np.arange(len(partitions) + 1, dtype=np.int64) * stride)
     partitions["first_queue"], partitions["end_queue"] = edges[:-1], edges[1:]
     return queues, queue
-
-
-def _shares(total_gpus: int) -> NDArray[np.void]:
-    shares = np.zeros(total_gpus, dtype=SHARE)
-    shares["next"] = np.arange(1, total_gpus + 1)
-    return shares

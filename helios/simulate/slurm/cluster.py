@@ -9,31 +9,28 @@ TimeMin that Helios did not set is the user's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from helios import ownership
-from helios.actions import JobAction, JobSetting, Outcome, Result
-from helios.changes import GONE, ChangeContext, SettingChange, judge_change, setting_changes, slurm_value_mapping
+from helios.actions import JobSetting, Outcome, Result
+from helios.changes import ChangeContext, SettingChange, judge_change, slurm_value_mapping
 from helios.errors import UsageError
 from helios.model import NODE_STATES
 from helios.model.slurm_site import SlurmSite
+from helios.simulate.core.stepping import DONE, GONE, REFUSED, UNCHANGED
 from helios.simulate.simulated_cluster import SimulatedCluster, StopPoint, refuse_unequal
 from helios.simulate.slurm.events import carry_on, is_over
 from helios.simulate.slurm.replay import SlurmTimeline
 from helios.simulate.slurm.state import FUTURE, MS, NEVER, NOW, YEAR_MIN, SlurmState
 from helios.simulate.slurm.tables import SlurmLatency
 from helios.simulate.slurm.workload import SlurmWorkload
-from helios.simulate.snapshot import Frames, Jobs, SnapshotBuilder, pending_queue, times, unique_ids
-
-_DONE, _UNCHANGED, _REFUSED, _GONE = 0, 1, 2, 3
-_RESULTS = (Result.DONE, Result.UNCHANGED, Result.REFUSED, Result.GONE)
+from helios.simulate.snapshot import Frames, Jobs, OwnColumns, times
 
 
 class SimulatedSlurm(SimulatedCluster):
@@ -89,10 +86,19 @@ class SimulatedSlurm(SimulatedCluster):
         self.now_s = int(self._now_ms[0]) // MS
         self.started_s, self.ended_s = np.full(len(jobs), NEVER), np.full(len(jobs), NEVER)
         self._n_started = self._n_ended = self._n_arrived = 0
-        job_ids = unique_ids(workload)
         self._nodes = _nodes(site)
-        view = SnapshotBuilder(_queue(workload, jobs, job_ids), self._nodes)
-        super().__init__(name, jobs, view, job_ids=job_ids, site_factor_most=site_factor_most)
+        names = workload.partitions
+        # Times are cut off to whole seconds, as Slurm shows them.
+        super().__init__(
+            name,
+            workload,
+            jobs,
+            self._nodes,
+            site_factor_most=site_factor_most,
+            partition=[",".join(names[code] for code in workload.choices(job)) for job in range(len(jobs))],
+            submitted_at=times(np.floor(workload.submitted_s).astype(np.int64)),
+            eligible_at=times(np.floor(workload.column("eligible_s")).astype(np.int64)),
+        )
         self._soft_limits = site.scheduling.time_min_is_soft
         site_factor = partial(ownership.site_factor, most=site_factor_most)
         self._terms = slurm_value_mapping(site_factor=site_factor, time_min=time_min)
@@ -222,18 +228,18 @@ class SimulatedSlurm(SimulatedCluster):
         rank[behind] = [leads.get(array, len(queued)) for array in self._array[behind].tolist()]
         return waiting[np.lexsort((waiting, rank[waiting], self._is_held[waiting] != 0))]
 
-    def _settings(self, jobs: Jobs) -> Mapping[str, Any]:
-        held = self._is_held[jobs] != 0
+    def _settings(self, jobs: Jobs) -> OwnColumns:
         priority = self._state.choices["priority"][self._state.jobs["first_choice"][jobs]].astype(np.float64)
-        barred = self._barred(jobs).any()
-        return {
+        columns: OwnColumns = {
             "urgency": ownership.urgencies(self._site[jobs], n_steps=self._steps),  # 0 where it is not Helios'
             "soft_limit_s": np.where(self._has_our_minutes(jobs), self._minutes[jobs] * 60.0, np.nan),
-            "excluded_reason": [self._why(job) or None for job in jobs.tolist()] if barred else None,
-            "held": held,
-            "own_priority": np.where(held, 0.0, priority),
+            "priority": np.where(self._is_held[jobs] != 0, 0.0, priority),
             "user_soft_limit_s": self._user_soft_limit_s(jobs),
         }
+        if not self._barred(jobs).any():
+            return columns
+        why = [self._why(job) or np.nan for job in jobs.tolist()]
+        return {**columns, "excluded_reason": np.array(why, dtype=np.object_)}
 
     def _user_soft_limit_s(self, jobs: Jobs) -> NDArray[np.float64]:
         users = (self._minutes[jobs] > 0) & ~self._has_our_minutes(jobs)
@@ -246,19 +252,18 @@ class SimulatedSlurm(SimulatedCluster):
         free = state.free["cpus"][NOW].copy()
         held = self._nodes["cpus"].to_numpy() - free
         gpus_held = self._nodes["gpus"].to_numpy() - state.free_gpus[NOW].reshape(len(free), -1).sum(axis=1)
-        soft_limit_s = self._user_soft_limit_s(by_start)
         return {
             "running": self._view.running(
                 by_start,
                 started_s=self.started_s[by_start],
                 shares=state.holdings,
                 first_share=state.jobs["first_share"][by_start],
-                own={"user_soft_limit_s": lambda: soft_limit_s},
+                own={"user_soft_limit_s": self._user_soft_limit_s(by_start)},
             ),
             "nodes": self._view.nodes(
                 free,
                 held,
-                {"cpus_held": lambda: held.astype(np.float64), "gpus_held": lambda: gpus_held.astype(np.int32)},
+                {"cpus_held": held.astype(np.float64), "gpus_held": gpus_held.astype(np.int32)},
             ),
         }
 
@@ -283,68 +288,25 @@ class SimulatedSlurm(SimulatedCluster):
 
     # Changes.
 
-    def apply(self, actions: Sequence[JobAction]) -> list[Outcome]:
-        """Apply actions and return an outcome for each job that they name."""
-        return [
-            self._became(change)
-            for action in actions
-            for change in setting_changes(
-                action,
-                self._terms,
-                pending=self._changed,
-                is_set=lambda setting, job_id: self._is_our(setting, self._position[job_id]),
-            )
-        ]
-
-    def change(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Mapping[Result, int]:
-        """Set urgencies by position and return the number of each result.
-
-        An urgency of NaN leaves its job as it is.
-        """
+    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> Sequence[int]:
         named = ~np.isnan(urgency)
-        results = self._order(jobs[named], urgency[named])
-        counts = np.bincount(results, minlength=len(_RESULTS)).tolist()
-        return {result: n for result, n in zip(_RESULTS, counts, strict=True) if n}
-
-    def _order(self, jobs: Jobs, urgency: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Write the SiteFactors of distinct jobs, and return the result of each."""
-        before, wanted = self._site[jobs], ownership.site_factors(urgency, n_steps=self._steps)
-        results = np.where(before == wanted, _UNCHANGED, _DONE)
-        results[self._barred(jobs)] = _REFUSED
-        results[~self._is_pending(jobs)] = _GONE
-        written = results == _DONE
+        jobs, wanted = jobs[named], ownership.site_factors(urgency[named], n_steps=self._steps)
+        results = np.where(self._site[jobs] == wanted, UNCHANGED, DONE)
+        results[self._barred(jobs)] = REFUSED
+        results[~self._is_pending(jobs)] = GONE
+        written = results == DONE
         if written.any():
             self.timeline.set_site_factor(jobs[written], wanted[written])
-        return results
+        counts: list[int] = np.bincount(results, minlength=GONE + 1).tolist()
+        return counts
 
     def _is_pending(self, jobs: Jobs) -> NDArray[np.bool_]:
         pending: NDArray[np.bool_] = (jobs >= 0) & (jobs < self.arrived) & (self.started_s[jobs] == NEVER)
         return pending
 
-    def _became(self, change: SettingChange[int]) -> Outcome:
-        job = self._pending_position(change.job_id)
-        if job is None:
-            return change.outcome(Result.GONE, remark=GONE)
-        return judge_change(change, self._ground(change, job)) or self._written(change, job)
-
-    def _ground(self, change: SettingChange[int], job: int) -> ChangeContext:
-        state = self._state
-        limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
-        return ChangeContext(
-            before=self._value(change.setting, job),
-            is_set=self._is_our(change.setting, job),
-            excluded_reason=self._why(job),
-            soft_limits=self._soft_limits,
-            time_limit=limit if limit < YEAR_MIN else 0,
-        )
-
-    def _changed(self) -> list[str]:
-        """Return the ids of the pending jobs on which Helios has set something."""
-        waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
-        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_our_minutes(waiting)]
-        return [self._job_ids[job] for job in ours.tolist()]
-
-    def _written(self, change: SettingChange[int], job: int) -> Outcome:
+    def _change(self, change: SettingChange[int], job: int) -> Outcome:
+        if (kept := judge_change(change, self._ground(change, job))) is not None:
+            return kept
         its, before = np.array([job]), self._value(change.setting, job)
         if change.setting is JobSetting.ORDER:
             self.timeline.set_site_factor(its, np.array([change.wanted]))
@@ -353,7 +315,23 @@ class SimulatedSlurm(SimulatedCluster):
             self.timeline.set_time_min(its, np.array([60.0 * change.wanted]))
         return change.outcome(Result.DONE, before=before, after=change.wanted)
 
-    def _is_our(self, setting: JobSetting, job: int) -> bool:
+    def _ground(self, change: SettingChange[int], job: int) -> ChangeContext:
+        state = self._state
+        limit = int(state.choices["limit_min"][state.jobs["first_choice"][job]])
+        return ChangeContext(
+            before=self._value(change.setting, job),
+            is_set=self._is_set(change.setting, job),
+            excluded_reason=self._why(job),
+            soft_limits=self._soft_limits,
+            time_limit=limit if limit < YEAR_MIN else 0,
+        )
+
+    def _changed(self) -> list[str]:
+        waiting = np.flatnonzero(self.started_s[: self.arrived] == NEVER)
+        ours = waiting[ownership.have_helios_mark(self._site[waiting]) | self._has_our_minutes(waiting)]
+        return [self._job_ids[job] for job in ours.tolist()]
+
+    def _is_set(self, setting: JobSetting, job: int) -> bool:
         if setting is JobSetting.ORDER:
             return ownership.has_helios_mark(int(self._site[job]))
         return bool(self._has_our_minutes(np.array([job]))[0])
@@ -414,22 +392,6 @@ class SimulatedSlurm(SimulatedCluster):
 
 def _in_ms(seconds: int) -> int:
     return NEVER if seconds == NEVER else seconds * MS
-
-
-def _queue(workload: SlurmWorkload, jobs: pd.DataFrame, job_ids: list[str]) -> pd.DataFrame:
-    partitions = [",".join(workload.partitions[code] for code in workload.choices(job)) for job in range(len(jobs))]
-    return pending_queue(
-        jobs,
-        job_id=job_ids,
-        partition=partitions,
-        submitted_at=_in_whole_seconds(workload.submitted_s),
-        eligible_at=_in_whole_seconds(workload.column("eligible_s")),
-    )
-
-
-def _in_whole_seconds(seconds: NDArray[np.float64]) -> pd.DatetimeIndex:
-    """Return times cut off to whole seconds, as Slurm shows them."""
-    return times(np.floor(seconds).astype(np.int64))
 
 
 def _nodes(site: SlurmSite) -> pd.DataFrame:

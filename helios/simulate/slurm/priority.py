@@ -310,8 +310,9 @@ def share_tables(
     place = {(share.account, share.user): number for number, share in enumerate(tree)}
     leaf = np.array([place.get(pair, NOBODY) if pair[1] else NOBODY for pair in asked], dtype=np.int64)
     shares = _tables(tree)
-    children = np.zeros(len(tree), dtype=np.int64)
-    _list_children(shares, children)
+    children = np.argsort(shares["parent"], kind="stable").astype(np.int64)
+    edges = np.searchsorted(shares["parent"][children], np.arange(len(shares) + 1))
+    shares["first_child"], shares["children"] = edges[:-1], np.diff(edges)
     return shares, children, leaf[which.ravel()], int(shares["is_user"].sum())
 
 
@@ -381,13 +382,6 @@ def _share_levels(shares: NDArray[np.void]) -> None:
         its["norm"] = above if its["shares"] < 0 else above * own
 
 
-def _list_children(shares: NDArray[np.void], children: NDArray[np.int64]) -> None:
-    order = np.argsort(shares["parent"], kind="stable")
-    children[:] = order
-    edges = np.searchsorted(shares["parent"][order], np.arange(len(shares) + 1))
-    shares["first_child"], shares["children"] = edges[:-1], np.diff(edges)
-
-
 # Constant terms of a job's priority: size, partition, QOS and TRES; and the billing of its CPUs and GPUs.
 #
 # After ``set_priority_factors`` of Slurm's ``priority_multifactor.c``.
@@ -416,8 +410,11 @@ def fixed_priority(
     held = {"cpu": cpus, "node": parts, "mem": its["memory"].astype(np.float64), "gres/gpu": its["gpus"] * parts}
     for place, kind in enumerate(types):
         held[f"gres/gpu:{kind}"] = np.where(its["gpu_type"] == place, its["gpus"] * parts, 0.0)
-    own = _job_size(cpus, parts, choices["plan_min"], site, nodes) + _partition(site)[partition]
-    own += np.append(_qos(site), 0.0)[its["qos"]]
+    flags = site.priority.flags
+    of_partition = _factors([p.priority_job_factor for p in site.partitions], normal="NO_NORMAL_PART" not in flags)
+    of_qos = _factors([rules.priority for rules in site.qos], normal="NO_NORMAL_QOS" not in flags)
+    own = _job_size(cpus, parts, choices["plan_min"], site, nodes) + (site.priority.partition * of_partition)[partition]
+    own += np.append(site.priority.qos * of_qos, 0.0)[its["qos"]]
     counts = _partition_tres(member, nodes, gpus, types)
     by_count = "NO_NORMAL_TRES" in site.priority.flags
     for name, weight in site.priority.tres.items():
@@ -453,18 +450,10 @@ def _job_size(
     return rules.job_size * factor.clip(0.0, 1.0)
 
 
-def _partition(site: SlurmSite) -> Floats:
-    factor = np.array([float(rules.priority_job_factor) for rules in site.partitions])
-    if "NO_NORMAL_PART" not in site.priority.flags:
-        factor = factor / max(factor.max(initial=1.0), 1.0)
-    return site.priority.partition * factor
-
-
-def _qos(site: SlurmSite) -> Floats:
-    factor = np.array([float(rules.priority) for rules in site.qos])
-    if "NO_NORMAL_QOS" not in site.priority.flags:
-        factor = factor / max(factor.max(initial=1.0), 1.0)
-    return site.priority.qos * factor
+def _factors(priorities: list[int], *, normal: bool) -> Floats:
+    """Return the factors of partitions or QOS, at most 1 if ``normal``."""
+    factors = np.array(priorities, dtype=np.float64)
+    return factors / max(factors.max(initial=1.0), 1.0) if normal else factors
 
 
 def _partition_tres(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from helios.errors import UsageError
 from helios.model.slurm_site import SlurmSite
 from helios.simulate.slurm.events import begin, carry_on, keep_choices, next_event_ms, rank_anew
-from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, PENDING, RUNNING, SlurmState
+from helios.simulate.slurm.state import ENDED, MS, NEVER, NOBODY, PENDING, RUNNING
 from helios.simulate.slurm.tables import SlurmLatency, build, node_names, refuse_misfits
 from helios.simulate.slurm.workload import SlurmWorkload
 
@@ -108,6 +108,11 @@ class SlurmTimeline:
     site_factor, latency
         As for :func:`replay_slurm`.
 
+    Attributes
+    ----------
+    state : SlurmState
+        Tables of the replay.
+
     Raises
     ------
     PartitionUnknown, JobLargerThanPartition
@@ -122,29 +127,24 @@ class SlurmTimeline:
         site_factor: Ints | None = None,
         latency: SlurmLatency | None = None,
     ) -> None:
-        self._state = build(workload, site, latency or SlurmLatency())
+        self.state = build(workload, site, latency or SlurmLatency())
         self._names = node_names(site)
         if site_factor is not None:
-            self._state.jobs["site"] = site_factor
-        keep_choices(self._state)
-        refuse_misfits(workload, self._state.jobs["choices"] > 0)
-        begin(self._state)
-
-    @property
-    def state(self) -> SlurmState:
-        """Tables of the replay."""
-        return self._state
+            self.state.jobs["site"] = site_factor
+        keep_choices(self.state)
+        refuse_misfits(workload, self.state.jobs["choices"] > 0)
+        begin(self.state)
 
     @property
     def now_s(self) -> float:
         """Clock, s since the epoch."""
-        return int(self._state.clock["now_ms"][0]) / MS
+        return int(self.state.clock["now_ms"][0]) / MS
 
     def is_going(self) -> bool:
         """Return whether jobs are left that run, wait or will be submitted."""
-        clock = self._state.clock[0]
-        return bool(clock["ended"] < len(self._state.jobs)) and (
-            next_event_ms(self._state) != NEVER or bool(clock["changed"]) or bool(clock["unseen"])
+        clock = self.state.clock[0]
+        return bool(clock["ended"] < len(self.state.jobs)) and (
+            next_event_ms(self.state) != NEVER or bool(clock["changed"]) or bool(clock["unseen"])
         )
 
     def next_event_s(self) -> float | None:
@@ -152,7 +152,7 @@ class SlurmTimeline:
 
         None: never.
         """
-        moment_ms = next_event_ms(self._state)
+        moment_ms = next_event_ms(self.state)
         return None if moment_ms == NEVER else moment_ms / MS
 
     def advance(self, until_s: float | None = None, *, leave_due: bool = False) -> None:
@@ -167,32 +167,32 @@ class SlurmTimeline:
             ``until_s`` lies in the past.
         """
         until_ms = NEVER if until_s is None else round(until_s * MS)
-        if until_ms < self._state.clock["now_ms"][0]:
+        if until_ms < self.state.clock["now_ms"][0]:
             raise UsageError(f"the clock stands at {self.now_s}; it cannot go back to {until_s}")
-        carry_on(self._state, until_ms, leave_due, False)
+        carry_on(self.state, until_ms, leave_due, False)
 
     def pending(self) -> Ints:
         """Return the positions of pending jobs in the order of the queue.
 
         Of an array only the first pending task is in it.
         """
-        clock = self._state.clock[0]
-        queue = self._state.queue[: clock["queued"]]
-        jobs = self._state.choices["job"][queue].astype(np.int64)
-        first: Ints = jobs[queue == self._state.jobs["first_choice"][jobs]]
+        clock = self.state.clock[0]
+        queue = self.state.queue[: clock["queued"]]
+        jobs = self.state.choices["job"][queue].astype(np.int64)
+        first: Ints = jobs[queue == self.state.jobs["first_choice"][jobs]]
         return first
 
     def running(self) -> Ints:
         """Return the positions of running jobs, in order of their ends."""
-        jobs = self._state.ends[: self._state.clock["running"][0]]
-        return jobs[np.argsort(self._state.jobs["freed_ms"][jobs], kind="stable")]
+        jobs = self.state.ends[: self.state.clock["running"][0]]
+        return jobs[np.argsort(self.state.jobs["freed_ms"][jobs], kind="stable")]
 
     def set_site_factor(self, jobs: Ints, values: Ints) -> None:
         """Set the site factor of ``jobs``.
 
         Pending ones move in the queue at once.
         """
-        self._state.jobs["site"][jobs] = values
+        self.state.jobs["site"][jobs] = values
         self._rank_anew(jobs)
 
     def set_time_min(self, jobs: Ints, seconds: Floats) -> None:
@@ -200,29 +200,29 @@ class SlurmTimeline:
 
         0: none. Jobs that run are left as they are.
         """
-        waiting = np.asarray(jobs)[self._state.jobs["status"][jobs] <= PENDING]
-        values = np.ceil(np.broadcast_to(seconds, np.shape(jobs))[self._state.jobs["status"][jobs] <= PENDING] / 60)
-        self._state.jobs["time_min"][waiting] = values
+        waiting = np.asarray(jobs)[self.state.jobs["status"][jobs] <= PENDING]
+        values = np.ceil(np.broadcast_to(seconds, np.shape(jobs))[self.state.jobs["status"][jobs] <= PENDING] / 60)
+        self.state.jobs["time_min"][waiting] = values
         self._rank_anew(waiting)
 
     def set_held(self, jobs: Ints, *, held: bool) -> None:
         """Hold or release pending ``jobs``."""
-        self._state.jobs["is_held"][jobs] = held
+        self.state.jobs["is_held"][jobs] = held
         self._rank_anew(jobs)
 
     def result(self) -> SlurmReplay:
         """Return the result of each job so far."""
-        jobs, clock = self._state.jobs, self._state.clock[0]
+        jobs, clock = self.state.jobs, self.state.clock[0]
         started = jobs["status"] >= RUNNING
         ended = (jobs["status"] == ENDED) | (started & (jobs["ended_ms"] <= clock["now_ms"]))
-        waiting = self._state.choices["priority"][np.minimum(jobs["first_choice"], len(self._state.choices) - 1)]
+        waiting = self.state.choices["priority"][np.minimum(jobs["first_choice"], len(self.state.choices) - 1)]
         share = jobs["first_share"]
         return SlurmReplay(
             started_s=np.where(started, jobs["started_ms"] / MS, np.nan),
             ended_s=np.where(ended, jobs["ended_ms"] / MS, np.nan),
             priority=np.where(started, jobs["priority"], waiting),
             partition=np.where(started, jobs["partition"], NOBODY).astype(np.int64),
-            node=np.where(jobs["status"] == RUNNING, self._state.holdings["node"][share], NOBODY).astype(np.int64),
+            node=np.where(jobs["status"] == RUNNING, self.state.holdings["node"][share], NOBODY).astype(np.int64),
             planned_s=np.where(jobs["planned_s"] != NEVER, jobs["planned_s"].astype(np.float64), np.nan),
             backfilled=started & (jobs["by"] == 1),
             node_names=self._names,
@@ -233,5 +233,5 @@ class SlurmTimeline:
 
     def _rank_anew(self, jobs: Ints) -> None:
         heads = np.asarray(jobs, dtype=np.int64)
-        waiting = heads[self._state.jobs["status"][heads] == PENDING]
-        rank_anew(self._state, waiting, int(self._state.clock["now_ms"][0]))
+        waiting = heads[self.state.jobs["status"][heads] == PENDING]
+        rank_anew(self.state, waiting, int(self.state.clock["now_ms"][0]))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import Table
+from helios.simulate.core.state import integers
 
 NOBODY = -1
 NEVER = np.iinfo(np.int64).max
@@ -30,11 +31,7 @@ BY_MAIN, BY_BACKFILL = 0, 1
 JOB = np.dtype(
     [
         ("enters_ms", np.int64),  # when it is submitted and eligible
-        ("submitted_s", np.int64),
-        ("eligible_ms", np.int64),
-        ("run_ms", np.int64),
-        ("started_ms", np.int64),
-        ("ended_ms", np.int64),
+        *integers("submitted_s", "eligible_ms", "run_ms", "started_ms", "ended_ms"),
         ("freed_ms", np.int64),  # its nodes
         ("expected_s", np.int64),  # end that backfill plans with
         ("limit_s", np.int64),  # end at the limit
@@ -49,23 +46,13 @@ JOB = np.dtype(
         ("billing", np.float64),
         ("nodes", np.int64),  # number of equal parts; 0: unequal parts
         ("cpus", np.int64),  # of each part, or in all
-        ("gpus", np.int64),
-        ("gpu_type", np.int64),
-        ("exclusive", np.int64),
-        ("user", np.int64),
-        ("qos", np.int64),
+        *integers("gpus", "gpu_type", "exclusive", "user", "qos"),
         ("share", np.int64),  # its association
-        ("next_task", np.int64),
-        ("previous_task", np.int64),
-        ("first_choice", np.int64),
-        ("choices", np.int64),
+        *integers("next_task", "previous_task", "first_choice", "choices"),
         ("partition", np.int64),  # where it runs
         ("first_share", np.int64),  # of the resources that it holds
         ("place", np.int64),  # in the heap of ends
-        ("status", np.int64),
-        ("by", np.int64),
-        ("held_by_limit", np.int64),
-        ("is_held", np.int64),
+        *integers("status", "by", "held_by_limit", "is_held"),
         ("asks", np.int64),  # whether it asks for a pass when it enters the queue
     ],
     align=True,
@@ -85,18 +72,12 @@ CHOICE = np.dtype(  # a job in one of its partitions: what the queue is made of
     ],
     align=True,
 )
-PARTITION = np.dtype(
-    [("qos", np.int64), ("exclusive", np.int64), ("failed", np.int64), ("tested", np.int64)], align=True
-)
-NODE = np.dtype([("cpus", np.int64), ("memory", np.int64), ("weight", np.int64)], align=True)
-FREE = np.dtype([("cpus", np.int64), ("memory", np.int64), ("jobs", np.int64), ("units", np.int64)], align=True)
+PARTITION = np.dtype(integers("qos", "exclusive", "failed", "tested"), align=True)
+NODE = np.dtype(integers("cpus", "memory", "weight"), align=True)
+FREE = np.dtype(integers("cpus", "memory", "jobs", "units"), align=True)
 HOLDING = np.dtype(  # resources of one node that a job holds
     [
-        ("memory", np.int64),
-        ("cpus", np.int64),
-        ("gpus", np.int64),
-        ("gpu_type", np.int64),
-        ("node", np.int64),
+        *integers("memory", "cpus", "gpus", "gpu_type", "node"),
         ("whole", np.int64),  # counts as a job on the node
         ("next", np.int64),
     ],
@@ -105,9 +86,7 @@ HOLDING = np.dtype(  # resources of one node that a job holds
 QOS = np.dtype(
     [
         ("user_gpus", np.int64),  # limits; -1: none
-        ("gpus", np.int64),
-        ("user_jobs", np.int64),
-        ("held_gpus", np.int64),
+        *integers("gpus", "user_jobs", "held_gpus"),
         ("usage_factor", np.float64),
     ],
     align=True,
@@ -123,43 +102,23 @@ SHARE = np.dtype(
         ("level_shares", np.int64),
         ("parent", np.int64),
         ("fair_parent", np.int64),  # that its shares count in
-        ("is_user", np.int64),
-        ("first_child", np.int64),
-        ("children", np.int64),
+        *integers("is_user", "first_child", "children"),
     ],
     align=True,
 )
-SLOT = np.dtype([("begin_s", np.int64), ("end_s", np.int64), ("next", np.int64)], align=True)
-RUN = np.dtype(  # of neighbouring nodes of equal weight, among those that a job could use
-    [
-        ("first", np.int64),
-        ("last", np.int64),
-        ("cpus", np.int64),
-        ("units", np.int64),
-        ("nodes", np.int64),
-        ("weight", np.int64),
-    ],
-    align=True,
-)
+SLOT = np.dtype(integers("begin_s", "end_s", "next"), align=True)
+RUN = np.dtype(integers("first", "last", "cpus", "units", "nodes", "weight"), align=True)
+"""Neighbouring nodes of equal weight, among those that a job could use."""
 CLOCK = np.dtype(
     [
         ("now_ms", np.int64),
         ("entered", np.int64),
         ("queued", np.int64),  # choices in the queue
-        ("running", np.int64),
-        ("ended", np.int64),
-        ("free_holding", np.int64),
-        ("words", np.int64),
-        ("types", np.int64),
-        ("slots", np.int64),
-        ("picked", np.int64),
+        *integers("running", "ended", "free_holding", "words", "types", "slots", "picked"),
         # When things are due.
         ("pass_due", np.int64),  # a quick pass of the main scheduler, now
         ("asked_ms", np.int64),  # oldest submission that the background loop has not handled; NEVER: none
-        ("last_background_ms", np.int64),
-        ("last_full_ms", np.int64),
-        ("last_pass_ms", np.int64),
-        ("last_backfill_ms", np.int64),
+        *integers("last_background_ms", "last_full_ms", "last_pass_ms", "last_backfill_ms"),
         ("moved_ms", np.int64),  # first update since the last backfill pass; NEVER: none
         ("updated_ms", np.int64),  # last update of jobs or nodes
         ("pushed", np.int64),  # whether the last backfill pass postponed a planned start
@@ -173,42 +132,21 @@ CLOCK = np.dtype(
         # The rules.
         ("quick_depth", np.int64),
         ("most_starts", np.int64),  # of a pass; 0: no limit
-        ("partition_depth", np.int64),
-        ("sched_interval_s", np.int64),
-        ("min_interval_ms", np.int64),
-        ("batch_delay_s", np.int64),
-        ("tick_ms", np.int64),
-        ("tick_origin_ms", np.int64),
-        ("release_ms", np.int64),
+        *integers("partition_depth", "sched_interval_s", "min_interval_ms", "batch_delay_s", "tick_ms"),
+        *integers("tick_origin_ms", "release_ms"),
         ("ends_ask", np.int64),  # whether an end waits for the background loop
         ("backfill_interval_ms", np.int64),  # -1: none
         ("pass_us", np.int64),  # that a backfill pass takes
         ("record_us", np.int64),  # that it takes for each record in the queue
-        ("poll_ms", np.int64),
-        ("window_s", np.int64),
-        ("tolerance_s", np.int64),
-        ("max_test", np.int64),
-        ("max_array", np.int64),
-        ("max_part", np.int64),
-        ("max_user", np.int64),
-        ("max_start", np.int64),
-        ("busy_nodes", np.int64),
-        ("soft", np.int64),
-        ("least_loaded", np.int64),
-        ("holds_memory", np.int64),
-        ("multifactor", np.int64),
-        ("fair_tree", np.int64),
-        ("calc_period_ms", np.int64),
+        *integers("poll_ms", "window_s", "tolerance_s", "max_test", "max_array", "max_part", "max_user", "max_start"),
+        *integers("busy_nodes", "soft", "least_loaded", "holds_memory", "multifactor", "fair_tree", "calc_period_ms"),
         ("max_age_s", np.int64),
         ("age_weight", np.float64),
         ("fair_weight", np.float64),
         ("decay", np.float64),  # of usage, per second
         ("users", np.int64),  # in the tree of shares
         # What was done.
-        ("main_passes", np.int64),
-        ("backfill_passes", np.int64),
-        ("backfill_tests", np.int64),
-        ("starts", np.int64),
+        *integers("main_passes", "backfill_passes", "backfill_tests", "starts"),
     ],
     align=True,
 )

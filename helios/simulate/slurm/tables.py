@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.errors import JobLargerThanPartition, PartitionUnknown, UsageError
-from helios.model.slurm_site import PartitionRules, SlurmSite
+from helios.model.slurm_site import SlurmSite
 from helios.simulate.slurm.priority import fixed_priority, share_tables
 from helios.simulate.slurm.state import (
     ALL,
@@ -78,7 +78,7 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
 
     Whether a job could start in its partitions is not checked.
     """
-    types = _gpu_types(workload, site)
+    types = tuple({kind: None for group in site.nodes for kind in group.gpus} | dict.fromkeys(workload.gpu_types))
     nodes, gpus = _nodes(site, types)
     names = node_names(site)
     part_nodes = _part_nodes(site, names)
@@ -90,8 +90,11 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
     n_nodes, n_choices, n_jobs = len(nodes), len(choices), len(jobs)
     free = np.zeros((2, n_nodes), dtype=FREE)
     free["cpus"], free["memory"] = nodes["cpus"], nodes["memory"]
-    free["jobs"] = np.where((part_nodes_any(part_nodes, n_nodes)), 0, -1)
+    node, united = np.arange(n_nodes), np.bitwise_or.reduce(part_nodes, axis=0)
+    free["jobs"] = np.where((united[node // WORD] >> (node % WORD)) & 1, 0, -1)  # -1: in no partition
     n_holdings = int(nodes["cpus"].sum() + gpus.sum()) + 2 * n_nodes + 2
+    holdings = np.zeros(n_holdings, dtype=HOLDING)
+    holdings["next"] = np.arange(1, n_holdings + 1)
     enters = np.argsort(jobs["enters_ms"], kind="stable").astype(np.int64)
     words = part_nodes.shape[1]
     n_slots = (site.scheduling.bf_node_space_size or site.scheduling.bf_max_job_test) + 2
@@ -104,7 +107,7 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
         free=free,
         gpus=gpus,
         free_gpus=np.stack([gpus, gpus]),
-        holdings=_holdings(n_holdings),
+        holdings=holdings,
         queue=np.zeros(n_choices + 1, dtype=np.int64),
         ends=np.zeros(n_holdings, dtype=np.int64),
         expected=np.zeros(n_holdings + 1, dtype=np.int64),
@@ -124,19 +127,6 @@ def build(workload: SlurmWorkload, site: SlurmSite, latency: SlurmLatency) -> Sl
         children=children,
         stack=np.zeros(3 * len(shares) + 6, dtype=np.int64),
     )
-
-
-def part_nodes_any(part_nodes: NDArray[np.int64], n_nodes: int) -> NDArray[np.bool_]:
-    """Return whether each node is in any partition."""
-    united = np.bitwise_or.reduce(part_nodes, axis=0)
-    node = np.arange(n_nodes)
-    member: NDArray[np.bool_] = (united[node // WORD] >> (node % WORD)) & 1 == 1
-    return member
-
-
-def _gpu_types(workload: SlurmWorkload, site: SlurmSite) -> tuple[str, ...]:
-    known = {kind: None for group in site.nodes for kind in group.gpus}
-    return tuple(known | dict.fromkeys(workload.gpu_types))
 
 
 def _nodes(site: SlurmSite, types: tuple[str, ...]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
@@ -181,12 +171,6 @@ def _qos(site: SlurmSite) -> NDArray[np.void]:
         qos[number]["user_jobs"] = NOBODY if rules.max_jobs_per_user is None else rules.max_jobs_per_user
         qos[number]["usage_factor"] = rules.usage_factor
     return qos
-
-
-def _holdings(count: int) -> NDArray[np.void]:
-    holdings = np.zeros(count, dtype=HOLDING)
-    holdings["next"] = np.arange(1, count + 1)
-    return holdings
 
 
 def _jobs(workload: SlurmWorkload, site: SlurmSite, types: tuple[str, ...]) -> NDArray[np.void]:
@@ -288,7 +272,13 @@ def _choices(
     limit_s = workload.column("time_limit_s")[job]
     for code, rules in enumerate(site.partitions):
         here = partition == code
-        _set_limits(choices, here, limit_s, rules)
+        most = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
+        usual = most if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), most)
+        asked = _in_minutes(limit_s[here])
+        # Backfill plans a job without a limit with the partition's longest; it gets the default when it starts.
+        choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, most), most)
+        choices["limit_min"][here] = np.where(asked > 0, asked, usual)
+        choices["longest_min"][here] = NEVER if rules.max_time_s is None else most
         choices["tier"][here] = rules.priority_tier
     choices["memory"] = _memory(choices, jobs, site)
     choices["fixed"], choices["billing"] = fixed_priority(
@@ -297,18 +287,6 @@ def _choices(
     edges = np.searchsorted(job, np.arange(len(workload) + 1))
     jobs["first_choice"], jobs["choices"] = edges[:-1], np.diff(edges)
     return choices
-
-
-def _set_limits(
-    choices: NDArray[np.void], here: NDArray[np.bool_], limit_s: NDArray[np.float64], rules: PartitionRules
-) -> None:
-    most = YEAR_MIN if rules.max_time_s is None else max(rules.max_time_s // 60, 1)
-    usual = most if rules.default_time_s is None else min(max(rules.default_time_s // 60, 1), most)
-    asked = _in_minutes(limit_s[here])
-    # Backfill plans a job without a limit with the partition's longest; it gets the default when it starts.
-    choices["plan_min"][here] = np.where(asked > 0, np.minimum(asked, most), most)
-    choices["limit_min"][here] = np.where(asked > 0, asked, usual)
-    choices["longest_min"][here] = NEVER if rules.max_time_s is None else most
 
 
 def _memory(choices: NDArray[np.void], jobs: NDArray[np.void], site: SlurmSite) -> NDArray[np.int64]:

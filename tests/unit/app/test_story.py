@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helios.app.explain_job import JobUnknown
-from helios.app.explain_wait import BASELINE, explain_wait
+from helios.app.explain_wait import explain_wait
 from helios.app.history import LoadedHistory
-from helios.app.scenarios import ORDERS, Policy, RunTimes, Scenario
+from helios.app.scenarios import BASELINE, ORDERS, Policy, RunTimes, Scenario
 from helios.app.whatif import WhatIfRequest
 from helios.errors import UsageError
 from helios.report.job_wait import Cause, WaitExplanation
