@@ -62,6 +62,9 @@ class Bulk(Protocol):
     Each call is part of the caller's transaction.
     """
 
+    insert_into: Callable[[Table], Any]
+    """Makes an ``INSERT`` of the database's dialect."""
+
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
 
@@ -87,7 +90,12 @@ class Bulk(Protocol):
         int
             How many rows were added or changed.
         """
-        ...
+        # Without a WHERE, SQLite parses the ON of ON CONFLICT as the condition of a join.
+        chosen = select(*incoming.c).where(true())
+        statement = self.insert_into(jobs).from_select([column.name for column in incoming.c], chosen)
+        values, where = conflict(statement.excluded)
+        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
+        return _row_count(connection, upsert)
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
         """Run a query of stored columns and return its rows.
@@ -117,6 +125,10 @@ def with_values(rows: pa.Table) -> pa.Table:
     return rows.select([name for name in rows.column_names if rows[name].null_count < len(rows)])
 
 
+def _row_count(connection: Connection, statement: PostgresInsert | SqliteInsert) -> int:
+    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
+
+
 def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
     if isinstance(sql_type, (BigInteger, Integer)):
         return pa.int64()
@@ -128,8 +140,10 @@ def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
 READ_BLOCK_BYTES = 4 << 20
 
 
-class PostgresBulk:
+class PostgresBulk(Bulk):
     """Bulk transport for PostgreSQL (see ``Bulk``)."""
+
+    insert_into = staticmethod(postgres_insert)
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
@@ -143,7 +157,8 @@ class PostgresBulk:
             return 0
         filled = with_values(rows)
         with _staged(connection, table, filled) as incoming:
-            return _row_count(connection, _inserted(table, incoming).on_conflict_do_nothing())
+            rows_of = postgres_insert(table).from_select([column.name for column in incoming.c], select(incoming))
+            return _row_count(connection, rows_of.on_conflict_do_nothing())
 
     @contextmanager
     def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
@@ -154,19 +169,6 @@ class PostgresBulk:
         with _staged(connection, jobs, rows) as incoming:
             connection.exec_driver_sql("ANALYZE incoming")  # else the planner may scan all of jobs for the join
             yield incoming
-
-    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
-
-        Returns
-        -------
-        int
-            How many rows were added or changed.
-        """
-        statement = _inserted(jobs, incoming)
-        values, where = conflict(statement.excluded)
-        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
-        return _row_count(connection, upsert)
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
         """Run a query of stored columns and return its rows.
@@ -235,14 +237,6 @@ def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[Ta
     connection.exec_driver_sql("DROP TABLE incoming")
 
 
-def _inserted(table: Table, incoming: TableClause) -> PostgresInsert:
-    return postgres_insert(table).from_select([column.name for column in incoming.c], select(incoming))
-
-
-def _row_count(connection: Connection, statement: PostgresInsert) -> int:
-    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
-
-
 def _as_csv(rows: pa.RecordBatch) -> memoryview:
     written = pa.BufferOutputStream()
     pyarrow.csv.write_csv(rows, written, pyarrow.csv.WriteOptions(include_header=False))
@@ -273,8 +267,10 @@ ROWS_AT_A_TIME = 1_000
 ROWS_OF_A_STATEMENT = 200
 
 
-class SqliteBulk:
+class SqliteBulk(Bulk):
     """Bulk transport for SQLite (see ``Bulk``)."""
+
+    insert_into = staticmethod(sqlite_insert)
 
     def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
@@ -300,21 +296,6 @@ class SqliteBulk:
         _execute(connection, _insert(incoming, rows), rows)
         yield incoming
         incoming.drop(connection)
-
-    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
-
-        Returns
-        -------
-        int
-            How many rows were added or changed.
-        """
-        # Without a WHERE, SQLite parses the ON of ON CONFLICT as the condition of a join.
-        chosen = select(*incoming.c).where(true())
-        statement = sqlite_insert(jobs).from_select([column.name for column in incoming.c], chosen)
-        values, where = conflict(statement.excluded)
-        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
-        return connection.execute(upsert, execution_options={"preserve_rowcount": True}).rowcount
 
     def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
         """Run a query of stored columns and return its rows.

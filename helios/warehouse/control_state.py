@@ -18,7 +18,7 @@ from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES
 from helios.ports import LONGEST_LEASE
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import column_types, frame_of, stored_frame, stored_time
+from helios.warehouse.columns import frame_of, stored_frame, stored_time
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
@@ -44,7 +44,7 @@ class SqlLedger:
                 self._cluster_id = find_cluster_id(connection, cluster)
         except NoSuchCluster:
             with writing(engine) as connection:
-                self._cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
+                self._cluster_id = cluster_id_for_loading(connection, name=cluster)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the writer's lease, as ``Ledger`` says.
@@ -92,10 +92,8 @@ class SqlLedger:
         """
         kind, table, order = _APPLIED[self._domain]
         with reading(self._engine) as connection:
-            query = jobs.select_columns(table, self._cluster_id, kind.names).order_by(
-                *(table.c[name] for name in order)
-            )
-            return frame_of(self._bulk.select(connection, query), column_types(kind))
+            query = jobs.select_columns(table, self._cluster_id, kind.names)
+            return frame_of(self._bulk.select(connection, query.order_by(*(table.c[name] for name in order))), kind)
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
         """Append ``decisions`` to the audit log and replace the applied changes.

@@ -86,7 +86,8 @@ def check_answers(engine: Engine) -> Iterator[None]:
     try:
         yield
     except Exception as reason:
-        if not _is_from_the_database(reason):
+        is_from_the_driver = isinstance(reason, sqlite3.Error) or type(reason).__module__.startswith("psycopg")
+        if not (is_from_the_driver or isinstance(reason, SQLAlchemyError)):
             raise
         raise _unavailable(engine, reason) from reason
 
@@ -235,10 +236,6 @@ def _close_to_others(engine: Engine) -> None:
     if (path := sqlite_path(engine)) is not None:
         for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
             tighten(file)
-
-
-def _is_from_the_database(reason: Exception) -> bool:
-    return isinstance(reason, (SQLAlchemyError, sqlite3.Error)) or type(reason).__module__.startswith("psycopg")
 
 
 def _unavailable(engine: Engine, reason: Exception) -> WarehouseUnavailable:

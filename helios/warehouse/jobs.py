@@ -15,9 +15,9 @@ from pandas.api.types import pandas_dtype
 from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, update
 
 from helios.errors import FrameInvalid
-from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJECTS, TIME, Batch, FrameKind
+from helios.model import DECISIONS, JOBS, PREDICTIONS, REJECTS, TIME, Batch, FrameKind
 from helios.warehouse import schema
-from helios.warehouse.bulk import Bulk, arrow_schema
+from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import column_types, stored_column, stored_jobs, stored_time
 from helios.warehouse.keys import StringTable, cluster_id_for_loading
 from helios.warehouse.revising import Revisions, revise
@@ -237,28 +237,13 @@ LOADS = {
 }
 REJECTS_OF_A_CLUSTER = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
 JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
-PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | column_types(PREDICTIONS)
+PREDICTION_TYPES = {**JOB_OF_A_PREDICTION, "made_at": TIME, **column_types(PREDICTIONS)}
 _NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
 
 
 def select_columns(table: Table, cluster_id: int, names: Iterable[str]) -> Select[Any]:
     """Return the query of some columns of all rows of a cluster."""
     return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
-
-
-def add_nodes(connection: Connection, cluster_id: int, nodes: pd.DataFrame) -> None:
-    """Store nodes, and replace those with the same name and partition."""
-    rows = _stored(NODES, nodes, never_missing=("name",))
-    _replace(connection, schema.nodes, cluster_id, rows, key=("name", "partition"))
-
-
-def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFrame) -> None:
-    """Store node events.
-
-    An event with the same node, start and state as a stored one replaces it, with its newer end and reason.
-    """
-    rows = _stored(NODE_EVENTS, events, never_missing=("node", "started_at"))
-    _replace(connection, schema.node_events, cluster_id, rows, key=("node", "started_at", "state"))
 
 
 def add_predictions(
@@ -301,16 +286,6 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
         connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
 
 
-def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
-    """Return the decisions about one job or node, oldest first.
-
-    Columns are those of ``DECISIONS`` as they are stored.
-    """
-    query = decision_columns(cluster_id, target, since=since)
-    rows = [dict(row._mapping) for row in connection.execute(query)]
-    return pa.Table.from_pylist(rows, schema=arrow_schema(query))
-
-
 def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
     """Return the query of the decisions about one job or node, oldest first."""
     table = schema.decisions
@@ -318,11 +293,6 @@ def decision_columns(cluster_id: int, target: str, *, since: datetime | None) ->
     if since is not None:
         query = query.where(table.c.decided_at >= stored_time(since))
     return query.order_by(table.c.decided_at, table.c.decision_id)
-
-
-def _stored(kind: FrameKind, frame: pd.DataFrame, *, never_missing: Sequence[str]) -> list[dict[str, Any]]:
-    _refuse_missing(kind.name, kind.check(frame), never_missing)
-    return _rows(frame, column_types(kind))
 
 
 def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
@@ -337,14 +307,27 @@ def _rows(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> list[dict[str, Any]
     return rows
 
 
-def _replace(
-    connection: Connection, table: Table, cluster_id: int, rows: list[dict[str, Any]], *, key: Sequence[str]
+def replace_rows(
+    connection: Connection,
+    cluster_id: int,
+    table: Table,
+    kind: FrameKind,
+    frame: pd.DataFrame,
+    *,
+    never_missing: Sequence[str],
+    key: Sequence[str],
 ) -> None:
     """Store rows in place of those with the same key.
 
     Of several rows with one key, the last counts. A missing key value is stored as an empty text.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is missing or of another type, or lacks values that are never missing.
     """
-    for row in rows:
+    _refuse_missing(kind.name, kind.check(frame), never_missing)
+    for row in _rows(frame, column_types(kind)):
         named = {name: "" if row[name] is None else row[name] for name in key}
         chosen = [table.c.cluster_id == cluster_id, *(table.c[name] == value for name, value in named.items())]
         connection.execute(delete(table).where(*chosen))

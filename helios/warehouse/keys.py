@@ -103,7 +103,7 @@ def find_cluster_id(connection: Connection, name: str) -> int:
     return int(found)
 
 
-def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str | None) -> int:
+def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str | None = None) -> int:
     """Return the number of a cluster, and make it if it is new.
 
     ``timezone`` is stored if none was known before.

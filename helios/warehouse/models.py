@@ -14,8 +14,9 @@ from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import column_types, frame_of, stored_time
+from helios.warehouse.columns import frame_of, stored_time
 from helios.warehouse.engine import reading, writing
+from helios.warehouse.jobs import select_columns
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
 MODELS = {
@@ -55,7 +56,7 @@ class ModelStore:
             "artifact": record.artifact,
         }
         with writing(self._engine) as connection:
-            cluster_id = cluster_id_for_loading(connection, name=record.cluster, timezone=None)
+            cluster_id = cluster_id_for_loading(connection, name=record.cluster)
             connection.execute(delete(schema.models).filter_by(cluster_id=cluster_id, model_id=record.model_id))
             connection.execute(insert(schema.models).values(cluster_id=cluster_id, **row))
 
@@ -84,10 +85,9 @@ class ModelStore:
         Columns: ``model_id``, ``trained_at``, ``trained_until``, ``jobs``, ``scores`` and ``manifest`` (dicts, empty
         where none was written), ``promoted``. The models themselves are not read.
         """
-        table = schema.models
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
+            query = select_columns(schema.models, cluster_id, MODELS)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             promoted, _ = _promoted(connection, cluster_id)
         texts: dict[str, Any] = {name: [_parse(text, {}) for text in found[name]] for name in ("scores", "manifest")}
@@ -107,7 +107,7 @@ class ModelStore:
         models = schema.models
         with writing(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            of_cluster = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+            of_cluster = select_columns(models, cluster_id, ["model_id"])
             stacked = previous_model(self._promotions(connection, cluster_id))
             needed = {_promoted(connection, cluster_id)[0], *stacked[:1]}
             kept = {*connection.execute(_newest_first(of_cluster).limit(keep)).scalars(), *filter(None, needed)}
@@ -151,7 +151,7 @@ class ModelStore:
             There is no such model.
         """
         with writing(self._engine) as connection:
-            cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
             if model_id is not None and connection.execute(_one(cluster_id, model_id)).first() is None:
                 raise _no_such_model(cluster, model_id, decided=False)
             row = {
@@ -173,8 +173,8 @@ class ModelStore:
 
     def _promotions(self, connection: Connection, cluster_id: int) -> pd.DataFrame:
         table = schema.promotions
-        query = select(*(table.c[name] for name in PROMOTIONS.names)).where(table.c.cluster_id == cluster_id)
-        return frame_of(self._bulk.select(connection, query.order_by(table.c.promotion_id)), column_types(PROMOTIONS))
+        query = select_columns(table, cluster_id, PROMOTIONS.names).order_by(table.c.promotion_id)
+        return frame_of(self._bulk.select(connection, query), PROMOTIONS)
 
 
 def incumbent_id(connection: Connection, cluster_id: int) -> str:
@@ -219,11 +219,11 @@ def _promoted(
     is the newest model but ``besides``.
     """
     decisions, models = schema.promotions, schema.models
-    decided = select(decisions.c.model_id, decisions.c.promoted_at).where(decisions.c.cluster_id == cluster_id)
+    decided = select_columns(decisions, cluster_id, ["model_id", "promoted_at"])
     row = connection.execute(decided.order_by(decisions.c.promotion_id.desc()).limit(1)).one_or_none()
     if row is not None:
         return row.model_id, _EPOCH + timedelta(microseconds=row.promoted_at)
-    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+    newest = select_columns(models, cluster_id, ["model_id"])
     if besides is not None:
         newest = newest.where(models.c.model_id != besides)
     return connection.execute(_newest_first(newest).limit(1)).scalar_one_or_none(), None

@@ -37,6 +37,7 @@ from helios.model import (
     NODES,
     PREDICTIONS,
     PROMOTIONS,
+    REJECTS,
     TIME,
     FrameKind,
 )
@@ -70,18 +71,33 @@ TYPES: Mapping[str, TypeEngine[Any]] = {
 }
 
 
-def _columns(kind: FrameKind, *nullable: str) -> Iterator[Column[Any]]:
-    """Yield the columns of a kind of frame.
+def _columns(kind: FrameKind, *nullable: str, category: TypeEngine[Any] = TYPES["category"]) -> Iterator[Column[Any]]:
+    """Yield the columns of a kind of frame, with its categories stored as ``category``.
 
     Columns named in ``nullable`` may have missing values.
     """
     for column in kind.columns:
-        kept_as = JobId if column.name == "job_id" else TYPES[column.dtype]
+        kept_as = JobId if column.name == "job_id" else category if column.dtype == "category" else TYPES[column.dtype]
         yield Column(column.name, kept_as, nullable=column.name in nullable)
+
+
+def _filled(kept_as: type[TypeEngine[Any]], *names: str) -> Iterator[Column[Any]]:
+    """Yield columns of one type that are never missing."""
+    yield from (Column(name, kept_as, nullable=False) for name in names)
 
 
 def _cluster_column() -> Column[int]:
     return Column("cluster_id", Integer, ForeignKey("clusters.cluster_id"), nullable=False)
+
+
+def _of_cluster(name: str, *columns: Column[Any], key: tuple[str, ...]) -> Table:
+    """Return a table whose rows are told apart by their cluster and ``key``."""
+    return Table(name, metadata, _cluster_column(), *columns, PrimaryKeyConstraint("cluster_id", *key))
+
+
+def _numbered(name: str, number: str, *columns: Column[Any] | Index) -> Table:
+    """Return a table whose rows belong to a cluster and are numbered as they are appended."""
+    return Table(name, metadata, Column(number, Number, primary_key=True), _cluster_column(), *columns)
 
 
 clusters = Table(
@@ -98,8 +114,7 @@ names = Table(
     "names",
     metadata,
     Column("name_id", Number, primary_key=True),
-    Column("digest", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    *_filled(Text, "digest", "text"),
     UniqueConstraint("digest"),
 )
 
@@ -108,14 +123,7 @@ jobs = Table(
     "jobs",
     metadata,
     Column("cluster_id", Integer, nullable=False),
-    *(
-        Column(
-            column.name,
-            BigInteger() if column.dtype == "category" else JobId if column.name == "job_id" else TYPES[column.dtype],
-            nullable=column.name not in NEVER_MISSING,
-        )
-        for column in JOBS.columns
-    ),
+    *_columns(JOBS, *(set(JOBS.names) - NEVER_MISSING), category=BigInteger()),
     PrimaryKeyConstraint(*JOB_KEY),
     sqlite_with_rowid=False,
 )
@@ -125,16 +133,9 @@ loads = Table(
     metadata,
     Column("load_id", Integer, primary_key=True),
     _cluster_column(),
-    Column("path", Text, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("format", Text, nullable=False),
+    *_filled(Text, "path", "sha256", "format"),
     Column("timezone", Text),
-    Column("loaded_at", BigInteger, nullable=False),
-    Column("rows_read", BigInteger, nullable=False),
-    Column("jobs_new", BigInteger, nullable=False),
-    Column("jobs_updated", BigInteger, nullable=False),
-    Column("jobs_unchanged", BigInteger, nullable=False),
-    Column("rejected", BigInteger, nullable=False),
+    *_filled(BigInteger, "loaded_at", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejected"),
     Column("watermark", BigInteger),
     Column("notes", Text, nullable=False),
     UniqueConstraint("cluster_id", "sha256"),
@@ -145,148 +146,85 @@ rejects = Table(
     metadata,
     Column("reject_id", Number, primary_key=True),
     Column("load_id", Integer, ForeignKey("loads.load_id"), nullable=False),
-    Column("line", BigInteger, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    *_columns(REJECTS),
     Index(None, "load_id", "line"),
 )
 
-nodes = Table(
-    "nodes",
-    metadata,
-    _cluster_column(),
-    *_columns(NODES, "cpus", "gpu_type", "memory_mib"),
-    PrimaryKeyConstraint("cluster_id", "name", "partition"),
+nodes = _of_cluster("nodes", *_columns(NODES, "cpus", "gpu_type", "memory_mib"), key=("name", "partition"))
+
+node_events = _of_cluster(
+    "node_events", *_columns(NODE_EVENTS, "ended_at", "reason"), key=("node", "started_at", "state")
 )
 
-node_events = Table(
-    "node_events",
-    metadata,
-    _cluster_column(),
-    *_columns(NODE_EVENTS, "ended_at", "reason"),
-    PrimaryKeyConstraint("cluster_id", "node", "started_at", "state"),
-)
-
-models = Table(
+models = _of_cluster(
     "models",
-    metadata,
-    _cluster_column(),
-    Column("model_id", Text, nullable=False),
-    Column("trained_at", BigInteger, nullable=False),
-    Column("trained_until", BigInteger, nullable=False),
-    Column("jobs", BigInteger, nullable=False),
-    Column("features", Text, nullable=False),
-    Column("scores", Text, nullable=False),
-    Column("artifact", Text, nullable=False),
+    *_filled(Text, "model_id"),
+    *_filled(BigInteger, "trained_at", "trained_until", "jobs"),
+    *_filled(Text, "features", "scores", "artifact"),
     Column("manifest", Text),
-    PrimaryKeyConstraint("cluster_id", "model_id"),
+    key=("model_id",),
 )
 
 # Appended to, never changed. No foreign key to a model, because models are deleted one day and these rows stay.
-promotions = Table(
+promotions = _numbered(
     "promotions",
-    metadata,
-    Column("promotion_id", Number, primary_key=True),
-    _cluster_column(),
+    "promotion_id",
     *_columns(PROMOTIONS, "model_id", "previous", "candidate"),
     Index(None, "cluster_id", "promotion_id"),
 )
 
-predictions = Table(
+predictions = _of_cluster(
     "predictions",
-    metadata,
-    _cluster_column(),
-    Column("submitted_at", BigInteger, nullable=False),
+    *_filled(BigInteger, "submitted_at"),
     Column("job_id", JobId, nullable=False),
-    Column("restart", Integer, nullable=False),
-    Column("made_at", BigInteger, nullable=False),
+    *_filled(Integer, "restart"),
+    *_filled(BigInteger, "made_at"),
     *_columns(PREDICTIONS, *PREDICTIONS.names),
-    PrimaryKeyConstraint("cluster_id", "submitted_at", "job_id", "restart", "made_at"),
+    key=("submitted_at", "job_id", "restart", "made_at"),
 )
 
-decisions = Table(
+decisions = _numbered(
     "decisions",
-    metadata,
-    Column("decision_id", Number, primary_key=True),
-    _cluster_column(),
+    "decision_id",
     *_columns(DECISIONS, "before", "after", "model_id", "outcome"),
     Index(None, "cluster_id", "decided_at"),
     Index(None, "cluster_id", "target", "decided_at"),
 )
 
-leases = Table(
+leases = _of_cluster(
     "leases",
-    metadata,
-    _cluster_column(),
-    Column("domain", Text, nullable=False),
-    Column("token", BigInteger, nullable=False),
+    *_filled(Text, "domain"),
+    *_filled(BigInteger, "token"),
     Column("holder", Text),
-    Column("expires_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "domain"),
+    *_filled(BigInteger, "expires_at"),
+    key=("domain",),
 )
 
-applied_changes = Table(
-    "applied_changes",
-    metadata,
-    _cluster_column(),
-    *_columns(APPLIED_CHANGES, "value", "after"),
-    PrimaryKeyConstraint("cluster_id", "setting", "job_id", "mode"),
+applied_changes = _of_cluster(
+    "applied_changes", *_columns(APPLIED_CHANGES, "value", "after"), key=("setting", "job_id", "mode")
 )
 
-applied_node_changes = Table(
-    "applied_node_changes",
-    metadata,
-    _cluster_column(),
-    *_columns(APPLIED_NODE_CHANGES, "value", "own", "after"),
-    PrimaryKeyConstraint("cluster_id", "setting", "node", "mode"),
+applied_node_changes = _of_cluster(
+    "applied_node_changes", *_columns(APPLIED_NODE_CHANGES, "value", "own", "after"), key=("setting", "node", "mode")
 )
 
-node_tallies = Table(
-    "node_tallies",
-    metadata,
-    _cluster_column(),
-    *_columns(NODE_TALLIES, "wanted"),
-    PrimaryKeyConstraint("cluster_id", "taken_at", "pool"),
-)
+node_tallies = _of_cluster("node_tallies", *_columns(NODE_TALLIES, "wanted"), key=("taken_at", "pool"))
 
 # State that the controllers need after a restart, as text in their own format.
-memories = Table(
-    "memories",
-    metadata,
-    _cluster_column(),
-    Column("name", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("written_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "name"),
-)
+memories = _of_cluster("memories", *_filled(Text, "name", "text"), *_filled(BigInteger, "written_at"), key=("name",))
 
-modes = Table(
+modes = _numbered(
     "modes",
-    metadata,
-    Column("mode_id", Number, primary_key=True),
-    _cluster_column(),
-    Column("service", Text, nullable=False),
-    Column("mode", Text, nullable=False),
+    "mode_id",
+    *_filled(Text, "service", "mode"),
     Column("partitions", Text),
     Column("percent", Integer),
-    Column("set_at", BigInteger, nullable=False),
-    Column("set_by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    *_filled(BigInteger, "set_at"),
+    *_filled(Text, "set_by", "reason"),
 )
 
-cycles = Table(
-    "cycles",
-    metadata,
-    Column("cycle_id", Number, primary_key=True),
-    _cluster_column(),
-    *_columns(CYCLES, "seconds", "suspended", "counts"),
-    Index(None, "cluster_id", "taken_at"),
+cycles = _numbered(
+    "cycles", "cycle_id", *_columns(CYCLES, "seconds", "suspended", "counts"), Index(None, "cluster_id", "taken_at")
 )
 
-coverage = Table(
-    "coverage",
-    metadata,
-    _cluster_column(),
-    *_columns(COVERAGE),
-    PrimaryKeyConstraint("cluster_id", "source", "started_at"),
-)
+coverage = _of_cluster("coverage", *_columns(COVERAGE), key=("source", "started_at"))

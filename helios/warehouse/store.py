@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, func, insert, select
+import pyarrow as pa
+from sqlalchemy import ColumnElement, Engine, Select, Table, delete, func, insert, select
 
 from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated
@@ -27,8 +28,8 @@ from helios.model import (
 )
 from helios.warehouse import grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
-from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk
-from helios.warehouse.columns import column_types, frame_of, in_order, stored_column, stored_frame, stored_time
+from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk, arrow_schema
+from helios.warehouse.columns import Types, column_types, frame_of, in_order, stored_column, stored_frame, stored_time
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
@@ -205,7 +206,7 @@ class Warehouse(ModelStore):
         ``last_submitted_at``.
         """
         with reading(self._engine) as connection:
-            return self._frame(connection, known_clusters(), CLUSTERS)
+            return frame_of(self._bulk.select(connection, known_clusters()), CLUSTERS)
 
     def jobs(
         self,
@@ -273,7 +274,7 @@ class Warehouse(ModelStore):
             times = list(connection.execute(within).scalars())
             query = jobs_module.select_columns(schema.jobs, cluster_id, JOBS.names)
             found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(found), column_types(JOBS), StringTable(connection, self._bulk))
+            frame = frame_of(in_order(found), JOBS, StringTable(connection, self._bulk))
         array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
         return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
 
@@ -312,7 +313,7 @@ class Warehouse(ModelStore):
         query = query.order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id).limit(limit)
         with reading(self._engine) as connection:
             query = query.where(loads.c.cluster_id == find_cluster_id(connection, cluster))
-            return self._frame(connection, query, jobs_module.REJECTS_OF_A_CLUSTER)
+            return frame_of(self._bulk.select(connection, query), jobs_module.REJECTS_OF_A_CLUSTER)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster.
@@ -321,12 +322,11 @@ class Warehouse(ModelStore):
         """
         with reading(self._engine) as connection:
             query = jobs_module.reject_counts(schema.loads.c.cluster_id == find_cluster_id(connection, cluster))
-            return self._frame(connection, query, {"reason": "str", "rows": "int64"})
+            return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
         """Store a ``NODES`` frame, and replace nodes with the same name and partition."""
-        with writing(self._engine) as connection:
-            jobs_module.add_nodes(connection, self._cluster_id(connection, cluster), nodes)
+        self._replace(cluster, schema.nodes, NODES, nodes, never_missing=("name",), key=("name", "partition"))
 
     def nodes(self, cluster: str) -> pd.DataFrame:
         """Return a cluster's nodes as a ``NODES`` frame, by name and partition."""
@@ -338,8 +338,8 @@ class Warehouse(ModelStore):
 
         An event with the same node, start and state as a stored one replaces it, with its newer end and reason.
         """
-        with writing(self._engine) as connection:
-            jobs_module.add_node_events(connection, self._cluster_id(connection, cluster), events)
+        key, never_missing = ("node", "started_at", "state"), ("node", "started_at")
+        self._replace(cluster, schema.node_events, NODE_EVENTS, events, never_missing=never_missing, key=key)
 
     def node_events(
         self, cluster: str, since: datetime | None = None, until: datetime | None = None, *, reaching: bool = False
@@ -348,14 +348,11 @@ class Warehouse(ModelStore):
 
         With ``reaching``, events that started earlier are included if they had not ended by ``since``.
         """
-        events = schema.node_events
-        with reading(self._engine) as connection:
-            query = jobs_module.select_columns(events, find_cluster_id(connection, cluster), NODE_EVENTS.names)
-            query = _between(query, events.c.started_at, None if reaching else since, until)
-            if reaching and since is not None:
-                query = query.where(events.c.ended_at.is_(None) | (events.c.ended_at > stored_time(since)))
-            query = query.order_by(events.c.started_at, events.c.node)
-            return _blank_as_missing(self._frame(connection, query, NODE_EVENTS), "state")
+        table, where = schema.node_events, []
+        if reaching and since is not None:
+            where, since = [table.c.ended_at.is_(None) | (table.c.ended_at > stored_time(since))], None
+        found = self._read(cluster, table, NODE_EVENTS, "started_at", "node", since=since, until=until, where=where)
+        return _blank_as_missing(found, "state")
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions and return how many were new.
@@ -370,7 +367,7 @@ class Warehouse(ModelStore):
             When they were made. A job's stored prediction of exactly this time stays as it is.
         """
         with writing(self._engine) as connection:
-            cluster_id = self._cluster_id(connection, cluster)
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
             return jobs_module.add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
 
     def predictions(
@@ -395,10 +392,10 @@ class Warehouse(ModelStore):
             query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), types)
             query = query.order_by(*(table.c[name] for name in _PREDICTIONS_ORDER))
             parts = [
-                self._frame(connection, query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])), types)
+                self._bulk.select(connection, query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])))
                 for at in range(0, max(len(times), 1), _AT_ONCE)
             ]
-        return pd.concat(parts, ignore_index=True)
+        return frame_of(pa.concat_tables(parts), types)
 
     def timezone(self, cluster: str) -> str | None:
         """Return a cluster's time zone, or None if it is not known.
@@ -415,7 +412,7 @@ class Warehouse(ModelStore):
         ``after``, ``model_id`` and ``outcome`` may be missing. Stored decisions are never changed.
         """
         with writing(self._engine) as connection:
-            jobs_module.add_decisions(connection, self._cluster_id(connection, cluster), decisions)
+            jobs_module.add_decisions(connection, cluster_id_for_loading(connection, name=cluster), decisions)
 
     def decisions(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the decisions made in [since, until), oldest first."""
@@ -428,9 +425,9 @@ class Warehouse(ModelStore):
         Only decisions made at or after ``since`` are returned. An index makes this fast, however long the audit log is.
         """
         with reading(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, cluster)
-            found = jobs_module.decisions_about(connection, cluster_id, target, since=since)
-        return frame_of(found, column_types(DECISIONS))
+            query = jobs_module.decision_columns(find_cluster_id(connection, cluster), target, since=since)
+            rows = [dict(row._mapping) for row in connection.execute(query)]
+        return frame_of(pa.Table.from_pylist(rows, schema=arrow_schema(query)), DECISIONS)
 
     def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
         """Delete the rows of a cluster that are older than ``horizon``.
@@ -476,7 +473,7 @@ class Warehouse(ModelStore):
         """
         memories = schema.memories
         with writing(self._engine) as connection:
-            key = {"cluster_id": self._cluster_id(connection, cluster), "name": name}
+            key = {"cluster_id": cluster_id_for_loading(connection, name=cluster), "name": name}
             connection.execute(delete(memories).filter_by(**key))
             connection.execute(insert(memories).values(key | {"text": text, "written_at": stored_time(at)}))
 
@@ -547,7 +544,7 @@ class Warehouse(ModelStore):
         """
         table, start, end = schema.coverage, stored_time(started_at), stored_time(ended_at)
         with writing(self._engine) as connection:
-            key = {"cluster_id": self._cluster_id(connection, cluster), "source": source}
+            key = {"cluster_id": cluster_id_for_loading(connection, name=cluster), "source": source}
             touching = (table.c.started_at <= end) & (table.c.ended_at >= start)
             for row in connection.execute(select(table).filter_by(**key).where(touching)).all():
                 start, end = min(start, row.started_at), max(end, row.ended_at)
@@ -568,28 +565,40 @@ class Warehouse(ModelStore):
         The cluster is made if it is new.
         """
         with writing(self._engine) as connection:
-            rows = stored_frame(kind, frame, self._cluster_id(connection, cluster))
+            rows = stored_frame(kind, frame, cluster_id_for_loading(connection, name=cluster))
             self._bulk.insert(connection, table, rows)
+
+    def _replace(
+        self, cluster: str, table: Table, kind: FrameKind, frame: pd.DataFrame, **columns: Sequence[str]
+    ) -> None:
+        """Store rows in place of those with the same key.
+
+        The cluster is made if it is new.
+        """
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
+            jobs_module.replace_rows(connection, cluster_id, table, kind, frame, **columns)
 
     def _read(
         self,
         cluster: str,
         table: Table,
-        types: FrameKind | Mapping[str, str],
+        types: Types,
         *order: str,
         since: datetime | None = None,
         until: datetime | None = None,
+        where: Iterable[ColumnElement[bool]] = (),
     ) -> pd.DataFrame:
         """Return a cluster's rows, ordered by the columns in ``order``.
 
         ``since`` and ``until`` bound the first of these columns.
         """
-        columns = types.names if isinstance(types, FrameKind) else types
         with reading(self._engine) as connection:
-            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), columns)
+            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), column_types(types))
             if order:
                 query = _between(query, table.c[order[0]], since, until)
-            return self._frame(connection, query.order_by(*(table.c[name] for name in order)), types)
+            query = query.where(*where).order_by(*(table.c[name] for name in order))
+            return frame_of(self._bulk.select(connection, query), types)
 
     def _make_or_refuse(self) -> None:
         found, expected = self.revision(), self.head()
@@ -601,13 +610,6 @@ class Warehouse(ModelStore):
                 f"{shown(self._engine.url)} is at revision {found}; this version of Helios expects {expected}.",
                 hint="Bring it up to date: helios db upgrade",
             )
-
-    def _frame(self, connection: Connection, query: Select[Any], types: FrameKind | Mapping[str, str]) -> pd.DataFrame:
-        found = self._bulk.select(connection, query)
-        return frame_of(found, column_types(types) if isinstance(types, FrameKind) else types)
-
-    def _cluster_id(self, connection: Connection, cluster: str) -> int:
-        return cluster_id_for_loading(connection, name=cluster, timezone=None)
 
 
 def _between(
