@@ -149,14 +149,6 @@ class RecordedMachine(NamedTuple):
         return -(-self.cpus // self.nodes)
 
 
-def _none_needed(_: Path) -> tuple[Path, ...]:
-    return ()
-
-
-def _no_machine(_: bytes) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How one format is recognised and read.
@@ -185,9 +177,9 @@ class Layout:
     drafts: Callable[[FileReading], Iterator[JobRows]]
     local_times: Callable[[bytes], bool]
     zone: str = "UTC"
-    companions: Callable[[Path], tuple[Path, ...]] = _none_needed
+    companions: Callable[[Path], tuple[Path, ...]] = lambda _: ()
     digest: Callable[[Path], str] = file_sha256
-    machine: Callable[[bytes], RecordedMachine | None] = _no_machine
+    machine: Callable[[bytes], RecordedMachine | None] = lambda _: None
 
 
 def readable(text: bytes) -> str:

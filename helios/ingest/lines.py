@@ -131,7 +131,7 @@ def blocks(path: Path, *, lines_per_block: int, continues: Callable[[bytes], boo
     first_line = 1
     with _opened(path) as (raw, plain):
         for data in _cuts(_chunks(path, plain), lines_per_block, continues):
-            yield Block(data=_unix(data), first_line=first_line, bytes_read=raw.tell())
+            yield Block(data=data.replace(b"\r\n", b"\n"), first_line=first_line, bytes_read=raw.tell())
             first_line += data.count(b"\n")
 
 
@@ -270,7 +270,3 @@ def _cut(data: bytes, lines: int, continues: Callable[[bytes], bool], *, spare: 
 
 def _without_mark(data: bytes) -> bytes:
     return data.removeprefix(_UTF8_MARK)
-
-
-def _unix(data: bytes) -> bytes:
-    return data.replace(b"\r\n", b"\n") if b"\r" in data else data

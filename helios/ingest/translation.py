@@ -5,6 +5,7 @@ The readers of all formats share it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,17 @@ class Translation:
         values, bad = self.reading.clock.read(self.texts(*fields), not_before=not_before)
         self.results.refuse(bad, Reason.UNREADABLE_TIME)
         return values
+
+    def read_times(self, fields: Mapping[str, Sequence[str]]) -> None:
+        """Set columns of times from their fields.
+
+        They are given in the order of the events.
+        """
+        before: Instants | None = None
+        for name, sources in fields.items():
+            if self.rows.column(*sources) is not None:
+                self.jobs[name] = self.times(*sources, not_before=before)
+                before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 
     def instants(self, seconds: NDArray[np.float64]) -> Instants:
         """Return seconds since the epoch as times."""

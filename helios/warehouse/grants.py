@@ -126,7 +126,10 @@ def _refuse_unfit(connection: Connection, role: str) -> None:
 def _statements(
     connection: Connection, roles: list[str], rows: Mapping[str, tuple[str, str]], *, jobs: str, nodes: str | None
 ) -> Iterator[str]:
-    """Yield the statements that grant rights, and access to ``rows`` of tables that both daemons write."""
+    """Yield the statements that revoke and grant.
+
+    ``rows`` has, for each table that both daemons write, the conditions of the rows of jobs and of nodes.
+    """
     quote = connection.dialect.identifier_preparer.quote
     schema = quote(str(connection.exec_driver_sql("SELECT current_schema()").scalar_one()))
     for role in map(quote, roles):

@@ -96,7 +96,7 @@ def _of_cluster(name: str, *columns: Column[Any], key: tuple[str, ...]) -> Table
 
 
 def _numbered(name: str, number: str, *columns: Column[Any] | Index) -> Table:
-    """Return a table whose rows belong to a cluster and are numbered as they are appended."""
+    """Return a table whose rows are numbered as they are appended."""
     return Table(name, metadata, Column(number, Number, primary_key=True), _cluster_column(), *columns)
 
 
