@@ -109,14 +109,13 @@ class JobRows:
         kept = self.results.accepted & ~self.skipped
         # Most batches lose no row, and choosing rows copies every column.
         keep = slice(None) if kept.all() else np.flatnonzero(kept)
-        return Batch(
-            jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.texts.block.bytes_read, notes=notes
-        )
-
-    def _jobs(self, keep: NDArray[np.int64] | slice) -> pd.DataFrame:
         columns = {name: _in_utc(values[keep]) for name, values in self.jobs.items()}
-        frame = pd.DataFrame(columns, copy=False)
-        return JOBS.conform(frame)
+        return Batch(
+            jobs=JOBS.conform(pd.DataFrame(columns, copy=False)),
+            rejects=self._rejects(),
+            bytes_read=self.texts.block.bytes_read,
+            notes=notes,
+        )
 
     def _rejects(self) -> pd.DataFrame:
         self.results.codes[self.skipped] = -1

@@ -106,7 +106,14 @@ def head(path: Path) -> bytes:
         It is compressed in a way that Helios does not read.
     """
     with _opened(path) as (raw, plain):
-        _refuse_other_compressions(path, raw)
+        raw.seek(0)
+        start = raw.read(8)
+        raw.seek(0)
+        for magic, name in _UNREAD_COMPRESSIONS.items():
+            if start.startswith(magic):
+                raise FormatUnknown(
+                    f"{path} is compressed with {name}.", hint="Decompress it, or compress it with gzip."
+                )
         return _without_mark(plain.read(HEAD_BYTES)).replace(b"\r\n", b"\n")
 
 
@@ -215,15 +222,6 @@ def _unreadable(path: Path, reason: Exception) -> FileUnreadable:
     return FileUnreadable(
         f"{path} cannot be decompressed to its end: {reason}.", hint="It was cut or damaged; export or copy it again."
     )
-
-
-def _refuse_other_compressions(path: Path, raw: IO[bytes]) -> None:
-    raw.seek(0)
-    start = raw.read(8)
-    raw.seek(0)
-    for magic, name in _UNREAD_COMPRESSIONS.items():
-        if start.startswith(magic):
-            raise FormatUnknown(f"{path} is compressed with {name}.", hint="Decompress it, or compress it with gzip.")
 
 
 def _chunks(path: Path, plain: IO[bytes]) -> Iterator[bytes]:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -178,12 +177,8 @@ def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
 
 def _is_raw(start: bytes) -> bool:
     lines = start.decode("utf-8", errors="replace").split("\n")[:50]
-    return any(_plausible_raw(line.split("|", len(RAW_FIELDS) - 1)) for line in lines)
-
-
-def _plausible_raw(fields: Sequence[str]) -> bool:
-    submit = RAW_FIELDS.index("submit")
-    return len(fields) == len(RAW_FIELDS) and bool(fields[submit]) and _times_look_right(RAW_FIELDS, fields)
+    rows = [row for line in lines if len(row := line.split("|", len(RAW_FIELDS) - 1)) == len(RAW_FIELDS)]
+    return any(row[RAW_FIELDS.index("submit")] and _times_look_right(RAW_FIELDS, row) for row in rows)
 
 
 def _dialect(start: bytes) -> Dialect | None:
@@ -254,8 +249,8 @@ class _SacctTranslation(Translation):
         self._read_sizes()
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
-        clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
-        return self.draft(skipped=skipped, clusters=clusters)
+        clusters = pc.unique(known_values(self.texts("cluster", "clustername"))).drop_null()
+        return self.draft(skipped=skipped, clusters=frozenset(clusters.to_pylist()))
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
@@ -367,7 +362,3 @@ class _SacctTranslation(Translation):
             self.jobs["user"] = category(pc.coalesce(*users))
         if self.rows.column(*SOURCES["name"]) is not None:
             self.jobs["name"] = strings(self.texts(*SOURCES["name"]))
-
-
-def _distinct_known(texts: pa.Array | None) -> list[str]:
-    return [] if texts is None else pc.unique(known_values(texts)).drop_null().to_pylist()

@@ -6,7 +6,7 @@ The readers of all formats share it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from helios.ingest.job_rows import FileReading, JobRows, RunKeys
 from helios.ingest.parse import NEVER, Instants, category, durations, instants, job_states, numbers, strings
 
 MIB_PER_GIB = 1024.0
+Values = TypeVar("Values")
 
 
 class Translation:
@@ -54,33 +55,22 @@ class Translation:
 
     def numbers(self, *fields: str) -> NDArray[np.float64]:
         """Return the numbers of a field, NaN where unknown."""
-        texts = self.rows.column(*fields)
-        if texts is None:
-            return np.full(len(self.rows), np.nan)
-        values, bad = numbers(texts)
-        self.results.refuse(bad, Reason.UNREADABLE_NUMBER)
-        return values
+        return self._accept(numbers(self.texts(*fields)), Reason.UNREADABLE_NUMBER)
 
     def durations(self, *fields: str, bare_unit_s: float) -> NDArray[np.float64]:
         """Return Slurm durations in s, NaN where unknown.
 
         A bare number counts ``bare_unit_s`` seconds.
         """
-        texts = self.rows.column(*fields)
-        if texts is None:
-            return np.full(len(self.rows), np.nan)
-        values, bad = durations(texts, bare_unit_s=bare_unit_s)
-        self.results.refuse(bad, Reason.UNREADABLE_DURATION)
-        return values
+        return self._accept(durations(self.texts(*fields), bare_unit_s=bare_unit_s), Reason.UNREADABLE_DURATION)
 
     def times(self, *fields: str, not_before: Instants | None = None) -> Instants:
         """Return the times of a field, in UTC.
 
         ``not_before`` is the event before; it tells which of two equal local times is meant.
         """
-        values, bad = self.reading.clock.read(self.texts(*fields), not_before=not_before)
-        self.results.refuse(bad, Reason.UNREADABLE_TIME)
-        return values
+        found = self.reading.clock.read(self.texts(*fields), not_before=not_before)
+        return self._accept(found, Reason.UNREADABLE_TIME)
 
     def read_times(self, fields: Mapping[str, Sequence[str]]) -> None:
         """Set columns of times from their fields.
@@ -95,14 +85,11 @@ class Translation:
 
     def instants(self, seconds: NDArray[np.float64]) -> Instants:
         """Return seconds since the epoch as times."""
-        values, bad = instants(seconds)
-        self.results.refuse(bad, Reason.UNREADABLE_TIME)
-        return values
+        return self._accept(instants(seconds), Reason.UNREADABLE_TIME)
 
     def read_states(self, texts: pa.Array) -> None:
         """Set the column ``state`` from its texts."""
-        self.jobs["state"], bad = job_states(texts)
-        self.results.refuse(bad, Reason.UNKNOWN_STATE)
+        self.jobs["state"] = self._accept(job_states(texts), Reason.UNKNOWN_STATE)
 
     def read_strings(self, **fields: str) -> None:
         """Set columns of texts that hardly repeat."""
@@ -111,6 +98,12 @@ class Translation:
     def read_categories(self, **fields: str) -> None:
         """Set columns of texts that repeat."""
         self.jobs |= {name: category(self.texts(field)) for name, field in fields.items()}
+
+    def _accept(self, found: tuple[Values, Mask], reason: Reason) -> Values:
+        """Return the values that were read, and refuse the rows where that failed."""
+        values, bad = found
+        self.results.refuse(bad, reason)
+        return values
 
     def is_in(self, states: tuple[str, ...]) -> Mask:
         """Return the rows in one of ``states``, shape (n_rows,)."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from ClusterShell.RangeSet import RangeSet
+
 from helios.errors import ConfigurationInvalid, HostlistInvalid
 from helios.model.hostlist import expand
 from helios.model.slurm_site import UNTYPED, NodeGroup, PartitionRules
@@ -241,7 +243,7 @@ def _mib(line: ConfLine, key: str) -> int:
 def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
     threads = line.whole("threadspercore", 1)
     cpus = line.whole("cpus", line.whole("procs", 0)) or _product(line) * threads
-    kept_back = line.whole("corespeccount", 0) * threads or len(_numbers(line.text("cpuspeclist")))
+    kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
     features = line.text("features") or line.text("feature")
     return NodeGroup(
         names=names,
@@ -275,12 +277,6 @@ def _gpus(line: ConfLine) -> dict[str, int]:
             raise line.wrong("gres", "is not a list of GRES", "Write gpu:a100:4 or gpu:4.") from None
         found[kind] = found.get(kind, 0) + count
     return found
-
-
-def _numbers(text: str) -> set[int]:
-    """Return the numbers in a text like ``0,2-4``."""
-    spans = (part.partition("-") for part in text.split(",") if part)
-    return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
 
 
 def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:

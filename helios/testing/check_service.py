@@ -359,7 +359,8 @@ def _complaints(service: type[Any] | Service) -> Iterator[str]:
     yield from flaws
     if flaws:
         return
-    yield from _clock_complaints(service_class)
+    for name in find_clocks(service_class):
+        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
     on_nodes = getattr(service_class, "domain", Domain.JOBS) is Domain.NODES
     make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
     sound = True
@@ -396,11 +397,6 @@ def _maker(service: type[Any] | Service) -> Make:
     if isinstance(service, type):
         return lambda: make_service(service, service.Options(), name=service.__name__)
     return lambda: copy.deepcopy(service)
-
-
-def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
-    for name in find_clocks(service_class):
-        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
 
 
 def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:

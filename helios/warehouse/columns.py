@@ -56,8 +56,7 @@ def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa
     for name in ("job_id", "submitted_at"):
         if jobs[name].isna().any():
             raise FrameInvalid(f"{int(jobs[name].isna().sum()):,} jobs have no {name}, by which they are told apart")
-    columns = {column.name: stored_column(jobs[column.name], column.dtype, book) for column in JOBS.columns}
-    return pa.table({"cluster_id": pa.array(np.full(len(jobs), cluster_id))} | columns)
+    return stored_frame(JOBS, jobs, cluster_id, book)
 
 
 Types = FrameKind | Mapping[str, str]
@@ -69,8 +68,10 @@ def column_types(types: Types) -> Mapping[str, str]:
     return {column.name: column.dtype for column in types.columns} if isinstance(types, FrameKind) else types
 
 
-def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Table:
-    """Return a frame of a cluster as stored columns, with categories as text.
+def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, book: StringTable | None = None) -> pa.Table:
+    """Return a frame of a cluster as stored columns.
+
+    With a ``book`` categories become numbers of names, else text.
 
     Raises
     ------
@@ -78,8 +79,8 @@ def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Ta
         A column is missing or of another type.
     """
     kind.check(frame)
-    columns = {column.name: stored_column(frame[column.name], column.dtype) for column in kind.columns}
-    return pa.table({"cluster_id": pa.array([cluster_id] * len(frame), pa.int64())} | columns)
+    columns = {column.name: stored_column(frame[column.name], column.dtype, book) for column in kind.columns}
+    return pa.table({"cluster_id": pa.array(np.full(len(frame), cluster_id))} | columns)
 
 
 def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None) -> Any:
