@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
@@ -129,8 +128,9 @@ class _Records:
         self.marks = marks[: len(marks) // each * each].reshape(-1, each)
         if dialect.closes:  # records begin behind a closing mark and a newline
             nexts = np.minimum(self.marks[:, -1] + 2, len(data) + 1)
-        else:
-            nexts = self._behind_newlines(marks[each::each])
+        else:  # a record's first field holds no newline, so the record begins after the last one before its first mark
+            newlines = np.concatenate([[-1], np.flatnonzero(self.bytes == _NEWLINE)])
+            nexts = newlines[np.searchsorted(newlines, marks[each::each]) - 1] + 1
         if not ended:
             # Only the next byte tells where a record ends, and a carriage return may have been cut from its newline.
             nexts = nexts[nexts + 1 < len(data)]
@@ -168,14 +168,6 @@ class _Records:
             refused=refused,
             rejoined=0,
         )
-
-    def _behind_newlines(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the records begin whose first marks are at ``marks``.
-
-        The first field of such a record holds no newline. So it begins after the last newline before its first mark.
-        """
-        newlines = np.concatenate([[-1], np.flatnonzero(self.bytes == _NEWLINE)])
-        return newlines[np.searchsorted(newlines, marks) - 1] + 1
 
     def _columns(self, wanted: list[str]) -> dict[str, Any]:
         """Return the texts of each wanted column."""

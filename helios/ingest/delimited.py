@@ -361,7 +361,8 @@ class _DelimitedLines:
         self.nothing = self._nothing() & ~self.within_quotes
         self.is_odd = (self._odd() | self.within_quotes) & ~self.nothing
         if self.dialect.last_is_free_text:
-            self.is_odd |= self._before_a_continuation() & ~self.nothing
+            # A newline in the last field of a row leaves a first line that has all separators and looks complete.
+            self.is_odd |= np.append(self.is_odd[1:] & ~self.is_odd[:-1], False) & ~self.nothing
         self.regular: Mask = ~self.is_odd & ~self.nothing
 
     def parsed(self, wanted: list[str]) -> dict[str, pa.Array] | None:
@@ -446,10 +447,6 @@ class _DelimitedLines:
         for position in np.unique(np.searchsorted(self.ends, high)).tolist():
             bad[position] = not _is_utf8(self.data[self.starts[position] : self.ends[position]])
         return bad
-
-    def _before_a_continuation(self) -> Mask:
-        # A newline in the last field of a row leaves a first line that has all separators and looks complete.
-        return np.append(self.is_odd[1:] & ~self.is_odd[:-1], False)
 
 
 def _runs(chosen: Mask) -> Iterator[NDArray[np.int64]]:

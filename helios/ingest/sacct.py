@@ -214,10 +214,9 @@ def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
     """
     if len(fields) < 2 or names[0] not in SOURCES["job_id"] or not _ID_START.fullmatch(fields[0]):
         return False
-    *whole, last = _time_places(names, len(fields)) or [-1]
-    if last == len(fields) - 1:
-        return all(_TIME.fullmatch(fields[place]) for place in whole) and bool(_TIME_CUT.fullmatch(fields[last]))
-    return all(_TIME.fullmatch(fields[place]) for place in (*whole, *([last] if last >= 0 else [])))
+    last = len(fields) - 1
+    places = _time_places(names, len(fields))
+    return all((_TIME_CUT if place == last else _TIME).fullmatch(fields[place]) for place in places)
 
 
 def _times_look_right(names: Sequence[str], fields: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 
 from helios.choices import Domain
 from helios.errors import UsageError
@@ -50,7 +50,7 @@ _OF_NODES: Mapping[str, str] = {
 
 
 def grant(
-    engine: Engine,
+    engine: sa.Engine,
     *,
     jobs: str,
     nodes: str | None,
@@ -110,7 +110,7 @@ def grant(
             connection.exec_driver_sql(statement)
 
 
-def _refuse_unfit(connection: Connection, role: str) -> None:
+def _refuse_unfit(connection: sa.Connection, role: str) -> None:
     found = connection.exec_driver_sql(
         "SELECT rolsuper OR rolbypassrls OR rolname = current_user FROM pg_roles WHERE rolname = %s", (role,)
     ).scalar_one_or_none()
@@ -124,7 +124,7 @@ def _refuse_unfit(connection: Connection, role: str) -> None:
 
 
 def _statements(
-    connection: Connection, roles: list[str], rows: Mapping[str, tuple[str, str]], *, jobs: str, nodes: str | None
+    connection: sa.Connection, roles: list[str], rows: Mapping[str, tuple[str, str]], *, jobs: str, nodes: str | None
 ) -> Iterator[str]:
     """Yield the statements that revoke and grant.
 
