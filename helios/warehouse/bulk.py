@@ -211,15 +211,11 @@ def _staged(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> Itera
     )
     with _cursor(connection) as cursor, cursor.copy("COPY incoming FROM STDIN (FORMAT csv)") as copy:
         for batch in rows.to_batches():
-            copy.write(_as_csv(batch))
+            written = pa.BufferOutputStream()
+            pyarrow.csv.write_csv(batch, written, pyarrow.csv.WriteOptions(include_header=False))
+            copy.write(memoryview(written.getvalue()))
     yield sa.table("incoming", *(sa.column(column.name, column.type) for column in columns))
     connection.exec_driver_sql("DROP TABLE incoming")
-
-
-def _as_csv(rows: pa.RecordBatch) -> memoryview:
-    written = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(rows, written, pyarrow.csv.WriteOptions(include_header=False))
-    return memoryview(written.getvalue())
 
 
 def _parsed(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:

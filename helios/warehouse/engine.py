@@ -242,7 +242,9 @@ def _unavailable(engine: sa.Engine, reason: Exception) -> WarehouseUnavailable:
     # SQLAlchemy's message repeats the statement and its rows; the driver's message says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
     says = _without_secret(str(original).strip(), engine.url)
-    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=_hint(says.lower()))
+    hints = (hint for sign, hint in _REMEDIES.items() if sign in says.lower())
+    hint = next(hints, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")
+    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=hint)
 
 
 def _without_secret(text: str, url: sa.URL) -> str:
@@ -268,8 +270,3 @@ _REMEDIES = {
     "already exists": "The database holds tables of another program. Name an empty one in HELIOS_DATABASE_URL.",
     "authentication": "Check user and password in database.url or HELIOS_DATABASE_URL.",
 }
-
-
-def _hint(says: str) -> str:
-    matching = (hint for sign, hint in _REMEDIES.items() if sign in says)
-    return next(matching, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")

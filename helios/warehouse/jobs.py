@@ -138,7 +138,8 @@ def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace:
         if new < len(rows):
             known = _best_known(rows, live=trace.live)
             updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
-        _keep_rejects(connection, bulk, load_id, batch.rejects)
+        refused = {name: stored_column(batch.rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
+        bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(batch.rejects)} | refused))
         tally.see(batch, new=new, updated=updated)
     connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
     after = _load_of(connection, cluster_id, trace.sha256)
@@ -190,11 +191,6 @@ def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
     repeated = rows.take(ranked.index[several].to_numpy()).to_pandas(types_mapper=pd.ArrowDtype)
     merged = repeated.groupby(key, sort=False).first().reset_index()
     return pa.concat_tables([rows.take(single), pa.Table.from_pandas(merged, schema=rows.schema, preserve_index=False)])
-
-
-def _keep_rejects(connection: sa.Connection, bulk: Bulk, load_id: int, rejects: pd.DataFrame) -> None:
-    columns = {name: stored_column(rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
-    bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(rejects)} | columns))
 
 
 def _load_of(connection: sa.Connection, cluster_id: int, sha256: str) -> sa.Row[tuple[object, ...]] | None:
