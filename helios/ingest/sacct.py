@@ -248,8 +248,9 @@ class _SacctTranslation(Translation):
         self._read_sizes()
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
-        clusters = pc.unique(known_values(self.texts("cluster", "clustername"))).drop_null()
-        return self.draft(skipped=skipped, clusters=frozenset(clusters.to_pylist()))
+        named = self.rows.column("cluster", "clustername")
+        clusters = [] if named is None else pc.unique(known_values(named)).drop_null().to_pylist()
+        return self.draft(skipped=skipped, clusters=frozenset(clusters))
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")

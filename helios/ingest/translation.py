@@ -5,7 +5,8 @@ The readers of all formats share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,14 +56,14 @@ class Translation:
 
     def numbers(self, *fields: str) -> NDArray[np.float64]:
         """Return the numbers of a field, NaN where unknown."""
-        return self._accept(numbers(self.texts(*fields)), Reason.UNREADABLE_NUMBER)
+        return self._floats(fields, numbers, Reason.UNREADABLE_NUMBER)
 
     def durations(self, *fields: str, bare_unit_s: float) -> NDArray[np.float64]:
         """Return Slurm durations in s, NaN where unknown.
 
         A bare number counts ``bare_unit_s`` seconds.
         """
-        return self._accept(durations(self.texts(*fields), bare_unit_s=bare_unit_s), Reason.UNREADABLE_DURATION)
+        return self._floats(fields, partial(durations, bare_unit_s=bare_unit_s), Reason.UNREADABLE_DURATION)
 
     def times(self, *fields: str, not_before: Instants | None = None) -> Instants:
         """Return the times of a field, in UTC.
@@ -98,6 +99,12 @@ class Translation:
     def read_categories(self, **fields: str) -> None:
         """Set columns of texts that repeat."""
         self.jobs |= {name: category(self.texts(field)) for name, field in fields.items()}
+
+    def _floats(
+        self, fields: Sequence[str], read: Callable[[pa.Array], tuple[NDArray[np.float64], Mask]], reason: Reason
+    ) -> NDArray[np.float64]:
+        texts = self.rows.column(*fields)
+        return np.full(len(self.rows), np.nan) if texts is None else self._accept(read(texts), reason)
 
     def _accept(self, found: tuple[Values, Mask], reason: Reason) -> Values:
         """Return the values that were read, and refuse the rows where that failed."""
