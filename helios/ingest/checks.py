@@ -98,8 +98,13 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results : CheckResults
         Takes the refusals.
     """
-    _check_present(jobs, results)
-    _check_sizes(jobs, results)
+    results.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
+    results.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
+    for name in (*_SIZES, "memory_mib"):
+        results.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
+    for name in _SIZES:
+        if name in jobs:
+            results.refuse(jobs[name] > LARGEST_SIZE, Reason.SIZE_OUT_OF_RANGE)
     results.refuse(_below(jobs, "run_time_s", 0.0), Reason.NEGATIVE_RUN_TIME)
     results.refuse(_below(jobs, "time_limit_s", 0.0), Reason.NEGATIVE_TIME_LIMIT)
     for name in ("run_time_s", "time_limit_s"):
@@ -108,19 +113,6 @@ def check_jobs(jobs: Mapping[str, Any], results: CheckResults) -> None:
     results.refuse(_earlier(jobs, "ended_at", "started_at"), Reason.END_BEFORE_START)
     unstarted = np.isnat(jobs["started_at"]) if "started_at" in jobs else np.array(True)
     results.refuse(_earlier(jobs, "ended_at", "submitted_at") & unstarted, Reason.END_BEFORE_SUBMIT)
-
-
-def _check_present(jobs: Mapping[str, Any], results: CheckResults) -> None:
-    results.refuse(np.asarray(jobs["job_id"].isna()), Reason.MISSING_JOB_ID)
-    results.refuse(np.isnat(jobs["submitted_at"]), Reason.MISSING_SUBMIT_TIME)
-
-
-def _check_sizes(jobs: Mapping[str, Any], results: CheckResults) -> None:
-    for name in (*_SIZES, "memory_mib"):
-        results.refuse(_below(jobs, name, 0.0), Reason.NEGATIVE_SIZE)
-    for name in _SIZES:
-        if name in jobs:
-            results.refuse(jobs[name] > LARGEST_SIZE, Reason.SIZE_OUT_OF_RANGE)
 
 
 def _below(jobs: Mapping[str, Any], name: str, least: float) -> Mask:

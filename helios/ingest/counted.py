@@ -8,21 +8,19 @@ and a fixed number of fields is one record.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from helios.errors import FileUnreadable
 from helios.ingest.checks import Reason
-from helios.ingest.delimited import DelimitedRows
+from helios.ingest.delimited import DelimitedRows, Dialect
 from helios.ingest.job_rows import FileReading, Refused
 from helios.ingest.lines import LONGEST_LINE_BYTES, REPLACED, Block, Decoded, RowTexts, decode
+from helios.ingest.parse import without
 
 _MARK = b"\0"
 """Replaces the delimiter while a block is read; NUL bytes of the file itself are replaced before."""
@@ -32,35 +30,7 @@ _LARGEST_BLOCK_BYTES = 256 << 20
 _NEWLINE = ord("\n")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """How a file separates its fields and records.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Column names in the order of the file.
-    delimiter : bytes
-        Text between two fields.
-    closes : bool
-        Whether a delimiter follows the last field too (``--parsable``). Where it does not (``--parsable2``), a record
-        begins after the last newline before its first delimiter, so that its first field can hold no newline.
-    header : bytes
-        The line of column names. It is skipped wherever it occurs, as files are often concatenated.
-    """
-
-    names: tuple[str, ...]
-    delimiter: bytes
-    closes: bool
-    header: bytes
-
-    @property
-    def delimiters(self) -> int:
-        """Number of delimiters in one record."""
-        return len(self.names) - (not self.closes)
-
-
-def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) -> Iterator[DelimitedRows]:
+def read_counted(reading: FileReading, dialect: Dialect, columns: Sequence[str]) -> Iterator[DelimitedRows]:
     """Yield the records of a file as rows.
 
     Only the ``columns`` asked for are read, as far as the file has them. The "line" of a row is the number of its
@@ -71,43 +41,48 @@ def read_counted(reading: FileReading, form: Counted, columns: Sequence[str]) ->
     FileUnreadable
         The file cannot be read to its end, or a record does not begin where the one before it ends.
     """
-    wanted = [name for name in dict.fromkeys(columns) if name in form.names]
-    header = form.header.replace(form.delimiter, _MARK)
+    assert dialect.header is not None  # because the word between its fields is known from it
+    wanted, header = dialect.wanted(columns), dialect.header.replace(dialect.separator, _MARK)
     with decode(reading.path) as (raw, text):
         first, rest = 1, b""
-        for data, ended in _blocks(reading, form, text):
+        for data, ended in _blocks(reading, dialect, text):
             rest += data
             marked = rest.replace(b"\r\n", b"\n")
-            records = _Records(marked, form, ended=ended, first=first, path=reading.path)
+            records = _Records(marked, dialect, ended=ended, first=first, path=reading.path)
             yield records.rows(wanted, header, bytes_read=raw.tell())
             first, rest = first + len(records.starts), marked[records.until :]
         reading.tally[REPLACED] += text.replaced
 
 
-def counts_digest(path: Path, form: Counted) -> str:
+def counts_digest(path: Path, dialect: Dialect) -> str:
     """Return the SHA-256 of a file's text, independent of its delimiter.
 
     Two exports of the same records with different random delimiters have the same digest.
     """
     digest = sha256()
     with decode(path) as (_, text):
-        for piece in _marked(text, form):
+        for piece in _marked(text, dialect.separator):
             digest.update(piece)
     return digest.hexdigest()
 
 
-def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tuple[bytes, bool]]:
+def _delimiters(dialect: Dialect) -> int:
+    """Return the number of delimiters in one record."""
+    return len(dialect.names) - (not dialect.closes)
+
+
+def _blocks(reading: FileReading, dialect: Dialect, text: Decoded) -> Iterator[tuple[bytes, bool]]:
     """Yield a file's marked text in blocks.
 
     A block holds about ``rows_per_batch`` records. The flag is True for the last block.
     """
     parts: list[bytes] = []
-    enough = reading.rows_per_batch * form.delimiters
+    enough = reading.rows_per_batch * _delimiters(dialect)
     delimiters, size = 0, 0
-    for piece in _marked(text, form):
+    for piece in _marked(text, dialect.separator):
         parts.append(piece)
         delimiters, size = delimiters + piece.count(_MARK), size + len(piece)
-        if size > LONGEST_LINE_BYTES and delimiters < form.delimiters:
+        if size > LONGEST_LINE_BYTES and delimiters < _delimiters(dialect):
             raise FileUnreadable(f"{reading.path} has a record longer than 64 MiB.", hint="It is no table of jobs.")
         if delimiters >= enough or size > _LARGEST_BLOCK_BYTES:
             yield b"".join(parts), False
@@ -115,12 +90,12 @@ def _blocks(reading: FileReading, form: Counted, text: Decoded) -> Iterator[tupl
     yield b"".join(parts), True
 
 
-def _marked(text: Decoded, form: Counted) -> Iterator[bytes]:
+def _marked(text: Decoded, delimiter: bytes) -> Iterator[bytes]:
     """Yield a text with each delimiter replaced by ``_MARK``."""
     tail = b""  # because a delimiter may be cut in two by the end of a chunk
     while chunk := text.read():
-        joined = (tail + chunk.replace(_MARK, _REPLACEMENT)).replace(form.delimiter, _MARK)
-        kept = len(joined) - _cut_begin(joined, form.delimiter)
+        joined = (tail + chunk.replace(_MARK, _REPLACEMENT)).replace(delimiter, _MARK)
+        kept = len(joined) - _cut_begin(joined, delimiter)
         tail = joined[kept:]
         yield joined[:kept]
     yield tail
@@ -145,13 +120,17 @@ class _Records:
         A record does not begin where the one before it ends.
     """
 
-    def __init__(self, data: bytes, form: Counted, *, ended: bool, first: int, path: Path) -> None:
-        self.data, self.form, self.first = data, form, first
+    def __init__(self, data: bytes, dialect: Dialect, *, ended: bool, first: int, path: Path) -> None:
+        self.data, self.dialect, self.first = data, dialect, first
         self.bytes = np.frombuffer(data, dtype=np.uint8)
         marks = np.flatnonzero(self.bytes == 0)
-        each = form.delimiters
+        each = _delimiters(dialect)
         self.marks = marks[: len(marks) // each * each].reshape(-1, each)
-        nexts = self._behind_marks() if form.closes else self._behind_newlines(marks[each::each])
+        if dialect.closes:  # records begin behind a closing mark and a newline
+            nexts = np.minimum(self.marks[:, -1] + 2, len(data) + 1)
+        else:  # a record's first field holds no newline, so the record begins after the last one before its first mark
+            newlines = np.concatenate([[-1], np.flatnonzero(self.bytes == _NEWLINE)])
+            nexts = newlines[np.searchsorted(newlines, marks[each::each]) - 1] + 1
         if not ended:
             # Only the next byte tells where a record ends, and a carriage return may have been cut from its newline.
             nexts = nexts[nexts + 1 < len(data)]
@@ -161,7 +140,8 @@ class _Records:
         nexts = nexts[: len(self.marks)]
         self.ends = nexts - 1
         self.starts = np.concatenate([[0], nexts])[: len(nexts)].astype(np.int64)
-        broken = self._at(self.ends) != _NEWLINE if form.closes else nexts <= self.marks[:, -1]
+        ending = np.append(self.bytes, np.uint8(_NEWLINE))[self.ends]
+        broken = ending != _NEWLINE if dialect.closes else nexts <= self.marks[:, -1]
         if broken.any():
             raise FileUnreadable(
                 f"{path}: record {first + int(np.argmax(broken)) + 1:,} does not begin where the one before it ends.",
@@ -189,28 +169,13 @@ class _Records:
             rejoined=0,
         )
 
-    def _behind_marks(self) -> NDArray[np.int64]:
-        """Return where records begin that follow a closing mark and a newline."""
-        return np.minimum(self.marks[:, -1] + 2, len(self.data) + 1)
-
-    def _behind_newlines(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the records begin whose first marks are at ``marks``.
-
-        The first field of such a record holds no newline. So it begins after the last newline before its first mark.
-        """
-        newlines = np.concatenate([[-1], np.flatnonzero(self.bytes == _NEWLINE)])
-        return newlines[np.searchsorted(newlines, marks) - 1] + 1
-
-    def _at(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return np.append(self.bytes, np.uint8(_NEWLINE))[places]
-
     def _columns(self, wanted: list[str]) -> dict[str, Any]:
         """Return the texts of each wanted column."""
         if not len(self.starts):
             return {name: pa.array([], pa.string()) for name in wanted}
         # Once the marks are removed, a record is its fields one after the other, and then the newline before the next
         # record. Arrow takes such text with an array of offsets, and no field is copied on its own.
-        fields, each = len(self.form.names), self.form.delimiters
+        fields, each = len(self.dialect.names), _delimiters(self.dialect)
         begins = np.column_stack([self.starts, self.marks + 1, self.ends])[:, : fields + 1]
         marks_before = np.arange(len(begins))[:, None] * each + np.minimum(np.arange(fields + 1), each)
         bare = self.data.replace(_MARK, b"")
@@ -218,7 +183,6 @@ class _Records:
         pieces = pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(bare))
         found = {}
         for name in wanted:
-            places = np.arange(self.form.names.index(name), len(offsets) - 1, fields + 1)
-            chosen = pieces.take(pa.array(places)).cast(pa.string())
-            found[name] = pc.if_else(pc.equal(chosen, ""), pa.scalar(None, pa.string()), chosen)
+            places = np.arange(self.dialect.names.index(name), len(offsets) - 1, fields + 1)
+            found[name] = without(pieces.take(pa.array(places)).cast(pa.string()), "")
         return found

@@ -33,14 +33,6 @@ LONGEST_QUOTED_ROW_LINES = 4_096
 """Larger than ``LONGEST_BROKEN_ROW_LINES``, because closing quotes say where such a row ends; nothing is guessed."""
 
 
-def _nothing_looks_so(_: Sequence[str]) -> bool:
-    return False
-
-
-def _all_looks_right(_: Sequence[str]) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """How a file separates its fields.
@@ -50,7 +42,7 @@ class Dialect:
     names : tuple of str
         Column names in the order of the file.
     separator : bytes
-        One byte between fields.
+        Text between fields. :func:`read_rows` needs one byte, and :func:`helios.ingest.counted.read_counted` a word.
     squeezed : bool
         Whether any number of blanks and tabs is one separator.
     quoted : bool
@@ -65,6 +57,10 @@ class Dialect:
         Whether a line with too few fields looks like the beginning of a row, and not like the continuation of one.
     plausible : callable
         Whether the fields of a repaired row look right.
+    closes : bool
+        Whether a separator follows the last field too, as ``sacct --parsable`` writes it. It is for records that are
+        counted. Where it does not (``--parsable2``), a record begins after the last newline before its first separator,
+        so that its first field can hold no newline.
     """
 
     names: tuple[str, ...]
@@ -74,13 +70,18 @@ class Dialect:
     comment: bytes | None = None
     header: bytes | None = None
     free_text: tuple[int, ...] = ()
-    begins_row: Callable[[Sequence[str]], bool] = _nothing_looks_so
-    plausible: Callable[[Sequence[str]], bool] = _all_looks_right
+    begins_row: Callable[[Sequence[str]], bool] = lambda _: False
+    plausible: Callable[[Sequence[str]], bool] = lambda _: True
+    closes: bool = False
 
     @property
     def last_is_free_text(self) -> bool:
         """Whether the last field may hold a newline."""
         return len(self.names) - 1 in self.free_text
+
+    def wanted(self, columns: Sequence[str]) -> list[str]:
+        """Return those of ``columns`` that the file has, each once."""
+        return [name for name in dict.fromkeys(columns) if name in self.names]
 
     def may_continue(self, line: bytes) -> bool:
         """Return whether ``line`` has too few fields to be a row of its own."""
@@ -93,6 +94,14 @@ class Dialect:
         if self.quoted and '"' in text:
             return _split_quoted(text, self.separator.decode())
         return text.split(self.separator.decode())
+
+
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return column names without repetition.
+
+    A repeated name and an empty one become ``#`` and their position.
+    """
+    return tuple(name if name and name not in names[:place] else f"#{place}" for place, name in enumerate(names))
 
 
 @dataclass(slots=True)
@@ -302,7 +311,7 @@ def read_rows(reading: FileReading, dialect: Dialect, columns: Sequence[str]) ->
     FileUnreadable
         The file cannot be read to its end.
     """
-    wanted = [name for name in dict.fromkeys(columns) if name in dialect.names]
+    wanted = dialect.wanted(columns)
     for block in blocks(reading.path, lines_per_block=reading.rows_per_batch, continues=dialect.may_continue):
         yield _rows(block, dialect, wanted)
 
@@ -352,7 +361,8 @@ class _DelimitedLines:
         self.nothing = self._nothing() & ~self.within_quotes
         self.is_odd = (self._odd() | self.within_quotes) & ~self.nothing
         if self.dialect.last_is_free_text:
-            self.is_odd |= self._before_a_continuation() & ~self.nothing
+            # A newline in the last field of a row leaves a first line that has all separators and looks complete.
+            self.is_odd |= np.append(self.is_odd[1:] & ~self.is_odd[:-1], False) & ~self.nothing
         self.regular: Mask = ~self.is_odd & ~self.nothing
 
     def parsed(self, wanted: list[str]) -> dict[str, pa.Array] | None:
@@ -437,10 +447,6 @@ class _DelimitedLines:
         for position in np.unique(np.searchsorted(self.ends, high)).tolist():
             bad[position] = not _is_utf8(self.data[self.starts[position] : self.ends[position]])
         return bad
-
-    def _before_a_continuation(self) -> Mask:
-        # A newline in the last field of a row leaves a first line that has all separators and looks complete.
-        return np.append(self.is_odd[1:] & ~self.is_odd[:-1], False)
 
 
 def _runs(chosen: Mask) -> Iterator[NDArray[np.int64]]:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from helios.errors import FileUnreadable, FormatUnknown
-from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.delimited import DelimitedRows, Dialect, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import head
 from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
@@ -164,7 +164,7 @@ def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
 
 
 def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
-    distinct = tuple(name if name not in names[:place] else f"#{place}" for place, name in enumerate(names))
+    distinct = distinct_names(names)
     return Dialect(
         names=distinct,
         separator=b",",

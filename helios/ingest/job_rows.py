@@ -109,14 +109,13 @@ class JobRows:
         kept = self.results.accepted & ~self.skipped
         # Most batches lose no row, and choosing rows copies every column.
         keep = slice(None) if kept.all() else np.flatnonzero(kept)
-        return Batch(
-            jobs=self._jobs(keep), rejects=self._rejects(), bytes_read=self.texts.block.bytes_read, notes=notes
-        )
-
-    def _jobs(self, keep: NDArray[np.int64] | slice) -> pd.DataFrame:
         columns = {name: _in_utc(values[keep]) for name, values in self.jobs.items()}
-        frame = pd.DataFrame(columns, copy=False)
-        return JOBS.conform(frame)
+        return Batch(
+            jobs=JOBS.conform(pd.DataFrame(columns, copy=False)),
+            rejects=self._rejects(),
+            bytes_read=self.texts.block.bytes_read,
+            notes=notes,
+        )
 
     def _rejects(self) -> pd.DataFrame:
         self.results.codes[self.skipped] = -1
@@ -149,14 +148,6 @@ class RecordedMachine(NamedTuple):
         return -(-self.cpus // self.nodes)
 
 
-def _none_needed(_: Path) -> tuple[Path, ...]:
-    return ()
-
-
-def _no_machine(_: bytes) -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How one format is recognised and read.
@@ -185,9 +176,9 @@ class Layout:
     drafts: Callable[[FileReading], Iterator[JobRows]]
     local_times: Callable[[bytes], bool]
     zone: str = "UTC"
-    companions: Callable[[Path], tuple[Path, ...]] = _none_needed
+    companions: Callable[[Path], tuple[Path, ...]] = lambda _: ()
     digest: Callable[[Path], str] = file_sha256
-    machine: Callable[[bytes], RecordedMachine | None] = _no_machine
+    machine: Callable[[bytes], RecordedMachine | None] = lambda _: None
 
 
 def readable(text: bytes) -> str:

@@ -245,16 +245,11 @@ def _flaw(fields: Fields) -> Reason | None:
     joined = "".join(filter(None, fields.values()))
     if "\0" in joined:
         return Reason.NUL_BYTE
-    return None if joined.isascii() or _can_be_written(joined) else Reason.INVALID_UTF8
-
-
-def _can_be_written(text: str) -> bool:
-    # JSON can hold single surrogates (half of a pair), which cannot be encoded.
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        joined.encode()
+    except UnicodeEncodeError:  # JSON can hold single surrogates (half of a pair)
+        return Reason.INVALID_UTF8
+    return None
 
 
 def _rows(records: list[_Record], names: tuple[str, ...], bytes_read: int) -> DelimitedRows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +58,8 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     table, columns, in_gpus = _table(path)
     if total is None and len(columns) == 1:
         raise UsageError(f"{path} does not tell how many nodes there are.", hint="Say it: --total N")
-    told = _told(path, table, columns, timezone)
-    notes = list(told.notes)
-    active, there = told.values[:, 0], told.values[:, 1] if len(columns) > 1 else np.zeros(len(told.values))
+    seconds, values, notes = _told(path, table, columns, timezone)
+    active, there = values[:, 0], values[:, 1] if len(columns) > 1 else np.zeros(len(values))
     if in_gpus:
         active, there = np.ceil(active / gpus_per_node), np.ceil(there / gpus_per_node)
         notes.append(
@@ -69,7 +68,7 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
         )
     if total is not None:
         there = np.full(len(active), float(total))
-    return _even(path, told.seconds, active, there, notes)
+    return _even(path, seconds, active, there, notes)
 
 
 def resample(series: NodeSeries, step_s: int = STEP_S) -> NodeSeries:
@@ -140,25 +139,6 @@ def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """The rows that make sense, in order of time.
-
-    Attributes
-    ----------
-    seconds : array of shape (n_rows,)
-        Times, s since the epoch.
-    values : array of shape (n_rows, n_columns)
-        Columns of the layout.
-    notes : list of str
-        What was repaired or left out, for a person.
-    """
-
-    seconds: NDArray[np.int64]
-    values: NDArray[np.float64]
-    notes: list[str]
-
-
 def _table(path: Path) -> tuple[pd.DataFrame, tuple[str, ...], bool]:
     header = head(path).split(b"\n", 1)[0].decode("utf-8", "replace")
     names = [name.strip().strip('"').lower() for name in header.split(",")]
@@ -173,7 +153,13 @@ def _table(path: Path) -> tuple[pd.DataFrame, tuple[str, ...], bool]:
     return table.iloc[1:], layout, _LAYOUTS[layout]
 
 
-def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str) -> _Told:
+def _told(
+    path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
+    """Return the rows that make sense, in order of time.
+
+    They are their times (s since the epoch), their columns, and notes about what was repaired or left out.
+    """
     clock, notes = TimeParser(timezone), []
     seconds, unread = _seconds(clock, table[_TIME])
     values = np.column_stack([pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64) for name in columns])
@@ -188,7 +174,7 @@ def _told(path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: s
     if (np.diff(seconds) < 0).any():
         notes.append(f"{path.name}: rows were not in the order of time; they were sorted.")
     order = np.argsort(seconds, kind="stable")
-    return _Told(seconds[order], values[order], notes)
+    return seconds[order], values[order], notes
 
 
 def _seconds(clock: TimeParser, texts: pd.Series[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

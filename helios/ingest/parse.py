@@ -57,6 +57,11 @@ _STATES_BY_CODE = {
 }
 
 
+def without(texts: pa.Array, word: str) -> pa.Array:
+    """Return ``texts`` with ``word`` replaced by null."""
+    return pc.if_else(pc.equal(texts, word), pa.scalar(None, pa.string()), texts)
+
+
 def known_values(texts: pa.Array) -> pa.Array:
     """Return ``texts`` with words for "unknown" replaced by null."""
     return pc.if_else(pc.is_in(texts, value_set=UNKNOWN_TEXTS), pa.scalar(None, pa.string()), texts)

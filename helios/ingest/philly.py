@@ -19,14 +19,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from helios.errors import FormatUnknown
 from helios.ingest.delimited import DelimitedRows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.json_records import Fields, as_text, read_records, value_at
 from helios.ingest.lines import head
-from helios.ingest.parse import Instants, known_values, tells_zone
+from helios.ingest.parse import known_values, tells_zone
 from helios.ingest.translation import Translation
 from helios.model import JobState
 
@@ -118,10 +116,7 @@ def _state(status: Any, last: Fields) -> str | None:
 def _draft(rows: DelimitedRows, reading: FileReading) -> JobRows:
     job = Translation(rows, reading)
     job.read_states(known_values(rows.columns["state"]))
-    before: Instants | None = None
-    for name, field in _TIMES.items():
-        job.jobs[name] = job.times(field, not_before=before)
-        before = job.jobs[name] if before is None else np.fmax(before, job.jobs[name])
+    job.read_times({name: [field] for name, field in _TIMES.items()})
     job.jobs["run_time_s"] = job.run_time_s()
     job.jobs |= {name: job.numbers(name) for name in ("gpus", "nodes")}
     job.read_strings(job_id="job_id")

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import alibaba, helios_csv, philly, sacct, sacct_json, swf
-from helios.ingest.checks import REASONS, CheckResults, Reason, check_jobs
+from helios.ingest.checks import REASONS, Reason, check_jobs
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import RowTexts, file_sha256, file_size, head
 from helios.ingest.parse import TimeParser
@@ -329,19 +328,24 @@ class Runs:
             place = np.minimum(np.searchsorted(lines, draft.line), len(lines) - 1)
             found = lines[place] == draft.line
             restart[found] = self._repeated["restart"].to_numpy()[place[found]]
-            _refuse(draft.results, found, self._repeated["verdict"].to_numpy()[place])
+            verdict = self._repeated["verdict"].to_numpy()[place]
+            for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
+                draft.results.refuse(found & (verdict == REASONS.index(reason)), reason)
         draft.jobs["restart"] = restart
 
 
 def _run_keys(draft: JobRows) -> pd.DataFrame:
     """Return what tells the runs in ``draft`` apart, without the texts of their rows."""
     start = draft.runs.started
+    ids = pd.util.hash_array(draft.jobs["job_id"].astype(object).to_numpy(), categorize=False)
+    # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
+    times = draft.jobs["submitted_at"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     pending = draft.jobs["state"] == JobState.PENDING.value if "state" in draft.jobs else False
     keys = pd.DataFrame(
         {
             "row": np.arange(len(draft.line)),
             "line": draft.line,
-            "job": _hashed(draft.jobs["job_id"]) ^ _mixed(draft.jobs["submitted_at"].view(np.int64)),
+            "job": ids ^ times,
             "start": np.where(np.isnat(start), _NOT_STARTED, start.view(np.int64)),
             "pending": np.asarray(pending) & np.isnat(start),
         }
@@ -379,17 +383,3 @@ def _superseded(rows: pd.DataFrame) -> pd.Index[Any]:
     again = started & rows.duplicated(["job", "start"], keep="last")
     last = rows.groupby("job")["line"].transform("max")
     return rows.index[again | (rows["pending"] & (rows["line"] < last))]
-
-
-def _refuse(results: CheckResults, found: NDArray[np.bool_], codes: NDArray[np.int8]) -> None:
-    for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
-        results.refuse(found & (codes == REASONS.index(reason)), reason)
-
-
-def _hashed(ids: pd.Series[Any]) -> NDArray[np.uint64]:
-    return pd.util.hash_array(ids.astype(object).to_numpy(), categorize=False)
-
-
-def _mixed(times: NDArray[np.int64]) -> NDArray[np.uint64]:
-    # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
-    return times.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -14,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
 from helios.ingest.checks import Mask, Reason
-from helios.ingest.counted import Counted, counts_digest, read_counted
-from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
+from helios.ingest.counted import counts_digest, read_counted
+from helios.ingest.delimited import DelimitedRows, Dialect, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
 from helios.ingest.lines import file_sha256, head
 from helios.ingest.parse import NEVER, Instants, category, known_values, spans, strings, tells_zone
@@ -68,22 +67,13 @@ _FREE_TEXT = (
 )
 """Fields that users write freely. Those likeliest to hold separators and newlines come first."""
 _UNREAD_FIELDS = (
-    *(
-        "allocnodes",
-        "associd",
-        "avecpu",
-        "avecpufreq",
-        "avediskread",
-        "avediskwrite",
-        "avepages",
-        "averss",
-        "avevmsize",
-    ),
-    *("blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex", "derivedexitcode"),
-    *("failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite", "maxpages", "maxrss", "maxvmsize"),
-    *("mcslabel", "mincpu", "ntasks", "planned", "plannedcpu", "plannedcpuraw", "priority", "qosreq", "reason"),
-    *("reqcpufreq", "reqcpufreqgov", "reqcpufreqmax", "reqcpufreqmin", "reservation", "reservationid", "reserved"),
-    *("restarts", "segmentsize", "sluid", "suspended", "systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
+    *("allocnodes", "associd", "avecpu", "avecpufreq", "avediskread", "avediskwrite", "avepages", "averss"),
+    *("avevmsize", "blockid", "consumedenergy", "consumedenergyraw", "cputime", "cputimeraw", "dbindex"),
+    *("derivedexitcode", "failednode", "flags", "layout", "licenses", "maxdiskread", "maxdiskwrite"),
+    *("maxpages", "maxrss", "maxvmsize", "mcslabel", "mincpu", "ntasks", "planned", "plannedcpu"),
+    *("plannedcpuraw", "priority", "qosreq", "reason", "reqcpufreq", "reqcpufreqgov", "reqcpufreqmax"),
+    *("reqcpufreqmin", "reservation", "reservationid", "reserved", "restarts", "segmentsize", "sluid"),
+    *("suspended", "systemcpu", "totalcpu", "usercpu", "wckeyid", "end", "uid"),
 )
 _KNOWN = {
     *RAW_FIELDS,
@@ -133,12 +123,9 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
             f"{reading.path} is not sacct's: it has neither a header line with JobID and Submit nor 26 raw fields.",
             hint="Export it with: sacct --allusers --parsable --delimiter=RANDOM --format=JobIDRaw,JobID,Submit,...",
         )
-    if isinstance(dialect, Counted):
-        guessable, read = len(dialect.delimiter) < _GUESSABLE_BYTES, read_counted(reading, dialect, FIELDS_READ)
-    else:
-        guessable, read = True, read_rows(reading, dialect, FIELDS_READ)
-    forgeable = guessable and not {*_FREE_TEXT}.isdisjoint(dialect.names)
-    for rows in read:
+    forgeable = len(dialect.separator) < _GUESSABLE_BYTES and not {*_FREE_TEXT}.isdisjoint(dialect.names)
+    read = read_counted if len(dialect.separator) > 1 else read_rows
+    for rows in read(reading, dialect, FIELDS_READ):
         reading.tally[REJOINED] += rows.rejoined
         reading.tally[FORGEABLE] += len(rows) * forgeable
         yield translate(rows, reading)
@@ -146,7 +133,7 @@ def drafts(reading: FileReading) -> Iterator[JobRows]:
 
 def _digest(path: Path) -> str:
     dialect = _dialect(head(path))
-    return counts_digest(path, dialect) if isinstance(dialect, Counted) else file_sha256(path)
+    return counts_digest(path, dialect) if dialect and len(dialect.separator) > 1 else file_sha256(path)
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda start: not tells_zone(start), digest=_digest)
@@ -175,65 +162,49 @@ def _header(start: bytes) -> tuple[tuple[str, ...], str] | None:
     found = [(tuple(name.strip().lower() for name in line.split(choice)), choice) for choice in sorted(choices)]
     # A long delimiter that occurs only once is chance: an unknown name and the bars around it may lie between two
     # known ones.
-    headers = [(names, choice) for names, choice in found if _is_header(names) and (len(choice) == 1 or len(names) > 2)]
-    return max(headers, key=lambda header: (_known_names(header[0]), -len(header[0])), default=None)
+    headers = [
+        (names, choice)
+        for names, choice in found
+        if not {"jobid", "jobidraw"}.isdisjoint(names) and not {"submit", "submittime"}.isdisjoint(names)
+        if len(choice) == 1 or len(names) > 2
+    ]
 
+    def known_names(header: tuple[Sequence[str], str]) -> tuple[int, int]:
+        return sum(1 if name in _KNOWN else -1 for name in header[0] if name), -len(header[0])
 
-def _is_header(names: Sequence[str]) -> bool:
-    return not {"jobid", "jobidraw"}.isdisjoint(names) and not {"submit", "submittime"}.isdisjoint(names)
-
-
-def _known_names(names: Sequence[str]) -> int:
-    return sum(1 if name in _KNOWN else -1 for name in names if name)
+    return max(headers, key=known_names, default=None)
 
 
 def _is_raw(start: bytes) -> bool:
     lines = start.decode("utf-8", errors="replace").split("\n")[:50]
-    return any(_plausible_raw(line.split("|", len(RAW_FIELDS) - 1)) for line in lines)
+    rows = [row for line in lines if len(row := line.split("|", len(RAW_FIELDS) - 1)) == len(RAW_FIELDS)]
+    return any(row[RAW_FIELDS.index("submit")] and _times_look_right(RAW_FIELDS, row) for row in rows)
 
 
-def _plausible_raw(fields: Sequence[str]) -> bool:
-    submit = RAW_FIELDS.index("submit")
-    return len(fields) == len(RAW_FIELDS) and bool(fields[submit]) and _times_look_right(RAW_FIELDS, fields)
-
-
-def _dialect(start: bytes) -> Dialect | Counted | None:
+def _dialect(start: bytes) -> Dialect | None:
     found = _header(start)
     if found is None and not _is_raw(start):
         return None
     names, delimiter = found or (RAW_FIELDS, "|")
     header = start.partition(b"\n")[0] if found else None
-    if header is not None and len(delimiter) > 1:
-        return _counted(names, delimiter, header)
-    names = _distinct(names)
-    return Dialect(
-        names=names,
-        separator=delimiter.encode(),
-        header=header,
-        free_text=tuple(names.index(name) for name in _FREE_TEXT if name in names),
-        begins_row=lambda fields: _begins_row(names, fields),
-        plausible=lambda fields: _times_look_right(names, fields),
-    )
-
-
-def _counted(names: tuple[str, ...], delimiter: str, header: bytes) -> Counted:
-    closes = not names[-1]
-    if not closes and names[0] in _FREE_TEXT:
+    separator = delimiter.encode()
+    closes = len(separator) > 1 and not names[-1]
+    if len(separator) > 1 and not closes and names[0] in _FREE_TEXT:
         raise FormatUnknown(
             f"Its first column, {names[0]}, can hold line breaks, and no delimiter closes a row.",
             hint="Export it with --parsable in place of --parsable2, or with JobIDRaw first.",
         )
-    return Counted(
-        names=_distinct(names[:-1] if closes else names), delimiter=delimiter.encode(), closes=closes, header=header
+    # A field that was requested twice and the empty one that --parsable adds get names of their own.
+    names = distinct_names(names[:-1] if closes else names)
+    return Dialect(
+        names=names,
+        separator=separator,
+        header=header,
+        closes=closes,
+        free_text=tuple(names.index(name) for name in _FREE_TEXT if name in names),
+        begins_row=lambda fields: _begins_row(names, fields),
+        plausible=lambda fields: _times_look_right(names, fields),
     )
-
-
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names without repetition.
-
-    A field that was requested twice and the empty one that ``--parsable`` adds become ``#`` and their position.
-    """
-    return tuple(name if name and name not in names[:place] else f"#{place}" for place, name in enumerate(names))
 
 
 def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
@@ -243,10 +214,9 @@ def _begins_row(names: Sequence[str], fields: Sequence[str]) -> bool:
     """
     if len(fields) < 2 or names[0] not in SOURCES["job_id"] or not _ID_START.fullmatch(fields[0]):
         return False
-    *whole, last = _time_places(names, len(fields)) or [-1]
-    if last == len(fields) - 1:
-        return all(_TIME.fullmatch(fields[place]) for place in whole) and bool(_TIME_CUT.fullmatch(fields[last]))
-    return all(_TIME.fullmatch(fields[place]) for place in (*whole, *([last] if last >= 0 else [])))
+    last = len(fields) - 1
+    places = _time_places(names, len(fields))
+    return all((_TIME_CUT if place == last else _TIME).fullmatch(fields[place]) for place in places)
 
 
 def _times_look_right(names: Sequence[str], fields: Sequence[str]) -> bool:
@@ -269,7 +239,7 @@ class _SacctTranslation(Translation):
         skipped = self._identify()
         if (states := self.rows.column(*SOURCES["state"])) is not None:
             self.read_states(states)
-        self._read_times()
+        self.read_times({name: SOURCES[name] for name in ("submitted_at", "eligible_at", "started_at", "ended_at")})
         self.note_runs()
         self.jobs["time_limit_s"] = self.durations("timelimit", "timelimitraw", bare_unit_s=60.0)
         elapsed = self.durations("elapsedraw", "elapsed", bare_unit_s=1.0)
@@ -278,8 +248,9 @@ class _SacctTranslation(Translation):
         self._read_sizes()
         self._read_labels()
         self.reading.tally[STEPS] += int(skipped.sum())
-        clusters = frozenset(_distinct_known(self.rows.column("cluster", "clustername")))
-        return self.draft(skipped=skipped, clusters=clusters)
+        named = self.rows.column("cluster", "clustername")
+        clusters = [] if named is None else pc.unique(known_values(named)).drop_null().to_pylist()
+        return self.draft(skipped=skipped, clusters=frozenset(clusters))
 
     def _identify(self) -> Mask:
         raw, shown = self.rows.column("jobidraw", "jobid"), self.rows.column("jobid", "jobidraw")
@@ -293,13 +264,6 @@ class _SacctTranslation(Translation):
             self.jobs[name] = strings(getattr(parts, name))
         self.jobs["het_job_offset"] = parts.het_job_offset
         return parts.is_step
-
-    def _read_times(self) -> None:
-        before: Instants | None = None
-        for name in ("submitted_at", "eligible_at", "started_at", "ended_at"):
-            if self.rows.column(*SOURCES[name]) is not None:
-                self.jobs[name] = self.times(*SOURCES[name], not_before=before)
-                before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 
     def _complete_runs(self, elapsed: NDArray[np.float64]) -> None:
         """Complete start, end and run time from each other.
@@ -398,7 +362,3 @@ class _SacctTranslation(Translation):
             self.jobs["user"] = category(pc.coalesce(*users))
         if self.rows.column(*SOURCES["name"]) is not None:
             self.jobs["name"] = strings(self.texts(*SOURCES["name"]))
-
-
-def _distinct_known(texts: pa.Array | None) -> list[str]:
-    return [] if texts is None else pc.unique(known_values(texts)).drop_null().to_pylist()

@@ -101,7 +101,7 @@ def lift_records(job: Mapping[str, Any]) -> Fields:
         "nodelist": as_text(job.get("nodes")),
         "state": _state(value_at(job, "state", "current")),
         "exitcode": _exit_code(job),
-        "start": _start(job),
+        "start": as_text(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start"),
         "end": _time(job, "end"),
         "elapsedraw": _count(job, "time", "elapsed"),
         "timelimit": _count(job, "time", "limit"),
@@ -135,10 +135,6 @@ def _count(job: Mapping[str, Any], *path: str) -> str | None:
 def _time(job: Mapping[str, Any], name: str) -> str | None:
     moment = _number(value_at(job, "time", name))
     return None if moment in (0, UNLIMITED) else as_text(moment)
-
-
-def _start(job: Mapping[str, Any]) -> str | None:
-    return as_text(_start_from_end(job)) if _has_wrong_start(job) else _time(job, "start")
 
 
 def _has_wrong_start(job: Mapping[str, Any]) -> bool:
@@ -215,16 +211,14 @@ def _memory(required: Any) -> str | None:
 def _tres(entries: Any) -> str | None:
     if not isinstance(entries, list):
         return as_text(entries)
-    counts = {_tres_name(entry): value_at(entry, "count") for entry in entries}
-    known = {name: count for name, count in counts.items() if _is_amount(count)}
-    return ",".join(f"{name}={count}{'M' * (name == 'mem')}" for name, count in sorted(known.items())) or None
-
-
-def _tres_name(entry: Any) -> str:
-    kind, name = value_at(entry, "type"), value_at(entry, "name")
-    return f"{kind}/{name}" if name else f"{kind}"
-
-
-def _is_amount(count: Any) -> bool:
+    counts: dict[str, Any] = {}
+    for entry in entries:
+        kind, name, count = (value_at(entry, member) for member in ("type", "name", "count"))
+        counts[f"{kind}/{name}" if name else f"{kind}"] = count
     # Energy that was not measured is null, -2 or NO_VAL64.
-    return isinstance(count, int) and count >= 0 and count not in (*_NOT_SET, *_INFINITE)
+    known = {
+        name: count
+        for name, count in counts.items()
+        if isinstance(count, int) and count >= 0 and count not in (*_NOT_SET, *_INFINITE)
+    }
+    return ",".join(f"{name}={count}{'M' * (name == 'mem')}" for name, count in sorted(known.items())) or None

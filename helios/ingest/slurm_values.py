@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from helios.ingest.checks import Mask
-from helios.ingest.parse import all_digits, distinct_texts
+from helios.ingest.parse import all_digits, distinct_texts, without
 
 MIB_PER_UNIT = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3, "E": 1024.0**4}
 
@@ -108,15 +108,13 @@ class DistinctColumn(Generic[Entry]):
 
     def texts(self, name: str) -> pa.Array:
         """Return one field of each row's entry as text, null where it is None."""
-        return pa.array([getattr(entry, name) for entry in self.entries], pa.string()).take(pa.array(self._places()))
+        places = np.where(self.codes < 0, len(self.entries) - 1, self.codes).astype(np.int64)
+        return pa.array([getattr(entry, name) for entry in self.entries], pa.string()).take(pa.array(places))
 
     @property
     def unreadable(self) -> Mask:
         """Mask of rows whose text was not understood, shape (n_rows,)."""
         return ~self.floats("readable").astype(np.bool_)
-
-    def _places(self) -> NDArray[np.int64]:
-        return np.where(self.codes < 0, len(self.entries) - 1, self.codes).astype(np.int64)
 
 
 def tres_lists(texts: pa.Array) -> DistinctColumn[Tres]:
@@ -151,7 +149,7 @@ def job_ids(texts: pa.Array) -> JobIds:
     if all_digits(texts):
         return _plain_ids(len(texts))
     parts = pc.extract_regex(texts, _JOB_ID)
-    master, task, offset = (_part(parts, name) for name in ("master", "task", "offset"))
+    master, task, offset = (without(pc.struct_field(parts, name), "") for name in ("master", "task", "offset"))
     step = _matches(texts, _JOB_ID + r"\.")
     return JobIds(
         is_step=step,
@@ -167,11 +165,6 @@ def _plain_ids(rows: int) -> JobIds:
     # Most files have plain numbers only, and the pattern above is slow.
     nothing, nowhere = pa.nulls(rows, pa.string()), np.zeros(rows, dtype=np.bool_)
     return JobIds(nowhere, nowhere, nothing, nothing, nothing, np.full(rows, np.nan))
-
-
-def _part(parts: pa.StructArray, name: str) -> pa.Array:
-    texts = pc.struct_field(parts, name)
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _matches(texts: pa.Array, pattern: str) -> Mask:

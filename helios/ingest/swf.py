@@ -20,7 +20,7 @@ from helios.errors import FormatUnknown
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import head
-from helios.ingest.parse import NEVER, category
+from helios.ingest.parse import NEVER, category, without
 from helios.ingest.translation import Translation
 from helios.model import JobState
 
@@ -94,8 +94,7 @@ class _SwfTranslation(Translation):
         return np.where(values == -1, np.nan, values)
 
     def texts(self, *fields: str) -> pa.Array:
-        texts = super().texts(*fields)
-        return pc.if_else(pc.equal(texts, "-1"), pa.scalar(None, pa.string()), texts)
+        return without(super().texts(*fields), "-1")
 
 
 def _draft(rows: DelimitedRows, reading: FileReading, unix_start_s: float) -> JobRows:

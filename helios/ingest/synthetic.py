@@ -95,50 +95,30 @@ class ClusterProfile:
 
 PROFILES = {
     "venus": ClusterProfile(
-        jobs=125_303,
-        mean_run_time_s=13_041,
-        at_or_below_size=(51.8, 57.4, 64.8, 90.0, 94.1, 97.8, 98.7),
+        jobs=125_303, mean_run_time_s=13_041, longest_run_time_s=770_000, largest_size=104, users=180,
+        at_or_below_size=(51.8, 57.4, 64.8, 90.0, 94.1, 97.8, 98.7), status=(52.6, 27.2, 20.2),
         at_or_below_run_time=(1.9, 6.4, 14.8, 23.2, 37.6, 55.1, 65.1, 72.9, 83.7, 89.7, 95.4, 98.9),
-        status=(52.6, 27.2, 20.2),
-        longest_run_time_s=770_000,
-        largest_size=104,
-        users=180,
         nodes=(40, 28, 20, 16, 12, 8, 5, 4),
     ),
     "earth": ClusterProfile(
-        jobs=427_148,
-        mean_run_time_s=5_131,
-        at_or_below_size=(89.2, 90.0, 92.1, 97.5, 99.1, 99.8, 99.9),
+        jobs=427_148, mean_run_time_s=5_131, longest_run_time_s=830_000, largest_size=128, users=240,
+        at_or_below_size=(89.2, 90.0, 92.1, 97.5, 99.1, 99.8, 99.9), status=(73.5, 13.6, 12.9),
         at_or_below_run_time=(1.0, 2.1, 4.1, 9.1, 17.8, 55.1, 71.6, 76.5, 88.7, 95.7, 98.6, 99.7),
-        status=(73.5, 13.6, 12.9),
-        longest_run_time_s=830_000,
-        largest_size=128,
-        users=240,
         nodes=(44, 30, 22, 16, 12, 9, 6, 4),
     ),
     "saturn": ClusterProfile(
-        jobs=698_896,
-        mean_run_time_s=5_253,
-        at_or_below_size=(68.3, 71.1, 79.4, 94.9, 97.5, 99.3, 99.7),
+        jobs=698_896, mean_run_time_s=5_253, longest_run_time_s=495_000, largest_size=152, users=320,
+        at_or_below_size=(68.3, 71.1, 79.4, 94.9, 97.5, 99.3, 99.7), status=(58.2, 27.2, 14.5),
         at_or_below_run_time=(7.2, 12.7, 25.1, 35.9, 50.8, 61.6, 69.6, 76.3, 88.8, 95.6, 98.1, 99.7),
-        status=(58.2, 27.2, 14.5),
-        longest_run_time_s=495_000,
-        largest_size=152,
-        users=320,
         nodes=(80, 54, 40, 30, 22, 16, 10, 6, 4),
     ),
     "uranus": ClusterProfile(
-        jobs=329_117,
-        mean_run_time_s=9_164,
-        at_or_below_size=(66.3, 69.4, 73.7, 92.3, 97.9, 99.6, 100.0),
+        jobs=329_117, mean_run_time_s=9_164, longest_run_time_s=680_000, largest_size=128, users=280,
+        at_or_below_size=(66.3, 69.4, 73.7, 92.3, 97.9, 99.6, 100.0), status=(60.7, 20.1, 19.2),
         at_or_below_run_time=(2.0, 4.9, 13.4, 22.6, 36.3, 48.3, 59.0, 72.3, 85.0, 91.7, 96.8, 99.4),
-        status=(60.7, 20.1, 19.2),
-        longest_run_time_s=680_000,
-        largest_size=128,
-        users=280,
         nodes=(80, 56, 40, 30, 22, 16, 10, 6, 4),
     ),
-}
+}  # fmt: skip
 
 
 def profile_named(name: str) -> ClusterProfile:

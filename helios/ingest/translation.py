@@ -5,7 +5,9 @@ The readers of all formats share it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,7 @@ from helios.ingest.job_rows import FileReading, JobRows, RunKeys
 from helios.ingest.parse import NEVER, Instants, category, durations, instants, job_states, numbers, strings
 
 MIB_PER_GIB = 1024.0
+Values = TypeVar("Values")
 
 
 class Translation:
@@ -53,44 +56,41 @@ class Translation:
 
     def numbers(self, *fields: str) -> NDArray[np.float64]:
         """Return the numbers of a field, NaN where unknown."""
-        texts = self.rows.column(*fields)
-        if texts is None:
-            return np.full(len(self.rows), np.nan)
-        values, bad = numbers(texts)
-        self.results.refuse(bad, Reason.UNREADABLE_NUMBER)
-        return values
+        return self._floats(fields, numbers, Reason.UNREADABLE_NUMBER)
 
     def durations(self, *fields: str, bare_unit_s: float) -> NDArray[np.float64]:
         """Return Slurm durations in s, NaN where unknown.
 
         A bare number counts ``bare_unit_s`` seconds.
         """
-        texts = self.rows.column(*fields)
-        if texts is None:
-            return np.full(len(self.rows), np.nan)
-        values, bad = durations(texts, bare_unit_s=bare_unit_s)
-        self.results.refuse(bad, Reason.UNREADABLE_DURATION)
-        return values
+        return self._floats(fields, partial(durations, bare_unit_s=bare_unit_s), Reason.UNREADABLE_DURATION)
 
     def times(self, *fields: str, not_before: Instants | None = None) -> Instants:
         """Return the times of a field, in UTC.
 
         ``not_before`` is the event before; it tells which of two equal local times is meant.
         """
-        values, bad = self.reading.clock.read(self.texts(*fields), not_before=not_before)
-        self.results.refuse(bad, Reason.UNREADABLE_TIME)
-        return values
+        found = self.reading.clock.read(self.texts(*fields), not_before=not_before)
+        return self._accept(found, Reason.UNREADABLE_TIME)
+
+    def read_times(self, fields: Mapping[str, Sequence[str]]) -> None:
+        """Set columns of times from their fields.
+
+        They are given in the order of the events.
+        """
+        before: Instants | None = None
+        for name, sources in fields.items():
+            if self.rows.column(*sources) is not None:
+                self.jobs[name] = self.times(*sources, not_before=before)
+                before = self.jobs[name] if before is None else np.fmax(before, self.jobs[name])
 
     def instants(self, seconds: NDArray[np.float64]) -> Instants:
         """Return seconds since the epoch as times."""
-        values, bad = instants(seconds)
-        self.results.refuse(bad, Reason.UNREADABLE_TIME)
-        return values
+        return self._accept(instants(seconds), Reason.UNREADABLE_TIME)
 
     def read_states(self, texts: pa.Array) -> None:
         """Set the column ``state`` from its texts."""
-        self.jobs["state"], bad = job_states(texts)
-        self.results.refuse(bad, Reason.UNKNOWN_STATE)
+        self.jobs["state"] = self._accept(job_states(texts), Reason.UNKNOWN_STATE)
 
     def read_strings(self, **fields: str) -> None:
         """Set columns of texts that hardly repeat."""
@@ -99,6 +99,18 @@ class Translation:
     def read_categories(self, **fields: str) -> None:
         """Set columns of texts that repeat."""
         self.jobs |= {name: category(self.texts(field)) for name, field in fields.items()}
+
+    def _floats(
+        self, fields: Sequence[str], read: Callable[[pa.Array], tuple[NDArray[np.float64], Mask]], reason: Reason
+    ) -> NDArray[np.float64]:
+        texts = self.rows.column(*fields)
+        return np.full(len(self.rows), np.nan) if texts is None else self._accept(read(texts), reason)
+
+    def _accept(self, found: tuple[Values, Mask], reason: Reason) -> Values:
+        """Return the values that were read, and refuse the rows where that failed."""
+        values, bad = found
+        self.results.refuse(bad, reason)
+        return values
 
     def is_in(self, states: tuple[str, ...]) -> Mask:
         """Return the rows in one of ``states``, shape (n_rows,)."""

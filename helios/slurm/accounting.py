@@ -18,15 +18,14 @@ import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from helios.errors import AnswerNotUnderstood, UsageError
-from helios.model import NODE_EVENTS, TIME
+from helios.model import NODE_EVENTS
 from helios.slurm import parse
-from helios.slurm.shell import Shell, lines
-from helios.slurm.translate import readable
+from helios.slurm.shell import Shell, lines, settings
+from helios.slurm.translate import readable, times
 
 LONGEST_WINDOW = timedelta(days=31)
 """Longest window of a query. slurmdbd needs minutes for about a month of a large site."""
@@ -112,11 +111,10 @@ class Accounting:
         AnswerNotUnderstood
             The configuration has no such line.
         """
-        for line in lines(self.shell.run("scontrol", "show", "config")):
-            key, _, value = line.partition("=")
-            if key.strip() == "ClusterName":
-                return value.strip()
-        raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
+        name = settings(lines(self.shell.run("scontrol", "show", "config"))).get("ClusterName")
+        if name is None:
+            raise AnswerNotUnderstood("scontrol show config names no ClusterName.")
+        return name
 
     def keeps_jobs(self) -> timedelta | None:
         """Return how long slurmdbd keeps jobs, or None.
@@ -128,12 +126,11 @@ class Accounting:
         ClusterUnavailable
             slurmdbd does not answer.
         """
-        for line in lines(self.shell.run("sacctmgr", "show", "config")):
-            key, _, value = line.partition("=")
-            if key.strip() == "PurgeJobAfter" and (found := _PURGE.match(value.strip())):
-                # In slurmdbd.conf a number without a unit is in months.
-                return int(found[1]) * _UNITS[(found[2] or "month").lower().replace("*", "month")]
-        return None
+        shown = settings(lines(self.shell.run("sacctmgr", "show", "config")))
+        if (found := _PURGE.match(shown.get("PurgeJobAfter", ""))) is None:
+            return None
+        # In slurmdbd.conf a number without a unit is in months.
+        return int(found[1]) * _UNITS[(found[2] or "month").lower().replace("*", "month")]
 
 
 def _window(start: datetime, end: datetime) -> tuple[str, str]:
@@ -166,8 +163,4 @@ def _events(printed: str) -> pd.DataFrame:
     if not rows:
         return NODE_EVENTS.empty()
     frame = pd.DataFrame(rows).sort_values(["started_at", "node"], ignore_index=True, kind="stable")
-    return NODE_EVENTS.conform(frame.assign(**{name: _moments(frame[name]) for name in ("started_at", "ended_at")}))
-
-
-def _moments(seconds: pd.Series[Any]) -> pd.Series[Any]:
-    return pd.Series(pd.to_datetime(seconds.astype("float64"), unit="s", utc=True), dtype=TIME)
+    return NODE_EVENTS.conform(frame.assign(**{name: times(frame[name]) for name in ("started_at", "ended_at")}))

@@ -19,7 +19,7 @@ from helios.errors import AnswerNotUnderstood, ClusterRefused, ClusterUnavailabl
 from helios.slurm import parse
 from helios.slurm.backend import Backend, JobUpdate, NodeUpdate, RawJob, RawNode, write_in_batches
 from helios.slurm.pyslurm_worker import BASE_STATE
-from helios.slurm.shell import Shell, failure, lines, quoted
+from helios.slurm.shell import Shell, failure, lines, quoted, settings
 
 _FIELDS = (
     "JobID", "ArrayJobID", "ArrayTaskID", "HetJobID", "HetJobOffset", "RestartCnt", "UserName", "GroupName",
@@ -74,7 +74,10 @@ class CommandsBackend(Backend):
         words = ("--all", "--noheader", f"--Format={','.join(fields)}")
         printed = self._squeue(*words)
         records = _records(printed, end)
-        if not self._tells_tasks and any(_is_pending_array(record) for record in records):
+        if not self._tells_tasks and any(
+            BASE_STATE.get(record[_STATE], record[_STATE]) == "PENDING" and parse.tasks(record[_TASKS]) > 1
+            for record in records
+        ):
             # One line for each task, with the number of the record that the task is part of.
             at_once = {record[_JOB]: "%".join(["", *record[_TASKS].split("%")[1:]]) for record in records}
             records = _joined(_records(self.shell.run("squeue", "--array", *words), end), at_once)
@@ -101,13 +104,9 @@ class CommandsBackend(Backend):
 
     def configuration(self) -> dict[str, str]:
         """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
-        shown = lines(self.shell.run("scontrol", "show", "config"))
-        pairs = (line.partition("=") for line in shown if "=" in line)
-        settings = {key.strip(): value.strip() for key, _, value in pairs}
-        if now := re.search(r"as of (\d+)", shown[0]):
-            settings["NOW"] = now[1]
-        self._scrontab = "enable" in settings.get("ScronParameters", "")
-        return settings
+        found = show_config(self.shell)
+        self._scrontab = "enable" in found.get("ScronParameters", "")
+        return found
 
     def change(self, changes: Sequence[JobUpdate]) -> list[str]:
         """Write the changes through a few ``scontrol`` processes.
@@ -161,6 +160,13 @@ class CommandsBackend(Backend):
         return cron_jobs(shown.decode("utf-8", "surrogateescape"))
 
 
+def show_config(shell: Shell) -> dict[str, str]:
+    """Return ``scontrol show config``, with the controller's clock under ``NOW`` (s since the epoch)."""
+    shown = lines(shell.run("scontrol", "show", "config"))
+    now = re.search(r"as of (\d+)", shown[0])
+    return settings(shown) | ({"NOW": now[1]} if now else {})
+
+
 def cron_jobs(shown: str) -> frozenset[str]:
     """Return the jobs that ``scontrol --oneliner show job`` marks as scrontab's.
 
@@ -185,10 +191,6 @@ def _records(printed: bytes, end: str) -> list[list[str]]:
         if len(parts) != len(_FIELDS):
             raise AnswerNotUnderstood(f"squeue printed a job of {len(parts)} fields instead of {len(_FIELDS)}.")
     return records
-
-
-def _is_pending_array(record: list[str]) -> bool:
-    return BASE_STATE.get(record[_STATE], record[_STATE]) == "PENDING" and parse.tasks(record[_TASKS]) > 1
 
 
 def _joined(records: list[list[str]], at_once: Mapping[str, str]) -> list[list[str]]:

@@ -227,7 +227,7 @@ def read_table(path: Path, now: datetime) -> HookTable:
     HookTableInvalid
         It is missing, damaged, expired or from the future; the reason is given.
     """
-    table = _parsed(_content(path), path)
+    table = _parsed(path)
     if now >= table.expires_at or now < table.published_at - SKEW:
         raise HookTableInvalid(
             f"the hook's table {path} is good from {table.published_at} to {table.expires_at}, not at {now}",
@@ -252,7 +252,9 @@ class PublishedTables:
         """Return whether the hook's table had ``value`` for ``job`` at its submission."""
         if not self.spans or not value:
             return False
-        word, limit = ("site_factor", _ANY) if setting is JobSetting.ORDER else ("time_min", _limit(job))
+        limit_s = job["time_limit_s"]
+        limit = str(round(limit_s / 60)) if isinstance(limit_s, (int, float)) else "-"
+        word, limit = ("site_factor", _ANY) if setting is JobSetting.ORDER else ("time_min", limit)
         user, partition = _quoted(job["user"] or ""), _quoted(job["partition"] or "")
         found = (self.spans.get((word, who, partition, limit, str(value))) for who in (user, _ANY))
         return any(span is not None and _within(job["submitted"], span) for span in found)
@@ -309,11 +311,6 @@ def _within(submitted: int, span: _Span) -> bool:
     return span[0] - skew <= submitted and (span[1] is None or submitted <= span[1] + skew)
 
 
-def _limit(job: RawJob) -> str:
-    limit = job["time_limit_s"]
-    return str(round(limit / 60)) if isinstance(limit, (int, float)) else "-"
-
-
 def _quoted(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
@@ -345,15 +342,12 @@ def _last_line(generation: int, rows: int) -> str:
     return f"end {generation} {rows}\n"
 
 
-def _content(path: Path) -> str:
+def _parsed(path: Path) -> HookTable:
     try:
         with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1024).decode("ascii")
+            text = file.read(MOST_BYTES + 1024).decode("ascii")
     except (OSError, UnicodeDecodeError) as reason:
         raise HookTableInvalid(f"the hook's table {path} cannot be read: {reason}", hint=_ANEW) from reason
-
-
-def _parsed(text: str, path: Path) -> HookTable:
     header, _, rest = text.partition("\n")
     facts = _HEADER.fullmatch(header)
     if facts is None:

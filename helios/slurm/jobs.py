@@ -234,12 +234,14 @@ class SlurmCluster:
         """
         taken_at = self._clock()
         self._undo.refresh()
-        jobs, factors, release = self.backend.queue(), self._sprio(), self._known_release()
+        jobs, factors = self.backend.queue(), self._sprio()
+        if self._release is None:
+            self._release = parse.release(self.backend.configuration().get("SLURM_VERSION", ""))
         return Snapshot(
             taken_at=taken_at,
             cluster=self.name,
-            pending=translate.pending(jobs, factors, most=self._most, release=release, undo=self._undo),
-            running=translate.running(jobs, release=release, undo=self._undo),
+            pending=translate.pending(jobs, factors, most=self._most, release=self._release, undo=self._undo),
+            running=translate.running(jobs, release=self._release, undo=self._undo),
             nodes=translate.node_states(self.backend.nodes()),
         )
 
@@ -392,11 +394,6 @@ class SlurmCluster:
                 said = [reason.message] * len(group)
             answers |= {update.job_id: answer for update, answer in zip(group, said, strict=True)}
         return answers
-
-    def _known_release(self) -> tuple[int, int]:
-        if self._release is None:
-            self._release = parse.release(self.backend.configuration().get("SLURM_VERSION", ""))
-        return self._release
 
 
 def _pending(jobs: Sequence[RawJob]) -> dict[str, RawJob]:

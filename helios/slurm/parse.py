@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from helios.slurm.backend import UNLIMITED, Length
+from helios.slurm.pyslurm_worker import count_tasks
 
 _NONE = frozenset({"", "N/A", "(null)", "None", "Unknown", "NONE", "n/a", "none", "INVALID"})
 _LENGTH = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(?:(\d+):)?(\d+)", re.ASCII)
@@ -112,13 +113,7 @@ def tasks(value: str) -> int:
 
     Steps as in ``0-9:3`` are supported.
     """
-    count = 0
-    for part in value.strip("[]").partition("%")[0].split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        if first.isdigit():
-            count += (int(last or first) - int(first)) // int(step or 1) + 1
-    return max(count, 1)
+    return count_tasks(value.strip("[]"))
 
 
 def join_words(numbers: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from helios.model import NodePower, PowerSettings
 from helios.model.hostlist import expand
 from helios.slurm import parse
 from helios.slurm.backend import RawNode
-from helios.slurm.commands import CommandsBackend
+from helios.slurm.commands import show_config
 from helios.slurm.shell import Shell, lines, quoted
 
 _POWER_FLAGS = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
@@ -292,14 +292,15 @@ class PowerConfigReader:
         """
         configuration = self.configuration()
         partitions = lines(self.shell.run("scontrol", "--all", "--oneliner", "show", "partition"))
-        racks = self._topology(configuration) | dict(self.racks)
-        return power_config(configuration, partitions, racks)
+        racks: dict[str, str] = {}
+        if configuration.get("TopologyPlugin", "").rpartition("/")[2] not in _NO_TOPOLOGY:
+            answer = self.shell.answer("scontrol", "--oneliner", "show", "topology")
+            racks = topology_racks(lines(answer.output)) if answer.status == 0 else {}
+        return power_config(configuration, partitions, racks | dict(self.racks))
 
     def configuration(self) -> dict[str, str]:
         """Return the output of ``scontrol show config`` as a mapping."""
-        backend = CommandsBackend(commands_folder=self.shell.folder, timeout_s=self.shell.timeout_s)
-        backend.shell = self.shell
-        return backend.configuration()
+        return show_config(self.shell)
 
     def keep_awake(self, keep_awake: str) -> str:
         """Write the keep-awake list.
@@ -308,12 +309,6 @@ class PowerConfigReader:
         """
         answer = self.shell.answer("scontrol", "update", f"SuspendExcNodes={keep_awake}")
         return quoted(answer.complaint) if answer.complaint.strip() or answer.status else ""
-
-    def _topology(self, configuration: Mapping[str, str]) -> dict[str, str]:
-        if configuration.get("TopologyPlugin", "").rpartition("/")[2] in _NO_TOPOLOGY:
-            return {}
-        answer = self.shell.answer("scontrol", "--oneliner", "show", "topology")
-        return topology_racks(lines(answer.output)) if answer.status == 0 else {}
 
 
 def power_config(
@@ -331,7 +326,10 @@ def power_config(
         Rack by node.
     """
     release = parse.release(configuration.get("SLURM_VERSION", ""))
-    exclusions, unread = _exclusions(configuration)
+    try:
+        exclusions, unread = Exclusions.of(configuration), ""
+    except HostlistInvalid as reason:
+        exclusions, unread = NO_EXCLUSIONS, f"SuspendExcNodes in slurm.conf: {reason.message}"
     own = [dict(_FIELD.findall(line)) for line in partitions]
     suspend_times = _of_all("SuspendTime", configuration, own)
     why_not = _why_not(configuration, min(suspend_times)) or unread
@@ -418,13 +416,6 @@ def _why_not(configuration: Mapping[str, str], suspend_time_s: float) -> str:
             "Set SuspendTime=604800 (a week) in slurm.conf; then: scontrol reconfigure"
         )
     return ""
-
-
-def _exclusions(configuration: Mapping[str, str]) -> tuple[Exclusions, str]:
-    try:
-        return Exclusions.of(configuration), ""
-    except HostlistInvalid as reason:
-        return NO_EXCLUSIONS, f"SuspendExcNodes in slurm.conf: {reason.message}"
 
 
 def _of_all(key: str, configuration: Mapping[str, str], partitions: Sequence[Mapping[str, str]]) -> list[float]:

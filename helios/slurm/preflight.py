@@ -172,7 +172,7 @@ def _priority(ground: PreflightContext) -> Iterator[Finding]:
 
 
 def _weights(ground: PreflightContext) -> Iterator[Finding]:
-    found = {name: _number(ground.configuration.get(f"PriorityWeight{name}", "")) for name in _WEIGHTS}
+    found = {name: parse.whole(ground.configuration.get(f"PriorityWeight{name}", "")) or 0 for name in _WEIGHTS}
     said = ", ".join(f"{name} {weight:,}" for name, weight in found.items() if weight) or "all 0"
     room, most = sum(found.values()), ground.site_factor_most
     hint = ""
@@ -292,11 +292,6 @@ _CHECKS: tuple[Check, ...] = (
 )
 
 
-def _number(text: str) -> int:
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else 0
-
-
 def slurm_user(ground: PreflightContext) -> str:
     """Return the user that slurmctld runs as."""
     return ground.configuration.get("SlurmUser", "").partition("(")[0]
@@ -362,21 +357,16 @@ def power_checks(mechanism: str, *, tiers: int) -> tuple[Check, ...]:
 def _power_programs(ground: PreflightContext) -> Iterator[Finding]:
     found = programs(ground.configuration)
     for key in ("SuspendProgram", "ResumeProgram"):
-        if key in found:
-            yield _program(key, Path(found[key]))
-        else:
+        message, hint = f"{key} is {found.get(key)}", ""
+        if key not in found:
+            message = f"slurm.conf has no {key}"
             hint = "Set it in slurm.conf; deploy/slurm/power has programs for IPMI, Redfish, Wake-on-LAN and clouds."
-            yield _finding("power programs", f"slurm.conf has no {key}", hint=hint, level=FindingLevel.FAIL)
-
-
-def _program(key: str, path: Path) -> Finding:
-    message, hint = f"{key} is {path}", ""
-    if not path.exists():
-        message += ", which is not on this host to be looked at"
-    elif not os.access(path, os.X_OK):
-        message += ", which cannot be run"
-        hint = f"chmod 755 {path}; slurmctld's host must have it too."
-    return _finding("power programs", message, hint=hint, level=FindingLevel.FAIL)
+        elif not Path(found[key]).exists():
+            message += ", which is not on this host to be looked at"
+        elif not os.access(found[key], os.X_OK):
+            message += ", which cannot be run"
+            hint = f"chmod 755 {found[key]}; slurmctld's host must have it too."
+        yield _finding("power programs", message, hint=hint, level=FindingLevel.FAIL)
 
 
 def _idle_timer(ground: PreflightContext, *, keeps_awake: bool) -> Iterator[Finding]:

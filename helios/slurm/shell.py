@@ -102,14 +102,7 @@ class Shell:
         ClusterUnavailable
             It is not installed, or did not answer in time.
         """
-        started = self.start(program, *words, output=subprocess.PIPE)
-        try:
-            output, complaint = started.communicate(given, timeout=timeout_s or self.timeout_s)
-        except subprocess.TimeoutExpired as reason:
-            raise self._too_slow(program, timeout_s or self.timeout_s) from reason
-        finally:
-            stop(started)
-        return CommandResult(output=output, complaint=complaint.decode("utf-8", "replace"), status=started.returncode)
+        return self._run(program, words, output=subprocess.PIPE, given=given, timeout_s=timeout_s or self.timeout_s)
 
     def write(self, path: Path, program: str, *words: str, timeout_s: float | None = None) -> None:
         """Run ``program`` with its output going to the file ``path``.
@@ -122,15 +115,9 @@ class Shell:
             As :meth:`run`. The content of ``path`` is then incomplete.
         """
         with path.open("wb") as output:
-            started = self.start(program, *words, output=output)
-            try:
-                _, complaint = started.communicate(b"", timeout=timeout_s or self.timeout_s)
-            except subprocess.TimeoutExpired as reason:
-                raise self._too_slow(program, timeout_s or self.timeout_s) from reason
-            finally:
-                stop(started)
-        if started.returncode != 0:
-            raise failure(program, complaint.decode("utf-8", "replace"))
+            answer = self._run(program, words, output=output, given=b"", timeout_s=timeout_s or self.timeout_s)
+        if answer.status != 0:
+            raise failure(program, answer.complaint)
 
     def start(self, program: str, *words: str, output: int | IO[bytes]) -> subprocess.Popen[bytes]:
         """Start ``program`` in a new process group.
@@ -176,11 +163,21 @@ class Shell:
         }
         return kept | _OURS
 
-    @staticmethod
-    def _too_slow(program: str, timeout_s: float) -> ClusterUnavailable:
-        return ClusterUnavailable(
-            f"{program} did not answer within {timeout_s:g} s.",
-            hint="Look at the load of slurmctld with sdiag; raise [slurm] timeout_s if the cluster is just slow.",
+    def _run(
+        self, program: str, words: Sequence[str], *, output: int | IO[bytes], given: bytes, timeout_s: float
+    ) -> CommandResult:
+        started = self.start(program, *words, output=output)
+        try:
+            printed, complaint = started.communicate(given, timeout=timeout_s)
+        except subprocess.TimeoutExpired as reason:
+            raise ClusterUnavailable(
+                f"{program} did not answer within {timeout_s:g} s.",
+                hint="Look at the load of slurmctld with sdiag; raise [slurm] timeout_s if the cluster is just slow.",
+            ) from reason
+        finally:
+            stop(started)
+        return CommandResult(
+            output=printed or b"", complaint=complaint.decode("utf-8", "replace"), status=started.returncode
         )
 
 
@@ -217,3 +214,9 @@ def lines(output: bytes) -> Sequence[str]:
     Undecodable bytes become surrogate escapes.
     """
     return output.decode("utf-8", "surrogateescape").split("\n")
+
+
+def settings(shown: Sequence[str]) -> dict[str, str]:
+    """Return the settings in lines like ``KEY = VALUE``."""
+    pairs = (line.partition("=") for line in shown if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -73,7 +73,12 @@ def read_site(
         least_loaded=least_loaded,
         holds_memory=holds_memory,
     )
-    _refuse_emptiness(site)
+    if not site.nodes or not any(partition.nodes for partition in site.partitions):
+        raise ConfigurationInvalid(
+            "no partition with nodes is described",
+            hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
+            "node and scontrol show partition print.",
+        )
     return replace(site, notes=tuple(dict.fromkeys([*notes, *machines.notes, *told.notes, *_what_is_missing(site)])))
 
 
@@ -89,8 +94,7 @@ def read_machines(text: str) -> MachineCounts:
     """
     if re.search(r"^\s*(NodeName|PartitionName)=", text, re.MULTILINE | re.IGNORECASE):
         return parse_node_records(records(text, "nodename"), records(text, "partitionname"))
-    rows, numbers = _sinfo_rows(text)
-    return parse_sinfo(rows, numbers)
+    return parse_sinfo(text)
 
 
 @contextmanager
@@ -140,15 +144,6 @@ def _partitions(machines: MachineCounts, told: MachineCounts) -> Iterator[Partit
             )
 
 
-def _refuse_emptiness(site: SlurmSite) -> None:
-    if not site.nodes or not any(partition.nodes for partition in site.partitions):
-        raise ConfigurationInvalid(
-            "no partition with nodes is described",
-            hint="Give a slurm.conf with its NodeName and PartitionName lines, or with --sinfo what scontrol show "
-            "node and scontrol show partition print.",
-        )
-
-
 def _what_is_missing(site: SlurmSite) -> Iterator[str]:
     if site.priority.multifactor and site.priority.fairshare and not site.shares:
         yield "Fair share has a weight, but no associations were given (--assoc): all users have the same shares."
@@ -157,16 +152,3 @@ def _what_is_missing(site: SlurmSite) -> Iterator[str]:
     named = {partition.qos for partition in site.partitions if partition.qos}
     if unknown := sorted(named - {qos.name for qos in site.qos}):
         yield f"The limits of the partitions' QOS are not known (--qos): {', '.join(unknown)}."
-
-
-def _sinfo_rows(text: str) -> tuple[list[dict[str, str]], list[int]]:
-    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-    heads = re.split(r"\||\s+", printed[0][1].strip()) if printed else []
-    if not {"NODELIST", "CPUS"} <= set(heads):
-        raise ConfigurationInvalid(
-            "line 1: there are no columns NODELIST and CPUS",
-            hint="Make it with: sinfo -N -o '%N|%P|%c|%m|%G|%w|%f', or: scontrol show node; scontrol show partition",
-        )
-    separated = "|" in printed[0][1]
-    rows = [line.split("|") if separated else line.split() for _, line in printed[1:]]
-    return [dict(zip(heads, row, strict=False)) for row in rows], [number for number, _ in printed[1:]]

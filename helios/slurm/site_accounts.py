@@ -23,6 +23,7 @@ _ASSOC_IDLE = frozenset({
     "qos", "def_qos", "defaultqos", "id", "lft", "rgt", "normshares", "normusage", "effectvusage", "levelfs", "maxwall",
     "maxsubmit", "maxsubmitjobs", "grpsubmit", "maxtresmins", "tresrunmins", "comment", "lineage", "flags",
 })  # fmt: skip
+_MOST_TRES, _MOST_JOBS = ("maxtrespu", "maxtresperuser"), ("maxjobspu", "maxjobsperuser")
 _NOTHING = frozenset({"", "0", "00:00:00", "cluster", "none", "n/a", "(null)"})
 
 
@@ -102,16 +103,16 @@ def read_qos(text: str, notes: list[str]) -> tuple[QosRules, ...]:
     rows = table(text, needed=("name",), made_by="sacctmgr show qos -P")
     for row in rows:
         _say_limits(row, f"QOS {row.text('name')}", _QOS_IDLE, notes)
-        _say_other_tres(row, ("maxtrespu", "maxtresperuser"), f"QOS {row.text('name')}", notes)
+        _say_other_tres(row, _MOST_TRES, f"QOS {row.text('name')}", notes)
         _say_other_tres(row, ("grptres",), f"QOS {row.text('name')}", notes)
     return tuple(
         QosRules(
             name=row.text("name"),
             priority=int(row.number_of("priority")),
             usage_factor=row.number_of("usagefactor", otherwise=1.0),
-            max_gpus_per_user=_gpus(row, "maxtrespu", "maxtresperuser"),
+            max_gpus_per_user=_gpus(row, *_MOST_TRES),
             max_gpus=_gpus(row, "grptres"),
-            max_jobs_per_user=_limit(row, "maxjobspu", "maxjobsperuser"),
+            max_jobs_per_user=int(row.number_of(*_MOST_JOBS)) if row.text(*_MOST_JOBS) else None,
         )
         for row in rows
     )
@@ -179,17 +180,14 @@ def _with_parents(rows: Sequence[AssociationRow], notes: list[str]) -> Iterator[
 
 
 def _share(row: AssociationRow, parent: str) -> Share:
-    told = row.text("share", "fairshare", "rawshares").lower()
-    if told == "parent":
-        shares: int | None = None
-    else:
-        shares = int(row.number_of("share", "fairshare", "rawshares", otherwise=1.0))
+    columns = ("share", "fairshare", "rawshares")
+    follows_parent = row.text(*columns).lower() == "parent"
     account, user = row.text("account"), row.text("user")
     return Share(
         account=account,
         parent="" if user or account == "root" else parent,
         user=user,
-        shares=shares,
+        shares=None if follows_parent else int(row.number_of(*columns, otherwise=1.0)),
         usage_s=row.number_of("rawusage"),
     )
 
@@ -203,10 +201,6 @@ def _gpus(row: AssociationRow, *keys: str) -> int | None:
             except ValueError:
                 raise row.wrong(f"{keys[0]} has {word!r}, which is not gres/gpu=N") from None
     return None
-
-
-def _limit(row: AssociationRow, *keys: str) -> int | None:
-    return int(row.number_of(*keys)) if row.text(*keys) else None
 
 
 def _say_other_tres(row: AssociationRow, keys: tuple[str, ...], where: str, notes: list[str]) -> None:

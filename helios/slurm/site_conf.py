@@ -135,7 +135,10 @@ def lines(text: str) -> Iterator[ConfLine]:
                 hint="Give the text of slurm.conf, or what scontrol show config prints.",
             )
         title = whole[1].lower()
-        words = _pairs(statement) if title in _TITLES else {title: whole[2].strip().strip('"')}
+        words = {title: whole[2].strip().strip('"')}
+        if title in _TITLES:
+            found_pairs = _PAIR.finditer(statement)
+            words = {pair[1].lower(): pair[2] if pair[2] is not None else pair[3] for pair in found_pairs}
         yield ConfLine(number=number, title=title, words=words, spelled=whole[1])
 
 
@@ -199,7 +202,7 @@ def amount(text: str) -> int:
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     began, pending = 0, ""
     for number, raw in enumerate(text.splitlines(), start=1):
-        line = _without_comment(raw)
+        line = re.sub(r"(?<!\\)#.*", "", raw).replace("\\#", "#")
         began = began or number
         if line.rstrip().endswith("\\"):
             pending += line.rstrip()[:-1] + " "
@@ -212,18 +215,10 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
         yield began, pending
 
 
-def _without_comment(line: str) -> str:
-    return re.sub(r"(?<!\\)#.*", "", line).replace("\\#", "#")
-
-
 def _is_a_heading(statement: str) -> bool:
     """Return whether ``scontrol show config`` prints this line between settings."""
     words = statement.strip()
     return words.startswith("Configuration data as of") or words.endswith(":") or words.startswith("Slurmctld(")
-
-
-def _pairs(statement: str) -> dict[str, str]:
-    return {found[1].lower(): found[2] if found[2] is not None else found[3] for found in _PAIR.finditer(statement)}
 
 
 def _blocks(text: str, title: str) -> Iterator[tuple[int, str]]:

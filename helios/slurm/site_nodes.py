@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from ClusterShell.RangeSet import RangeSet
+
 from helios.errors import ConfigurationInvalid, HostlistInvalid
 from helios.model.hostlist import expand
 from helios.model.slurm_site import UNTYPED, NodeGroup, PartitionRules
@@ -19,6 +21,7 @@ _DEFAULT = "default"
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(\[]*[)\]])")
 _NOT_THERE = ("future", "down", "drain", "fail")
 """States of a ``NodeName`` line in which a node runs no job."""
+_SAYS_NOTHING = frozenset({"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"})
 _NODE_KEYS = frozenset({
     "nodename", "cpus", "procs", "sockets", "socketsperboard", "corespersocket", "threadspercore", "boards",
     "realmemory", "memspeclimit", "gres", "corespeccount", "cpuspeclist", "weight", "feature", "features", "state",
@@ -72,15 +75,15 @@ class MachineCounts:
         """
         for line in self._waiting:
             if line.title == "nodeset":
-                self.sets[line.text("nodeset")] = self._members(line)
+                self.sets[line.text("nodeset")] = self.members(line)
             else:
                 self._take_partition(line, settings)
         self._waiting.clear()
 
-    def take_printed_partition(self, line: ConfLine) -> None:
-        """Read a partition from the output of ``scontrol show partition``."""
-        name = line.text("partitionname")
-        self.partitions[name] = _partition(line, name, self._members(line))
+    def add(self, line: ConfLine, names: tuple[str, ...]) -> None:
+        """Add the nodes of one line."""
+        group = _node_group(line, names)
+        self.nodes |= {name: replace(group, names=(name,)) for name in names}
 
     def take_members(self, members: Mapping[str, Sequence[str]]) -> None:
         """Set partitions of which only the nodes are known.
@@ -97,39 +100,33 @@ class MachineCounts:
     def groups(self) -> tuple[NodeGroup, ...]:
         """Return the nodes in groups of equal neighbours, sorted by name as in Slurm."""
         ordered = sorted(self.nodes, key=_by_name)
-        alike = groupby(ordered, key=lambda name: _description(self.nodes[name]))
+        alike = groupby(ordered, key=lambda name: replace(self.nodes[name], names=()))
         return tuple(replace(self.nodes[names[0]], names=names) for names in (tuple(group) for _, group in alike))
 
     def _take_node(self, line: ConfLine) -> None:
         if line.text("nodename").lower() == _DEFAULT:
             self._node_defaults |= line.words
             return
-        whole = ConfLine(number=line.number, title=line.title, words={**self._node_defaults, **line.words})
-        names = _nodes_of(whole, "nodename")
+        whole = replace(line, words={**self._node_defaults, **line.words})
+        names = _expanded(whole, "nodename", whole.text("nodename"))
         self._say_strange(whole, _NODE_KEYS, f"nodes {line.text('nodename')}")
         state = whole.text("state").lower()
         if state.startswith(_NOT_THERE):
             self.notes.append(f"Nodes {line.text('nodename')} are left out: State={whole.words['state']}.")
             return
-        group = _node_group(whole, names)
-        self.nodes |= {name: replace(group, names=(name,)) for name in names}
+        self.add(whole, names)
 
     def _take_partition(self, line: ConfLine, settings: Mapping[str, str]) -> None:
         name = line.text("partitionname")
         if name.lower() == _DEFAULT:
             self._partition_defaults |= line.words
             return
-        whole = ConfLine(
-            number=line.number, title=line.title, words={**settings, **self._partition_defaults, **line.words}
-        )
-        self._say_strange(
-            ConfLine(number=line.number, title=line.title, words={**self._partition_defaults, **line.words}),
-            _PARTITION_KEYS,
-            f"partition {name}",
-        )
-        self.partitions[name] = _partition(whole, name, self._members(whole))
+        own = replace(line, words={**self._partition_defaults, **line.words})
+        self._say_strange(own, _PARTITION_KEYS, f"partition {name}")
+        whole = replace(own, words={**settings, **own.words})
+        self.partitions[name] = _partition(whole, name, self.members(whole))
 
-    def _members(self, line: ConfLine) -> tuple[str, ...]:
+    def members(self, line: ConfLine) -> tuple[str, ...]:
         """Return the nodes that a line names.
 
         It has a list, sets of nodes, ALL, or the feature of the nodes.
@@ -144,39 +141,42 @@ class MachineCounts:
                 members += self.sets[word]
             elif word:
                 members += _expanded(line, "nodes", word)
-        return self._known(line, tuple(dict.fromkeys(members)))
-
-    def _known(self, line: ConfLine, members: tuple[str, ...]) -> tuple[str, ...]:
-        known = tuple(sorted((name for name in members if name in self.nodes), key=_by_name))
-        if missing := len(members) - len(known):
-            name = next(name for name in members if name not in self.nodes)
+        if missing := [name for name in dict.fromkeys(members) if name not in self.nodes]:
             self.notes.append(
-                f"{line.words.get(line.title)} has {missing:,} nodes that are not described or left out, as {name}."
+                f"{line.words.get(line.title)} has {len(missing):,} nodes that are not described or left out, "
+                f"as {missing[0]}."
             )
-        return known
+        return tuple(sorted(set(members) & self.nodes.keys(), key=_by_name))
 
     def _say_strange(self, line: ConfLine, known: frozenset[str], where: str) -> None:
-        strange = [f"{key}={value}" for key, value in line.words.items() if key not in known and _says_something(value)]
+        unknown = {key: value for key, value in line.words.items() if key not in known}
+        strange = [f"{key}={value}" for key, value in unknown.items() if value.lower() not in _SAYS_NOTHING]
         if strange:
             self.notes.append(f"Of {where}, not simulated: {', '.join(sorted(strange))}.")
 
 
-def parse_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> MachineCounts:
-    """Read the rows of ``sinfo -N``, one for each node and partition.
-
-    Keys are the heads of sinfo in capitals.
+def parse_sinfo(text: str) -> MachineCounts:
+    """Read the output of ``sinfo -N``, one row for each node and partition.
 
     Raises
     ------
     ConfigurationInvalid
         A needed column is missing, or a value is not understood.
     """
+    printed = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    heads = re.split(r"\||\s+", printed[0][1].strip()) if printed else []
+    if not {"NODELIST", "CPUS"} <= set(heads):
+        raise ConfigurationInvalid(
+            "line 1: there are no columns NODELIST and CPUS",
+            hint="Make it with: sinfo -N -o '%N|%P|%c|%m|%G|%w|%f', or: scontrol show node; scontrol show partition",
+        )
+    separator = "|" if "|" in printed[0][1] else None
     found = MachineCounts()
     members: dict[str, list[str]] = {}
-    for number, row in zip(numbers, rows, strict=True):
-        words = {key.lower(): value for key, value in row.items()}
+    for number, row in printed[1:]:
+        words = {head.lower(): word for head, word in zip(heads, row.split(separator), strict=False)}
         line = ConfLine(number=number, title="nodelist", words=words)
-        names = _nodes_of(line, "nodelist")
+        names = _expanded(line, "nodelist", line.text("nodelist"))
         translated = {
             "cpus": words.get("cpus", ""),
             "realmemory": re.sub(r"\D.*", "", words.get("memory", "")),
@@ -184,8 +184,7 @@ def parse_sinfo(rows: Sequence[Mapping[str, str]], numbers: Sequence[int]) -> Ma
             "weight": words.get("weight", ""),
             "features": words.get("avail_features", words.get("features", words.get("active_features", ""))),
         }
-        group = _node_group(ConfLine(number=number, title="nodelist", words=translated), names)
-        found.nodes |= {name: replace(group, names=(name,)) for name in names}
+        found.add(replace(line, words=translated), names)
         members.setdefault(words.get("partition", ""), []).extend(names)
     found.take_members(members)
     return found
@@ -197,21 +196,21 @@ def parse_node_records(nodes: Iterable[ConfLine], partitions: Iterable[ConfLine]
     members: dict[str, list[str]] = {}
     unwell = 0
     for line in nodes:
-        names = _nodes_of(line, "nodename")
+        names = _expanded(line, "nodename", line.text("nodename"))
         translated = {
             **{key: line.text(key) for key in ("gres", "weight", "realmemory", "memspeclimit")},
             "cpus": line.text("cpuefctv") or line.text("cputot"),
             "features": line.text("availablefeatures"),
         }
-        group = _node_group(ConfLine(number=line.number, title=line.title, words=translated), names)
-        found.nodes |= {name: replace(group, names=(name,)) for name in names}
+        found.add(replace(line, words=translated), names)
         for name in filter(None, line.text("partitions").split(",")):
             members.setdefault(name, []).extend(names)
         unwell += bool(re.search(r"DOWN\b|DRAIN|FAIL|FUTURE", line.text("state")))
     if unwell:
         found.notes.append(f"{unwell:,} nodes were down or drained when this was printed; they run jobs in the replay.")
     for line in partitions:
-        found.take_printed_partition(line)
+        name = line.text("partitionname")
+        found.partitions[name] = _partition(line, name, found.members(line))
     if not found.partitions:
         found.take_members(members)
     return found
@@ -244,7 +243,7 @@ def _mib(line: ConfLine, key: str) -> int:
 def _node_group(line: ConfLine, names: tuple[str, ...]) -> NodeGroup:
     threads = line.whole("threadspercore", 1)
     cpus = line.whole("cpus", line.whole("procs", 0)) or _product(line) * threads
-    kept_back = line.whole("corespeccount", 0) * threads or len(_numbers(line.text("cpuspeclist")))
+    kept_back = line.whole("corespeccount", 0) * threads or len(RangeSet(line.text("cpuspeclist") or None))
     features = line.text("features") or line.text("feature")
     return NodeGroup(
         names=names,
@@ -280,16 +279,6 @@ def _gpus(line: ConfLine) -> dict[str, int]:
     return found
 
 
-def _numbers(text: str) -> set[int]:
-    """Return the numbers in a text like ``0,2-4``."""
-    spans = (part.partition("-") for part in text.split(",") if part)
-    return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
-
-
-def _nodes_of(line: ConfLine, key: str) -> tuple[str, ...]:
-    return _expanded(line, key, line.text(key))
-
-
 def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
     try:
         return expand(text)
@@ -297,14 +286,6 @@ def _expanded(line: ConfLine, key: str, text: str) -> tuple[str, ...]:
         raise ConfigurationInvalid(f"line {line.number}, {key}: {reason.message}", hint=reason.hint) from reason
 
 
-def _description(group: NodeGroup) -> tuple[object, ...]:
-    return group.cpus, group.memory_mib, tuple(sorted(group.gpus.items())), group.weight, group.features
-
-
 def _by_name(name: str) -> list[tuple[int, str]]:
     # Slurm keeps its nodes sorted by name, digits by value (strnatcmp in read_config.c, 22.05 and later).
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-def _says_something(value: str) -> bool:
-    return value.lower() not in {"", "no", "none", "all", "0", "unlimited", "(null)", "n/a", "off"}

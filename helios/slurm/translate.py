@@ -13,7 +13,7 @@ import pandas as pd
 
 from helios import ownership
 from helios.actions import JobSetting
-from helios.model import NODE_STATES, QUEUE, TIME, FrameKind, JobState
+from helios.model import NODE_STATES, QUEUE, TIME, JobState
 from helios.slurm import power
 from helios.slurm.backend import UNLIMITED, Length, RawJob, RawNode
 from helios.slurm.commands import SiteFactor
@@ -133,7 +133,7 @@ def pending(
             excluded_reason(job, factor, undo) or None for job, factor in zip(waiting, said, strict=True)
         ],
     }
-    return _frame(QUEUE, columns, rows=len(waiting))
+    return QUEUE.conform(pd.DataFrame(columns))
 
 
 def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo = _NOTHING) -> pd.DataFrame:
@@ -153,7 +153,7 @@ def running(jobs: Iterable[RawJob], *, release: tuple[int, int], undo: JobsUndo 
         ],
         "excluded_reason": [excluded_reason(job, None) or None for job in holding],
     }
-    return _frame(QUEUE, columns, rows=len(holding))
+    return QUEUE.conform(pd.DataFrame(columns))
 
 
 def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -> pd.DataFrame:
@@ -168,12 +168,12 @@ def node_states(nodes: Sequence[RawNode], around: power.Surroundings = _ALONE) -
     plain = [name for name in RawNode.__annotations__ if name != "idle_since"]
     kept = power.kept_awake(ordered, around.exclusions)
     columns: dict[str, Any] = {name: [_clean(dict(node)[name]) for node in ordered] for name in plain}
-    columns["idle_since"] = _times(node["idle_since"] for node in ordered)
+    columns["idle_since"] = times(node["idle_since"] for node in ordered)
     columns["power"] = [power.power(node) for node in ordered]
     columns["excluded_reason"] = [_clean(power.excluded_reason(node, around.exclusions)) or None for node in ordered]
     columns["kept_awake"] = [int(node["name"] in kept) for node in ordered]
     columns["rack"] = [around.racks.get(node["name"]) for node in ordered]
-    return _frame(NODE_STATES, columns, rows=len(ordered))
+    return NODE_STATES.conform(pd.DataFrame(columns))
 
 
 def readable(text: str) -> str:
@@ -193,7 +193,7 @@ def _columns(jobs: Sequence[RawJob]) -> dict[str, Any]:
     columns: dict[str, Any] = {name: [_clean(row[name]) for row in rows] for name in ("job_id", "name", *_PLAIN)}
     columns["array_task_id"] = [job["array_tasks"] for job in jobs]
     columns["time_limit_s"] = [_seconds(job["time_limit_s"]) for job in jobs]
-    return columns | {column: _times(row[key] for row in rows) for column, key in _TIMES.items()}
+    return columns | {column: times(row[key] for row in rows) for column, key in _TIMES.items()}
 
 
 def _clean(value: Any) -> Any:
@@ -204,12 +204,7 @@ def _seconds(length: Length) -> float | None:
     return math.inf if length == UNLIMITED else length if isinstance(length, (int, float)) else None
 
 
-def _times(values: Iterable[Any]) -> pd.Series[Any]:
+def times(values: Iterable[Any]) -> pd.Series[Any]:
+    """Return times in s since the epoch as a column."""
     seconds = pd.Series([*values], dtype="float64")
     return pd.Series(pd.to_datetime(seconds, unit="s", utc=True), dtype=TIME)
-
-
-def _frame(kind: FrameKind, columns: Mapping[str, Any], *, rows: int) -> pd.DataFrame:
-    if rows == 0:
-        return kind.empty()
-    return kind.conform(pd.DataFrame(dict(columns)))

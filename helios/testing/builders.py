@@ -75,7 +75,7 @@ def a_pending_job(**overrides: Any) -> Row:
         "priority": 100_000.0,
         "urgency": 0.0,
     } | _known(QUEUE, overrides)
-    return _with_times(_with_quantiles(row))
+    return {"eligible_at": row["submitted_at"]} | _with_quantiles(row)
 
 
 def a_running_job(**overrides: Any) -> Row:
@@ -269,10 +269,6 @@ def _known(kind: FrameKind, overrides: Mapping[str, Any]) -> Row:
         name: None if _absent(value) else _as_time(value) if kind.by_name[name].dtype.startswith("datetime") else value
         for name, value in overrides.items()
     }
-
-
-def _with_times(row: Row) -> Row:
-    return {"eligible_at": row["submitted_at"]} | row
 
 
 def _with_quantiles(row: Row) -> Row:

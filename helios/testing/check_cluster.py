@@ -17,7 +17,6 @@ from helios.ports import Cluster
 
 COARSEST = 0.02
 """Largest difference between a requested urgency and the one that is read back."""
-PREDICTED = PREDICTIONS.names
 
 Make = Callable[[], Cluster]
 
@@ -50,7 +49,7 @@ def _looks(cluster: Cluster) -> None:
     snapshot = cluster.snapshot()  # its frames are checked as it is made
     ids = [*snapshot.pending["job_id"], *snapshot.running["job_id"]]
     _must(len(set(ids)) == len(ids), "a snapshot names each job once", ids)
-    for name in PREDICTED:
+    for name in PREDICTIONS.names:
         _must(
             bool(snapshot.pending[name].isna().all()), "a snapshot carries no predictions; they are added later", name
         )

@@ -100,14 +100,6 @@ def check_node_changes(proposed: list[Action], snapshot: Snapshot) -> Iterator[s
     yield from _of_the_sleeps([action for action in actions if isinstance(action, PowerDown)], snapshot)
 
 
-def demand_contents(snapshot: Snapshot) -> list[np.ndarray[Any, Any]]:
-    """Return copies of the arrays of a snapshot's demand."""
-    demand = snapshot.demand
-    if demand is None:
-        return []
-    return [array.copy() for array in (demand.busy, demand.total, demand.point, demand.mean, demand.most)]
-
-
 def _of_the_node_names(actions: list[NodeAction], snapshot: Snapshot) -> Iterator[str]:
     known = set(snapshot.nodes["name"])
     for node in dict.fromkeys(node for action in actions for node in _named_nodes(action)):
@@ -359,7 +351,8 @@ def _complaints(service: type[Any] | Service) -> Iterator[str]:
     yield from flaws
     if flaws:
         return
-    yield from _clock_complaints(service_class)
+    for name in find_clocks(service_class):
+        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
     on_nodes = getattr(service_class, "domain", Domain.JOBS) is Domain.NODES
     make, asked_about = _maker(service), [*situations(), *(node_situations() if on_nodes else ())]
     sound = True
@@ -398,13 +391,8 @@ def _maker(service: type[Any] | Service) -> Make:
     return lambda: copy.deepcopy(service)
 
 
-def _clock_complaints(service_class: type[Any]) -> Iterator[str]:
-    for name in find_clocks(service_class):
-        yield f"{name} asks the clock; the time is snapshot.taken_at, so that a replay sees its own"
-
-
 def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Iterator[str]:
-    before, demand = _contents(snapshot), demand_contents(snapshot)
+    before = copy.deepcopy(snapshot)
     first = list(make().decide(snapshot))
     service = make()
     with watch_calls() as asked:
@@ -412,10 +400,7 @@ def _answer_complaints(make: Make, snapshot: Snapshot, *, on_nodes: bool) -> Ite
     yield from (f"{what}; decide on the snapshot alone" for what in dict.fromkeys(asked))
     if first != second or second != list(service.decide(snapshot)):
         yield "asked twice it answers differently; order every set and every tie, and keep nothing between calls"
-    same_demand = all(
-        np.array_equal(old, new, equal_nan=True) for old, new in zip(demand, demand_contents(snapshot), strict=True)
-    )
-    if not _same(before, _contents(snapshot)) or not same_demand:
+    if not _is_same(before, snapshot):
         yield "it changed the snapshot, which other services see too; use frame.assign(...) or a copy"
     yield from check_node_changes(first, snapshot) if on_nodes else _of_the_actions(first, snapshot)
 
@@ -476,14 +461,13 @@ def _named(action: JobAction) -> Iterable[str]:
     return [action.job_id] if isinstance(action, SoftLimit) else action.job_ids or ()
 
 
-def _contents(snapshot: Snapshot) -> list[pd.DataFrame]:
-    return [frame.copy(deep=True) for frame in (snapshot.pending, snapshot.running, snapshot.nodes)]
-
-
-def _same(before: list[pd.DataFrame], after: list[pd.DataFrame]) -> bool:
+def _is_same(before: Snapshot, after: Snapshot) -> bool:
+    frames = [(getattr(before, name), getattr(after, name)) for name in ("pending", "running", "nodes")]
+    arrays = () if after.demand is None else ("busy", "total", "point", "mean", "most")
     return all(
-        old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes)
-        for old, new in zip(before, after, strict=True)
+        old.equals(new) and old.index.equals(new.index) and list(old.dtypes) == list(new.dtypes) for old, new in frames
+    ) and all(
+        np.array_equal(getattr(before.demand, name), getattr(after.demand, name), equal_nan=True) for name in arrays
     )
 
 

@@ -45,15 +45,65 @@ class _Job:
     )  # values that Helios wrote, the latest last
 
 
-@dataclass(slots=True, kw_only=True)
-class _Faults:
-    unavailable: int = 0
-    swallowed: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
-    crash_after: int | None = None
+class Faults:
+    """Failures on demand, which the fake clusters share.
+
+    Attributes
+    ----------
+    writes : int
+        How many writes reached the cluster.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self._unavailable = self._swallowed = 0
+        self._refused: dict[str, str] = {}
+        self._crash_after: int | None = None
+
+    def fail_next(self, *, times: int = 1) -> None:
+        """Raise ``ClusterUnavailable`` in the next ``times`` calls that look or change something."""
+        self._unavailable = times
+
+    def swallow_writes(self, *, times: int = 1) -> None:
+        """Accept the next ``times`` writes without any effect.
+
+        It looks as if a backfill pass of Slurm had put the old values back.
+        """
+        self._swallowed = times
+
+    def crash_after(self, *, writes: int | None) -> None:
+        """Raise ``Crash`` after ``writes`` more writes.
+
+        It is raised once, at the write that follows them. None cancels it.
+        """
+        self._crash_after = writes
+
+    def _answer(self) -> None:
+        if self._unavailable > 0:
+            self._unavailable -= 1
+            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
+
+    def _refusal(self, target: str) -> str:
+        """Return why the write to ``target`` fails, or count it and return an empty text."""
+        if refusal := self._refused.get(target, ""):
+            return refusal
+        if self._crash_after == 0:
+            self._crash_after = None
+            raise Crash("told to crash at this write")
+        if self._crash_after is not None:
+            self._crash_after -= 1
+        self.writes += 1
+        return ""
+
+    def _swallows(self) -> bool:
+        swallows = self._swallowed > 0
+        self._swallowed -= swallows
+        return swallows
 
 
-class FakeCluster:
+class FakeCluster(Faults):
     """Fake ``Cluster`` in memory.
 
     Parameters
@@ -91,18 +141,16 @@ class FakeCluster:
         soft_limits: bool = True,
         writes_per_cycle: int | None = None,
     ) -> None:
-        self.name = name
-        self.now = now
+        super().__init__()
+        self.name, self.now = name, now
         self.nodes = [a_node()] if nodes is None else list(nodes)
         self.soft_limits = soft_limits
         self.writes_per_cycle = writes_per_cycle
-        self.writes = 0
         self.looks = 0
         self.applied: list[tuple[JobAction, ...]] = []
         self._most = site_factor_most
         self._terms = slurm_value_mapping(site_factor=self.site_factor)
         self._jobs: dict[str, _Job] = {}
-        self._faults = _Faults()
         self._left: float = 0
 
     # Events by users, by the scheduler and by time.
@@ -202,30 +250,12 @@ class FakeCluster:
 
     # Failures.
 
-    def fail_next(self, *, times: int = 1) -> None:
-        """Raise ``ClusterUnavailable`` in the next ``times`` calls of ``snapshot`` or ``apply``."""
-        self._faults.unavailable = times
-
-    def swallow_writes(self, *, times: int = 1) -> None:
-        """Accept the next ``times`` writes without any effect.
-
-        It looks as if a backfill pass of Slurm had put the old values back.
-        """
-        self._faults.swallowed = times
-
     def refuse_writes(self, job_id: str, *, answer: str = "Access/permission denied") -> None:
         """Fail every write to this job with the message ``answer``.
 
         An empty ``answer`` ends the failure.
         """
-        self._faults.refused[job_id] = answer
-
-    def crash_after(self, *, writes: int) -> None:
-        """Raise ``Crash`` in ``apply`` after ``writes`` more writes.
-
-        It is raised once, at the write that follows them.
-        """
-        self._faults.crash_after = writes
+        self._refused[job_id] = answer
 
     # Queries for tests.
 
@@ -290,11 +320,11 @@ class FakeCluster:
         self._answer()
         self.applied.append(tuple(actions))
         self._left = math.inf if self.writes_per_cycle is None else self.writes_per_cycle
-        return [outcome for action in actions for outcome in self._carried_out(action)]
-
-    def _carried_out(self, action: JobAction) -> list[Outcome]:
-        changes = setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
-        return [self._became(change) for change in changes]
+        return [
+            self._became(change)
+            for action in actions
+            for change in setting_changes(action, self._terms, pending=self._pending_ids, is_set=self._is_set)
+        ]
 
     def _became(self, change: SettingChange[int]) -> Outcome:
         job = self._pending(change.job_id)
@@ -328,36 +358,19 @@ class FakeCluster:
 
     def _hides(self, setting: JobSetting, job: _Job) -> bool:
         # As on Slurm, whose sprio does not list a job that is held or not eligible.
-        return setting is JobSetting.ORDER and (bool(job.touched) or not _is_eligible(job, self.now))
+        eligible_at = job.row["eligible_at"]
+        is_eligible = eligible_at is not None and bool(eligible_at <= self.now)
+        return setting is JobSetting.ORDER and (bool(job.touched) or not is_eligible)
 
     def _write(self, change: SettingChange[int], job: _Job, before: int) -> Outcome:
-        refusal = self._faults.refused.get(change.job_id, "")
-        if refusal:
+        if refusal := self._refusal(change.job_id):
             return change.outcome(Result.FAILED, before=before, remark=refusal)
-        self._count_a_write()
+        self._left -= 1
         job.written[change.setting].append(change.wanted)
-        if self._faults.swallowed > 0:
-            self._faults.swallowed -= 1
-        elif change.setting is JobSetting.ORDER:
-            job.site_factor = change.wanted
-        else:
-            job.time_min = change.wanted
+        if not self._swallows():
+            setattr(job, "site_factor" if change.setting is JobSetting.ORDER else "time_min", change.wanted)
         after = _value(job, change.setting)
         return change.outcome(Result.DONE if after == change.wanted else Result.MISMATCH, before=before, after=after)
-
-    def _count_a_write(self) -> None:
-        if self._faults.crash_after == 0:
-            self._faults.crash_after = None
-            raise Crash("told to crash at this write")
-        if self._faults.crash_after is not None:
-            self._faults.crash_after -= 1
-        self._left -= 1
-        self.writes += 1
-
-    def _answer(self) -> None:
-        if self._faults.unavailable > 0:
-            self._faults.unavailable -= 1
-            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
 
     def _pending(self, job_id: str) -> _Job | None:
         job = self._jobs.get(job_id)
@@ -399,11 +412,6 @@ class FakeCluster:
 
 def _is_pending(job: _Job) -> bool:
     return bool(job.row["state"] == "PENDING")
-
-
-def _is_eligible(job: _Job, now: datetime) -> bool:
-    eligible_at = job.row["eligible_at"]
-    return eligible_at is not None and bool(eligible_at <= now)
 
 
 def _is_marked(setting: JobSetting, value: int) -> bool:
@@ -452,21 +460,21 @@ class FakeLedger:
     """
 
     def __init__(self, *, domain: Domain = Domain.JOBS) -> None:
-        self.records = 0
-        self.token = 0
+        self.records = self.token = 0
         self.holder: str | None = None
         self._until: datetime | None = None
         self._written: list[pd.DataFrame] = []
         self.domain = domain
         self._kind = APPLIED_NODE_CHANGES if domain is Domain.NODES else APPLIED_CHANGES
         self._applied_changes = self._kind.empty()
-        self._failing = 0
-        self._well_until_failing = 0
+        self._failing = self._well_until_failing = 0
 
     @property
     def decisions(self) -> pd.DataFrame:
         """All recorded decisions as a ``DECISIONS`` frame, oldest first."""
-        return _stacked(self._written)
+        # Texts are joined instead of categories: frames with different categories cannot be joined into one category.
+        rows = [frame[DECISIONS.names].astype(object) for frame in self._written]
+        return DECISIONS.conform(pd.concat(rows, ignore_index=True)) if rows else DECISIONS.empty()
 
     def fail_next(self, *, times: int = 1, after: int = 0) -> None:
         """Raise ``WarehouseUnavailable`` in the next ``times`` calls.
@@ -522,9 +530,8 @@ class FakeLedger:
                 hint="Another Helios took the lease; this one must not write.",
             )
         self._written += [decisions.copy()] if len(decisions) else []
-        self._applied_changes = (
-            self._applied_changes if applied_changes is None else applied_changes.reset_index(drop=True)
-        )
+        if applied_changes is not None:
+            self._applied_changes = applied_changes.reset_index(drop=True)
         self.records += 1
 
     def _answer(self) -> None:
@@ -533,9 +540,3 @@ class FakeLedger:
         elif self._failing > 0:
             self._failing -= 1
             raise WarehouseUnavailable("the ledger was told to fail", hint="Call it again.")
-
-
-def _stacked(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    # Texts are joined instead of categories: frames with different categories cannot be joined into one category.
-    rows = [frame[DECISIONS.names].astype(object) for frame in frames]
-    return DECISIONS.conform(pd.concat(rows, ignore_index=True)) if rows else DECISIONS.empty()

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from helios.actions import (
-    FillFirst,
-    KeepAwake,
-    NodeAction,
-    NodeOutcome,
-    NodeSetting,
-    PowerDown,
-    PowerUp,
-    Result,
-    RevertNodes,
-)
-from helios.errors import ClusterUnavailable
+from helios.actions import FillFirst, KeepAwake, NodeAction, NodeOutcome, NodeSetting, PowerDown, PowerUp, Result
 from helios.model import NodePower, PowerSettings, Snapshot
 from helios.model.hostlist import expand, fold
 from helios.testing.builders import NOON, Row, a_node, a_pending_job, a_running_job, a_snapshot
-from helios.testing.fake_cluster import Crash
+from helios.testing.fake_cluster import Faults
 
 # These rules of Slurm were observed on running clusters: an explicit power-down ignores every exclusion and, on a busy
 # node, takes effect once its jobs have ended; a power-up of a node that is still falling asleep is ignored silently; a
@@ -362,7 +351,7 @@ class PowerDownSeen:
     on_their_way: int
 
 
-class FakeNodes(PoweredNodes):
+class FakeNodes(PoweredNodes, Faults):
     """Fake ``NodeCluster`` in memory, where jobs hold whole nodes.
 
     Parameters
@@ -401,14 +390,12 @@ class FakeNodes(PoweredNodes):
     """
 
     def __init__(self, *, can_keep_awake: bool = True, why_not: str = "", lax: bool = False, **slurm: Any) -> None:
-        super().__init__(**slurm)
+        PoweredNodes.__init__(self, **slurm)
+        Faults.__init__(self)
         self.can_keep_awake, self.why_not, self.lax = can_keep_awake, why_not, lax
-        self.writes = self.looks = 0
+        self.looks = 0
         self.steered: list[tuple[NodeAction, ...]] = []
         self.power_downs: list[PowerDownSeen] = []
-        self._unavailable = self._swallowed = 0
-        self._refused: dict[str, str] = {}
-        self._crash_after: int | None = None
 
     # Failures.
 
@@ -420,27 +407,12 @@ class FakeNodes(PoweredNodes):
         for name in nodes:
             self._nodes[name].wakes_fail = fails
 
-    def fail_next(self, *, times: int = 1) -> None:
-        """Raise ``ClusterUnavailable`` in the next ``times`` calls of ``snapshot`` or ``steer``."""
-        self._unavailable = times
-
-    def swallow_writes(self, *, times: int = 1) -> None:
-        """Accept the next ``times`` writes without any effect."""
-        self._swallowed = times
-
     def refuse_writes(self, node: str, *, answer: str = "Invalid user id") -> None:
         """Fail every write to this node with the message ``answer``.
 
         An empty ``answer`` ends the failure. The node ``""`` is the keep-awake list.
         """
         self._refused[node] = answer
-
-    def crash_after(self, *, writes: int | None) -> None:
-        """Raise ``Crash`` in ``steer`` after ``writes`` more writes.
-
-        It is raised once, at the write that follows them. None cancels it.
-        """
-        self._crash_after = writes
 
     # Methods of helios.ports.NodeCluster.
 
@@ -484,139 +456,118 @@ class FakeNodes(PoweredNodes):
         """
         self._answer()
         self.steered.append(tuple(actions))
-        return [outcome for action in actions for outcome in self._carried_out(action)]
+        return [outcome for action in actions for outcome in self._carry_out(action)]
 
-    def _carried_out(self, action: NodeAction) -> list[NodeOutcome]:
+    def _carry_out(self, action: NodeAction) -> Iterator[NodeOutcome]:
         if isinstance(action, PowerDown):
-            return [self._sleep(action)]
-        if isinstance(action, PowerUp):
-            return [self._wake(action.node, action=action, reason=action.reason)]
-        if isinstance(action, KeepAwake):
+            yield self._sleep(_Change(action=action, setting=NodeSetting.POWER, node=action.node))
+        elif isinstance(action, PowerUp):
+            yield self._wake(_Change(action=action, setting=NodeSetting.POWER, node=action.node))
+        elif isinstance(action, KeepAwake):
+            change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="")
             own = self.keep_awake if action.own is None else action.own
-            return [self._list(fold([*expand(own), *action.nodes]), action=action, reason=action.reason)]
-        if isinstance(action, FillFirst):
-            return self._fill(action)
-        return [self._restored(action, node, own) for node, own in action.own]
+            yield self._list(change, fold([*expand(own), *action.nodes]))
+        elif isinstance(action, FillFirst):
+            remembered = dict(action.own)
+            weights = {name: remembered.get(name, node.weight) for name, node in self._nodes.items()}
+            for place, tier in enumerate(action.tiers):
+                for name in tier:
+                    own_weight = weights.get(name, 0)
+                    heavier = min((weight for weight in weights.values() if weight > own_weight), default=math.inf)
+                    change = _Change(action=action, setting=NodeSetting.WEIGHT, node=name)
+                    yield self._weigh(change, min(own_weight + place, heavier - 1))
+        else:
+            for name, own in action.own:
+                yield self._revert(_Change(action=action, setting=action.setting, node=name), own)
 
-    def _sleep(self, action: PowerDown) -> NodeOutcome:
-        change = _Change(action=action, setting=NodeSetting.POWER, node=action.node, reason=action.reason)
-        node = self._nodes.get(action.node)
-        if node is None:
+    def _revert(self, change: _Change, own: str) -> NodeOutcome:
+        if change.setting is NodeSetting.POWER:
+            return self._wake(change)
+        return self._weigh(change, float(own)) if change.setting is NodeSetting.WEIGHT else self._list(change, own)
+
+    def _sleep(self, change: _Change) -> NodeOutcome:
+        if (node := self._nodes.get(change.node)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
         before = self._worded(node)
-        if self.power_of(action.node) in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
+        if self.power_of(node.name) in {NodePower.ASLEEP, NodePower.FALLING_ASLEEP}:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         idle = node.power is NodePower.AWAKE and not node.jobs and not node.down
         if not self.lax and (not idle or self._excluded_reason(node)):
             return change.outcome(Result.REFUSED, before=before, remark=self._excluded_reason(node) or "it is not idle")
-        if answer := self._written(action.node):
-            return change.outcome(Result.FAILED, before=before, remark=answer)
-        if not self._swallows():
-            self.power_downs.append(self._seen_to_sleep(node))
+
+        def power_down() -> None:
+            on_their_way = len(self.in_state(NodePower.FALLING_ASLEEP)) + len(self.in_state(NodePower.WAKING))
+            seen = PowerDownSeen(
+                node=node.name,
+                busy=bool(node.jobs),
+                drained=bool(node.drained or node.down),
+                kept_awake=node.name in self._kept(),
+                on_their_way=on_their_way,
+            )
+            self.power_downs.append(seen)
             self._power_down(node)
-        return change.judged(
-            self.power_of(action.node) is NodePower.FALLING_ASLEEP, before=before, after=self._worded(node)
-        )
 
-    def _seen_to_sleep(self, node: PoweredNode) -> PowerDownSeen:
-        return PowerDownSeen(
-            node=node.name,
-            busy=bool(node.jobs),
-            drained=bool(node.drained or node.down),
-            kept_awake=node.name in self._kept(),
-            on_their_way=len(self.in_state(NodePower.FALLING_ASLEEP)) + len(self.in_state(NodePower.WAKING)),
-        )
+        def falls_asleep() -> bool:
+            return self.power_of(node.name) is NodePower.FALLING_ASLEEP
 
-    def _wake(self, name: str, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, setting=NodeSetting.POWER, node=name, reason=reason)
-        node = self._nodes.get(name)
-        if node is None:
+        return self._write(change, lambda: self._worded(node), power_down, falls_asleep)
+
+    def _wake(self, change: _Change) -> NodeOutcome:
+        if (node := self._nodes.get(change.node)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
-        before, power = self._worded(node), self.power_of(name)
+        before, power = self._worded(node), self.power_of(node.name)
         if power in {NodePower.AWAKE, NodePower.WAKING}:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
         if power is NodePower.FALLING_ASLEEP:
             return change.outcome(Result.POSTPONED, before=before, remark="falling asleep: it cannot be called back")
         if power is None or node.drained:
             return change.outcome(Result.REFUSED, before=before, remark=f"it is {self._excluded_reason(node)}")
-        if answer := self._written(name):
-            return change.outcome(Result.FAILED, before=before, remark=answer)
-        if not self._swallows():
-            self._power_up(node)
-        return change.judged(node.power is NodePower.WAKING, before=before, after=self._worded(node))
-
-    def _list(self, wanted: str, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, setting=NodeSetting.KEEP_AWAKE, node="", reason=reason)
-        before = self.keep_awake
-        if not self.can_keep_awake:
-            return change.outcome(
-                Result.REFUSED, before=_describe_list(before), remark="SuspendExcNodes cannot be changed live"
-            )
-        if expand(before) == expand(wanted):
-            return change.outcome(Result.UNCHANGED, before=_describe_list(before), after=_describe_list(before))
-        if answer := self._written(""):
-            return change.outcome(Result.FAILED, before=_describe_list(before), remark=answer)
-        self.keep_awake = before if self._swallows() else wanted
-        return change.judged(
-            self.keep_awake == wanted, before=_describe_list(before), after=_describe_list(self.keep_awake)
+        return self._write(
+            change,
+            lambda: self._worded(node),
+            lambda: self._power_up(node),
+            lambda: node.power is NodePower.WAKING,
         )
 
-    def _fill(self, action: FillFirst) -> list[NodeOutcome]:
-        remembered = dict(action.own)
-        own = {name: remembered.get(name, node.weight) for name, node in self._nodes.items()}
-        outcomes = []
-        for place, tier in enumerate(action.tiers):
-            for name in tier:
-                heavier = min((weight for weight in own.values() if weight > own.get(name, 0)), default=math.inf)
-                wanted = min(own.get(name, 0) + place, heavier - 1)
-                outcomes.append(self._weigh(name, wanted, action=action, reason=action.reason))
-        return outcomes
+    def _list(self, change: _Change, wanted: str) -> NodeOutcome:
+        before = self._worded_list()
+        if not self.can_keep_awake:
+            return change.outcome(Result.REFUSED, before=before, remark="SuspendExcNodes cannot be changed live")
+        if expand(self.keep_awake) == expand(wanted):
+            return change.outcome(Result.UNCHANGED, before=before, after=before)
+        return self._write(
+            change,
+            self._worded_list,
+            lambda: self.admin_sets_keep_awake(wanted),
+            lambda: self.keep_awake == wanted,
+        )
 
-    def _weigh(self, name: str, wanted: float, *, action: NodeAction, reason: str) -> NodeOutcome:
-        change = _Change(action=action, setting=NodeSetting.WEIGHT, node=name, reason=reason)
-        node = self._nodes.get(name)
-        if node is None:
+    def _weigh(self, change: _Change, wanted: float) -> NodeOutcome:
+        if (node := self._nodes.get(change.node)) is None:
             return change.outcome(Result.REFUSED, remark="no such node")
         before = f"Weight {node.weight:.0f}"
         if node.weight == wanted:
             return change.outcome(Result.UNCHANGED, before=before, after=before)
-        if answer := self._written(name):
-            return change.outcome(Result.FAILED, before=before, remark=answer)
-        node.weight = node.weight if self._swallows() else wanted
-        return change.judged(node.weight == wanted, before=before, after=f"Weight {node.weight:.0f}")
+        return self._write(
+            change,
+            lambda: f"Weight {node.weight:.0f}",
+            lambda: self.admin_sets_weight(node.name, wanted),
+            lambda: node.weight == wanted,
+        )
 
-    def _restored(self, action: RevertNodes, name: str, own: str) -> NodeOutcome:
-        if action.setting is NodeSetting.POWER:
-            return self._wake(name, action=action, reason=action.reason)
-        if action.setting is NodeSetting.WEIGHT:
-            return self._weigh(name, float(own), action=action, reason=action.reason)
-        return self._list(own, action=action, reason=action.reason)
+    def _write(
+        self, change: _Change, read: Callable[[], str], write: Callable[[], None], is_done: Callable[[], bool]
+    ) -> NodeOutcome:
+        """Write a change, as far as no failure was asked for, and return its outcome."""
+        before = read()
+        if refusal := self._refusal(change.node):
+            return change.outcome(Result.FAILED, before=before, remark=refusal)
+        if not self._swallows():
+            write()
+        return change.outcome(Result.DONE if is_done() else Result.MISMATCH, before=before, after=read())
 
-    def _written(self, node: str) -> str:
-        if refusal := self._refused.get(node, ""):
-            return refusal
-        if self._crash_after == 0:
-            self._crash_after = None
-            raise Crash("told to crash at this write")
-        if self._crash_after is not None:
-            self._crash_after -= 1
-        self.writes += 1
-        return ""
-
-    def _swallows(self) -> bool:
-        if self._swallowed <= 0:
-            return False
-        self._swallowed -= 1
-        return True
-
-    def _answer(self) -> None:
-        if self._unavailable > 0:
-            self._unavailable -= 1
-            raise ClusterUnavailable(f"cluster {self.name} was told not to answer", hint="Call it again.")
-
-
-def _describe_list(keep_awake: str) -> str:
-    return f"SuspendExcNodes {keep_awake or '(null)'}"
+    def _worded_list(self) -> str:
+        return f"SuspendExcNodes {self.keep_awake or '(null)'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -624,10 +575,6 @@ class _Change:
     action: NodeAction
     setting: NodeSetting
     node: str
-    reason: str
-
-    def judged(self, as_asked: bool, *, before: str, after: str) -> NodeOutcome:
-        return self.outcome(Result.DONE if as_asked else Result.MISMATCH, before=before, after=after)
 
     def outcome(self, result: Result, *, before: str = "", after: str = "", remark: str = "") -> NodeOutcome:
         return NodeOutcome(
@@ -635,7 +582,7 @@ class _Change:
             setting=self.setting,
             node=self.node,
             result=result,
-            reason=self.reason,
+            reason=self.action.reason,
             before=before,
             after=after,
             remark=remark,

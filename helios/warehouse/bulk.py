@@ -16,39 +16,17 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    Integer,
-    MetaData,
-    Select,
-    Table,
-    TableClause,
-    Text,
-    bindparam,
-    false,
-    func,
-    literal,
-    literal_column,
-    select,
-    true,
-)
-from sqlalchemy import cast as sql_cast
-from sqlalchemy import column as bare_column
-from sqlalchemy import table as bare_table
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSON
 from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
 from helios.warehouse.schema import JOB_KEY, jobs
 
-Conflict = Callable[[Any], tuple[Mapping[str, ColumnElement[Any]], ColumnElement[bool]]]
+Conflict = Callable[[Any], tuple[Mapping[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]]
 """Rule for the row of a job that is stored already.
 
 Called with the columns of the new row, it returns the values that the stored row gets, and the condition under which
@@ -62,7 +40,10 @@ class Bulk(Protocol):
     Each call is part of the caller's transaction.
     """
 
-    def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
+    insert_into: Callable[[sa.Table], Any]
+    """Makes an ``INSERT`` of the database's dialect."""
+
+    def insert(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
 
         Returns
@@ -72,14 +53,14 @@ class Bulk(Protocol):
         """
         ...
 
-    def staged(self, connection: Connection, rows: pa.Table) -> AbstractContextManager[TableClause]:
+    def staged(self, connection: sa.Connection, rows: pa.Table) -> AbstractContextManager[sa.TableClause]:
         """Provide rows of ``jobs`` as a temporary table of the transaction.
 
         The table is dropped when the block ends.
         """
         ...
 
-    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
+    def upsert_jobs(self, connection: sa.Connection, incoming: sa.TableClause, conflict: Conflict) -> int:
         """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
 
         Returns
@@ -87,16 +68,21 @@ class Bulk(Protocol):
         int
             How many rows were added or changed.
         """
-        ...
+        # Without a WHERE, SQLite parses the ON of ON CONFLICT as the condition of a join.
+        chosen = sa.select(*incoming.c).where(sa.true())
+        statement = self.insert_into(jobs).from_select([column.name for column in incoming.c], chosen)
+        values, where = conflict(statement.excluded)
+        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
+        return _row_count(connection, upsert)
 
-    def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
+    def select(self, connection: sa.Connection, query: sa.Select[Any]) -> pa.Table:
         """Run a query of stored columns and return its rows.
 
         Its parameters must be numbers, as they are written into the statement.
         """
         ...
 
-    def elements(self, array: str) -> ColumnElement[str]:
+    def elements(self, array: str) -> sa.ColumnElement[str]:
         """Return the SQL expression for the elements of a JSON array of texts.
 
         Each element is text.
@@ -104,7 +90,7 @@ class Bulk(Protocol):
         ...
 
 
-def arrow_schema(query: Select[Any]) -> pa.Schema:
+def arrow_schema(query: sa.Select[Any]) -> pa.Schema:
     """Return the Arrow schema of the rows of ``query``."""
     return pa.schema([(column.name, _arrow_type(column.type)) for column in query.selected_columns])
 
@@ -117,10 +103,14 @@ def with_values(rows: pa.Table) -> pa.Table:
     return rows.select([name for name in rows.column_names if rows[name].null_count < len(rows)])
 
 
+def _row_count(connection: sa.Connection, statement: PostgresInsert | SqliteInsert) -> int:
+    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
+
+
 def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
-    if isinstance(sql_type, (BigInteger, Integer)):
+    if isinstance(sql_type, (sa.BigInteger, sa.Integer)):
         return pa.int64()
-    return pa.float64() if isinstance(sql_type, Double) else pa.string()
+    return pa.float64() if isinstance(sql_type, sa.Double) else pa.string()
 
 
 # Bulk transport for PostgreSQL: COPY, with Arrow's CSV writer and reader in Helios.
@@ -128,10 +118,12 @@ def _arrow_type(sql_type: TypeEngine[Any]) -> pa.DataType:
 READ_BLOCK_BYTES = 4 << 20
 
 
-class PostgresBulk:
+class PostgresBulk(Bulk):
     """Bulk transport for PostgreSQL (see ``Bulk``)."""
 
-    def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
+    insert_into = staticmethod(postgres_insert)
+
+    def insert(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
 
         Returns
@@ -143,10 +135,11 @@ class PostgresBulk:
             return 0
         filled = with_values(rows)
         with _staged(connection, table, filled) as incoming:
-            return _row_count(connection, _inserted(table, incoming).on_conflict_do_nothing())
+            rows_of = postgres_insert(table).from_select([column.name for column in incoming.c], sa.select(incoming))
+            return _row_count(connection, rows_of.on_conflict_do_nothing())
 
     @contextmanager
-    def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
+    def staged(self, connection: sa.Connection, rows: pa.Table) -> Iterator[sa.TableClause]:
         """Provide rows of ``jobs`` as a temporary table of the transaction.
 
         The table is dropped when the block ends.
@@ -155,20 +148,7 @@ class PostgresBulk:
             connection.exec_driver_sql("ANALYZE incoming")  # else the planner may scan all of jobs for the join
             yield incoming
 
-    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
-
-        Returns
-        -------
-        int
-            How many rows were added or changed.
-        """
-        statement = _inserted(jobs, incoming)
-        values, where = conflict(statement.excluded)
-        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
-        return _row_count(connection, upsert)
-
-    def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
+    def select(self, connection: sa.Connection, query: sa.Select[Any]) -> pa.Table:
         """Run a query of stored columns and return its rows.
 
         Its parameters must be numbers, as they are written into the statement.
@@ -177,13 +157,14 @@ class PostgresBulk:
         with _cursor(connection) as cursor, cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT csv)") as blocks:
             return _parsed(io.BufferedReader(_Blocks(blocks), READ_BLOCK_BYTES), arrow_schema(query))
 
-    def elements(self, array: str) -> ColumnElement[str]:
+    def elements(self, array: str) -> sa.ColumnElement[str]:
         """Return the SQL expression for the elements of a JSON array of texts.
 
         Each element is text.
         """
         return cast(
-            ColumnElement[str], func.json_array_elements_text(sql_cast(literal(array, Text()), JSON)).column_valued()
+            sa.ColumnElement[str],
+            sa.func.json_array_elements_text(sa.cast(sa.literal(array, sa.Text()), JSON)).column_valued(),
         )
 
 
@@ -211,42 +192,30 @@ class _Blocks(io.RawIOBase):
 
 
 @contextmanager
-def _cursor(connection: Connection) -> Iterator[Any]:
+def _cursor(connection: sa.Connection) -> Iterator[Any]:
     raw = cast(Any, connection.connection.driver_connection)
     with raw.cursor() as cursor:
         yield cursor
 
 
 @contextmanager
-def _staged(connection: Connection, table: Table, rows: pa.Table) -> Iterator[TableClause]:
+def _staged(connection: sa.Connection, table: sa.Table, rows: pa.Table) -> Iterator[sa.TableClause]:
     """Copy ``rows`` into a temporary table and provide it.
 
     Its columns have the types of those in ``table``. It is dropped when the block ends.
     """
     columns = [table.c[name] for name in rows.column_names]
-    template = select(*columns).where(false())
+    template = sa.select(*columns).where(sa.false())
     connection.exec_driver_sql(
         f"CREATE TEMPORARY TABLE incoming ON COMMIT DROP AS {template.compile(dialect=connection.dialect)}"
     )
     with _cursor(connection) as cursor, cursor.copy("COPY incoming FROM STDIN (FORMAT csv)") as copy:
         for batch in rows.to_batches():
-            copy.write(_as_csv(batch))
-    yield bare_table("incoming", *(bare_column(column.name, column.type) for column in columns))
+            written = pa.BufferOutputStream()
+            pyarrow.csv.write_csv(batch, written, pyarrow.csv.WriteOptions(include_header=False))
+            copy.write(memoryview(written.getvalue()))
+    yield sa.table("incoming", *(sa.column(column.name, column.type) for column in columns))
     connection.exec_driver_sql("DROP TABLE incoming")
-
-
-def _inserted(table: Table, incoming: TableClause) -> PostgresInsert:
-    return postgres_insert(table).from_select([column.name for column in incoming.c], select(incoming))
-
-
-def _row_count(connection: Connection, statement: PostgresInsert) -> int:
-    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
-
-
-def _as_csv(rows: pa.RecordBatch) -> memoryview:
-    written = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(rows, written, pyarrow.csv.WriteOptions(include_header=False))
-    return memoryview(written.getvalue())
 
 
 def _parsed(csv: io.BufferedReader, schema: pa.Schema) -> pa.Table:
@@ -273,10 +242,12 @@ ROWS_AT_A_TIME = 1_000
 ROWS_OF_A_STATEMENT = 200
 
 
-class SqliteBulk:
+class SqliteBulk(Bulk):
     """Bulk transport for SQLite (see ``Bulk``)."""
 
-    def insert(self, connection: Connection, table: Table, rows: pa.Table) -> int:
+    insert_into = staticmethod(sqlite_insert)
+
+    def insert(self, connection: sa.Connection, table: sa.Table, rows: pa.Table) -> int:
         """Add the rows whose key is not stored yet.
 
         Returns
@@ -289,34 +260,19 @@ class SqliteBulk:
         return _execute(connection, _insert(table, with_values(rows)).on_conflict_do_nothing(), rows)
 
     @contextmanager
-    def staged(self, connection: Connection, rows: pa.Table) -> Iterator[TableClause]:
+    def staged(self, connection: sa.Connection, rows: pa.Table) -> Iterator[sa.TableClause]:
         """Provide rows of ``jobs`` as a temporary table of the transaction.
 
         The table is dropped when the block ends.
         """
-        columns = [Column(name, jobs.c[name].type) for name in rows.column_names]
-        incoming = Table("incoming", MetaData(), *columns, prefixes=["TEMPORARY"])
+        columns = [sa.Column(name, jobs.c[name].type) for name in rows.column_names]
+        incoming = sa.Table("incoming", sa.MetaData(), *columns, prefixes=["TEMPORARY"])
         incoming.create(connection)
         _execute(connection, _insert(incoming, rows), rows)
         yield incoming
         incoming.drop(connection)
 
-    def upsert_jobs(self, connection: Connection, incoming: TableClause, conflict: Conflict) -> int:
-        """Add staged rows to ``jobs``, or change the stored ones by ``conflict``.
-
-        Returns
-        -------
-        int
-            How many rows were added or changed.
-        """
-        # Without a WHERE, SQLite parses the ON of ON CONFLICT as the condition of a join.
-        chosen = select(*incoming.c).where(true())
-        statement = sqlite_insert(jobs).from_select([column.name for column in incoming.c], chosen)
-        values, where = conflict(statement.excluded)
-        upsert = statement.on_conflict_do_update(index_elements=JOB_KEY, set_=values, where=where)
-        return connection.execute(upsert, execution_options={"preserve_rowcount": True}).rowcount
-
-    def select(self, connection: Connection, query: Select[Any]) -> pa.Table:
+    def select(self, connection: sa.Connection, query: sa.Select[Any]) -> pa.Table:
         """Run a query of stored columns and return its rows.
 
         Its parameters must be numbers, as they are written into the statement.
@@ -325,34 +281,34 @@ class SqliteBulk:
         statement = query.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         return pa.Table.from_batches(_batches(_raw(connection).execute(str(statement)), schema), schema)
 
-    def elements(self, array: str) -> ColumnElement[str]:
+    def elements(self, array: str) -> sa.ColumnElement[str]:
         """Return the SQL expression for the elements of a JSON array of texts.
 
         Each element is text.
         """
-        return cast(ColumnElement[str], func.json_each(array).table_valued("value").c.value)
+        return cast(sa.ColumnElement[str], sa.func.json_each(array).table_valued("value").c.value)
 
 
-def _raw(connection: Connection) -> sqlite3.Connection:
+def _raw(connection: sa.Connection) -> sqlite3.Connection:
     return cast(sqlite3.Connection, connection.connection.driver_connection)
 
 
-def _insert(table: Table, rows: pa.Table) -> SqliteInsert:
+def _insert(table: sa.Table, rows: pa.Table) -> SqliteInsert:
     values = {name: _value(table.c[name], rows[name]) for name in rows.column_names}
     # Without inline(), SQLAlchemy adds RETURNING for constant key columns, and SQLite then reports no row count.
     return sqlite_insert(table).values(values).inline()
 
 
-def _value(column: Column[Any], values: pa.ChunkedArray) -> ColumnElement[Any]:
+def _value(column: sa.Column[Any], values: pa.ChunkedArray) -> sa.ColumnElement[Any]:
     # A bound value costs about 70 ns a row, and cluster, restart and GPUs are often the same in all rows.
     if pa.types.is_integer(values.type) and values.null_count == 0:
         numbers = values.to_numpy()
         if (numbers == numbers[0]).all():
-            return literal_column(str(numbers[0]), column.type)
-    return bindparam(column.name, type_=column.type)
+            return sa.literal_column(str(numbers[0]), column.type)
+    return sa.bindparam(column.name, type_=column.type)
 
 
-def _execute(connection: Connection, statement: SqliteInsert, rows: pa.Table) -> int:
+def _execute(connection: sa.Connection, statement: SqliteInsert, rows: pa.Table) -> int:
     compiled: Any = statement.compile(dialect=connection.dialect)
     bound, raw = rows.select(compiled.positiontup), _raw(connection)
     before, _, rest = str(compiled).partition("VALUES ")

@@ -5,7 +5,7 @@ Times become integers, categories of jobs become numbers of names, and missing v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pandas.api.types import pandas_dtype
 
 from helios.errors import FrameInvalid, UsageError
@@ -57,17 +56,22 @@ def stored_jobs(jobs: pd.DataFrame, *, cluster_id: int, book: StringTable) -> pa
     for name in ("job_id", "submitted_at"):
         if jobs[name].isna().any():
             raise FrameInvalid(f"{int(jobs[name].isna().sum()):,} jobs have no {name}, by which they are told apart")
-    columns = {column.name: stored_column(jobs[column.name], column.dtype, book) for column in JOBS.columns}
-    return pa.table({"cluster_id": pa.array(np.full(len(jobs), cluster_id))} | columns)
+    return stored_frame(JOBS, jobs, cluster_id, book)
 
 
-def column_types(kind: FrameKind) -> dict[str, str]:
-    """Return the declared type of each column of a kind of frame."""
-    return {column.name: column.dtype for column in kind.columns}
+Types = FrameKind | Mapping[str, str]
+"""A kind of frame, or the type of each column."""
 
 
-def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Table:
-    """Return a frame of a cluster as stored columns, with categories as text.
+def column_types(types: Types) -> Mapping[str, str]:
+    """Return the declared type of each column."""
+    return {column.name: column.dtype for column in types.columns} if isinstance(types, FrameKind) else types
+
+
+def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int, book: StringTable | None = None) -> pa.Table:
+    """Return a frame of a cluster as stored columns.
+
+    With a ``book`` categories become numbers of names, else text.
 
     Raises
     ------
@@ -75,8 +79,8 @@ def stored_frame(kind: FrameKind, frame: pd.DataFrame, cluster_id: int) -> pa.Ta
         A column is missing or of another type.
     """
     kind.check(frame)
-    columns = {column.name: stored_column(frame[column.name], column.dtype) for column in kind.columns}
-    return pa.table({"cluster_id": pa.array([cluster_id] * len(frame), pa.int64())} | columns)
+    columns = {column.name: stored_column(frame[column.name], column.dtype, book) for column in kind.columns}
+    return pa.table({"cluster_id": pa.array(np.full(len(frame), cluster_id))} | columns)
 
 
 def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None) -> Any:
@@ -91,13 +95,13 @@ def stored_column(values: pd.Series, dtype: str, book: StringTable | None = None
     return pa.array(values, from_pandas=True).cast(pa.float64() if dtype == "float64" else pa.int64())
 
 
-def frame_of(table: pa.Table, dtypes: Mapping[str, str], book: StringTable | None = None) -> pd.DataFrame:
-    """Return stored columns as a frame with the types in ``dtypes``.
+def frame_of(table: pa.Table, types: Types, book: StringTable | None = None) -> pd.DataFrame:
+    """Return stored columns as a frame with the given types.
 
     Besides the types of :class:`helios.model.Column`, ``object`` is text with None for a missing one. With a ``book``,
     stored numbers of names become categories.
     """
-    return pd.DataFrame({name: _series(table[name], dtype, book) for name, dtype in dtypes.items()})
+    return pd.DataFrame({name: _series(table[name], dtype, book) for name, dtype in column_types(types).items()})
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -110,13 +114,9 @@ def in_order(table: pa.Table) -> pa.Table:
     order = np.argsort(submitted, kind="stable")
     same = np.diff(submitted[order]) == 0
     tied = np.flatnonzero(np.append(same, False) | np.insert(same, 0, False))
-    order[tied] = _among_ties(table.select(["submitted_at", "job_id", "restart"]).take(order[tied]), order[tied])
+    keys = table.select(["submitted_at", "job_id", "restart"]).take(order[tied]).to_pandas()
+    order[tied] = in_submission_order(keys.assign(position=order[tied]))["position"].to_numpy(dtype=np.int64)
     return table if np.array_equal(order, np.arange(len(order))) else table.take(order)
-
-
-def _among_ties(keys: pa.Table, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    ordered = in_submission_order(keys.to_pandas().assign(position=positions))
-    return ordered["position"].to_numpy(dtype=np.int64)
 
 
 def _numbers(values: pd.Series, book: StringTable) -> Any:
@@ -124,12 +124,8 @@ def _numbers(values: pd.Series, book: StringTable) -> Any:
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=0))
     # One slot more than there are categories: code -1, a missing value, reads the last.
     numbers = np.zeros(len(values.cat.categories) + 1, dtype=np.int64)
-    numbers[used] = book.numbers(_texts(values.cat.categories[used]))
+    numbers[used] = book.numbers([str(text).replace("\0", "\\x00") for text in values.cat.categories[used]])
     return pa.array(numbers[codes], mask=codes < 0)
-
-
-def _texts(categories: Iterable[Any]) -> list[str]:
-    return [str(text).replace("\0", "\\x00") for text in categories]
 
 
 def _without_nul(texts: Any) -> Any:

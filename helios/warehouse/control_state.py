@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pandas as pd
-from sqlalchemy import ColumnElement, Connection, Engine, delete, func, insert, select, update
+import sqlalchemy as sa
 
 from helios.choices import Domain
 from helios.errors import LeaseLost, NoSuchCluster
@@ -18,7 +18,7 @@ from helios.model import APPLIED_CHANGES, APPLIED_NODE_CHANGES
 from helios.ports import LONGEST_LEASE
 from helios.warehouse import jobs, schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import column_types, frame_of, stored_frame, stored_time
+from helios.warehouse.columns import frame_of, stored_frame, stored_time
 from helios.warehouse.engine import reading, writing
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
@@ -37,14 +37,14 @@ class SqlLedger:
     changes. All domains write to one audit log.
     """
 
-    def __init__(self, engine: Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
+    def __init__(self, engine: sa.Engine, bulk: Bulk, cluster: str, domain: Domain) -> None:
         self._engine, self._bulk, self._domain = engine, bulk, domain
         try:
             with reading(engine) as connection:  # because a role that only reads a known cluster may not write
                 self._cluster_id = find_cluster_id(connection, cluster)
         except NoSuchCluster:
             with writing(engine) as connection:
-                self._cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
+                self._cluster_id = cluster_id_for_loading(connection, name=cluster)
 
     def acquire(self, *, holder: str, now: datetime, lasts: timedelta) -> int | None:
         """Take or renew the writer's lease, as ``Ledger`` says.
@@ -60,20 +60,20 @@ class SqlLedger:
         """
         leases, here = schema.leases, _of_domain(self._cluster_id, self._domain)
         with writing(self._engine, alone=True) as connection:
-            row = connection.execute(select(leases).where(here).with_for_update()).one_or_none()
+            row = connection.execute(sa.select(leases).where(here).with_for_update()).one_or_none()
             at = lease_time_us(connection, now)  # read after the row, because locking the row may have taken time
             expires = {"expires_at": at + lasts // _MICROSECOND, "holder": holder}
             if row is None:
                 key = {"cluster_id": self._cluster_id, "domain": self._domain.value}
-                connection.execute(insert(leases).values(key | expires | {"token": 1}))
+                connection.execute(sa.insert(leases).values(key | expires | {"token": 1}))
                 return 1
             if row.holder not in {None, holder} and at < row.expires_at:
                 latest = at + max(lasts, LONGEST_LEASE) // _MICROSECOND
                 if row.expires_at > latest:
-                    connection.execute(update(leases).where(here).values(expires_at=latest))
+                    connection.execute(sa.update(leases).where(here).values(expires_at=latest))
                 return None
             token = int(row.token) + int(row.holder != holder)
-            connection.execute(update(leases).where(here).values(token=token, **expires))
+            connection.execute(sa.update(leases).where(here).values(token=token, **expires))
             return token
 
     def release(self, *, holder: str) -> None:
@@ -83,7 +83,7 @@ class SqlLedger:
         """
         mine = _of_domain(self._cluster_id, self._domain) & (schema.leases.c.holder == holder)
         with writing(self._engine) as connection:
-            connection.execute(update(schema.leases).where(mine).values(holder=None))
+            connection.execute(sa.update(schema.leases).where(mine).values(holder=None))
 
     def applied_changes(self) -> pd.DataFrame:
         """Return the applied changes.
@@ -92,10 +92,8 @@ class SqlLedger:
         """
         kind, table, order = _APPLIED[self._domain]
         with reading(self._engine) as connection:
-            query = jobs.select_columns(table, self._cluster_id, kind.names).order_by(
-                *(table.c[name] for name in order)
-            )
-            return frame_of(self._bulk.select(connection, query), column_types(kind))
+            query = jobs.select_columns(table, self._cluster_id, kind.names)
+            return frame_of(self._bulk.select(connection, query.order_by(*(table.c[name] for name in order))), kind)
 
     def record(self, *, token: int, decisions: pd.DataFrame, applied_changes: pd.DataFrame | None) -> None:
         """Append ``decisions`` to the audit log and replace the applied changes.
@@ -109,7 +107,7 @@ class SqlLedger:
         """
         kind, table, _ = _APPLIED[self._domain]
         with writing(self._engine) as connection:
-            held = select(schema.leases.c.token).where(_of_domain(self._cluster_id, self._domain))
+            held = sa.select(schema.leases.c.token).where(_of_domain(self._cluster_id, self._domain))
             current = connection.execute(held.with_for_update()).scalar_one_or_none()
             if current != token:
                 raise LeaseLost(
@@ -119,20 +117,20 @@ class SqlLedger:
             jobs.add_decisions(connection, self._cluster_id, decisions)
             if applied_changes is not None:
                 rows = stored_frame(kind, applied_changes, self._cluster_id)
-                connection.execute(delete(table).where(table.c.cluster_id == self._cluster_id))
+                connection.execute(sa.delete(table).where(table.c.cluster_id == self._cluster_id))
                 self._bulk.insert(connection, table, rows)
 
 
-def read_lease(connection: Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
+def read_lease(connection: sa.Connection, cluster_id: int, domain: Domain) -> Mapping[str, Any] | None:
     """Return the lease of a domain, or None if nobody ever held it.
 
     Its entries are ``token``, ``holder`` (None after a release) and ``expires_at`` (microseconds).
     """
-    row = connection.execute(select(schema.leases).where(_of_domain(cluster_id, domain))).one_or_none()
+    row = connection.execute(sa.select(schema.leases).where(_of_domain(cluster_id, domain))).one_or_none()
     return None if row is None else dict(row._mapping)
 
 
-def lease_time_us(connection: Connection, now: datetime) -> int:
+def lease_time_us(connection: sa.Connection, now: datetime) -> int:
     """Return the current time by which leases expire, in microseconds.
 
     It is the clock of PostgreSQL. SQLite has no clock of its own, so ``now`` is used there.
@@ -140,8 +138,10 @@ def lease_time_us(connection: Connection, now: datetime) -> int:
     if connection.dialect.name != "postgresql":
         return stored_time(now)
     # now() would be wrong: it is the time when the transaction began, before it waited for the row.
-    return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
+    return int(
+        connection.execute(sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()) * 1_000_000)).scalar_one()
+    )
 
 
-def _of_domain(cluster_id: int, domain: Domain) -> ColumnElement[bool]:
+def _of_domain(cluster_id: int, domain: Domain) -> sa.ColumnElement[bool]:
     return (schema.leases.c.cluster_id == cluster_id) & (schema.leases.c.domain == domain.value)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from helios.errors import WarehouseUnavailable
@@ -31,7 +31,7 @@ _SECRETS = ("password", "sslpassword", "passfile")
 
 
 @lru_cache(maxsize=8)
-def engine_for(url: str) -> Engine:
+def engine_for(url: str) -> sa.Engine:
     """Return the engine of ``url``, always the same one for the same URL.
 
     No connection is opened yet. The engine is cached because SQLAlchemy keeps compiled statements with it, and a
@@ -61,7 +61,7 @@ def sqlite_file(url: str) -> Path | None:
     return sqlite_path(engine_for(url))
 
 
-def sqlite_path(engine: Engine) -> Path | None:
+def sqlite_path(engine: sa.Engine) -> Path | None:
     """Return the file of a SQLite engine, or None.
 
     None means that it is in memory or another kind of database.
@@ -72,13 +72,13 @@ def sqlite_path(engine: Engine) -> Path | None:
     return Path(database)
 
 
-def shown(url: URL) -> str:
+def shown(url: sa.URL) -> str:
     """Return ``url`` without secrets, for messages and logs."""
     return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
 
 @contextmanager
-def check_answers(engine: Engine) -> Iterator[None]:
+def check_answers(engine: sa.Engine) -> Iterator[None]:
     """Turn the database's errors into ``WarehouseUnavailable``.
 
     Its hint says what to try next.
@@ -86,13 +86,14 @@ def check_answers(engine: Engine) -> Iterator[None]:
     try:
         yield
     except Exception as reason:
-        if not _is_from_the_database(reason):
+        is_from_the_driver = isinstance(reason, sqlite3.Error) or type(reason).__module__.startswith("psycopg")
+        if not (is_from_the_driver or isinstance(reason, SQLAlchemyError)):
             raise
         raise _unavailable(engine, reason) from reason
 
 
 @contextmanager
-def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
+def writing(engine: sa.Engine, *, alone: bool = False) -> Iterator[sa.Connection]:
     """Open a transaction that writes.
 
     It is rolled back unless the block ends normally. With ``alone`` other such transactions wait for this one; SQLite
@@ -110,15 +111,15 @@ def writing(engine: Engine, *, alone: bool = False) -> Iterator[Connection]:
 
 
 @contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Open a transaction that only reads."""
     with check_answers(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
-def _parsed(url: str) -> URL:
+def _parsed(url: str) -> sa.URL:
     try:
-        parsed = make_url(url.replace("postgres://", "postgresql://", 1))
+        parsed = sa.make_url(url.replace("postgres://", "postgresql://", 1))
     except ArgumentError as reason:
         # The text of the URL is not repeated: a broken one may still carry its password.
         raise WarehouseUnavailable("The database URL cannot be understood.", hint=_FORMS) from reason
@@ -127,22 +128,22 @@ def _parsed(url: str) -> URL:
     return parsed
 
 
-def _sqlite_engine(url: URL) -> Engine:
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
     given = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
     try:
-        engine = create_engine(url.set(drivername="sqlite"), connect_args=given)
+        engine = sa.create_engine(url.set(drivername="sqlite"), connect_args=given)
     except (SQLAlchemyError, TypeError, ValueError) as reason:
         raise WarehouseUnavailable(f"{shown(url)} cannot be opened: {reason}", hint=_FORMS) from reason
-    event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
-    event.listen(engine, "connect", _leave_transactions_to_helios)
-    event.listen(engine, "connect", lambda *_: _close_to_others(engine))
-    event.listen(engine, "begin", _begin_sqlite)
+    sa.event.listen(engine, "do_connect", _as_a_file_that_nobody_writes)
+    sa.event.listen(engine, "connect", _leave_transactions_to_helios)
+    sa.event.listen(engine, "connect", lambda *_: _close_to_others(engine))
+    sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _postgres_engine(url: URL) -> Engine:
+def _postgres_engine(url: sa.URL) -> sa.Engine:
     try:
-        return create_engine(url)
+        return sa.create_engine(url)
     except ModuleNotFoundError as reason:
         raise WarehouseUnavailable(
             f"{shown(url)} needs the PostgreSQL driver psycopg, which is not installed.",
@@ -193,13 +194,13 @@ def _leave_transactions_to_helios(raw: sqlite3.Connection, _record: object) -> N
     raw.execute("PRAGMA cache_size = -65536")
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_sqlite(connection: sa.Connection) -> None:
     # A transaction that reads first and then writes fails at once if another one wrote in between. IMMEDIATE waits.
     writes = connection.get_execution_options().get("helios_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def prepare_file(engine: Engine) -> None:
+def prepare_file(engine: sa.Engine) -> None:
     """Make a new SQLite file with settings for bulk loads.
 
     Only its owner can read and write it. A file that has content is not touched. The user's own data folder is made if
@@ -231,24 +232,22 @@ def prepare_file(engine: Engine) -> None:
         raw.execute("PRAGMA journal_mode = WAL")
 
 
-def _close_to_others(engine: Engine) -> None:
+def _close_to_others(engine: sa.Engine) -> None:
     if (path := sqlite_path(engine)) is not None:
         for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
             tighten(file)
 
 
-def _is_from_the_database(reason: Exception) -> bool:
-    return isinstance(reason, (SQLAlchemyError, sqlite3.Error)) or type(reason).__module__.startswith("psycopg")
-
-
-def _unavailable(engine: Engine, reason: Exception) -> WarehouseUnavailable:
+def _unavailable(engine: sa.Engine, reason: Exception) -> WarehouseUnavailable:
     # SQLAlchemy's message repeats the statement and its rows; the driver's message says what is wrong.
     original = reason.orig if isinstance(reason, DatabaseError) and reason.orig else reason
     says = _without_secret(str(original).strip(), engine.url)
-    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=_hint(says.lower()))
+    hints = (hint for sign, hint in _REMEDIES.items() if sign in says.lower())
+    hint = next(hints, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")
+    return WarehouseUnavailable(f"The database {shown(engine.url)} refused: {says}", hint=hint)
 
 
-def _without_secret(text: str, url: URL) -> str:
+def _without_secret(text: str, url: sa.URL) -> str:
     secrets = [url.password, *(url.query.get(name) for name in _SECRETS)]
     for secret in secrets:
         if isinstance(secret, str) and secret:
@@ -271,8 +270,3 @@ _REMEDIES = {
     "already exists": "The database holds tables of another program. Name an empty one in HELIOS_DATABASE_URL.",
     "authentication": "Check user and password in database.url or HELIOS_DATABASE_URL.",
 }
-
-
-def _hint(says: str) -> str:
-    matching = (hint for sign, hint in _REMEDIES.items() if sign in says)
-    return next(matching, "Check database.url or HELIOS_DATABASE_URL, and that the database is running.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 
 from helios.choices import Domain
 from helios.errors import UsageError
@@ -47,11 +47,10 @@ _OF_NODES: Mapping[str, str] = {
     "memories": "INSERT, DELETE",
     "modes": "INSERT",
 }
-_SHARED = ("leases", "memories", "modes", "decisions")
 
 
 def grant(
-    engine: Engine,
+    engine: sa.Engine,
     *,
     jobs: str,
     nodes: str | None,
@@ -94,22 +93,24 @@ def grant(
             "Two daemons or readers were given the same role.",
             hint="Each needs a role of its own. Make one: CREATE ROLE helios_nodes LOGIN",
         )
+    of_nodes = f"service IN ({_texts(node_services)})"
+    rows = {
+        "leases": (f"domain = '{Domain.JOBS}'", f"domain = '{Domain.NODES}'"),
+        "modes": (f"NOT ({of_nodes})", of_nodes),
+        "memories": (
+            f"name NOT IN ({_texts(node_memories)})",
+            f"name IN ({_texts([*node_memories, *common_memories])})",
+        ),
+        "decisions": (f"NOT ({of_nodes})", f"{of_nodes} OR service = 'helios'"),
+    }
     with writing(engine, alone=True) as connection:
         for role in roles:
             _refuse_unfit(connection, role)
-        for statement in _statements(
-            connection,
-            jobs=jobs,
-            nodes=nodes,
-            reader=reader,
-            services=node_services,
-            memories=node_memories,
-            common=common_memories,
-        ):
+        for statement in _statements(connection, roles, rows, jobs=jobs, nodes=nodes):
             connection.exec_driver_sql(statement)
 
 
-def _refuse_unfit(connection: Connection, role: str) -> None:
+def _refuse_unfit(connection: sa.Connection, role: str) -> None:
     found = connection.exec_driver_sql(
         "SELECT rolsuper OR rolbypassrls OR rolname = current_user FROM pg_roles WHERE rolname = %s", (role,)
     ).scalar_one_or_none()
@@ -123,18 +124,15 @@ def _refuse_unfit(connection: Connection, role: str) -> None:
 
 
 def _statements(
-    connection: Connection,
-    *,
-    jobs: str,
-    nodes: str | None,
-    reader: str | None,
-    services: Collection[str],
-    memories: Collection[str],
-    common: Collection[str],
+    connection: sa.Connection, roles: list[str], rows: Mapping[str, tuple[str, str]], *, jobs: str, nodes: str | None
 ) -> Iterator[str]:
+    """Yield the statements that revoke and grant.
+
+    ``rows`` has, for each table that both daemons write, the conditions of the rows of jobs and of nodes.
+    """
     quote = connection.dialect.identifier_preparer.quote
     schema = quote(str(connection.exec_driver_sql("SELECT current_schema()").scalar_one()))
-    for role in (quote(name) for name in (jobs, nodes, reader) if name):
+    for role in map(quote, roles):
         yield f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"
         yield f"REVOKE CREATE ON SCHEMA {schema} FROM {role}"
         yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
@@ -143,18 +141,11 @@ def _statements(
         if name:
             yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {quote(name)}"
             yield from (f"GRANT {some} ON {schema}.{table} TO {quote(name)}" for table, some in rights.items())
-    for table in _SHARED:
+    for table in rows:
         yield f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY"
         for policy in ("helios_read", "helios_jobs", "helios_nodes", "helios_old"):
             yield f"DROP POLICY IF EXISTS {policy} ON {schema}.{table}"
         yield f"CREATE POLICY helios_read ON {schema}.{table} FOR SELECT USING (true)"
-    of_nodes = f"service IN ({_texts(services)})"
-    rows = {
-        "leases": (f"domain = '{Domain.JOBS}'", f"domain = '{Domain.NODES}'"),
-        "modes": (f"NOT ({of_nodes})", of_nodes),
-        "memories": (f"name NOT IN ({_texts(memories)})", f"name IN ({_texts([*memories, *common])})"),
-        "decisions": (f"NOT ({of_nodes})", f"{of_nodes} OR service = 'helios'"),
-    }
     for table, (of_the_jobs, of_the_nodes) in rows.items():
         yield _policy(f"{schema}.{table}", "helios_jobs", quote(jobs), of_the_jobs)
         if nodes:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import sqlalchemy as sa
 from pandas.api.types import pandas_dtype
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, update
 
 from helios.errors import FrameInvalid
-from helios.model import DECISIONS, JOBS, NODE_EVENTS, NODES, PREDICTIONS, REJECTS, TIME, Batch, FrameKind
+from helios.model import DECISIONS, JOBS, PREDICTIONS, REJECTS, TIME, Batch, FrameKind
 from helios.warehouse import schema
-from helios.warehouse.bulk import Bulk, arrow_schema
+from helios.warehouse.bulk import Bulk
 from helios.warehouse.columns import column_types, stored_column, stored_jobs, stored_time
 from helios.warehouse.keys import StringTable, cluster_id_for_loading
 from helios.warehouse.revising import Revisions, revise
@@ -116,7 +116,7 @@ class _Tally:
         }
 
 
-def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile) -> LoadReport:
+def load(connection: sa.Connection, bulk: Bulk, batches: Iterable[Batch], trace: LoadedFile) -> LoadReport:
     """Store ``batches`` as part of the caller's transaction.
 
     ``batches`` is not read if the same content is loaded already.
@@ -138,25 +138,26 @@ def load(connection: Connection, bulk: Bulk, batches: Iterable[Batch], trace: Lo
         if new < len(rows):
             known = _best_known(rows, live=trace.live)
             updated = revise(connection, bulk, known, cluster_id=cluster_id, live=trace.live, revisions=tally.revisions)
-        _keep_rejects(connection, bulk, load_id, batch.rejects)
+        refused = {name: stored_column(batch.rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
+        bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(batch.rejects)} | refused))
         tally.see(batch, new=new, updated=updated)
-    connection.execute(update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
+    connection.execute(sa.update(schema.loads).where(schema.loads.c.load_id == load_id).values(tally.as_columns()))
     after = _load_of(connection, cluster_id, trace.sha256)
     assert after is not None
     return _report(connection, after, cluster=trace.cluster, already_loaded=False)
 
 
-def reject_counts(of: ColumnElement[bool]) -> Select[Any]:
+def reject_counts(of: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Return the query that counts the rejects of some loads by reason.
 
     The most frequent reason comes first.
     """
-    reason, rows = schema.rejects.c.reason, func.count().label("rows")
-    counts = select(reason, rows).join_from(schema.rejects, schema.loads).where(of)
+    reason, rows = schema.rejects.c.reason, sa.func.count().label("rows")
+    counts = sa.select(reason, rows).join_from(schema.rejects, schema.loads).where(of)
     return counts.group_by(reason).order_by(rows.desc(), reason)
 
 
-def _begin(connection: Connection, cluster_id: int, trace: LoadedFile) -> int:
+def _begin(connection: sa.Connection, cluster_id: int, trace: LoadedFile) -> int:
     row = {
         "cluster_id": cluster_id,
         "path": trace.path,
@@ -165,7 +166,7 @@ def _begin(connection: Connection, cluster_id: int, trace: LoadedFile) -> int:
         "timezone": trace.timezone,
         "loaded_at": stored_time(datetime.now(UTC)),
     }
-    made = connection.execute(insert(schema.loads).values(row | _Tally().as_columns()))
+    made = connection.execute(sa.insert(schema.loads).values(row | _Tally().as_columns()))
     assert made.inserted_primary_key is not None
     return int(made.inserted_primary_key[0])
 
@@ -192,17 +193,14 @@ def _best_known(rows: pa.Table, *, live: bool) -> pa.Table:
     return pa.concat_tables([rows.take(single), pa.Table.from_pandas(merged, schema=rows.schema, preserve_index=False)])
 
 
-def _keep_rejects(connection: Connection, bulk: Bulk, load_id: int, rejects: pd.DataFrame) -> None:
-    columns = {name: stored_column(rejects[name], dtype) for name, dtype in column_types(REJECTS).items()}
-    bulk.insert(connection, schema.rejects, pa.table({"load_id": [load_id] * len(rejects)} | columns))
-
-
-def _load_of(connection: Connection, cluster_id: int, sha256: str) -> Row[tuple[object, ...]] | None:
+def _load_of(connection: sa.Connection, cluster_id: int, sha256: str) -> sa.Row[tuple[object, ...]] | None:
     same = (schema.loads.c.cluster_id == cluster_id) & (schema.loads.c.sha256 == sha256)
-    return connection.execute(select(schema.loads).where(same)).one_or_none()
+    return connection.execute(sa.select(schema.loads).where(same)).one_or_none()
 
 
-def _report(connection: Connection, row: Row[tuple[object, ...]], *, cluster: str, already_loaded: bool) -> LoadReport:
+def _report(
+    connection: sa.Connection, row: sa.Row[tuple[object, ...]], *, cluster: str, already_loaded: bool
+) -> LoadReport:
     return LoadReport(
         load_id=row.load_id,
         cluster=cluster,
@@ -237,32 +235,17 @@ LOADS = {
 }
 REJECTS_OF_A_CLUSTER = {"line": "int64", "reason": "category", "text": "str", "path": "str"}
 JOB_OF_A_PREDICTION = {name: JOBS.by_name[name].dtype for name in ("job_id", "submitted_at", "restart")}
-PREDICTION_TYPES = JOB_OF_A_PREDICTION | {"made_at": TIME} | column_types(PREDICTIONS)
+PREDICTION_TYPES = {**JOB_OF_A_PREDICTION, "made_at": TIME, **column_types(PREDICTIONS)}
 _NEVER_MISSING_IN_DECISIONS = ("decided_at", "service", "mode", "action", "target", "reason")
 
 
-def select_columns(table: Table, cluster_id: int, names: Iterable[str]) -> Select[Any]:
+def select_columns(table: sa.Table, cluster_id: int, names: Iterable[str]) -> sa.Select[Any]:
     """Return the query of some columns of all rows of a cluster."""
-    return select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
-
-
-def add_nodes(connection: Connection, cluster_id: int, nodes: pd.DataFrame) -> None:
-    """Store nodes, and replace those with the same name and partition."""
-    rows = _stored(NODES, nodes, never_missing=("name",))
-    _replace(connection, schema.nodes, cluster_id, rows, key=("name", "partition"))
-
-
-def add_node_events(connection: Connection, cluster_id: int, events: pd.DataFrame) -> None:
-    """Store node events.
-
-    An event with the same node, start and state as a stored one replaces it, with its newer end and reason.
-    """
-    rows = _stored(NODE_EVENTS, events, never_missing=("node", "started_at"))
-    _replace(connection, schema.node_events, cluster_id, rows, key=("node", "started_at", "state"))
+    return sa.select(*(table.c[name] for name in names)).where(table.c.cluster_id == cluster_id)
 
 
 def add_predictions(
-    connection: Connection, bulk: Bulk, cluster_id: int, frame: pd.DataFrame, *, made_at: datetime
+    connection: sa.Connection, bulk: Bulk, cluster_id: int, frame: pd.DataFrame, *, made_at: datetime
 ) -> int:
     """Store predictions and return how many were new.
 
@@ -282,7 +265,7 @@ def add_predictions(
     return bulk.insert(connection, schema.predictions, pa.table(same | columns))
 
 
-def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFrame) -> None:
+def add_decisions(connection: sa.Connection, cluster_id: int, decisions: pd.DataFrame) -> None:
     """Append decisions to the audit log.
 
     Stored decisions are never changed.
@@ -298,31 +281,16 @@ def add_decisions(connection: Connection, cluster_id: int, decisions: pd.DataFra
     _refuse_missing("decisions", decisions, _NEVER_MISSING_IN_DECISIONS)
     rows = _rows(decisions, {name: dtype for name, dtype in types.items() if name in decisions})
     if rows:
-        connection.execute(insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
+        connection.execute(sa.insert(schema.decisions), [{"cluster_id": cluster_id} | row for row in rows])
 
 
-def decisions_about(connection: Connection, cluster_id: int, target: str, *, since: datetime | None) -> pa.Table:
-    """Return the decisions about one job or node, oldest first.
-
-    Columns are those of ``DECISIONS`` as they are stored.
-    """
-    query = decision_columns(cluster_id, target, since=since)
-    rows = [dict(row._mapping) for row in connection.execute(query)]
-    return pa.Table.from_pylist(rows, schema=arrow_schema(query))
-
-
-def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> Select[Any]:
+def decision_columns(cluster_id: int, target: str, *, since: datetime | None) -> sa.Select[Any]:
     """Return the query of the decisions about one job or node, oldest first."""
     table = schema.decisions
     query = select_columns(table, cluster_id, DECISIONS.names).where(table.c.target == target)
     if since is not None:
         query = query.where(table.c.decided_at >= stored_time(since))
     return query.order_by(table.c.decided_at, table.c.decision_id)
-
-
-def _stored(kind: FrameKind, frame: pd.DataFrame, *, never_missing: Sequence[str]) -> list[dict[str, Any]]:
-    _refuse_missing(kind.name, kind.check(frame), never_missing)
-    return _rows(frame, column_types(kind))
 
 
 def _refuse_missing(what: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
@@ -337,15 +305,28 @@ def _rows(frame: pd.DataFrame, dtypes: Mapping[str, str]) -> list[dict[str, Any]
     return rows
 
 
-def _replace(
-    connection: Connection, table: Table, cluster_id: int, rows: list[dict[str, Any]], *, key: Sequence[str]
+def replace_rows(
+    connection: sa.Connection,
+    cluster_id: int,
+    table: sa.Table,
+    kind: FrameKind,
+    frame: pd.DataFrame,
+    *,
+    never_missing: Sequence[str],
+    key: Sequence[str],
 ) -> None:
     """Store rows in place of those with the same key.
 
     Of several rows with one key, the last counts. A missing key value is stored as an empty text.
+
+    Raises
+    ------
+    FrameInvalid
+        A column is missing or of another type, or lacks values that are never missing.
     """
-    for row in rows:
+    _refuse_missing(kind.name, kind.check(frame), never_missing)
+    for row in _rows(frame, column_types(kind)):
         named = {name: "" if row[name] is None else row[name] for name in key}
         chosen = [table.c.cluster_id == cluster_id, *(table.c[name] == value for name, value in named.items())]
-        connection.execute(delete(table).where(*chosen))
-        connection.execute(insert(table).values({"cluster_id": cluster_id} | row | named))
+        connection.execute(sa.delete(table).where(*chosen))
+        connection.execute(sa.insert(table).values({"cluster_id": cluster_id} | row | named))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
-from sqlalchemy import BigInteger, Connection, Select, case, cast, func, insert, select, update
+import sqlalchemy as sa
 
 from helios.errors import NoSuchCluster
 from helios.model import TIME
@@ -35,7 +35,7 @@ class StringTable:
         Transport to the same database.
     """
 
-    def __init__(self, connection: Connection, bulk: Bulk) -> None:
+    def __init__(self, connection: sa.Connection, bulk: Bulk) -> None:
         self._connection = connection
         self._bulk = bulk
         self._numbers: dict[str, int] = {}
@@ -51,9 +51,9 @@ class StringTable:
         """Return the text of each number."""
         found: dict[int, str] = {}
         for chunk in _chunks(list(numbers)):
-            wanted = cast(self._bulk.elements(json.dumps(chunk)), BigInteger)
+            wanted = sa.cast(self._bulk.elements(json.dumps(chunk)), sa.BigInteger)
             rows = self._connection.execute(
-                select(names.c.name_id, names.c.text).where(names.c.name_id.in_(select(wanted)))
+                sa.select(names.c.name_id, names.c.text).where(names.c.name_id.in_(sa.select(wanted)))
             )
             found.update((int(number), str(text)) for number, text in rows)
         return found
@@ -62,7 +62,7 @@ class StringTable:
         digests = list(by_digest)
         self._bulk.insert(self._connection, names, pa.table({"digest": digests, "text": list(by_digest.values())}))
         wanted = self._bulk.elements(json.dumps(digests))
-        query = select(names.c.digest, names.c.name_id).where(names.c.digest.in_(select(wanted)))
+        query = sa.select(names.c.digest, names.c.name_id).where(names.c.digest.in_(sa.select(wanted)))
         self._numbers.update((by_digest[digest], number) for digest, number in self._connection.execute(query))
 
 
@@ -87,7 +87,7 @@ CLUSTERS = {
 }
 
 
-def find_cluster_id(connection: Connection, name: str) -> int:
+def find_cluster_id(connection: sa.Connection, name: str) -> int:
     """Return the number of a known cluster.
 
     Raises
@@ -95,60 +95,60 @@ def find_cluster_id(connection: Connection, name: str) -> int:
     NoSuchCluster
         There is none of that name; the hint names those that exist.
     """
-    found = connection.execute(select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
+    found = connection.execute(sa.select(clusters.c.cluster_id).where(clusters.c.name == name)).scalar_one_or_none()
     if found is None:
-        known = connection.execute(select(clusters.c.name).order_by(clusters.c.name)).scalars().all()
+        known = connection.execute(sa.select(clusters.c.name).order_by(clusters.c.name)).scalars().all()
         hint = f"Loaded are: {', '.join(known)}" if known else "Load some history first: helios trace load FILE"
         raise NoSuchCluster(f"No cluster {name!r} is in the warehouse.", hint=hint)
     return int(found)
 
 
-def cluster_id_for_loading(connection: Connection, *, name: str, timezone: str | None) -> int:
+def cluster_id_for_loading(connection: sa.Connection, *, name: str, timezone: str | None = None) -> int:
     """Return the number of a cluster, and make it if it is new.
 
     ``timezone`` is stored if none was known before.
     """
-    found = connection.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
+    found = connection.execute(sa.select(clusters).where(clusters.c.name == name)).one_or_none()
     if found is None:
-        made = connection.execute(insert(clusters).values(name=name, timezone=timezone))
+        made = connection.execute(sa.insert(clusters).values(name=name, timezone=timezone))
         assert made.inserted_primary_key is not None
         return int(made.inserted_primary_key[0])
     if found.timezone is None and timezone is not None:
-        connection.execute(update(clusters).where(clusters.c.name == name).values(timezone=timezone))
+        connection.execute(sa.update(clusters).where(clusters.c.name == name).values(timezone=timezone))
     return int(found.cluster_id)
 
 
-def cluster_timezone(connection: Connection, name: str) -> str | None:
+def cluster_timezone(connection: sa.Connection, name: str) -> str | None:
     """Return the time zone of a cluster.
 
     None if the cluster or its zone is not known.
     """
-    return connection.execute(select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
+    return connection.execute(sa.select(clusters.c.timezone).where(clusters.c.name == name)).scalar_one_or_none()
 
 
-def known_clusters() -> Select[tuple[object, ...]]:
+def known_clusters() -> sa.Select[tuple[object, ...]]:
     """Return the query of all clusters and the size of their history.
 
     Columns as in ``CLUSTERS``.
     """
-    of_gpus = func.sum(case((jobs.c.gpus > 0, 1), else_=0))
+    of_gpus = sa.func.sum(sa.case((jobs.c.gpus > 0, 1), else_=0))
     sizes = (
-        select(
+        sa.select(
             jobs.c.cluster_id,
-            func.count().label("jobs"),
+            sa.func.count().label("jobs"),
             of_gpus.label("gpu_jobs"),
-            func.min(jobs.c.submitted_at).label("first_submitted_at"),
-            func.max(jobs.c.submitted_at).label("last_submitted_at"),
+            sa.func.min(jobs.c.submitted_at).label("first_submitted_at"),
+            sa.func.max(jobs.c.submitted_at).label("last_submitted_at"),
         )
         .group_by(jobs.c.cluster_id)
         .subquery()
     )
     return (
-        select(
+        sa.select(
             clusters.c.name,
             clusters.c.timezone,
-            func.coalesce(sizes.c.jobs, 0).label("jobs"),
-            func.coalesce(sizes.c.gpu_jobs, 0).label("gpu_jobs"),
+            sa.func.coalesce(sizes.c.jobs, 0).label("jobs"),
+            sa.func.coalesce(sizes.c.gpu_jobs, 0).label("gpu_jobs"),
             sizes.c.first_submitted_at,
             sizes.c.last_submitted_at,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine, inspect
+import sqlalchemy as sa
 
 from helios.errors import SchemaOutdated
 from helios.warehouse.engine import prepare_file, reading, sqlite_path, writing
@@ -33,7 +33,7 @@ def head() -> str:
     return HEAD
 
 
-def revision(engine: Engine) -> str | None:
+def revision(engine: sa.Engine) -> str | None:
     """Return the schema revision of a database, or None without a schema."""
     path = sqlite_path(engine)
     if path is not None and not path.exists():
@@ -42,7 +42,7 @@ def revision(engine: Engine) -> str | None:
         return _revision(connection)
 
 
-def upgrade(engine: Engine) -> list[str]:
+def upgrade(engine: sa.Engine) -> list[str]:
     """Bring a database to ``head``, in one transaction.
 
     Returns
@@ -97,14 +97,14 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory(migrations_folder())
 
 
-def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
+def _revision(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
         return None
     found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
     return None if found is None else str(found)
 
 
-def _run(connection: Connection) -> None:
+def _run(connection: sa.Connection) -> None:
     from alembic.config import Config  # noqa: PLC0415 - see HEAD
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415 - see HEAD
 

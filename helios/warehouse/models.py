@@ -8,14 +8,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import pandas as pd
-from sqlalchemy import Connection, Engine, Row, Select, delete, insert, select
+import sqlalchemy as sa
 
 from helios.errors import NotEnoughHistory
 from helios.model import PROMOTIONS, TIME, AuditStep, ModelRecord
 from helios.warehouse import schema
 from helios.warehouse.bulk import Bulk
-from helios.warehouse.columns import column_types, frame_of, stored_time
+from helios.warehouse.columns import frame_of, stored_time
 from helios.warehouse.engine import reading, writing
+from helios.warehouse.jobs import select_columns
 from helios.warehouse.keys import cluster_id_for_loading, find_cluster_id
 
 MODELS = {
@@ -36,7 +37,7 @@ class ModelStore:
     The incumbent of a cluster is the model promoted last. Where nothing was ever decided, it is the model trained last.
     """
 
-    _engine: Engine
+    _engine: sa.Engine
     _bulk: Bulk
 
     def add_model(self, record: ModelRecord) -> None:
@@ -55,9 +56,9 @@ class ModelStore:
             "artifact": record.artifact,
         }
         with writing(self._engine) as connection:
-            cluster_id = cluster_id_for_loading(connection, name=record.cluster, timezone=None)
-            connection.execute(delete(schema.models).filter_by(cluster_id=cluster_id, model_id=record.model_id))
-            connection.execute(insert(schema.models).values(cluster_id=cluster_id, **row))
+            cluster_id = cluster_id_for_loading(connection, name=record.cluster)
+            connection.execute(sa.delete(schema.models).filter_by(cluster_id=cluster_id, model_id=record.model_id))
+            connection.execute(sa.insert(schema.models).values(cluster_id=cluster_id, **row))
 
     def model(self, cluster: str, model_id: str | None = None) -> ModelRecord:
         """Return the model of a cluster with that id.
@@ -84,10 +85,9 @@ class ModelStore:
         Columns: ``model_id``, ``trained_at``, ``trained_until``, ``jobs``, ``scores`` and ``manifest`` (dicts, empty
         where none was written), ``promoted``. The models themselves are not read.
         """
-        table = schema.models
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            query = select(*(table.c[name] for name in MODELS)).where(table.c.cluster_id == cluster_id)
+            query = select_columns(schema.models, cluster_id, MODELS)
             found = frame_of(self._bulk.select(connection, _newest_first(query)), MODELS)
             promoted, _ = _promoted(connection, cluster_id)
         texts: dict[str, Any] = {name: [_parse(text, {}) for text in found[name]] for name in ("scores", "manifest")}
@@ -107,12 +107,12 @@ class ModelStore:
         models = schema.models
         with writing(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            of_cluster = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+            of_cluster = select_columns(models, cluster_id, ["model_id"])
             stacked = previous_model(self._promotions(connection, cluster_id))
             needed = {_promoted(connection, cluster_id)[0], *stacked[:1]}
             kept = {*connection.execute(_newest_first(of_cluster).limit(keep)).scalars(), *filter(None, needed)}
             chosen = (models.c.cluster_id == cluster_id) & models.c.model_id.not_in(kept)
-            return connection.execute(delete(models).where(chosen)).rowcount
+            return connection.execute(sa.delete(models).where(chosen)).rowcount
 
     def decide(
         self,
@@ -151,7 +151,7 @@ class ModelStore:
             There is no such model.
         """
         with writing(self._engine) as connection:
-            cluster_id = cluster_id_for_loading(connection, name=cluster, timezone=None)
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
             if model_id is not None and connection.execute(_one(cluster_id, model_id)).first() is None:
                 raise _no_such_model(cluster, model_id, decided=False)
             row = {
@@ -164,20 +164,20 @@ class ModelStore:
                 "promoted_by": by,
                 "why": why,
             }
-            connection.execute(insert(schema.promotions).values(row))
+            connection.execute(sa.insert(schema.promotions).values(row))
 
     def promotions(self, cluster: str) -> pd.DataFrame:
         """Return every decision about the incumbent, oldest first, as a ``PROMOTIONS`` frame."""
         with reading(self._engine) as connection:
             return self._promotions(connection, find_cluster_id(connection, cluster))
 
-    def _promotions(self, connection: Connection, cluster_id: int) -> pd.DataFrame:
+    def _promotions(self, connection: sa.Connection, cluster_id: int) -> pd.DataFrame:
         table = schema.promotions
-        query = select(*(table.c[name] for name in PROMOTIONS.names)).where(table.c.cluster_id == cluster_id)
-        return frame_of(self._bulk.select(connection, query.order_by(table.c.promotion_id)), column_types(PROMOTIONS))
+        query = select_columns(table, cluster_id, PROMOTIONS.names).order_by(table.c.promotion_id)
+        return frame_of(self._bulk.select(connection, query), PROMOTIONS)
 
 
-def incumbent_id(connection: Connection, cluster_id: int) -> str:
+def incumbent_id(connection: sa.Connection, cluster_id: int) -> str:
     """Return the id of the incumbent model, empty if there is none."""
     return _promoted(connection, cluster_id)[0] or ""
 
@@ -211,7 +211,7 @@ def _or_none(text: Any) -> str | None:
 
 
 def _promoted(
-    connection: Connection, cluster_id: int, *, besides: str | None = None
+    connection: sa.Connection, cluster_id: int, *, besides: str | None = None
 ) -> tuple[str | None, datetime | None]:
     """Return the incumbent and the time of the last decision.
 
@@ -219,22 +219,22 @@ def _promoted(
     is the newest model but ``besides``.
     """
     decisions, models = schema.promotions, schema.models
-    decided = select(decisions.c.model_id, decisions.c.promoted_at).where(decisions.c.cluster_id == cluster_id)
+    decided = select_columns(decisions, cluster_id, ["model_id", "promoted_at"])
     row = connection.execute(decided.order_by(decisions.c.promotion_id.desc()).limit(1)).one_or_none()
     if row is not None:
         return row.model_id, _EPOCH + timedelta(microseconds=row.promoted_at)
-    newest = select(models.c.model_id).where(models.c.cluster_id == cluster_id)
+    newest = select_columns(models, cluster_id, ["model_id"])
     if besides is not None:
         newest = newest.where(models.c.model_id != besides)
     return connection.execute(_newest_first(newest).limit(1)).scalar_one_or_none(), None
 
 
-def _newest_first(query: Select[Any]) -> Select[Any]:
+def _newest_first(query: sa.Select[Any]) -> sa.Select[Any]:
     return query.order_by(schema.models.c.trained_at.desc(), schema.models.c.model_id.desc())
 
 
-def _one(cluster_id: int, model_id: str) -> Select[Any]:
-    return select(schema.models).filter_by(cluster_id=cluster_id, model_id=model_id)
+def _one(cluster_id: int, model_id: str) -> sa.Select[Any]:
+    return sa.select(schema.models).filter_by(cluster_id=cluster_id, model_id=model_id)
 
 
 def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotEnoughHistory:
@@ -246,7 +246,7 @@ def _no_such_model(cluster: str, model_id: str | None, *, decided: bool) -> NotE
     return NotEnoughHistory(f"There is {wanted} for cluster {cluster!r}.", hint=hint)
 
 
-def _record(row: Row[Any], *, cluster: str, confirmed_at: datetime | None) -> ModelRecord:
+def _record(row: sa.Row[Any], *, cluster: str, confirmed_at: datetime | None) -> ModelRecord:
     return ModelRecord(
         model_id=row.model_id,
         cluster=cluster,

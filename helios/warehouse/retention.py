@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Engine, Select, delete, func, select
+import sqlalchemy as sa
 
 from helios.model import Mode
 from helios.warehouse import schema
@@ -47,7 +47,7 @@ class Horizon:
     readings: datetime
 
 
-def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
+def forget(engine: sa.Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
     """Delete the rows of a cluster that are older than ``horizon``.
 
     Each transaction deletes a bounded number of rows.
@@ -69,7 +69,9 @@ def forget(engine: Engine, cluster_id: int, horizon: Horizon) -> dict[str, int]:
     }
 
 
-def _older(engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]) -> int:
+def _older(
+    engine: sa.Engine, cluster_id: int, at: sa.Column[Any], before: datetime, *conditions: sa.ColumnElement[bool]
+) -> int:
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
     edge = oldest(cluster_id, at, before, *conditions).offset(BATCH - 1).limit(1)
     gone, more = 0, True
@@ -78,32 +80,34 @@ def _older(engine: Engine, cluster_id: int, at: Column[Any], before: datetime, *
             last = connection.execute(edge).scalar_one_or_none()
             more = last is not None
             within = [at <= last] if more else []
-            gone += connection.execute(delete(at.table).where(*chosen, *within)).rowcount
+            gone += connection.execute(sa.delete(at.table).where(*chosen, *within)).rowcount
     return gone
 
 
-def oldest(cluster_id: int, at: Column[Any], before: datetime, *conditions: ColumnElement[bool]) -> Select[Any]:
+def oldest(
+    cluster_id: int, at: sa.Column[Any], before: datetime, *conditions: sa.ColumnElement[bool]
+) -> sa.Select[Any]:
     """Return the query of the times of a cluster's old rows, oldest first."""
     chosen = [at.table.c.cluster_id == cluster_id, at < stored_time(before), *conditions]
-    return select(at).where(*chosen).order_by(at)
+    return sa.select(at).where(*chosen).order_by(at)
 
 
-def _readings(engine: Engine, cluster_id: int, before: datetime) -> int:
+def _readings(engine: sa.Engine, cluster_id: int, before: datetime) -> int:
     gone, more = 0, True
     while more:
         with writing(engine) as connection:
             ids = _old_readings(connection, cluster_id, before)
             more = len(ids) > 0
-            connection.execute(delete(schema.rejects).where(schema.rejects.c.load_id.in_(ids)))
-            gone += connection.execute(delete(schema.loads).where(schema.loads.c.load_id.in_(ids))).rowcount
+            connection.execute(sa.delete(schema.rejects).where(schema.rejects.c.load_id.in_(ids)))
+            gone += connection.execute(sa.delete(schema.loads).where(schema.loads.c.load_id.in_(ids))).rowcount
     return gone
 
 
-def _old_readings(connection: Connection, cluster_id: int, before: datetime) -> list[int]:
+def _old_readings(connection: sa.Connection, cluster_id: int, before: datetime) -> list[int]:
     loads = schema.loads
     of_cluster = loads.c.cluster_id == cluster_id
     # The number of the last load shows whether anything is new: see Warehouse.edition.
-    newest = select(func.max(loads.c.load_id)).where(of_cluster).scalar_subquery()
+    newest = sa.select(sa.func.max(loads.c.load_id)).where(of_cluster).scalar_subquery()
     old = of_cluster & (loads.c.loaded_at < stored_time(before)) & loads.c.path.like(LIVE_READING)
-    chosen = select(loads.c.load_id).where(old, loads.c.load_id != newest).order_by(loads.c.load_id)
+    chosen = sa.select(loads.c.load_id).where(old, loads.c.load_id != newest).order_by(loads.c.load_id)
     return list(connection.execute(chosen.limit(BATCH // 10)).scalars())

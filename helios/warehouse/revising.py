@@ -14,21 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import (
-    Connection,
-    Integer,
-    TableClause,
-    and_,
-    case,
-    false,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    true,
-)
-from sqlalchemy.sql.elements import ColumnElement
+import sqlalchemy as sa
 
 from helios.warehouse.bulk import Bulk, with_values
 from helios.warehouse.keys import StringTable
@@ -89,40 +75,40 @@ class RevisionRule:
     names: Sequence[str]
     stretches: Sequence[tuple[int, int]]
 
-    def conflict(self, new: Any) -> tuple[dict[str, ColumnElement[Any]], ColumnElement[bool]]:
+    def conflict(self, new: Any) -> tuple[dict[str, sa.ColumnElement[Any]], sa.ColumnElement[bool]]:
         """Return the values that ``new`` gives a stored job, and the condition.
 
         The job gets these values where the condition is true.
         """
-        return self._values(new), and_(self.differs(new), self.wins(new))
+        return self._values(new), sa.and_(self.differs(new), self.wins(new))
 
-    def differs(self, new: Any) -> ColumnElement[bool]:
+    def differs(self, new: Any) -> sa.ColumnElement[bool]:
         """Return the condition that a row would change a stored value."""
-        return or_(*(jobs.c[name].is_distinct_from(value) for name, value in self._values(new).items()))
+        return sa.or_(*(jobs.c[name].is_distinct_from(value) for name, value in self._values(new).items()))
 
-    def wins(self, new: Any) -> ColumnElement[bool]:
+    def wins(self, new: Any) -> sa.ColumnElement[bool]:
         """Return the condition that a row replaces a stored one that differs."""
         if self.live:
-            return true()
+            return sa.true()
         before, now = _knowledge(jobs.c), _knowledge(new)
-        return or_(before < now, and_(before == now, ~self.was_read_live()))
+        return sa.or_(before < now, sa.and_(before == now, ~self.was_read_live()))
 
-    def was_read_live(self) -> ColumnElement[bool]:
+    def was_read_live(self) -> sa.ColumnElement[bool]:
         """Return the condition that the live accounting covered a finished job.
 
         The stored job had ended, and a part of its life lies in one of the ``stretches``.
         """
-        until = func.coalesce(jobs.c.ended_at, jobs.c.submitted_at)
-        touched = [and_(until >= first, jobs.c.submitted_at < last) for first, last in self.stretches]
-        return and_(_has_ended(jobs.c), or_(false(), *touched))
+        until = sa.func.coalesce(jobs.c.ended_at, jobs.c.submitted_at)
+        touched = [sa.and_(until >= first, jobs.c.submitted_at < last) for first, last in self.stretches]
+        return sa.and_(_has_ended(jobs.c), sa.or_(sa.false(), *touched))
 
-    def _values(self, new: Any) -> dict[str, ColumnElement[Any]]:
+    def _values(self, new: Any) -> dict[str, sa.ColumnElement[Any]]:
         names = [name for name in self.names if name not in JOB_KEY]
-        return {name: new[name] if self.live else func.coalesce(new[name], jobs.c[name]) for name in names}
+        return {name: new[name] if self.live else sa.func.coalesce(new[name], jobs.c[name]) for name in names}
 
 
 def revise(
-    connection: Connection, bulk: Bulk, rows: pa.Table, *, cluster_id: int, live: bool, revisions: Revisions
+    connection: sa.Connection, bulk: Bulk, rows: pa.Table, *, cluster_id: int, live: bool, revisions: Revisions
 ) -> int:
     """Replace stored jobs by those ``rows`` that win over them.
 
@@ -155,43 +141,47 @@ def revise(
         return bulk.upsert_jobs(connection, incoming, rule.conflict)
 
 
-def _stretches(connection: Connection, cluster_id: int) -> list[tuple[int, int]]:
-    query = select(coverage.c.started_at, coverage.c.ended_at).where(
+def _stretches(connection: sa.Connection, cluster_id: int) -> list[tuple[int, int]]:
+    query = sa.select(coverage.c.started_at, coverage.c.ended_at).where(
         coverage.c.cluster_id == cluster_id, coverage.c.source == LIVE_SOURCE
     )
     return [(int(first), int(last)) for first, last in connection.execute(query)]
 
 
-def _has_ended(job: Any) -> ColumnElement[bool]:
-    return or_(job.ended_at.is_not(None), job.run_time_s.is_not(None))
+def _has_ended(job: Any) -> sa.ColumnElement[bool]:
+    return sa.or_(job.ended_at.is_not(None), job.run_time_s.is_not(None))
 
 
-def _knowledge(job: Any) -> ColumnElement[int]:
+def _knowledge(job: Any) -> sa.ColumnElement[int]:
     """Return the SQL expression for how much a row knows of its run.
 
     It is 0 for nothing, 1 for the start and 2 for the end.
     """
-    none, start, end = (literal_column(number, Integer) for number in "012")
-    return case((_has_ended(job), end), (job.started_at.is_not(None), start), else_=none)
+    none, start, end = (sa.literal_column(number, sa.Integer) for number in "012")
+    return sa.case((_has_ended(job), end), (job.started_at.is_not(None), start), else_=none)
 
 
 def _take_note(
-    connection: Connection, incoming: TableClause, rule: RevisionRule, book: StringTable, revisions: Revisions
+    connection: sa.Connection, incoming: sa.TableClause, rule: RevisionRule, book: StringTable, revisions: Revisions
 ) -> None:
-    missing = {name: null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names}
-    new = select(*incoming.c, *missing.values()).subquery("new").c
+    missing = {
+        name: sa.null().cast(column.type).label(name) for name, column in jobs.c.items() if name not in rule.names
+    }
+    new = sa.select(*incoming.c, *missing.values()).subquery("new").c
     other_user = new.user != jobs.c.user
-    corrected = and_(rule.differs(new), rule.wins(new), or_(_has_ended(jobs.c), func.coalesce(other_user, false())))
-    suspicious = or_(other_user, new.ended_at < jobs.c.ended_at)
-    contradicted = and_(rule.differs(new), ~rule.wins(new), rule.was_read_live(), _has_ended(new))
-    kinds = {_CORRECTED: corrected, _SUSPICIOUS: and_(corrected, suspicious), _KEPT: contradicted}
-    same = and_(*(new[name] == jobs.c[name] for name in JOB_KEY))
-    counts = [func.coalesce(func.sum(case((kind, 1), else_=0)), 0) for kind in kinds.values()]
-    numbers = connection.execute(select(*counts).where(same)).one()
+    corrected = sa.and_(
+        rule.differs(new), rule.wins(new), sa.or_(_has_ended(jobs.c), sa.func.coalesce(other_user, sa.false()))
+    )
+    suspicious = sa.or_(other_user, new.ended_at < jobs.c.ended_at)
+    contradicted = sa.and_(rule.differs(new), ~rule.wins(new), rule.was_read_live(), _has_ended(new))
+    kinds = {_CORRECTED: corrected, _SUSPICIOUS: sa.and_(corrected, suspicious), _KEPT: contradicted}
+    same = sa.and_(*(new[name] == jobs.c[name] for name in JOB_KEY))
+    counts = [sa.func.coalesce(sa.func.sum(sa.case((kind, 1), else_=0)), 0) for kind in kinds.values()]
+    numbers = connection.execute(sa.select(*counts).where(same)).one()
     for (name, kind), number in zip(kinds.items(), map(int, numbers), strict=True):
         revisions.counts[name] += number
         if number and (room := EXAMPLES - len(revisions.examples[name])):
-            shown = select(jobs.c.job_id, jobs.c.user, jobs.c.ended_at, new.user.label("u"), new.ended_at.label("e"))
+            shown = sa.select(jobs.c.job_id, jobs.c.user, jobs.c.ended_at, new.user.label("u"), new.ended_at.label("e"))
             query = shown.where(same, kind).order_by(jobs.c.submitted_at, jobs.c.job_id, jobs.c.restart).limit(room)
             revisions.examples[name] += [_example(*row, book=book) for row in connection.execute(query).all()]
 

@@ -10,38 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Double,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    PrimaryKeyConstraint,
-    Table,
-    Text,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from helios.model import (
-    APPLIED_CHANGES,
-    APPLIED_NODE_CHANGES,
-    COVERAGE,
-    CYCLES,
-    DECISIONS,
-    JOBS,
-    NODE_EVENTS,
-    NODE_TALLIES,
-    NODES,
-    PREDICTIONS,
-    PROMOTIONS,
-    TIME,
-    FrameKind,
-)
+from helios import model
+from helios.model import TIME, FrameKind
 
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -51,9 +26,9 @@ metadata = MetaData(
 )
 
 # SQLite numbers rows automatically only where the key's type is spelled INTEGER, which still holds 64 bits.
-Number = BigInteger().with_variant(Integer(), "sqlite")
+Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 # Job ids are compared byte by byte on both databases. A PostgreSQL locale would compare them differently and slower.
-JobId = Text().with_variant(Text(collation="C"), "postgresql")
+JobId = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 NEVER_MISSING = {"job_id", "restart", "submitted_at", "gpus"}
 JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
@@ -61,232 +36,178 @@ JOB_KEY = ("cluster_id", "submitted_at", "job_id", "restart")
 
 # Stored type of each type of a frame's column. Categories of jobs are stored as numbers of names instead.
 TYPES: Mapping[str, TypeEngine[Any]] = {
-    "category": Text(),
-    "str": Text(),
-    "float64": Double(),
-    "int32": Integer(),
-    "int64": BigInteger(),
-    TIME: BigInteger(),
+    "category": sa.Text(),
+    "str": sa.Text(),
+    "float64": sa.Double(),
+    "int32": sa.Integer(),
+    "int64": sa.BigInteger(),
+    TIME: sa.BigInteger(),
 }
 
 
-def _columns(kind: FrameKind, *nullable: str) -> Iterator[Column[Any]]:
-    """Yield the columns of a kind of frame.
+def _columns(
+    kind: FrameKind, *nullable: str, category: TypeEngine[Any] = TYPES["category"]
+) -> Iterator[sa.Column[Any]]:
+    """Yield the columns of a kind of frame, with its categories stored as ``category``.
 
     Columns named in ``nullable`` may have missing values.
     """
     for column in kind.columns:
-        kept_as = JobId if column.name == "job_id" else TYPES[column.dtype]
-        yield Column(column.name, kept_as, nullable=column.name in nullable)
+        kept_as = JobId if column.name == "job_id" else category if column.dtype == "category" else TYPES[column.dtype]
+        yield sa.Column(column.name, kept_as, nullable=column.name in nullable)
 
 
-def _cluster_column() -> Column[int]:
-    return Column("cluster_id", Integer, ForeignKey("clusters.cluster_id"), nullable=False)
+def _filled(kept_as: type[TypeEngine[Any]], *names: str) -> Iterator[sa.Column[Any]]:
+    """Yield columns of one type that are never missing."""
+    yield from (sa.Column(name, kept_as, nullable=False) for name in names)
 
 
-clusters = Table(
+def _cluster_column() -> sa.Column[int]:
+    return sa.Column("cluster_id", sa.Integer, sa.ForeignKey("clusters.cluster_id"), nullable=False)
+
+
+def _of_cluster(name: str, *columns: sa.Column[Any], key: tuple[str, ...]) -> sa.Table:
+    """Return a table whose rows are told apart by their cluster and ``key``."""
+    return sa.Table(name, metadata, _cluster_column(), *columns, sa.PrimaryKeyConstraint("cluster_id", *key))
+
+
+def _numbered(name: str, number: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
+    """Return a table whose rows are numbered as they are appended."""
+    return sa.Table(name, metadata, sa.Column(number, Number, primary_key=True), _cluster_column(), *columns)
+
+
+clusters = sa.Table(
     "clusters",
     metadata,
-    Column("cluster_id", Integer, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("timezone", Text),
-    UniqueConstraint("name"),
+    sa.Column("cluster_id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("timezone", sa.Text),
+    sa.UniqueConstraint("name"),
 )
 
 # Unique by digest, because a PostgreSQL index takes no text above 2,704 bytes and node lists can be longer.
-names = Table(
+names = sa.Table(
     "names",
     metadata,
-    Column("name_id", Number, primary_key=True),
-    Column("digest", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    UniqueConstraint("digest"),
+    sa.Column("name_id", Number, primary_key=True),
+    *_filled(sa.Text, "digest", "text"),
+    sa.UniqueConstraint("digest"),
 )
 
 # No foreign keys: checking a dozen for each job would cost more than loading it, and names are never deleted.
-jobs = Table(
+jobs = sa.Table(
     "jobs",
     metadata,
-    Column("cluster_id", Integer, nullable=False),
-    *(
-        Column(
-            column.name,
-            BigInteger() if column.dtype == "category" else JobId if column.name == "job_id" else TYPES[column.dtype],
-            nullable=column.name not in NEVER_MISSING,
-        )
-        for column in JOBS.columns
-    ),
-    PrimaryKeyConstraint(*JOB_KEY),
+    sa.Column("cluster_id", sa.Integer, nullable=False),
+    *_columns(model.JOBS, *(set(model.JOBS.names) - NEVER_MISSING), category=sa.BigInteger()),
+    sa.PrimaryKeyConstraint(*JOB_KEY),
     sqlite_with_rowid=False,
 )
 
-loads = Table(
+loads = sa.Table(
     "loads",
     metadata,
-    Column("load_id", Integer, primary_key=True),
+    sa.Column("load_id", sa.Integer, primary_key=True),
     _cluster_column(),
-    Column("path", Text, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("format", Text, nullable=False),
-    Column("timezone", Text),
-    Column("loaded_at", BigInteger, nullable=False),
-    Column("rows_read", BigInteger, nullable=False),
-    Column("jobs_new", BigInteger, nullable=False),
-    Column("jobs_updated", BigInteger, nullable=False),
-    Column("jobs_unchanged", BigInteger, nullable=False),
-    Column("rejected", BigInteger, nullable=False),
-    Column("watermark", BigInteger),
-    Column("notes", Text, nullable=False),
-    UniqueConstraint("cluster_id", "sha256"),
+    *_filled(sa.Text, "path", "sha256", "format"),
+    sa.Column("timezone", sa.Text),
+    *_filled(sa.BigInteger, "loaded_at", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejected"),
+    sa.Column("watermark", sa.BigInteger),
+    sa.Column("notes", sa.Text, nullable=False),
+    sa.UniqueConstraint("cluster_id", "sha256"),
 )
 
-rejects = Table(
+rejects = sa.Table(
     "rejects",
     metadata,
-    Column("reject_id", Number, primary_key=True),
-    Column("load_id", Integer, ForeignKey("loads.load_id"), nullable=False),
-    Column("line", BigInteger, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    Index(None, "load_id", "line"),
+    sa.Column("reject_id", Number, primary_key=True),
+    sa.Column("load_id", sa.Integer, sa.ForeignKey("loads.load_id"), nullable=False),
+    *_columns(model.REJECTS),
+    sa.Index(None, "load_id", "line"),
 )
 
-nodes = Table(
-    "nodes",
-    metadata,
-    _cluster_column(),
-    *_columns(NODES, "cpus", "gpu_type", "memory_mib"),
-    PrimaryKeyConstraint("cluster_id", "name", "partition"),
+nodes = _of_cluster("nodes", *_columns(model.NODES, "cpus", "gpu_type", "memory_mib"), key=("name", "partition"))
+
+node_events = _of_cluster(
+    "node_events", *_columns(model.NODE_EVENTS, "ended_at", "reason"), key=("node", "started_at", "state")
 )
 
-node_events = Table(
-    "node_events",
-    metadata,
-    _cluster_column(),
-    *_columns(NODE_EVENTS, "ended_at", "reason"),
-    PrimaryKeyConstraint("cluster_id", "node", "started_at", "state"),
-)
-
-models = Table(
+models = _of_cluster(
     "models",
-    metadata,
-    _cluster_column(),
-    Column("model_id", Text, nullable=False),
-    Column("trained_at", BigInteger, nullable=False),
-    Column("trained_until", BigInteger, nullable=False),
-    Column("jobs", BigInteger, nullable=False),
-    Column("features", Text, nullable=False),
-    Column("scores", Text, nullable=False),
-    Column("artifact", Text, nullable=False),
-    Column("manifest", Text),
-    PrimaryKeyConstraint("cluster_id", "model_id"),
+    *_filled(sa.Text, "model_id"),
+    *_filled(sa.BigInteger, "trained_at", "trained_until", "jobs"),
+    *_filled(sa.Text, "features", "scores", "artifact"),
+    sa.Column("manifest", sa.Text),
+    key=("model_id",),
 )
 
 # Appended to, never changed. No foreign key to a model, because models are deleted one day and these rows stay.
-promotions = Table(
+promotions = _numbered(
     "promotions",
-    metadata,
-    Column("promotion_id", Number, primary_key=True),
-    _cluster_column(),
-    *_columns(PROMOTIONS, "model_id", "previous", "candidate"),
-    Index(None, "cluster_id", "promotion_id"),
+    "promotion_id",
+    *_columns(model.PROMOTIONS, "model_id", "previous", "candidate"),
+    sa.Index(None, "cluster_id", "promotion_id"),
 )
 
-predictions = Table(
+predictions = _of_cluster(
     "predictions",
-    metadata,
-    _cluster_column(),
-    Column("submitted_at", BigInteger, nullable=False),
-    Column("job_id", JobId, nullable=False),
-    Column("restart", Integer, nullable=False),
-    Column("made_at", BigInteger, nullable=False),
-    *_columns(PREDICTIONS, *PREDICTIONS.names),
-    PrimaryKeyConstraint("cluster_id", "submitted_at", "job_id", "restart", "made_at"),
+    *_filled(sa.BigInteger, "submitted_at"),
+    sa.Column("job_id", JobId, nullable=False),
+    *_filled(sa.Integer, "restart"),
+    *_filled(sa.BigInteger, "made_at"),
+    *_columns(model.PREDICTIONS, *model.PREDICTIONS.names),
+    key=("submitted_at", "job_id", "restart", "made_at"),
 )
 
-decisions = Table(
+decisions = _numbered(
     "decisions",
-    metadata,
-    Column("decision_id", Number, primary_key=True),
-    _cluster_column(),
-    *_columns(DECISIONS, "before", "after", "model_id", "outcome"),
-    Index(None, "cluster_id", "decided_at"),
-    Index(None, "cluster_id", "target", "decided_at"),
+    "decision_id",
+    *_columns(model.DECISIONS, "before", "after", "model_id", "outcome"),
+    sa.Index(None, "cluster_id", "decided_at"),
+    sa.Index(None, "cluster_id", "target", "decided_at"),
 )
 
-leases = Table(
+leases = _of_cluster(
     "leases",
-    metadata,
-    _cluster_column(),
-    Column("domain", Text, nullable=False),
-    Column("token", BigInteger, nullable=False),
-    Column("holder", Text),
-    Column("expires_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "domain"),
+    *_filled(sa.Text, "domain"),
+    *_filled(sa.BigInteger, "token"),
+    sa.Column("holder", sa.Text),
+    *_filled(sa.BigInteger, "expires_at"),
+    key=("domain",),
 )
 
-applied_changes = Table(
-    "applied_changes",
-    metadata,
-    _cluster_column(),
-    *_columns(APPLIED_CHANGES, "value", "after"),
-    PrimaryKeyConstraint("cluster_id", "setting", "job_id", "mode"),
+applied_changes = _of_cluster(
+    "applied_changes", *_columns(model.APPLIED_CHANGES, "value", "after"), key=("setting", "job_id", "mode")
 )
 
-applied_node_changes = Table(
+applied_node_changes = _of_cluster(
     "applied_node_changes",
-    metadata,
-    _cluster_column(),
-    *_columns(APPLIED_NODE_CHANGES, "value", "own", "after"),
-    PrimaryKeyConstraint("cluster_id", "setting", "node", "mode"),
+    *_columns(model.APPLIED_NODE_CHANGES, "value", "own", "after"),
+    key=("setting", "node", "mode"),
 )
 
-node_tallies = Table(
-    "node_tallies",
-    metadata,
-    _cluster_column(),
-    *_columns(NODE_TALLIES, "wanted"),
-    PrimaryKeyConstraint("cluster_id", "taken_at", "pool"),
-)
+node_tallies = _of_cluster("node_tallies", *_columns(model.NODE_TALLIES, "wanted"), key=("taken_at", "pool"))
 
 # State that the controllers need after a restart, as text in their own format.
-memories = Table(
-    "memories",
-    metadata,
-    _cluster_column(),
-    Column("name", Text, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("written_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("cluster_id", "name"),
+memories = _of_cluster(
+    "memories", *_filled(sa.Text, "name", "text"), *_filled(sa.BigInteger, "written_at"), key=("name",)
 )
 
-modes = Table(
+modes = _numbered(
     "modes",
-    metadata,
-    Column("mode_id", Number, primary_key=True),
-    _cluster_column(),
-    Column("service", Text, nullable=False),
-    Column("mode", Text, nullable=False),
-    Column("partitions", Text),
-    Column("percent", Integer),
-    Column("set_at", BigInteger, nullable=False),
-    Column("set_by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    "mode_id",
+    *_filled(sa.Text, "service", "mode"),
+    sa.Column("partitions", sa.Text),
+    sa.Column("percent", sa.Integer),
+    *_filled(sa.BigInteger, "set_at"),
+    *_filled(sa.Text, "set_by", "reason"),
 )
 
-cycles = Table(
+cycles = _numbered(
     "cycles",
-    metadata,
-    Column("cycle_id", Number, primary_key=True),
-    _cluster_column(),
-    *_columns(CYCLES, "seconds", "suspended", "counts"),
-    Index(None, "cluster_id", "taken_at"),
+    "cycle_id",
+    *_columns(model.CYCLES, "seconds", "suspended", "counts"),
+    sa.Index(None, "cluster_id", "taken_at"),
 )
 
-coverage = Table(
-    "coverage",
-    metadata,
-    _cluster_column(),
-    *_columns(COVERAGE),
-    PrimaryKeyConstraint("cluster_id", "source", "started_at"),
-)
+coverage = _of_cluster("coverage", *_columns(model.COVERAGE), key=("source", "started_at"))

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 import pandas as pd
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, delete, func, insert, select
+import pyarrow as pa
+import sqlalchemy as sa
 
+from helios import model
 from helios.choices import Domain
 from helios.errors import FrameInvalid, SchemaOutdated
-from helios.model import (
-    COVERAGE,
-    CYCLES,
-    DECISIONS,
-    JOBS,
-    MODES,
-    NODE_EVENTS,
-    NODE_TALLIES,
-    NODES,
-    TIME,
-    Batch,
-    FrameKind,
-)
+from helios.model import TIME, Batch, FrameKind
 from helios.warehouse import grants, migrate, schema
 from helios.warehouse import jobs as jobs_module
-from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk
-from helios.warehouse.columns import column_types, frame_of, in_order, stored_column, stored_frame, stored_time
+from helios.warehouse.bulk import Bulk, PostgresBulk, SqliteBulk, arrow_schema
+from helios.warehouse.columns import Types, column_types, frame_of, in_order, stored_column, stored_frame, stored_time
 from helios.warehouse.control_state import SqlLedger, lease_time_us, read_lease
 from helios.warehouse.engine import engine_for, reading, shown, sqlite_file, writing
 from helios.warehouse.jobs import LoadedFile, LoadReport, load
@@ -57,7 +46,7 @@ class Warehouse(ModelStore):
     Methods that read data of a cluster raise :class:`~helios.errors.NoSuchCluster` if it is not known.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._bulk: Bulk = SqliteBulk() if engine.dialect.name == "sqlite" else PostgresBulk()
 
@@ -106,9 +95,7 @@ class Warehouse(ModelStore):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -132,7 +119,7 @@ class Warehouse(ModelStore):
         Nothing is changed.
         """
         with writing(self._engine) as connection:
-            connection.execute(delete(schema.memories).where(schema.memories.c.name.is_(None)))  # no such row
+            connection.execute(sa.delete(schema.memories).where(schema.memories.c.name.is_(None)))  # no such row
 
     def knows(self, revision: str) -> bool:
         """Return whether this version of Helios knows a revision.
@@ -205,7 +192,7 @@ class Warehouse(ModelStore):
         ``last_submitted_at``.
         """
         with reading(self._engine) as connection:
-            return self._frame(connection, known_clusters(), CLUSTERS)
+            return frame_of(self._bulk.select(connection, known_clusters()), CLUSTERS)
 
     def jobs(
         self,
@@ -238,8 +225,8 @@ class Warehouse(ModelStore):
         FrameInvalid
             A column is not one of ``JOBS``.
         """
-        wanted = list(JOBS.names if columns is None else columns)
-        if unknown := [name for name in wanted if name not in JOBS.by_name]:
+        wanted = list(model.JOBS.names if columns is None else columns)
+        if unknown := [name for name in wanted if name not in model.JOBS.by_name]:
             raise FrameInvalid(f"a jobs frame has no column {', '.join(unknown)}")
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
@@ -250,12 +237,12 @@ class Warehouse(ModelStore):
                 query = query.where(ended_at.is_(None) | (ended_at >= stored_time(unended_at)))
             if last is not None:
                 submitted_at = schema.jobs.c.submitted_at
-                newest = select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
+                newest = sa.select(submitted_at).where(schema.jobs.c.cluster_id == cluster_id)
                 first = newest.order_by(submitted_at.desc()).offset(max(last - 1, 0)).limit(1).scalar_subquery()
-                query = query.where(submitted_at >= func.coalesce(first, 0))
+                query = query.where(submitted_at >= sa.func.coalesce(first, 0))
             ordered = in_order(self._bulk.select(connection, query))
             return frame_of(
-                ordered, {name: JOBS.by_name[name].dtype for name in wanted}, StringTable(connection, self._bulk)
+                ordered, {name: model.JOBS.by_name[name].dtype for name in wanted}, StringTable(connection, self._bulk)
             )
 
     def jobs_named(self, cluster: str, name: str, *, since: datetime) -> pd.DataFrame:
@@ -271,9 +258,9 @@ class Warehouse(ModelStore):
             within = jobs_module.select_columns(schema.jobs, cluster_id, ["submitted_at"])
             within = within.where(jobs.submitted_at >= stored_time(since), named)
             times = list(connection.execute(within).scalars())
-            query = jobs_module.select_columns(schema.jobs, cluster_id, JOBS.names)
+            query = jobs_module.select_columns(schema.jobs, cluster_id, model.JOBS.names)
             found = self._bulk.select(connection, query.where(jobs.submitted_at.in_(times)))
-            frame = frame_of(in_order(found), column_types(JOBS), StringTable(connection, self._bulk))
+            frame = frame_of(in_order(found), model.JOBS, StringTable(connection, self._bulk))
         array = (frame["array_job_id"] == master) & (frame["array_task_id"] == task)
         return frame[(frame["job_id"] == name) | array].reset_index(drop=True)
 
@@ -281,7 +268,9 @@ class Warehouse(ModelStore):
         """Return the number of finished jobs submitted at or after ``since``."""
         jobs = schema.jobs.c
         with reading(self._engine) as connection:
-            query = select(func.count(jobs.ended_at)).where(jobs.cluster_id == find_cluster_id(connection, cluster))
+            query = sa.select(sa.func.count(jobs.ended_at)).where(
+                jobs.cluster_id == find_cluster_id(connection, cluster)
+            )
             return int(connection.execute(query.where(jobs.submitted_at >= stored_time(since))).scalar_one())
 
     def edition(self, cluster: str) -> tuple[int, str]:
@@ -292,7 +281,7 @@ class Warehouse(ModelStore):
         """
         with reading(self._engine) as connection:
             cluster_id = find_cluster_id(connection, cluster)
-            newest = select(func.max(schema.loads.c.load_id)).where(schema.loads.c.cluster_id == cluster_id)
+            newest = sa.select(sa.func.max(schema.loads.c.load_id)).where(schema.loads.c.cluster_id == cluster_id)
             return int(connection.execute(newest).scalar() or 0), incumbent_id(connection, cluster_id)
 
     def loads(self, cluster: str) -> pd.DataFrame:
@@ -308,11 +297,11 @@ class Warehouse(ModelStore):
         Columns: those of ``REJECTS``, and the ``path`` of the file. With ``limit`` only the first so many rows.
         """
         rejects, loads = schema.rejects, schema.loads
-        query = select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path).join_from(rejects, loads)
+        query = sa.select(rejects.c.line, rejects.c.reason, rejects.c.text, loads.c.path).join_from(rejects, loads)
         query = query.order_by(rejects.c.load_id, rejects.c.line, rejects.c.reject_id).limit(limit)
         with reading(self._engine) as connection:
             query = query.where(loads.c.cluster_id == find_cluster_id(connection, cluster))
-            return self._frame(connection, query, jobs_module.REJECTS_OF_A_CLUSTER)
+            return frame_of(self._bulk.select(connection, query), jobs_module.REJECTS_OF_A_CLUSTER)
 
     def reject_counts(self, cluster: str) -> pd.DataFrame:
         """Return ``reason`` and ``rows`` over all loads of a cluster.
@@ -321,16 +310,15 @@ class Warehouse(ModelStore):
         """
         with reading(self._engine) as connection:
             query = jobs_module.reject_counts(schema.loads.c.cluster_id == find_cluster_id(connection, cluster))
-            return self._frame(connection, query, {"reason": "str", "rows": "int64"})
+            return frame_of(self._bulk.select(connection, query), {"reason": "str", "rows": "int64"})
 
     def add_nodes(self, cluster: str, nodes: pd.DataFrame) -> None:
         """Store a ``NODES`` frame, and replace nodes with the same name and partition."""
-        with writing(self._engine) as connection:
-            jobs_module.add_nodes(connection, self._cluster_id(connection, cluster), nodes)
+        self._replace(cluster, schema.nodes, model.NODES, nodes, never_missing=("name",), key=("name", "partition"))
 
     def nodes(self, cluster: str) -> pd.DataFrame:
         """Return a cluster's nodes as a ``NODES`` frame, by name and partition."""
-        found = self._read(cluster, schema.nodes, NODES)
+        found = self._read(cluster, schema.nodes, model.NODES)
         return _blank_as_missing(found, "partition").sort_values(["name", "partition"], ignore_index=True)
 
     def add_node_events(self, cluster: str, events: pd.DataFrame) -> None:
@@ -338,8 +326,8 @@ class Warehouse(ModelStore):
 
         An event with the same node, start and state as a stored one replaces it, with its newer end and reason.
         """
-        with writing(self._engine) as connection:
-            jobs_module.add_node_events(connection, self._cluster_id(connection, cluster), events)
+        key, never_missing = ("node", "started_at", "state"), ("node", "started_at")
+        self._replace(cluster, schema.node_events, model.NODE_EVENTS, events, never_missing=never_missing, key=key)
 
     def node_events(
         self, cluster: str, since: datetime | None = None, until: datetime | None = None, *, reaching: bool = False
@@ -348,14 +336,13 @@ class Warehouse(ModelStore):
 
         With ``reaching``, events that started earlier are included if they had not ended by ``since``.
         """
-        events = schema.node_events
-        with reading(self._engine) as connection:
-            query = jobs_module.select_columns(events, find_cluster_id(connection, cluster), NODE_EVENTS.names)
-            query = _between(query, events.c.started_at, None if reaching else since, until)
-            if reaching and since is not None:
-                query = query.where(events.c.ended_at.is_(None) | (events.c.ended_at > stored_time(since)))
-            query = query.order_by(events.c.started_at, events.c.node)
-            return _blank_as_missing(self._frame(connection, query, NODE_EVENTS), "state")
+        table, where = schema.node_events, []
+        if reaching and since is not None:
+            where, since = [table.c.ended_at.is_(None) | (table.c.ended_at > stored_time(since))], None
+        found = self._read(
+            cluster, table, model.NODE_EVENTS, "started_at", "node", since=since, until=until, where=where
+        )
+        return _blank_as_missing(found, "state")
 
     def add_predictions(self, cluster: str, frame: pd.DataFrame, made_at: datetime) -> int:
         """Store predictions and return how many were new.
@@ -370,7 +357,7 @@ class Warehouse(ModelStore):
             When they were made. A job's stored prediction of exactly this time stays as it is.
         """
         with writing(self._engine) as connection:
-            cluster_id = self._cluster_id(connection, cluster)
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
             return jobs_module.add_predictions(connection, self._bulk, cluster_id, frame, made_at=made_at)
 
     def predictions(
@@ -395,10 +382,10 @@ class Warehouse(ModelStore):
             query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), types)
             query = query.order_by(*(table.c[name] for name in _PREDICTIONS_ORDER))
             parts = [
-                self._frame(connection, query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])), types)
+                self._bulk.select(connection, query.where(table.c.submitted_at.in_(times[at : at + _AT_ONCE])))
                 for at in range(0, max(len(times), 1), _AT_ONCE)
             ]
-        return pd.concat(parts, ignore_index=True)
+        return frame_of(pa.concat_tables(parts), types)
 
     def timezone(self, cluster: str) -> str | None:
         """Return a cluster's time zone, or None if it is not known.
@@ -415,12 +402,12 @@ class Warehouse(ModelStore):
         ``after``, ``model_id`` and ``outcome`` may be missing. Stored decisions are never changed.
         """
         with writing(self._engine) as connection:
-            jobs_module.add_decisions(connection, self._cluster_id(connection, cluster), decisions)
+            jobs_module.add_decisions(connection, cluster_id_for_loading(connection, name=cluster), decisions)
 
     def decisions(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the decisions made in [since, until), oldest first."""
         order = ("decided_at", "decision_id")
-        return self._read(cluster, schema.decisions, DECISIONS, *order, since=since, until=until)
+        return self._read(cluster, schema.decisions, model.DECISIONS, *order, since=since, until=until)
 
     def decisions_about(self, cluster: str, target: str, *, since: datetime | None = None) -> pd.DataFrame:
         """Return the decisions about one job or node, oldest first.
@@ -428,9 +415,9 @@ class Warehouse(ModelStore):
         Only decisions made at or after ``since`` are returned. An index makes this fast, however long the audit log is.
         """
         with reading(self._engine) as connection:
-            cluster_id = find_cluster_id(connection, cluster)
-            found = jobs_module.decisions_about(connection, cluster_id, target, since=since)
-        return frame_of(found, column_types(DECISIONS))
+            query = jobs_module.decision_columns(find_cluster_id(connection, cluster), target, since=since)
+            rows = [dict(row._mapping) for row in connection.execute(query)]
+        return frame_of(pa.Table.from_pylist(rows, schema=arrow_schema(query)), model.DECISIONS)
 
     def forget(self, cluster: str, horizon: Horizon) -> dict[str, int]:
         """Delete the rows of a cluster that are older than ``horizon``.
@@ -476,54 +463,54 @@ class Warehouse(ModelStore):
         """
         memories = schema.memories
         with writing(self._engine) as connection:
-            key = {"cluster_id": self._cluster_id(connection, cluster), "name": name}
-            connection.execute(delete(memories).filter_by(**key))
-            connection.execute(insert(memories).values(key | {"text": text, "written_at": stored_time(at)}))
+            key = {"cluster_id": cluster_id_for_loading(connection, name=cluster), "name": name}
+            connection.execute(sa.delete(memories).filter_by(**key))
+            connection.execute(sa.insert(memories).values(key | {"text": text, "written_at": stored_time(at)}))
 
     def remembered(self, cluster: str, name: str) -> str | None:
         """Return the text stored under ``name``, or None if there is none."""
         with reading(self._engine) as connection:
             key = {"cluster_id": find_cluster_id(connection, cluster), "name": name}
-            return connection.execute(select(schema.memories.c.text).filter_by(**key)).scalar_one_or_none()
+            return connection.execute(sa.select(schema.memories.c.text).filter_by(**key)).scalar_one_or_none()
 
     def add_modes(self, cluster: str, modes: pd.DataFrame) -> None:
         """Append a ``MODES`` frame, the modes of services from now on.
 
         The cluster is made if it is new.
         """
-        self._append(cluster, schema.modes, MODES, modes)
+        self._append(cluster, schema.modes, model.MODES, modes)
 
     def modes(self, cluster: str) -> pd.DataFrame:
         """Return every mode that was set, oldest first, as a ``MODES`` frame.
 
         The last row of a service is in force.
         """
-        return self._read(cluster, schema.modes, MODES, "mode_id")
+        return self._read(cluster, schema.modes, model.MODES, "mode_id")
 
     def add_cycles(self, cluster: str, cycles: pd.DataFrame) -> None:
         """Append a ``CYCLES`` frame."""
-        self._append(cluster, schema.cycles, CYCLES, cycles)
+        self._append(cluster, schema.cycles, model.CYCLES, cycles)
 
     def cycles(self, cluster: str, *, since: datetime | None = None, until: datetime | None = None) -> pd.DataFrame:
         """Return the control cycles taken in [since, until), oldest first.
 
         The result is a ``CYCLES`` frame.
         """
-        return self._read(cluster, schema.cycles, CYCLES, "taken_at", "cycle_id", since=since, until=until)
+        return self._read(cluster, schema.cycles, model.CYCLES, "taken_at", "cycle_id", since=since, until=until)
 
     def add_node_tallies(self, cluster: str, tallies: pd.DataFrame) -> None:
         """Append a ``NODE_TALLIES`` frame.
 
         Counts that are stored for the same pool and time stay as they are.
         """
-        self._append(cluster, schema.node_tallies, NODE_TALLIES, tallies)
+        self._append(cluster, schema.node_tallies, model.NODE_TALLIES, tallies)
 
     def node_tallies(self, cluster: str, start: datetime | None = None, end: datetime | None = None) -> pd.DataFrame:
         """Return the counts of nodes taken in [start, end).
 
         The result is a ``NODE_TALLIES`` frame, oldest first, then by pool.
         """
-        return self._read(cluster, schema.node_tallies, NODE_TALLIES, "taken_at", "pool", since=start, until=end)
+        return self._read(cluster, schema.node_tallies, model.NODE_TALLIES, "taken_at", "pool", since=start, until=end)
 
     def forget_tallies(self, cluster: str, before: datetime) -> int:
         """Delete the counts of nodes taken before a time.
@@ -537,7 +524,7 @@ class Warehouse(ModelStore):
         with writing(self._engine) as connection:
             of_cluster = tallies.cluster_id == find_cluster_id(connection, cluster)
             return connection.execute(
-                delete(schema.node_tallies).where(of_cluster, tallies.taken_at < stored_time(before))
+                sa.delete(schema.node_tallies).where(of_cluster, tallies.taken_at < stored_time(before))
             ).rowcount
 
     def cover(self, cluster: str, *, source: str, started_at: datetime, ended_at: datetime, read_at: datetime) -> None:
@@ -547,49 +534,61 @@ class Warehouse(ModelStore):
         """
         table, start, end = schema.coverage, stored_time(started_at), stored_time(ended_at)
         with writing(self._engine) as connection:
-            key = {"cluster_id": self._cluster_id(connection, cluster), "source": source}
+            key = {"cluster_id": cluster_id_for_loading(connection, name=cluster), "source": source}
             touching = (table.c.started_at <= end) & (table.c.ended_at >= start)
-            for row in connection.execute(select(table).filter_by(**key).where(touching)).all():
+            for row in connection.execute(sa.select(table).filter_by(**key).where(touching)).all():
                 start, end = min(start, row.started_at), max(end, row.ended_at)
-            connection.execute(delete(table).filter_by(**key).where(touching))
+            connection.execute(sa.delete(table).filter_by(**key).where(touching))
             joined = {"started_at": start, "ended_at": end, "read_at": stored_time(read_at)}
-            connection.execute(insert(table).values(key | joined))
+            connection.execute(sa.insert(table).values(key | joined))
 
     def coverage(self, cluster: str) -> pd.DataFrame:
         """Return the periods of live history that were read, oldest first.
 
         The result is a ``COVERAGE`` frame.
         """
-        return self._read(cluster, schema.coverage, COVERAGE, "started_at")
+        return self._read(cluster, schema.coverage, model.COVERAGE, "started_at")
 
-    def _append(self, cluster: str, table: Table, kind: FrameKind, frame: pd.DataFrame) -> None:
+    def _append(self, cluster: str, table: sa.Table, kind: FrameKind, frame: pd.DataFrame) -> None:
         """Add the rows whose key is not stored yet.
 
         The cluster is made if it is new.
         """
         with writing(self._engine) as connection:
-            rows = stored_frame(kind, frame, self._cluster_id(connection, cluster))
+            rows = stored_frame(kind, frame, cluster_id_for_loading(connection, name=cluster))
             self._bulk.insert(connection, table, rows)
+
+    def _replace(
+        self, cluster: str, table: sa.Table, kind: FrameKind, frame: pd.DataFrame, **columns: Sequence[str]
+    ) -> None:
+        """Store rows in place of those with the same key.
+
+        The cluster is made if it is new.
+        """
+        with writing(self._engine) as connection:
+            cluster_id = cluster_id_for_loading(connection, name=cluster)
+            jobs_module.replace_rows(connection, cluster_id, table, kind, frame, **columns)
 
     def _read(
         self,
         cluster: str,
-        table: Table,
-        types: FrameKind | Mapping[str, str],
+        table: sa.Table,
+        types: Types,
         *order: str,
         since: datetime | None = None,
         until: datetime | None = None,
+        where: Iterable[sa.ColumnElement[bool]] = (),
     ) -> pd.DataFrame:
         """Return a cluster's rows, ordered by the columns in ``order``.
 
         ``since`` and ``until`` bound the first of these columns.
         """
-        columns = types.names if isinstance(types, FrameKind) else types
         with reading(self._engine) as connection:
-            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), columns)
+            query = jobs_module.select_columns(table, find_cluster_id(connection, cluster), column_types(types))
             if order:
                 query = _between(query, table.c[order[0]], since, until)
-            return self._frame(connection, query.order_by(*(table.c[name] for name in order)), types)
+            query = query.where(*where).order_by(*(table.c[name] for name in order))
+            return frame_of(self._bulk.select(connection, query), types)
 
     def _make_or_refuse(self) -> None:
         found, expected = self.revision(), self.head()
@@ -602,17 +601,10 @@ class Warehouse(ModelStore):
                 hint="Bring it up to date: helios db upgrade",
             )
 
-    def _frame(self, connection: Connection, query: Select[Any], types: FrameKind | Mapping[str, str]) -> pd.DataFrame:
-        found = self._bulk.select(connection, query)
-        return frame_of(found, column_types(types) if isinstance(types, FrameKind) else types)
-
-    def _cluster_id(self, connection: Connection, cluster: str) -> int:
-        return cluster_id_for_loading(connection, name=cluster, timezone=None)
-
 
 def _between(
-    query: Select[Any], column: ColumnElement[Any], since: datetime | None, until: datetime | None
-) -> Select[Any]:
+    query: sa.Select[Any], column: sa.ColumnElement[Any], since: datetime | None, until: datetime | None
+) -> sa.Select[Any]:
     if since is not None:
         query = query.where(column >= stored_time(since))
     if until is not None:

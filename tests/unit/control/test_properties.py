@@ -251,7 +251,7 @@ def test_after_a_crash_anywhere_everything_can_be_taken_back(
             table.cycle(*active_services)
         except Crash:
             break
-    table.cluster._faults.crash_after = None
+    table.cluster.crash_after(writes=None)
     table.ledger.record = FakeLedger.record.__get__(table.ledger)  # type: ignore[method-assign]
     take_back(table, how)
     assert is_clean(table)
