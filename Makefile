@@ -50,8 +50,8 @@ WORKERS ?= 4
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
 
-nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
-	$(BIN)/pytest --numprocesses $(WORKERS) -m nightly
+nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
+	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly
 
 size: $(VENV)/.tools ## Print code lines by package beside the budget
 	$(BIN)/python -m tests.size
