@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try test format lint types imports pytest nightly behaviour size slurm bench fuzz mutants reference clean
+.PHONY: help try test format lint types imports compile pytest nightly behaviour size slurm bench fuzz mutants reference clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -13,7 +13,9 @@ try: $(VENV)/.installed ## See Helios work on a made-up month of a GPU cluster (
 	@$(BIN)/helios compile
 	@$(BIN)/helios try
 
-test: format lint types imports pytest ## Run everything that CI runs
+test: $(VENV)/.tools ## Run everything that CI runs
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target compile types slurm format lint imports
+	@$(MAKE) --no-print-directory pytest
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -45,13 +47,17 @@ types: $(VENV)/.tools
 imports: $(VENV)/.tools
 	$(BIN)/lint-imports
 
+# Else several tests at once would compile the same.
+compile: $(VENV)/.tools
+	$(BIN)/helios compile
+
 # Two for each of two processors: the live tests mostly wait.
 WORKERS ?= 4
 pytest: $(VENV)/.tools slurm
 	$(BIN)/pytest --numprocesses $(WORKERS)
 
-nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: a fault at every statement, ...
-	$(BIN)/pytest --numprocesses $(WORKERS) -m nightly
+nightly: $(VENV)/.tools ## Run every case of what the usual tests sample: faults, and forty times the examples of properties
+	$(BIN)/pytest --numprocesses $(WORKERS) -m 'nightly or hypothesis' --hypothesis-profile nightly
 
 size: $(VENV)/.tools ## Print code lines by package beside the budget
 	$(BIN)/python -m tests.size

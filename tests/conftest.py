@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import Phase, settings
 
 from helios.jit import cache_folder
+from tests.examples import USUAL
 from tests.reaper import REAPER
 
 if TYPE_CHECKING:
     from tests.grouping import Grouping
 
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("here", deadline=None, max_examples=USUAL)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=USUAL)
+settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=40 * USUAL)
+# Reading a module's compiled code takes a tenth of compiling it, and a thousand are imported by tests and commands.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Commands that tests start with another home find the compiled code all the same.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))
 # A mutant needs one example that it fails, not the smallest.

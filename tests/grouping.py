@@ -1,8 +1,7 @@
 """Which tests one worker of pytest-xdist runs, and in which order the groups start.
 
 A group shares a cluster, a server or what a module set up. Live tests mostly wait and stories mostly compute, so they
-start in turn, the longest first. One story compiles the simulators while live tests wait, and the next find them
-compiled. The many short tests come last and fill what is left.
+start in turn, the longest first. The many short tests come last and fill what is left.
 
 This stands for ``--dist loadgroup`` and its marker: pytest-xdist 3.8 tells its controller of groups by changing node
 ids, which pytest 9.2 no longer lets it. Here the controller knows a test's group from the test's own id.

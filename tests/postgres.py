@@ -50,7 +50,10 @@ def postgres_server() -> Iterator[str]:
 def fresh_database(server: str, *, template: str = "template0") -> Iterator[str]:
     """Make an empty database, or a copy of ``template``, and hand out its URL; it is dropped at the end."""
     name = f"helios_{uuid4().hex}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+    with psycopg.connect(server, autocommit=True) as connection:
+        # A tenth of the time that a copy by way of the log takes; before PostgreSQL 15 there is no other.
+        strategy = "STRATEGY FILE_COPY" if connection.info.server_version >= 150_000 else ""
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}".encode())
     try:
         yield make_url(server).set(database=name).render_as_string(hide_password=False)
     finally:

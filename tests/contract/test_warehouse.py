@@ -48,6 +48,7 @@ from helios.warehouse.columns import stored_time
 from helios.warehouse.engine import engine_for
 from helios.warehouse.schema import metadata
 from tests.builders import a_batch, a_job, jobs_frame
+from tests.examples import examples
 
 NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -275,7 +276,7 @@ ROWS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(loads=st.lists(st.lists(ROWS, max_size=6), min_size=1, max_size=4))
 def test_any_sequence_of_loads_ends_as_a_dictionary_would(
     warehouse: Warehouse, loads: list[list[dict[str, Any]]]
@@ -1012,7 +1013,7 @@ def test_cycles_are_read_by_the_time_they_were_taken(warehouse: Warehouse) -> No
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), max_size=12))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_what_was_read_is_the_union_of_its_stretches(warehouse: Warehouse, stretches: list[tuple[int, int]]) -> None:
     source = f"jobs {stretches}"
     for start, length in stretches:

@@ -14,6 +14,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from tests.waiting import TEST_TIMEOUT_S
+
 LIMIT_MIN = 60
 """Of the job that is submitted."""
 ROOT = Path(__file__).parents[2]
@@ -327,7 +329,7 @@ def _release_script(data: bytes, folder: Path) -> object:
         env={"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(calls), "TMPDIR": str(folder)},
         capture_output=True,
         check=False,
-        timeout=30,
+        timeout=TEST_TIMEOUT_S,
     )
     if ran.returncode not in (0, 1):
         raise Wrong(f"the script ended with {ran.returncode}: {ran.stderr[-200:]!r}")

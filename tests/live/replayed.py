@@ -19,6 +19,7 @@ from helios.app.history import read_file
 from helios.model import JOBS, REJECTS, Batch, in_submission_order
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig
+from tests.story.shell import run_command
 from tests.traces import TRACES
 from tests.waiting import TEST_TIMEOUT_S
 
@@ -178,7 +179,8 @@ def helped(rig: Rig, stretch: Stretch, folder: Path) -> Iterator[None]:
     (folder / "helios.toml").write_text(CONFIGURATION)
     _remember(folder, stretch, rig.name)
     for words in (["model", "train"], ["trace", "sync"], ["mode", "qssf", "active", "--reason", "a replay"]):
-        _helios(*words, environment=environment)
+        done = run_command(words, folder=folder, environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
     log = (folder / "daemon.log").open("w")
     daemon = subprocess.Popen(
         [sys.executable, "-m", "helios", "daemon", "--no-nightly"], env=environment, stderr=log, stdout=log, cwd=folder
@@ -200,13 +202,6 @@ def _remember(folder: Path, stretch: Stretch, cluster: str) -> None:
     batch = Batch(jobs=jobs, rejects=REJECTS.empty(), bytes_read=0)
     with Warehouse.open(f"sqlite:///{folder / 'helios.db'}") as warehouse:
         warehouse.load([batch], cluster=cluster, path="kth", sha256="kth", format="swf", timezone="UTC")
-
-
-def _helios(*words: str, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "helios", *words], env=environment, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _scaled(cpus: float) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.live.rig import Rig
+from tests.story.shell import run_command
 
 
 class Shell:
@@ -29,14 +29,7 @@ class Shell:
         }
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "helios", *words],
-            env=self.environment,
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-        )
+        return run_command(words, folder=self.folder, environment=self.environment)
 
     def says(self, *words: str) -> str:
         done = self.run(*words)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.rig import Rig
+from tests.story.shell import run_command
 from tests.waiting import TEST_TIMEOUT_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -32,14 +33,7 @@ class Site:
         self.daemon: subprocess.Popen[bytes] | None = None
 
     def helios(self, *words: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "helios", *words],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_command(words, folder=self.folder, environment=self.environment)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from helios.slurm.hook_table import HookRow, read_table, retract
 from helios.warehouse import Warehouse
 from tests.builders import a_batch, a_job
 from tests.live.hooked import HOUR, ODD_PARTITION, ODD_USER, Hooked, hooked, hooked_cluster, script_for
+from tests.story.shell import run_command
 
 __all__ = ["hooked", "hooked_cluster"]
 
@@ -269,8 +269,8 @@ def test_a_lasting_problem_is_logged_once_a_minute(hooked: Hooked) -> None:
     began = time.monotonic()
     for _ in range(5):
         hooked.rig.submit()
-    assert time.monotonic() - began < 50
-    assert hooked.log().count("helios_hook:") == before + 1
+    minutes = int((time.monotonic() - began) // 60)
+    assert 1 <= hooked.log().count("helios_hook:") - before <= 1 + minutes
 
 
 def test_a_sites_own_script_can_call_the_hook(hooked: Hooked) -> None:
@@ -337,14 +337,7 @@ class Helios:
         self.says("trace", "sync")
 
     def run(self, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "helios", *words],
-            env=self.environment | settings,
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd="/",
-        )
+        return run_command(words, folder=Path("/"), environment=self.environment | settings)
 
     def says(self, *words: str, **settings: str) -> str:
         done = self.run(*words, **settings)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from tests.live.rig import Rig
 from tests.live.test_daemon import Site
 from tests.live.test_power import OWN_WEIGHTS, Helios, asleep, little_demand_for_all
+from tests.story.shell import run_command
 from tests.waiting import TEST_TIMEOUT_S
 
 __all__ = ["little_demand_for_all"]
@@ -35,14 +34,8 @@ def site(sleepy: Rig, tmp_path: Path, little_demand_for_all: None, monkeypatch: 
 
 def answer(site: Site, *words: str) -> dict[str, object]:
     """Run a command of Helios, and return its answer."""
-    done = subprocess.run(
-        [sys.executable, "-m", "helios", *words],
-        cwd=site.folder,
-        env=site.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_command(words, folder=site.folder, environment=site.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
     return dict(json.loads(done.stdout))
 
 

@@ -23,6 +23,7 @@ import pytest
 from helios.slurm.accounting import SACCT_FIELDS
 from helios.warehouse import Warehouse
 from tests.live.rig import Rig, roomy_folder
+from tests.story.shell import run_command
 from tests.waiting import TEST_TIMEOUT_S
 
 RELEASE = Path(__file__).parents[2] / "deploy" / "slurm" / "helios-release.sh"
@@ -51,15 +52,7 @@ class Service:
         }
 
     def run(self, *words: str, cwd: Path = Path("/"), **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "helios", *words],
-            env=self.environment | more,
-            cwd=cwd,
-            check=False,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
+        return run_command(words, folder=cwd, environment=self.environment | more, errors="surrogateescape")
 
     def says(self, *words: str) -> str:
         done = self.run(*words)

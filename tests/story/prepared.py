@@ -1,8 +1,7 @@
-"""Start commands from a process that has imported the libraries already, which takes a process of its own 2.5 CPU s.
+"""Start commands from a process that has imported Helios already, which takes a process of its own 3 CPU s.
 
 ``python -m tests.story.prepared`` reads one request per line (JSON: arguments, folder, environment, and the files for
-what the command prints), forks, runs ``python -m helios`` in the child, and writes its exit code. Helios itself is
-imported in the child, after the environment is set.
+what the command prints), forks, runs ``python -m helios`` in the child, and writes its exit code.
 """
 
 from __future__ import annotations
@@ -19,9 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("pandas", "pyarrow", "numba", "lightgbm", "sqlalchemy", "alembic.command", "scipy.stats", "rich.console")
-EARLY = ("PYTHON", "NUMBA_", "OMP_", "LD_")
-"""Beginnings of the variables that must be set before the libraries are imported."""
+from helios.cli.main import COMMANDS, imported
+
+LATE = ("alembic.command", "lightgbm", "matplotlib.figure", "pyarrow.csv", "rich.progress", "scipy.stats")
+"""What commands import as late as they can."""
+EARLY = ("PYTHON", "NUMBA_", "OMP_", "LD_", "XDG_", "MPL")
+"""Beginnings of the variables that must be set before anything is imported."""
 
 
 class Prepared:
@@ -50,9 +52,8 @@ class Prepared:
 
 
 def same_early_variables(environment: dict[str, str]) -> bool:
-    """Return whether the libraries would be imported alike with this environment."""
-    names = {name for name in (*environment, *os.environ) if name.startswith(EARLY)}
-    return all(environment.get(name) == os.environ.get(name) for name in names)
+    """Return whether what this environment says of imports is said here too."""
+    return all(os.environ.get(name) == value for name, value in environment.items() if name.startswith(EARLY))
 
 
 def _command(asked: dict[str, Any]) -> int:
@@ -80,7 +81,9 @@ def _command(asked: dict[str, Any]) -> int:
 
 def main() -> None:
     """Run commands until nobody asks any more."""
-    for library in LIBRARIES:
+    for name in COMMANDS:
+        imported(name)
+    for library in LATE:
         import_module(library)
     for line in sys.stdin:
         child = os.fork()

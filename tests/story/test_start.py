@@ -19,31 +19,32 @@ def loaded_by(code: str, *, of: tuple[str, ...], folder: Path | None = None) -> 
     return answer.stdout.split("\n")[-2].split()
 
 
-def loaded_by_running(*words: str, of: tuple[str, ...], folder: Path | None = None) -> list[str]:
-    command = f"sys.argv = {['helios', *words]!r}\ntry:\n    helios.cli.main.main()\nexcept SystemExit: pass"
-    return loaded_by(f"import helios.cli.main\n{command}", of=of, folder=folder)
+def loaded_by_running(*lines: str, of: tuple[str, ...], folder: Path | None = None) -> list[str]:
+    """Type one command after the other in one process, and return which modules it has imported by then."""
+    commands = [["helios", *line.split()] for line in lines]
+    run = "try: helios.cli.main.main()\n    except SystemExit as end: assert not end.code"
+    return loaded_by(f"import helios.cli.main\nfor sys.argv in {commands}:\n    {run}", of=of, folder=folder)
 
 
-@pytest.mark.parametrize("command", ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"])
-def test_what_neither_predicts_nor_draws_does_not_wait_for_it(command: str) -> None:
-    assert loaded_by(f"from helios.cli.main import imported\nimported({command!r})", of=HEAVY) == []
+def test_what_neither_predicts_nor_draws_does_not_wait_for_it() -> None:
+    commands = ["pause", "resume", "mode", "doctor", "report", "trace", "service", "config"]
+    assert loaded_by(f"from helios.cli.main import imported\nfor name in {commands}: imported(name)", of=HEAVY) == []
 
 
-@pytest.mark.parametrize("option", ["--version", "--help"])
-def test_help_and_version_enter_no_room(option: str) -> None:
-    assert loaded_by_running(option, of=(*HEAVY, "pandas", "sqlalchemy")) == []
+def test_help_and_version_enter_no_room() -> None:
+    assert loaded_by_running("--version", "--help", of=(*HEAVY, "pandas", "sqlalchemy")) == []
 
 
-@pytest.mark.parametrize("words", ["config show", "why --help", "whatif --help", "whatif explain --help"])
-def test_settings_and_the_help_of_a_command_need_no_heavy_module(words: str, tmp_path: Path) -> None:
-    assert loaded_by_running(*words.split(), of=NEVER_FOR_HELP, folder=tmp_path) == []
+def test_settings_and_the_help_of_a_command_need_no_heavy_module(tmp_path: Path) -> None:
+    typed = ("config show", "why --help", "whatif --help", "whatif explain --help")
+    assert loaded_by_running(*typed, of=NEVER_FOR_HELP, folder=tmp_path) == []
 
 
 def test_a_load_needs_no_model_and_no_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELIOS_DATABASE_URL", f"sqlite:///{tmp_path}/helios.db")
     (tmp_path / "jobs.txt").write_text("JobIDRaw|Submit|State\n1|2026-09-01T00:00:00|PENDING\n")
     heavy = ("apscheduler", "lightgbm", "matplotlib", "numba", "scipy", "sklearn")
-    assert loaded_by_running("trace", "load", "jobs.txt", of=heavy, folder=tmp_path) == []
+    assert loaded_by_running("trace load jobs.txt", of=heavy, folder=tmp_path) == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -15,7 +15,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trial(folder: Path) -> Answer:
-    return shell(folder)("try", "--days", 8, "--folder", folder / "out")
+    return shell(folder)("try", "--days", 3, "--folder", folder / "out")
 
 
 def test_the_table_ends_in_the_terminal_with_the_controls_beside_qssf(trial: Answer) -> None:
@@ -40,5 +40,5 @@ def test_the_site_s_own_warehouse_is_not_touched(trial: Answer, folder: Path) ->
 
 
 def test_the_same_seed_gives_the_same_answer(trial: Answer, folder: Path) -> None:
-    again = shell(folder, alone=True)("try", "--days", 8, "--folder", folder / "again")
+    again = shell(folder, alone=True)("try", "--days", 3, "--folder", folder / "again")
     assert again.out == trial.out

@@ -76,6 +76,6 @@ def test_an_installed_helios_makes_its_own_schema(installed: Path, tmp_path: Pat
 
 
 def test_an_installed_helios_runs_the_whole_path(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "helios", "try", "--days", "4")
+    done = run(installed, tmp_path, "helios", "try", "--days", "3")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "helios-try" / "report.html").stat().st_size > 10_000

@@ -36,6 +36,7 @@ from helios.testing import (
     frame_of,
     situations,
 )
+from tests.examples import examples
 
 MINUTE = timedelta(minutes=1)
 
@@ -119,7 +120,7 @@ def cluster() -> FakeCluster:
     return FakeCluster()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(15))
 @given(
     urgency=st.floats(-1, 1),
     most=st.integers(137, 1_000_000),

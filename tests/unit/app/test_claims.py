@@ -17,6 +17,7 @@ from helios.app.service_replay import ReplayedService, replay_services
 from helios.model import Snapshot
 from helios.ports import ChangeRequests, Columns
 from helios.simulate import SimCluster
+from tests.examples import examples
 from tests.unit.app.test_services_in_the_loop import AT_ONCE, Beside, Noisy, a_cluster, active, both_ways, rows
 from tests.unit.simulate.builders import a_workload
 
@@ -205,7 +206,7 @@ class Fickle:
         return [*reorders(snapshot, changes, why=lambda rows: [""] * len(rows), reason=lambda _: "")]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     rows=rows,
     lasts_s=st.sampled_from([0, 3, 12]),

@@ -34,6 +34,7 @@ from helios.model import DECISIONS, NODE_EVENTS, NODE_TALLIES, NODES, REJECTS, B
 from helios.report.energy import ALWAYS_ON, EnergyLedger, energy_sentences
 from helios.warehouse import Warehouse
 from tests.builders import a_job, jobs_frame
+from tests.examples import examples
 
 NODES_N, END_S = 3, 60
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
@@ -101,7 +102,7 @@ def oracle(node: int, second: int, layers: dict[str, Spans]) -> NodePowerState:
 LAYERS = ("busy", "asleep", "falling", "waking", "out", "unread_jobs", "unread_events")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(st.fixed_dictionaries({name: some_spans() for name in LAYERS}))
 def test_every_second_of_every_node_is_in_the_one_state_that_a_plain_reading_gives(layers: dict[str, Spans]) -> None:
     found = second_by_second(times_of(**layers))
@@ -109,7 +110,7 @@ def test_every_second_of_every_node_is_in_the_one_state_that_a_plain_reading_giv
     assert found.tolist() == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(some_spans(10), st.lists(st.integers(1, END_S - 1), max_size=5, unique=True), st.data())
 def test_seconds_within_intervals_are_those_counted_one_by_one(layer: Spans, cuts: list[int], data: Any) -> None:
     edges = np.array([0, *sorted(cuts), END_S], dtype=np.int64)
@@ -125,7 +126,7 @@ def test_seconds_within_intervals_are_those_counted_one_by_one(layer: Spans, cut
     assert sum_by_bin(weighted, edges_s=edges, group=group, n_groups=2) == pytest.approx(counted, abs=1e-6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(
     busy=some_spans(),
     out=some_spans(2),

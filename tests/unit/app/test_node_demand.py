@@ -178,7 +178,7 @@ def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
         patched.setattr("helios.app.node_demand._learned", dies)
         assert impatient(at(NOON)).demand is None
         assert impatient._learning is not None
-        assert isinstance(impatient._learning.exception(timeout=60), MemoryError)
+        assert isinstance(impatient._learning.exception(timeout=TEST_TIMEOUT_S), MemoryError)
     with pytest.raises(MemoryError):
         impatient(at(NOON))
     later = at(NOON + timedelta(seconds=STEP_S))
@@ -190,4 +190,4 @@ def test_a_trainer_that_dies_is_heard_of_and_another_one_learns(
 
 def test_the_end_of_the_daemon_does_not_wait_for_what_learns() -> None:
     told = _beside(lambda: {"daemon": current_thread().daemon})  # type: ignore[dict-item]  # no forecaster is needed
-    assert told.result(timeout=60) == {"daemon": True}
+    assert told.result(timeout=TEST_TIMEOUT_S) == {"daemon": True}

@@ -25,6 +25,7 @@ from helios.app.scenarios import Policy
 from helios.errors import JobLargerThanPartition, NotEnoughHistory
 from helios.ingest import synthetic_trace, write_helios_csv
 from tests.builders import a_job, jobs_frame
+from tests.waiting import TEST_TIMEOUT_S
 
 REPOSITORY = Path(__file__).parents[3]
 START = pd.Timestamp("2017-10-01T08:00", tz="UTC")
@@ -154,7 +155,7 @@ def test_the_benchmark_prints_its_answer_or_what_to_do(tmp_path: Path) -> None:
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, *options], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300
+            [*command, *options], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=TEST_TIMEOUT_S
         )
 
     refused, answered = run(), run("--oversized", "skip")

@@ -26,6 +26,7 @@ from helios.services.qssf import Qssf
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, LongestWaits, Replay, SimCluster, Workload, replay
 from helios.testing import NOON, a_pending_job, a_snapshot
+from tests.examples import examples
 from tests.run_times import in_columns
 from tests.traces import TRACES, needs_traces
 from tests.unit.simulate.builders import a_shape, a_workload, jobs_of
@@ -100,7 +101,7 @@ rows = st.lists(
 ).map(sorted)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(rows=rows, backfill=st.sampled_from(Backfill), jobwise=st.booleans(), again_s=st.sampled_from([None, 1, 10]))
 def test_qssf_asked_at_every_event_is_the_compiled_qssf(
     rows: list[tuple[int, ...]], backfill: Backfill, jobwise: bool, again_s: int | None
@@ -192,7 +193,7 @@ def both_ways(
     first=False,
     site_factor_most=None,
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     rows=rows,
     levels=st.sampled_from([0, 1, 9]),
@@ -225,7 +226,7 @@ def test_a_jobwise_service_makes_the_replay_that_it_makes_when_asked_about_the_w
     assert one_by_one == whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(rows=rows, again_s=st.sampled_from([1, 5]), every_s=st.sampled_from([0, 4]), after_s=st.sampled_from([9.0, 1e9]))
 def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
     rows: list[tuple[int, ...]], again_s: int, every_s: int, after_s: float
@@ -238,7 +239,7 @@ def test_that_holds_where_jobs_are_predicted_again_and_urgencies_lie_on_no_grid(
     assert one_by_one == whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     rows=rows,
     again_s=st.sampled_from([None, 1_000, 3_600]),

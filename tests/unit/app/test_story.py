@@ -17,6 +17,7 @@ from helios.errors import UsageError
 from helios.report.job_wait import Cause, WaitExplanation
 from helios.simulate import RESERVING, Backfill
 from tests.builders import a_job, jobs_frame
+from tests.examples import examples
 from tests.unit.simulate.builders import a_shape, a_workload
 from tests.unit.simulate.test_witness import noted_by_the_reference
 
@@ -128,7 +129,7 @@ def assert_held(story: WaitExplanation, simulator: Any) -> None:
 
 @pytest.mark.parametrize("backfill", list(Backfill))
 @given(crowd=crowds(), policy=st.sampled_from(POLICIES), which=st.integers(0, 24))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_claim_holds_by_brute_force(backfill: Backfill, crowd: Any, policy: Policy, which: int) -> None:
     rows, nodes, gpus_per_node = crowd
     shape = {"nodes": nodes, "gpus_per_node": gpus_per_node}

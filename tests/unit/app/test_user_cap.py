@@ -18,6 +18,7 @@ from helios.control.guards import cap_changes
 from helios.control.observed import pending_jobs
 from helios.services.qssf import Qssf
 from helios.simulate import SimCluster
+from tests.examples import examples
 from tests.unit.app.test_services_in_the_loop import SHAPE, Noisy, a_cluster
 from tests.unit.simulate.builders import a_workload, jobs_of
 
@@ -76,7 +77,7 @@ def stands(cluster: SimCluster) -> dict[str, float]:
     return {job: urgency for job, urgency in zip(pending["job_id"], pending["urgency"], strict=True) if urgency}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(queue=queues, share=shares)
 def test_what_stands_is_what_the_guard_of_a_live_cycle_lets_pass(queue: list[tuple[Any, ...]], share: float) -> None:
     cluster = waiting(queue)
@@ -85,7 +86,7 @@ def test_what_stands_is_what_the_guard_of_a_live_cycle_lets_pass(queue: list[tup
     assert stands(cluster) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(queue=queues, share=shares, cut=st.integers(0, 20))
 def test_changes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any, ...]], share: float, cut: int) -> None:
     cluster = waiting(queue)
@@ -97,7 +98,7 @@ def test_changes_that_come_in_parts_are_capped_as_a_whole(queue: list[tuple[Any,
     assert stands(cluster) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 8), st.integers(0, 1), st.sampled_from("abc")),

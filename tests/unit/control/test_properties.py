@@ -16,9 +16,10 @@ from helios.actions import Action, JobAction, Place, Reorder, Revert, SoftLimit
 from helios.control import ActiveService, release
 from helios.control.observed import carried_values, pending_jobs
 from helios.testing import Crash, FakeCluster, FakeLedger
+from tests.examples import examples
 from tests.unit.control.table import ACTIVE, OFF, SHADOW, Says, Table, active, all_is_well, canary, order, soft_limit
 
-FEW = settings(max_examples=25)
+FEW = settings(max_examples=examples(25))
 FREE = ("j1", "j2", "j3")
 OTHERS = ("held", "reserved", "foreign", "theirs", "running")
 EVERY_ID = (*FREE, *OTHERS, "nobody")

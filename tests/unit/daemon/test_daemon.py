@@ -250,7 +250,7 @@ def test_health_is_served_where_the_settings_say(tmp_path: Path) -> None:
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{living.port}/healthz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{living.port}/healthz", timeout=PATIENCE_S) as answer:
                 return bool(json.load(answer)["healthy"])
         except urllib.error.HTTPError:
             return False

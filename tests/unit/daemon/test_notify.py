@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from helios.daemon.daemon import Notifier
+from tests.waiting import TEST_TIMEOUT_S
 
 
 @pytest.fixture(params=["in the file system", "abstract"])
@@ -15,7 +16,7 @@ def ear(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket
     name = str(tmp_path / "notify") if request.param == "in the file system" else f"@helios-{uuid.uuid4()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + name[1:] if name.startswith("@") else name)
-        listener.settimeout(5)
+        listener.settimeout(TEST_TIMEOUT_S)
         yield listener, name
 
 

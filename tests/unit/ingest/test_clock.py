@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from helios.errors import UsageError
 from helios.ingest import open_trace
 from helios.ingest.parse import TimeParser
+from tests.examples import examples
 from tests.unit.ingest.builders import (
     a_helios_file,
     a_helios_row,
@@ -82,7 +83,7 @@ def test_no_zone_is_assumed_where_times_carry_one(tmp_path):
     assert open_trace(path).assumed_timezone is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(15))
 @given(
     hours=st.integers(24 * 365, 24 * 365 * 67),
     zone=st.sampled_from(["Europe/Berlin", "America/New_York", "Asia/Shanghai", "Australia/Lord_Howe"]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helios.errors import FileUnreadable, FormatUnknown
 from helios.ingest import open_trace
 from helios.ingest.sacct import FORGEABLE
+from tests.examples import examples
 from tests.unit.ingest.crafted import NAMES
 
 WORD = "3b1f0e5e-6c5e-4d5c-9f5e-b9a1de1dc5d7"
@@ -68,7 +69,7 @@ def test_a_name_in_the_first_column_is_refused_where_nothing_closes_the_row(tmp_
 CHARACTERS = st.sampled_from([*"ab|\n\r;,\"'\\\x1e\x1f\x1b\0", WORD[:7], WORD[1:], *FIELDS])
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.lists(CHARACTERS, max_size=8).map("".join).filter(lambda name: WORD not in name), min_size=1),
     closes=st.booleans(),

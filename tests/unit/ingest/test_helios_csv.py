@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helios.ingest import TraceFormat, open_trace, synthetic_trace, write_helios_csv
 from helios.model import JOBS
+from tests.examples import examples
 from tests.unit.ingest.builders import (
     HELIOS_HEADER,
     a_file,
@@ -171,7 +172,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_siz
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(15))
 @given(written=st.lists(names, min_size=1, max_size=8))
 def test_names_are_read_back_as_the_csv_module_writes_them(tmp_path_factory, written):
     text = io.StringIO()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FormatUnknown
 from helios.ingest import TraceFormat, open_trace
+from tests.examples import examples
 from tests.unit.ingest.builders import a_file, a_pai_file, a_pai_job, a_pai_task, read, rejects_of, the_job
 
 
@@ -168,7 +169,7 @@ tasks = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20))
 @given(tasks=tasks, rows_per_batch=st.sampled_from([2, 7, 100]))
 def test_sizes_and_starts_are_those_that_adding_up_one_by_one_finds(tmp_path_factory, tasks, rows_per_batch):
     jobs = [a_pai_job(name=f"j{number}", inst=f"i{number}", start="0.5", end="2000000") for number in range(5)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FileUnreadable, FormatUnknown
 from helios.ingest import TraceFormat, open_trace
+from tests.examples import examples
 from tests.unit.ingest.builders import (
     a_file,
     a_philly_attempt,
@@ -150,7 +151,7 @@ moments = st.datetimes(pd.Timestamp("2017-08-07"), pd.Timestamp("2017-12-22")).m
 spans = st.tuples(moments | st.none(), moments | st.just("None"))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20))
 @given(jobs=st.lists(st.lists(spans, max_size=4), min_size=1, max_size=8), rows_per_batch=st.sampled_from([1, 3, 100]))
 def test_every_attempt_with_a_start_is_one_job_or_one_reject(tmp_path_factory, jobs, rows_per_batch):
     early = "2017-08-01 00:00:00"

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.ingest import open_trace, reader
+from tests.examples import examples
 from tests.unit.ingest.builders import a_sacct_file, a_sacct_row, read
 
 
@@ -47,7 +48,7 @@ def test_a_row_refused_for_its_time_takes_no_number(tmp_path):
     assert jobs["restart"].tolist() == [0]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(15))
 @given(
     runs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 59)), min_size=1, max_size=20, unique=True),
     rows_per_batch=st.sampled_from([3, 7, 50]),

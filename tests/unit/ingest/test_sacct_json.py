@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from helios.errors import FormatUnknown, NothingUnderstood
 from helios.ingest import TraceFormat, open_trace
 from helios.ingest.sacct_json import lift_records
+from tests.examples import examples
 from tests.unit.ingest.builders import (
     DATA_PARSERS,
     a_file,
@@ -73,7 +74,7 @@ moments = st.lists(st.integers(1_600_000_000, 1_800_000_000), min_size=4, max_si
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(15))
 @given(data=st.data(), data_parser=st.sampled_from(DATA_PARSERS), job_id=st.integers(1, 2**31))
 def test_any_job_is_the_same_in_json_of_any_release_and_in_parsable_text(tmp_path_factory, data, data_parser, job_id):
     folder = tmp_path_factory.mktemp("both")
@@ -230,7 +231,7 @@ values = (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20))
 @given(data=st.data(), rows_per_batch=st.integers(1, 3))
 def test_every_job_is_a_job_or_a_reject_whatever_its_fields_hold(tmp_path_factory, data, rows_per_batch):
     odd = a_json_job(job_id=2)

@@ -11,6 +11,7 @@ from helios.errors import FileUnreadable, FormatUnknown, HeliosError, NothingUnd
 from helios.ingest import TraceFormat, open_trace
 from helios.ingest.reader import LAYOUTS
 from helios.model import REJECTS
+from tests.examples import examples
 from tests.unit.ingest.builders import (
     HELIOS_HEADER,
     KALOS_HEADER,
@@ -183,7 +184,7 @@ def test_a_good_start_with_any_rest_raises_nothing_but_helios_errors(tmp_path_fa
 fields = st.sampled_from(["", "1", "-1", "1e30", "x", "é", "2020-04-01 10:00:00", "2199-12-31T23:59:59", "0001-01-01"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(15))
 @given(row=st.lists(fields, min_size=12, max_size=12))
 def test_every_helios_row_is_a_job_or_a_reject(tmp_path_factory, row):
     path = a_helios_file(tmp_path_factory.mktemp("row"), a_helios_row(job_id="first"), ",".join(row))
@@ -191,7 +192,7 @@ def test_every_helios_row_is_a_job_or_a_reject(tmp_path_factory, row):
     assert len(batch.jobs) + len(batch.rejects) == 2
 
 
-@settings(deadline=None, max_examples=50)  # each is two files' worth of work
+@settings(deadline=None, max_examples=examples(15))  # each is two files' worth of work
 @given(row=st.lists(fields, min_size=18, max_size=18))
 def test_every_sacct_row_is_a_job_or_a_reject(tmp_path_factory, row):
     names = [

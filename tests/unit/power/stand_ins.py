@@ -157,7 +157,7 @@ class MachineRoom:
 
     def configure(self, nodes: str = "n1,n2,n3,n4", way: str = "", **settings: int) -> None:
         """Write power.conf anew."""
-        chosen = {"parallel": 4, "timeout": 30, "tries": 1, "pause": 0, "poll": 0} | self.settings | settings
+        chosen = {"parallel": 4, "timeout": 600, "tries": 1, "pause": 0, "poll": 0} | self.settings | settings
         line = LINES[way or self.way].format(folder=self.folder, secret=self.folder / "secret")
         rows = [f"folder {self.folder / 'state'}", f"log {self.folder / 'log'}", f"nodes {nodes} {line} {self.more}"]
         self.write("power.conf", "\n".join([*rows, *(f"{name} {value}" for name, value in chosen.items())]) + "\n")

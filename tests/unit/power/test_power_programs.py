@@ -6,13 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.unit.power.stand_ins import LINES, PASSWORD, POWER, MachineRoom
+from tests.waiting import TEST_TIMEOUT_S, until
 
 WITH_SECRET = [way for way in LINES if way != "cloud"]
 
@@ -20,13 +19,6 @@ WITH_SECRET = [way for way in LINES if way != "cloud"]
 @pytest.fixture
 def room(tmp_path: Path) -> MachineRoom:
     return MachineRoom(folder=tmp_path)
-
-
-def until(claim: Callable[[], object]) -> None:
-    limit = time.monotonic() + 30
-    while not claim():
-        assert time.monotonic() < limit
-        os.sched_yield()
 
 
 @pytest.mark.parametrize("way", LINES)
@@ -156,11 +148,11 @@ def test_one_node_s_failure_does_not_stop_the_others_and_is_told(room: MachineRo
 
 
 def test_a_controller_that_hangs_is_given_up_and_the_others_are_served(room: MachineRoom) -> None:
-    room.configure(timeout=1)
+    room.configure(timeout=5)  # which is enough for n2 also on a busy machine
     room.write("hangs/n1", "")
     ran = room.run("off", "--wait", "n1,n2")
     assert (ran.status, room.is_on("n1"), room.is_on("n2")) == (1, True, False)
-    assert "off n1 failed: given up after 1 s" in room.read("log")
+    assert "off n1 failed: given up after 5 s" in room.read("log")
 
 
 def test_what_fails_is_tried_again(room: MachineRoom) -> None:
@@ -175,7 +167,7 @@ def test_slurm_gets_its_answer_at_once_and_may_end_the_program_s_group_while_the
 ) -> None:
     room.write("hangs/n1", "")
     started = room.start("n1", program="suspend")
-    said, _ = started.communicate(timeout=60)  # returns when nobody holds the output any more
+    said, _ = started.communicate(timeout=TEST_TIMEOUT_S)  # returns when nobody holds the output any more
     assert (started.returncode, said) == (0, "")
     until((room.folder / "hung" / "n1").exists)
     with pytest.raises(ProcessLookupError):
@@ -198,7 +190,7 @@ def test_a_node_that_is_wanted_back_while_it_goes_off_comes_back(room: MachineRo
     waking = room.start("on", "--wait", "n1")
     until(lambda: waking.poll() is not None or is_waited_for(room.folder / "state" / "n1.lock"))
     (room.folder / "fifo").write_text("go\n")
-    assert "on n1 done" in waking.communicate(timeout=60)[0]
+    assert "on n1 done" in waking.communicate(timeout=TEST_TIMEOUT_S)[0]
     assert room.is_on("n1")
     assert "off n1 done" in room.read("log")  # it was off in between: a node that Slurm wakes must have booted
 
@@ -224,7 +216,7 @@ def test_a_machine_that_suspended_goes_off_is_not_taken_for_one_that_is_on(room:
     room.write("leaves/n1", "never\n")
     assert room.run("off", "--wait", "n1").status == 1
     room.write("leaving/n1", "3\n")
-    room.configure(timeout=30)
+    room.configure()
     assert "on n1 done: it is on (try 1)" in room.run("on", "--wait", "n1").said
     assert room.is_on("n1")
     assert "--on" in room.read("argv")  # it was seen to be off, and switched on

@@ -21,6 +21,7 @@ from helios.predict.explain import (
     narrowest_group,
 )
 from helios.predict.job_table import JobTable, causal_features
+from tests.examples import examples
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 from tests.unit.predict.walks import quantiles_of
 
@@ -38,7 +39,7 @@ def multiplied(told):
     return (1 + told.steps[0].run_time_s) * np.prod(factors) - 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces())
 def test_without_a_model_the_factors_multiply_to_the_prediction(jobs):
     told = explain_last(jobs)
@@ -52,7 +53,7 @@ def test_with_a_model_the_factors_multiply_to_the_prediction(number, trained):
     assert multiplied(told) == pytest.approx(told.quantiles_s[1], rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces())
 def test_it_explains_what_is_predicted_of_the_job_among_the_whole_trace(jobs):
     number = len(jobs) // 2
@@ -62,7 +63,7 @@ def test_it_explains_what_is_predicted_of_the_job_among_the_whole_trace(jobs):
     assert told.quantiles_s[1] == pytest.approx(quantiles_of(jobs)[number, 1], rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces())
 def test_each_step_is_the_mean_that_the_features_name_and_the_last_but_one_is_the_anchor(jobs):
     told = explain_last(jobs)
@@ -119,7 +120,7 @@ def test_a_prediction_cut_at_the_time_limit_says_so_in_the_last_step():
     assert multiplied(told) == pytest.approx(told.quantiles_s[1], rel=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces())
 def test_what_had_not_ended_before_the_job_changes_nothing(jobs):
     moment = jobs["submitted_at"].iloc[-1]
@@ -132,7 +133,7 @@ def test_what_had_not_ended_before_the_job_changes_nothing(jobs):
     assert str(explain_last(jobs)) == str(explain_last(other))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces())
 def test_its_basis_is_the_narrowest_group_of_which_a_job_had_ended(jobs):
     told = explain_last(jobs)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from helios.errors import FrameInvalid
 from helios.predict.causal_stats import FEATURES, NEVER_S
 from helios.predict.job_table import JobTable, causal_features
+from tests.examples import examples
 from tests.unit.predict.oracle import features_of
 from tests.unit.predict.traces_of import EPOCH, a_trace, traces
 
@@ -15,7 +16,7 @@ def features(jobs, **options):
     return causal_features(JobTable.from_frame(jobs, **options)).X
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(traces())
 def test_each_feature_equals_its_plain_recomputation(jobs):
     plain = pd.DataFrame([features_of(jobs, number) for number in range(len(jobs))], columns=list(FEATURES))
@@ -23,7 +24,7 @@ def test_each_feature_equals_its_plain_recomputation(jobs):
     pd.testing.assert_frame_equal(computed, plain, check_dtype=False, rtol=1e-4, atol=2e-4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(traces(), st.data())
 def test_what_had_not_ended_before_a_moment_changes_no_feature_up_to_it(jobs, data):
     moment = data.draw(st.sampled_from(sorted(jobs["submitted_at"].unique())))
@@ -37,7 +38,7 @@ def test_what_had_not_ended_before_a_moment_changes_no_feature_up_to_it(jobs, da
     np.testing.assert_array_equal(features(jobs)[known], features(other)[known])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(traces(), st.integers(0, 24))
 def test_later_jobs_change_no_feature(jobs, cut):
     first = jobs.iloc[: min(cut, len(jobs))]

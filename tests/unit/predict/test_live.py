@@ -18,6 +18,7 @@ from helios.predict.live_predictor import LivePredictor
 from helios.predict.timeline import RecordedWalk, empty_levels
 from helios.testing import a_pending_job, a_running_job, frame_of
 from tests.builders import a_job, jobs_frame
+from tests.examples import examples
 from tests.unit.predict.traces_of import traces
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -127,7 +128,7 @@ def walked_anew(queue: pd.DataFrame, known: pd.DataFrame, running: pd.DataFrame,
     return walk.timeline.state.features[-len(queue) :], found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(traces(), traces(max_size=6), st.data())
 def test_what_was_learned_bit_by_bit_predicts_what_the_whole_history_does(
     jobs: pd.DataFrame, waiting: pd.DataFrame, data: st.DataObject

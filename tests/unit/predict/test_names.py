@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.predict.job_names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, JobNameFamilies, split_words
+from tests.examples import examples
 
 _names = st.lists(
     st.tuples(st.integers(-1, 2), st.one_of(st.none(), st.text("ab_1/.", max_size=8))), min_size=1, max_size=40
@@ -58,7 +59,7 @@ def test_an_unknown_user_and_a_name_without_words_have_no_family():
     assert [families.code(-1, "train"), families.code(1, None), families.code(1, "77")] == [NO_FAMILY] * 3
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 @given(_names, st.integers(0, 40))
 def test_later_names_change_no_family(jobs, cut):
     families, again = JobNameFamilies(), JobNameFamilies()
@@ -66,7 +67,7 @@ def test_later_names_change_no_family(jobs, cut):
     assert [again.code(user, name) for user, name in jobs[:cut]] == whole[:cut]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 @given(_names, st.integers(0, 40))
 def test_many_at_once_are_as_one_by_one_also_in_two_parts(jobs, cut):
     one_by_one, at_once = JobNameFamilies(), JobNameFamilies()
@@ -75,7 +76,7 @@ def test_many_at_once_are_as_one_by_one_also_in_two_parts(jobs, cut):
     assert got == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 @given(_names)
 def test_families_are_those_of_plain_leader_clustering(jobs):
     families, leaders, known = JobNameFamilies(), {}, {}

@@ -13,6 +13,7 @@ from helios.predict.duration import train
 from helios.predict.job_table import JobTable, causal_features
 from helios.predict.replay_predictor import ReplayTrainedPredictor, UserLast
 from helios.predict.timeline import RecordedWalk
+from tests.examples import examples
 from tests.unit.predict.traces_of import EPOCH, a_campaign, a_trace, traces
 
 
@@ -30,7 +31,7 @@ def play(predictor, table, *, first=0):
     return np.concatenate(predictions)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(traces(), st.integers(0, 24))
 def test_features_in_a_replay_of_the_record_are_those_of_the_record_bit_for_bit(jobs, cut):
     table = JobTable.from_frame(jobs)
@@ -146,7 +147,7 @@ def test_what_ended_while_a_job_waits_moves_its_prediction():
     assert abs(after[0, 1] - 60) < abs(before[0, 1] - 60)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces(), st.integers(0, 24))
 def test_predicting_again_changes_nothing_that_is_learned_or_said_of_later_jobs(jobs, asked):
     table = JobTable.from_frame(jobs)

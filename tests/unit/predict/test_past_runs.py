@@ -16,6 +16,7 @@ from helios.predict.duration import train
 from helios.predict.job_table import JobTable, event_order
 from helios.predict.model_text import trees_alone
 from helios.predict.timeline import GROUPS, RecordedWalk, started_s, untrained
+from tests.examples import examples
 from tests.unit.predict.traces_of import a_campaign, a_trace, traces
 from tests.unit.predict.walks import walked
 
@@ -120,7 +121,7 @@ class Reference:
         return wide
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(traces(), st.lists(st.floats(0.2, 15.0), min_size=1, max_size=4))
 def test_the_untrained_distribution_is_that_of_its_definition(jobs, times):
     walk = walked_to_the_last(jobs)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from helios.predict.explain import similar_jobs
 from helios.predict.job_table import JobTable
+from tests.examples import examples
 from tests.unit.predict.traces_of import a_trace, traces
 
 
@@ -66,7 +67,7 @@ def _distance(job, me):
     return far + (job["account"] != me["account"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(traces())
 def test_the_nearest_jobs_are_those_of_a_plain_search(jobs):
     found = similar_jobs(JobTable.from_frame(jobs), most=3)

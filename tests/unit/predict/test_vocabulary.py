@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from helios.predict.causal_stats import LEVELS
 from helios.predict.job_table import ALIKE, Categories, JobTable, group_columns
+from tests.examples import examples
 from tests.unit.predict.traces_of import a_trace, traces
 
 
@@ -17,7 +18,7 @@ def alike(groups):
     return (groups[:, None, :] == groups[None, :, :]) & (groups[:, None, :] >= 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(traces(), st.integers(0, 24))
 def test_jobs_told_in_two_parts_are_alike_as_they_are_in_one(jobs, cut):
     first, second = jobs.iloc[:cut], jobs.iloc[cut:]
@@ -28,7 +29,7 @@ def test_jobs_told_in_two_parts_are_alike_as_they_are_in_one(jobs, cut):
     np.testing.assert_array_equal(alike(told), alike(group_columns(JobTable.from_frame(jobs))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces(), traces())
 def test_old_groups_keep_their_numbers(jobs, more):
     vocabulary = Categories()
@@ -37,7 +38,7 @@ def test_old_groups_keep_their_numbers(jobs, more):
     np.testing.assert_array_equal(groups(vocabulary, jobs), before)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(traces(), traces())
 def test_what_is_asked_aside_is_forgotten(jobs, more):
     vocabulary = Categories()

@@ -12,6 +12,7 @@ from helios.predict.job_table import JobTable, causal_features
 from helios.report.admin.predictions import last_ended_run_s, prediction_accuracy, worst_predictions
 from helios.report.admin.sacct_format import ReportTable
 from tests.builders import a_job, jobs_frame
+from tests.examples import examples
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
 
@@ -125,7 +126,7 @@ def a_past(draw: st.DrawFn) -> pd.DataFrame:
     return in_submission_order(jobs_frame(*rows))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(a_past())
 def test_the_naive_rule_is_that_of_a_plain_loop(jobs: pd.DataFrame) -> None:
     found = last_ended_run_s(jobs, jobs)

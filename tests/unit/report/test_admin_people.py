@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from helios.report.admin.sacct_format import ReportTable
 from helios.report.admin.usage import select_jobs, usage_by, used_s, wait_s, waiting_at
 from tests.builders import a_job, jobs_frame
+from tests.examples import examples
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
@@ -165,7 +166,7 @@ def a_history(draw: st.DrawFn) -> list[dict[str, Any]]:
     return jobs
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(a_history())
 def test_figures_are_those_of_a_plain_loop(history: list[dict[str, Any]]) -> None:
     answer = usage(*history)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from helios.report.admin.queue import MOST_STEPS, levels, queue_at, queue_over_time, steps
 from helios.report.admin.usage import running_at, waiting_at
 from tests.builders import a_job, jobs_frame
+from tests.examples import examples
 from tests.unit.report.admin_frames import DAY, at, predicted, predictions_frame
 
 END = DAY + pd.Timedelta(days=1)
@@ -119,7 +120,7 @@ def some_stays(draw: st.DrawFn) -> list[tuple[int, int | None, int | None]]:
     return stays
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(some_stays())
 def test_levels_agree_with_looking_at_every_second(stays: list[tuple[int, int | None, int | None]]) -> None:
     second = pd.Timedelta(seconds=1)

@@ -19,6 +19,7 @@ from helios.model import Snapshot
 from helios.ports import ChangeRequests, JobwiseService
 from helios.services.qssf import Qssf, reorders
 from helios.testing import NOON, a_pending_job, a_snapshot
+from tests.examples import examples
 
 HOUR_S = 3_600
 
@@ -55,7 +56,7 @@ def wished(service: Qssf, jobs: list[dict[str, Any]], *, later_s: float = 0.0) -
     return service.changes(snapshot.pending_values, snapshot.taken_at)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(service=services, jobs=pending_jobs())
 def test_what_is_wished_for_a_job_hangs_on_no_other(service: Qssf, jobs: list[dict[str, Any]]) -> None:
     together = wished(service, jobs)
@@ -64,7 +65,7 @@ def test_what_is_wished_for_a_job_hangs_on_no_other(service: Qssf, jobs: list[di
     assert together.until.view(np.int64).tolist() == [int(one.until.view(np.int64)[0]) for one in alone]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(service=services, jobs=pending_jobs(), later_s=st.integers(0, 4 * HOUR_S))
 def test_a_change_holds_as_long_as_it_says(service: Qssf, jobs: list[dict[str, Any]], later_s: int) -> None:
     now, later = wished(service, jobs), wished(service, jobs, later_s=later_s)
@@ -73,7 +74,7 @@ def test_a_change_holds_as_long_as_it_says(service: Qssf, jobs: list[dict[str, A
     assert np.array_equal(now.urgency[holds], later.urgency[holds], equal_nan=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(service=services, jobs=pending_jobs())
 def test_the_orders_name_whom_it_changes_something_for(service: Qssf, jobs: list[dict[str, Any]]) -> None:
     snapshot = replace(a_snapshot(pending=jobs, taken_at=NOON), longest_own_wait_s=11_000.0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helios.actions import FillFirst
 from helios.services.node_fill_order import NodeFillOrder
 from helios.testing import NOON, a_node, a_running_job, a_snapshot, check_service
+from tests.examples import examples
 
 HOUR = timedelta(hours=1)
 
@@ -66,7 +67,7 @@ def test_each_node_is_told_its_own_reason() -> None:
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(hours=st.lists(st.floats(0.1, 2_000), min_size=1, max_size=8), count=st.integers(3, 16))
 def test_the_time_that_a_reason_names_is_true(hours: list[float], count: int) -> None:
     nodes = [a_busy_node(f"n{number}", gpus_held=8) for number in range(len(hours))]
@@ -122,7 +123,7 @@ def test_nothing_changes_when_a_minute_passes() -> None:
     assert tiers(nodes, before) == tiers(nodes, after)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(15))
 @given(
     held=st.lists(st.integers(0, 8), min_size=1, max_size=12),
     hours=st.floats(0, 1e4),

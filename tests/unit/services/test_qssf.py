@@ -18,6 +18,7 @@ from helios.model import Snapshot
 from helios.services.qssf import MOST_URGENT, PROMOTED, Qssf, _reference
 from helios.services.queue_orders import shortest_service_first
 from helios.testing import NOON, FakeCluster, a_pending_job, a_snapshot, check_service
+from tests.examples import examples
 
 HOUR = timedelta(hours=1)
 
@@ -47,13 +48,13 @@ def waiting(time: timedelta, **job: Any) -> dict[str, Any]:
 # The order.
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(run_time_s=run_times_s, longer=st.floats(1, 1e4), gpus=gpu_counts, more=st.integers(0, 512))
 def test_more_service_is_never_more_urgent(run_time_s: float, longer: float, gpus: int, more: int) -> None:
     assert urgency(p50_s=run_time_s * longer, gpus=gpus + more) <= urgency(p50_s=run_time_s, gpus=gpus)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(
     jobs=st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 512)), min_size=1, max_size=6),
     order=st.sampled_from(["qssf", "service"]),
@@ -87,7 +88,7 @@ def test_service_is_what_the_paper_says() -> None:
     assert list(service) == [200.0, 150.0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(
     jobs=st.lists(st.tuples(run_times_s, gpu_counts, st.integers(0, 20_000)), min_size=1, max_size=8),
     arrival=st.tuples(run_times_s, gpu_counts, st.integers(0, 20_000)),
@@ -163,7 +164,7 @@ def test_reasons_are_for_a_person() -> None:
 # Hysteresis.
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(run_time_s=run_times_s, wobble=st.floats(0.8, 1.25))
 def test_a_prediction_that_wobbles_by_a_quarter_rewrites_nothing(run_time_s: float, wobble: float) -> None:
     first = urgency(p50_s=run_time_s)
@@ -177,7 +178,7 @@ def test_a_clearly_new_prediction_moves_the_job() -> None:
     assert urgency(p50_s=1e5, urgency=0.6) == pytest.approx(-0.3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(run_time_s=run_times_s, levels=st.integers(1, 40))
 def test_urgencies_lie_on_the_grid(run_time_s: float, levels: int) -> None:
     value = urgency(qssf(levels=levels), p50_s=run_time_s)
@@ -208,7 +209,7 @@ def test_a_job_without_a_prediction_is_promoted_too() -> None:
     assert urgency(**waiting(4 * HOUR)) == PROMOTED
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(waited_s=st.integers(0, 100_000), patience_s=st.floats(1, 100_000), run_time_s=run_times_s)
 def test_promotion_depends_on_the_wait_alone(waited_s: int, patience_s: float, run_time_s: float) -> None:
     promoted = urgency(qssf(promote_after_s=patience_s), **waiting(timedelta(seconds=waited_s), p50_s=run_time_s)) == 1
@@ -290,7 +291,7 @@ def play(queue: StrictQueue, jobs: Sequence[tuple[int, int, int, float]]) -> Non
     raise AssertionError("a job never started")
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(jobs=arrivals)
 def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, float]]) -> None:
     queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1800.0, every_s=300))
@@ -298,7 +299,7 @@ def test_no_job_waits_longer_than_the_bound(jobs: list[tuple[int, int, int, floa
     assert_bounded(queue, patience_s=1800)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(jobs=arrivals, longest_waits_s=st.lists(st.floats(0, 3600), min_size=1, max_size=20))
 def test_a_bound_that_follows_the_sites_own_order_holds_with_the_longest_there_was(
     jobs: list[tuple[int, int, int, float]], longest_waits_s: list[float]
@@ -340,7 +341,7 @@ def test_a_stream_of_short_jobs_does_not_starve_a_large_one() -> None:
     assert wait_of_the_large_job(promote_after_s=3600.0) <= 3600 + 300 + 600 + 300
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(jobs=arrivals)
 def test_promoted_jobs_start_in_the_order_of_submission(jobs: list[tuple[int, int, int, float]]) -> None:
     queue = StrictQueue(gpus=4, service=qssf(promote_after_s=1.0, every_s=300))
@@ -396,7 +397,7 @@ def test_without_a_bound_nobody_is_promoted() -> None:
     assert change(service, NOON + 1000 * HOUR, longest_s=3600.0, p50_s=60.0, truncated_mean_s=60.0) <= MOST_URGENT
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(
     jobs=st.lists(
         st.tuples(st.integers(1, 28_800), st.integers(1, 64), st.integers(0, 100)), min_size=2, max_size=8, unique=True
@@ -424,7 +425,7 @@ def test_the_order_is_that_of_the_formula_at_every_moment(
     assert (goes_first == (np.subtract.outer(keys, keys) < 0))[apart].all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(seconds=st.integers(0, 3 * 86_400), tau_s=st.floats(3_600, 1e6))
 def test_the_reference_moment_is_the_middle_of_a_stretch_that_holds_the_time(seconds: int, tau_s: float) -> None:
     now_us = (int(NOON.timestamp()) + seconds) * 10**6

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helios.actions import Result
 from helios.services.soft_limits import STEP_S, SoftLimits
 from helios.testing import FakeCluster, a_pending_job, a_snapshot, check_service
+from tests.examples import examples
 
 DAY_S = 86_400.0
 run_times_s = st.floats(1, 1e6)
@@ -36,7 +37,7 @@ def test_the_bound_is_the_upper_quantile_with_its_margin_in_whole_steps(p90_s: f
     assert bound_s(**predicted(p90_s)) == expected_s
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(15))
 @given(p90_s=run_times_s, limit_s=st.floats(60, 1e7))
 def test_a_bound_is_above_the_prediction_and_well_below_the_limit(p90_s: float, limit_s: float) -> None:
     bound = bound_s(**predicted(p90_s), time_limit_s=limit_s)
@@ -74,7 +75,7 @@ def test_a_site_says_which_sources_it_does_not_believe() -> None:
     assert bound_s(trusting, **predicted(60), source="shrinkage") == 600
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(first_s=run_times_s, second_s=run_times_s)
 def test_predicting_again_never_narrows(first_s: float, second_s: float) -> None:
     cluster = FakeCluster()
@@ -90,7 +91,7 @@ def test_predicting_again_never_narrows(first_s: float, second_s: float) -> None
     assert minutes[1] * 60 >= 1.5 * max(first_s, second_s)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(p90_s=st.floats(500, 50_000), again=st.floats(0.5, 1.0))
 def test_a_shorter_prediction_rewrites_nothing(p90_s: float, again: float) -> None:
     cluster = FakeCluster()

@@ -12,6 +12,7 @@ from helios.simulate import Ageing, Backfill, LongestWaits, WaitBound, replay
 from helios.simulate.ageing import EVERY_S, LEAST_BOUND_S, LEAST_TAU_S
 from helios.simulate.core.state import NEVER
 from helios.simulate.orders import fewest_gpus_first
+from tests.examples import examples
 
 from .builders import a_shape, a_workload
 
@@ -30,7 +31,7 @@ def longest_in_plain_words(workload, started_s, at_s):
 
 
 @given(rows=JOBS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_the_longest_wait_so_far_is_the_longest_of_who_started_and_who_still_waits(rows):
     workload = a_workload(sorted(rows))
     result = replay(workload, ONE_NODE, backfill=Backfill.SKIP, order=fewest_gpus_first)
@@ -86,7 +87,7 @@ def strict_queue_in_plain_words(workload, service, ageing):
     steps=st.lists(st.tuples(st.integers(0, 60_000), st.integers(3_600, 10**6)), max_size=4),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_keys_age_as_the_formula_says_with_the_ageing_time_of_the_moment(rows, steps, seed):
     workload = a_workload(sorted(rows))
     believed = np.exp(np.random.default_rng(seed).uniform(0, 12, len(workload)))

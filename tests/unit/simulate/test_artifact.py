@@ -13,6 +13,7 @@ from benchmarks.published.simulator import PublishedPolicy, replay_as_published
 from helios.errors import JobLargerThanPartition, UsageError, WorkloadInvalid
 from helios.simulate import Backfill, ClusterShape, Workload, replay
 from helios.simulate.orders import first_in_first_out
+from tests.examples import examples
 from tests.traces import TRACES, needs_traces
 
 from .builders import a_shape, a_workload
@@ -21,7 +22,7 @@ from .stepping import stepping_replay
 
 FIFO, SJF, QSSF, SRTF = PublishedPolicy
 RECORDED = Path(__file__).parent / "recorded" / "published_philly_oct2017.json"
-thorough = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def crowded_clusters():

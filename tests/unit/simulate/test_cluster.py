@@ -17,6 +17,7 @@ from helios.model import NODE_STATES, QUEUE, plain_values
 from helios.simulate import Backfill, Predictions, SimCluster, Sleep, replay
 from helios.simulate.orders import first_in_first_out
 from helios.testing import check_cluster
+from tests.examples import examples
 from tests.run_times import in_columns
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
@@ -54,7 +55,7 @@ workloads = st.lists(
 stops = st.lists(st.integers(0, 300), max_size=12).map(sorted)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(rows=workloads, stops=stops, backfill=st.sampled_from(Backfill))
 def test_wherever_the_clock_is_stopped_the_timeline_is_that_of_the_replay(rows, stops, backfill):
     workload, shape = a_workload(rows), a_shape((1, 8), (2, 4))
@@ -387,7 +388,7 @@ def test_a_snapshot_with_other_jobs_in_it_shows_those():
     assert copy.deepcopy(snapshot).pending_values("job_id").tolist() == snapshot.pending["job_id"].tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(rows=workloads, backfill=st.sampled_from([Backfill.SKIP, Backfill.EASY, Backfill.NODES]))
 def test_a_choice_and_the_jobs_that_wait_are_what_counting_them_says(rows, backfill):
     estimates_s = [row[1] // 2 for row in rows]

@@ -9,6 +9,7 @@ from helios.errors import UsageError
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import first_in_first_out, shortest_job_first
+from tests.examples import examples
 from tests.run_times import in_columns
 
 from .builders import a_shape, a_workload
@@ -124,7 +125,7 @@ class Absurd:
     seed=st.integers(0, 2**32 - 1),
     again_s=st.none() | st.integers(1, 50),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_nobody_waits_longer_than_the_bound_and_the_work_before_them_whatever_is_predicted(
     rows, patience_s, seed, again_s
 ):
@@ -176,7 +177,7 @@ JOBS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(1
 
 
 @given(rows=JOBS, slack=st.lists(st.integers(0, 60), min_size=40, max_size=40), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_with_time_limits_a_reservation_of_nodes_keeps_the_bound_whatever_is_predicted(rows, slack, seed):
     workload = a_workload(sorted(rows))
     limit_s = workload.run_time_s + np.array(slack[: len(workload)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from helios.simulate.node_series import SeriesRun, fewest_levels, idle_timer_levels, oracle_levels, replay_levels
+from tests.examples import examples
 
 MINUTE = 60
 TOTAL = 12
@@ -77,7 +78,7 @@ def by_hand(
     return told
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(60))
 @given(
     both=st.lists(st.tuples(st.integers(0, TOTAL), st.integers(0, TOTAL)), min_size=1, max_size=50),
     every=st.integers(1, 5),
@@ -179,7 +180,7 @@ def wakes(levels: NDArray[np.float64]) -> int:
     return int((np.diff(levels) > 0).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(needed=st.lists(st.integers(0, 3), min_size=1, max_size=7), most=st.integers(0, 3))
 def test_no_other_way_covers_the_need_with_fewer_nodes_and_no_more_wakes(needed: list[int], most: int) -> None:
     need = np.array(needed, dtype=np.float64)

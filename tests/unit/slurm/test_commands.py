@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from helios.slurm import parse
 from helios.slurm.backend import JobUpdate, NodeUpdate, write_in_batches
 from helios.slurm.commands import UNANSWERED, CommandsBackend, SiteFactor, Sprio, cron_jobs
 from helios.slurm.shell import Shell
-from tests.waiting import TEST_TIMEOUT_S
+from tests.waiting import until
 
 Program = Callable[[str, str], Path]
 
@@ -119,13 +118,12 @@ def test_no_changes_start_no_process() -> None:
 
 def test_a_silent_program_is_killed_with_what_it_started(program: Program, tmp_path: Path) -> None:
     folder = program("squeue", f"sh -c 'echo $$ > {tmp_path}/child; exec sleep 600' & wait")
-    with pytest.raises(ClusterUnavailable, match="did not answer within"):
-        Shell(folder=str(folder), timeout_s=0.5).run("squeue")
-    child = int((tmp_path / "child").read_text())
-    until = time.monotonic() + TEST_TIMEOUT_S
-    while _lives(child) and time.monotonic() < until:
-        os.sched_yield()
-    assert not _lives(child)
+    for timeout_s in (0.5, 5, 50):  # a busy machine needs longer to start it
+        with pytest.raises(ClusterUnavailable, match="did not answer within"):
+            Shell(folder=str(folder), timeout_s=timeout_s).run("squeue")
+        if said := (tmp_path / "child").exists() and (tmp_path / "child").read_text():
+            break
+    until(lambda: not _lives(int(said)))
 
 
 def test_slurms_own_variables_do_not_reach_the_programs(program: Program) -> None:

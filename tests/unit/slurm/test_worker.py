@@ -17,7 +17,7 @@ from helios.errors import ClusterRefused, ClusterUnavailable
 from helios.slurm.backend import UNLIMITED, JobUpdate, NodeUpdate, RawJob, RawNode
 from helios.slurm.pyslurm_backend import WORKER, PyslurmBackend
 from tests.unit.slurm.fake_pyslurm import PYSLURM
-from tests.waiting import until
+from tests.waiting import TEST_TIMEOUT_S, until
 
 
 def a_job(**given: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Site:
         (folder / "pyslurm.py").write_text(PYSLURM)
         self.environment = {**os.environ, "PYTHONPATH": str(folder), "PYSLURM_STATE": str(folder / "state")}
         self.now = 0.0
-        self.backend = PyslurmBackend(environment=self.environment, timeout_s=20, clock=lambda: self.now)
+        self.backend = PyslurmBackend(environment=self.environment, timeout_s=TEST_TIMEOUT_S, clock=lambda: self.now)
         self.has()
 
     def has(self, **state: Any) -> None:

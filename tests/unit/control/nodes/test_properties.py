@@ -14,9 +14,10 @@ from helios.actions import FillFirst, KeepAwake, NodeAction, PowerDown, PowerUp,
 from helios.actions import NodeSetting as Lever
 from helios.control import Undo
 from helios.testing import Crash, FakeNodes, a_node
+from tests.examples import examples
 from tests.unit.control.nodes.table import ACTIVE, ASLEEP, FALLING, OFF, SHADOW, WAKING, NodeTable, Says, active, canary
 
-FEW = settings(max_examples=15, deadline=None)
+FEW = settings(max_examples=examples(15), deadline=None)
 BOUND = 3  # of the nodes on their way: 0.3 of twelve, rounded down
 NAMES = tuple(f"n{place}" for place in range(1, 13))
 names = st.sampled_from((*NAMES, "nobody"))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from helios.predict.demand.features import LAGS, SERIES_FEATURES, WINDOWS, matrix, names
 from helios.predict.demand.types import AHEAD, DAY
+from tests.examples import examples
 from tests.unit.predict.demand.worlds import START_S, UTC, a_demand, a_state
 
 DAYS = 9
@@ -21,7 +22,7 @@ def feature(name: str, row: int) -> float:
     return float(told(busy, total, np.array([row]))[0, SERIES_FEATURES.index(name)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(now=st.integers(1, DAYS * DAY - 2), seed=st.integers(0, 99))
 def test_no_feature_changes_when_the_future_does(now: int, seed: int) -> None:
     busy, total = a_demand(DAYS)

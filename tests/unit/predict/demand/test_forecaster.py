@@ -12,6 +12,7 @@ from helios.errors import FrameInvalid
 from helios.predict.demand.baselines import outcomes, rises
 from helios.predict.demand.forecaster import DemandForecaster, walk_forward
 from helios.predict.demand.types import AHEAD, AHEAD_S, DAY, LEVELS, Forecasts
+from tests.examples import examples
 from tests.unit.predict.demand.worlds import START_S, TOTAL, UTC, a_demand, a_state
 
 FIRST, AFTER = 10 * DAY, 12 * DAY
@@ -33,7 +34,7 @@ def values_of(forecasts: Forecasts) -> np.ndarray:
 
 
 # The window holds two fits; what changes lies before, at and after the second.
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(now=st.sampled_from([FIRST, FIRST + 50, FIRST + DAY - 1, FIRST + DAY, FIRST + DAY + 70]), seed=st.integers(0, 9))
 def test_no_forecast_changes_when_the_future_does(walk: Forecasts, now: int, seed: int) -> None:
     busy, total = a_demand(12)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from helios.errors import FrameInvalid
 from helios.predict.demand.features import NAMES, NEVER_S, job_state
+from tests.examples import examples
 from tests.unit.predict.demand.worlds import START_S, ends_of_steps, some_jobs
 
 STEPS = 9 * 144
@@ -23,7 +24,7 @@ def as_known_at(jobs: dict[str, np.ndarray], now_s: int) -> dict[str, np.ndarray
     return seen | {name: np.where(seen[name] < now_s, seen[name], NEVER_S) for name in ("started_s", "ended_s")}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 10_000), job=st.integers(0, 149), event=st.sampled_from(["submitted_s", "ended_s"]))
 def test_a_step_tells_the_same_to_one_who_knows_nothing_later(seed: int, job: int, event: str) -> None:
     jobs, ends = some_jobs(150, seed=seed), ends_of_steps(STEPS)
@@ -34,7 +35,7 @@ def test_a_step_tells_the_same_to_one_who_knows_nothing_later(seed: int, job: in
     np.testing.assert_allclose(later, then, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_a_step_tells_the_same_whether_the_steps_before_it_are_asked_for_or_not(seed: int) -> None:
     jobs, ends = some_jobs(150, seed=seed), ends_of_steps(STEPS)

@@ -17,6 +17,7 @@ from helios.services.energy_saving.sizing import (
     score_levels,
     walk_levels,
 )
+from tests.examples import examples
 
 TOTAL = 20.0
 
@@ -65,13 +66,13 @@ def scored(
     return score_levels(busy, total, busy[None], grid, powered=TOTAL, week_steps=len(busy) // weeks)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 @given(busy=demands, rule=rules)
 def test_it_does_what_a_plain_loop_does(busy: NDArray[np.float64], rule: SizingParameters) -> None:
     assert run(busy, rule) == by_hand(busy, rule)[0]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(25))
 @given(busy=demands, rule=rules)
 def test_a_score_counts_what_a_plain_loop_counts(busy: NDArray[np.float64], rule: SizingParameters) -> None:
     levels, wakes, short, missing = by_hand(busy, rule)
@@ -80,7 +81,7 @@ def test_a_score_counts_what_a_plain_loop_counts(busy: NDArray[np.float64], rule
     assert score.asleep[0, 0] == sum(TOTAL - level for level in levels)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(busy=demands, rule=rules)
 def test_the_weeks_of_a_score_add_up_to_one_run(busy: NDArray[np.float64], rule: SizingParameters) -> None:
     twice = np.concatenate([busy, busy])
@@ -89,7 +90,7 @@ def test_the_weeks_of_a_score_add_up_to_one_run(busy: NDArray[np.float64], rule:
     assert [values.sum() for values in weekly] == [values.sum() for values in whole]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20))
 @given(busy=demands, rule=rules, data=st.data())
 def test_no_level_depends_on_a_later_step(
     busy: NDArray[np.float64], rule: SizingParameters, data: st.DataObject
@@ -156,7 +157,7 @@ def as_its_authors_wrote_it(busy: list[float], soon: list[float], later: list[fl
     return levels
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 @given(busy=demands, data=st.data())
 def test_the_published_rule_is_one_setting_of_the_kernel(busy: NDArray[np.float64], data: st.DataObject) -> None:
     forecast = st.lists(st.integers(0, 20), min_size=len(busy), max_size=len(busy))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helios.model.slurm_site import NodeGroup, PartitionRules, PriorityRules, QosRules, SchedulingRules, SlurmSite
 from helios.simulate.slurm import SlurmLatency, SlurmWorkload, replay_slurm, startable
+from tests.examples import examples
 from tests.unit.simulate.slurmlike.reference import Reference
 
 N_NODES = 4
@@ -141,7 +142,7 @@ def _with_array(workload, array):
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=a_case())
 def test_the_engine_starts_every_job_when_the_reference_does(case):
     (workload, array), site = case
