@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result, RevertNodes
+from helios.changes import nodes_named
 from helios.control import ServiceMode, Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
@@ -476,6 +477,14 @@ def test_a_shrinking_list_obeys_the_bound_of_nodes_on_their_way() -> None:
     assert table.cluster.keep_awake == "n[1,4-5,9]"
     table.says(keep("n1"))
     assert table.cluster.keep_awake == "n[1,9]"
+
+
+def test_the_list_of_a_shadow_shrinks_from_what_the_shadow_asked_for() -> None:
+    table = by_list(most_in_transition=0.2)
+    table.cluster.admin_sets_keep_awake("n[1-9]")
+    table.says(keep("n1", "n2", "n3", "n4", "n5"), mode=SHADOW)
+    table.says(keep("n1"), mode=SHADOW)
+    assert set(nodes_named(table.applied("shadow", setting="keep_awake")[""])) == {"n1", "n4", "n5"}
 
 
 def test_nodes_that_slurms_timer_is_about_to_put_to_sleep_take_their_place() -> None:
