@@ -110,6 +110,29 @@ def test_a_release_works_without_the_undo_file() -> None:
     assert nothing_of_helios(table)
 
 
+@pytest.mark.parametrize("how", ["release", "pause"])
+def test_an_undo_file_that_cannot_be_read_is_told_and_the_book_is_enough(how: str) -> None:
+    table = busy_helios()
+    table.unreadable = FileUnreadable("permission denied")
+    if how == "pause":
+        table.pause()
+    report = table.cycle() if how == "pause" else table.release()
+    assert report.clean
+    assert any(note.endswith("could not be read: permission denied") for note in report.notes)
+    assert nothing_of_helios(table)
+
+
+def test_with_neither_book_nor_undo_file_that_can_be_read_both_reasons_are_told() -> None:
+    table = busy_helios()
+    table.ledger.fail_next(times=99)
+    table.unreadable = FileUnreadable("permission denied")
+    report = table.release()
+    assert report.remaining is None
+    told = [note for note in report.notes if "could not be read" in note]
+    assert [note.rpartition(": ")[2] != "" for note in told] == [True, True]
+    assert table.undo.asleep == ("n1", "n2", "n3")
+
+
 def test_a_release_works_while_another_holds_the_lease() -> None:
     table = busy_helios()
     table.cycle(active(Says(), name="ces"), active(Says(), name="node_fill_order"))
