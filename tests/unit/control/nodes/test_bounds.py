@@ -177,6 +177,7 @@ def test_a_sleeper_found_down_failed_to_wake_unless_a_person_gave_a_reason(reaso
     found = seen(a_row(), by=look(node, at=NOON + HOUR))
     assert set(found.memory.quarantined) == ({"n1"} if failed else set())
     assert [line.action for line in found.lines] == ["FailedWake"] * failed
+    assert all(line.reason.startswith("Slurm told it to wake") for line in found.lines)
     assert found.applied.real == {}
 
 

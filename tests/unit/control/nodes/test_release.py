@@ -149,6 +149,7 @@ def test_a_cluster_that_does_not_answer_is_told() -> None:
     assert report.remaining is None
     assert not report.clean
     assert any("broken off" in line for line in report.suspended)
+    assert (report.seen, dict(report.nodes), report.tallies.empty) == (False, {}, True)
     assert set(table.applied()) == {"n1", "n2", "n3"}
     assert table.undo.asleep == ("n1", "n2", "n3")
 
