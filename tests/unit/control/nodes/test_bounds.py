@@ -178,6 +178,8 @@ def test_a_sleeper_found_down_failed_to_wake_unless_a_person_gave_a_reason(reaso
     assert set(found.memory.quarantined) == ({"n1"} if failed else set())
     assert [line.action for line in found.lines] == ["FailedWake"] * failed
     assert all(line.reason.startswith("Slurm told it to wake") for line in found.lines)
+    why = f"it is DOWN ({reason});" if reason else "it is DOWN;"
+    assert all(why in line.outcome for line in found.lines)
     assert found.applied.real == {}
 
 

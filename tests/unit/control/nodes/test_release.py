@@ -122,6 +122,15 @@ def test_an_undo_file_that_cannot_be_read_is_told_and_the_book_is_enough(how: st
     assert nothing_of_helios(table)
 
 
+def test_what_only_the_undo_file_knew_and_is_left_is_in_the_book_as_of_the_release() -> None:
+    table = busy_helios()
+    table.ledger = type(table.ledger)(domain=table.ledger.domain)  # the database was lost
+    table.cluster.refuse_writes("n2")
+    assert table.release().remaining == ("n2",)
+    (row,) = table.ledger.applied_changes().to_dict("records")
+    assert (row["node"], row["service"], row["written_at"]) == ("n2", "helios", table.cluster.now)
+
+
 def test_with_neither_book_nor_undo_file_that_can_be_read_both_reasons_are_told() -> None:
     table = busy_helios()
     table.ledger.fail_next(times=99)
