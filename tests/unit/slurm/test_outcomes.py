@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from helios.actions import FillFirst, JobSetting, KeepAwake, NodeAction, NodeSetting, Result, Revert
+from helios.errors import ClusterUnavailable
 from helios.slurm.jobs_undo import JOBS_FILE, JobsUndo
 from tests.unit.slurm.slurm import START, MemorySlurm, SleepySlurm, a_raw_job, a_raw_node
 from tests.unit.slurm.test_cluster import a_applied, a_cluster, a_limit, an_order, having
@@ -77,6 +78,15 @@ def test_a_soft_limit_is_told_in_minutes_before_and_after() -> None:
         ("TimeMin 17 min", "TimeMin 27 min"),
         ("TimeMin 27 min", "TimeMin 0 min"),
     ]
+
+
+def test_of_a_task_that_stays_as_it_was_beside_its_array_nothing_is_told() -> None:
+    left = a_raw_job("9", array_job_id="5", array_tasks="3")
+    slurm = MemorySlurm(left, a_raw_job("5", array_job_id="5", array_tasks="4-8", tasks=5))
+    slurm.site["9"] = 500
+    slurm.swallowed.add("5")
+    outcomes = a_cluster(slurm).apply([an_order(j5=0.1)])
+    assert [(outcome.job_id, outcome.result) for outcome in outcomes] == [("5", Result.MISMATCH)]
 
 
 # What is known of a job goes into the file, and only that.
@@ -172,6 +182,15 @@ def test_what_is_not_written_to_a_node_is_told_with_what_it_is() -> None:
         ("n4", Result.REFUSED, "Weight 5", ""),
         ("n4", Result.POSTPONED, "Weight 5", ""),
     ]
+    assert slurm.written == []
+
+
+@pytest.mark.parametrize("action", [*up("n2"), restore(NodeSetting.WEIGHT, n1="9")])
+def test_a_cluster_that_is_silent_at_the_first_write_of_all_is_an_error(action: NodeAction) -> None:
+    slurm = SleepySlurm(a_raw_node("n1"), asleep("n2"))
+    slurm.down_after = 2  # nodes, and how they are powered
+    with pytest.raises(ClusterUnavailable):
+        nodes_of(slurm).steer([action])
     assert slurm.written == []
 
 
