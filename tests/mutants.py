@@ -1,18 +1,23 @@
 """Draw a sample of mutants, run the tests against each, and print which survive: ``make mutants``.
 
 A mutant is the code with one small change (mutmut makes them); one that no test notices shows what the tests do not
-hold. ``[tool.mutmut]`` in ``pyproject.toml`` says what is changed and which tests run; docs/mutants.md has the figures.
+hold. Those that only reword a text for people are not drawn, because tests do not pin wordings. ``[tool.mutmut]`` in
+``pyproject.toml`` says what is changed and which tests run; docs/mutants.md has the figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
+from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from tests.postgres import postgres_server
@@ -69,8 +74,35 @@ def _drawn(packages: Sequence[str], *, number: int, seed: int) -> list[str]:
     for package in packages:
         names = sorted(name for name in _results() if name.startswith(f"helios.{package}."))
         random.Random(seed).shuffle(names)
-        drawn += names[: number or None]
+        drawn += islice((name for name in names if not _rewords(name)), number or None)
     return drawn
+
+
+def _rewords(mutant: str) -> bool:
+    """Return whether a mutant changes only the wording of texts, which are literals of several words."""
+    module, _, name = mutant.rpartition(".")
+    functions = _functions(module)
+    return _without_texts(functions[name]) == _without_texts(functions[name.rpartition("_")[0] + "_orig"])
+
+
+@cache
+def _functions(module: str) -> dict[str, str]:
+    """Return the source of every mutant of a module's functions, and of the functions themselves."""
+    path = MADE / Path(*module.split("."))
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    made = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in made}
+
+
+def _without_texts(source: str) -> str:
+    function = ast.parse(textwrap.dedent(source)).body[0]
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    function.name = ""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 1:
+            node.value = ""
+    return ast.dump(function)
 
 
 def _tell(drawn: Sequence[str], *, packages: Sequence[str], seed: int) -> None:

@@ -354,6 +354,25 @@ def test_examples_of_what_was_corrected_are_few(warehouse: Warehouse) -> None:
     assert report.notes[0].startswith("20 jobs") and report.notes[0].count("(was:") == 3
 
 
+def test_an_ended_job_that_changes_in_another_value_is_told_as_corrected_and_not_as_suspicious(
+    warehouse: Warehouse,
+) -> None:
+    load(warehouse, a_batch(a_job(job_id="1", cpus=1)))
+    (note,) = load(warehouse, a_batch(a_job(job_id="1", cpus=2)), content="second").notes
+    assert note.startswith("1 jobs that had ended were corrected")
+
+
+def test_an_example_of_a_correction_says_whose_it_was_until_when_and_whose_it_is_until_when(
+    warehouse: Warehouse,
+) -> None:
+    load(warehouse, a_batch(a_job(job_id="1") | FORGED))
+    rest = "(was: 'bob' until 2020-01-01 00:01:06; this row: 'alice' until "
+    corrected, suspicious = load(warehouse, a_batch(a_job(job_id="1")), content="second").notes
+    assert corrected.count(rest) == suspicious.count(rest) == 1
+    notes = load_live(warehouse, a_job(job_id="1", user=None, **UNENDED), content="live").notes
+    assert notes[0].endswith("; this row: no user without an end)")
+
+
 def test_a_job_that_ends_is_updated_without_a_word(warehouse: Warehouse) -> None:
     load(warehouse, a_batch(a_job(job_id="1", **UNENDED)))
     assert load(warehouse, a_batch(a_job(job_id="1")), content="second").notes == ()
@@ -794,6 +813,18 @@ def test_a_lease_given_back_is_anybodys_under_a_larger_token(warehouse: Warehous
     ledger.release(holder="a")
     second = ledger.acquire(holder="b", now=NOON, lasts=MINUTE)
     assert first is not None and second is not None and second > first
+
+
+def test_the_first_lease_of_all_is_taken_by_one_at_a_time(
+    warehouse: Warehouse, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not database.startswith("postgresql"):
+        pytest.skip("SQLite has one writer at a time in any case")
+    ledger = warehouse.ledger("venus")
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 1)
+    with engine.writing(engine_for(database), alone=True), pytest.raises(WarehouseUnavailable, match="Another process"):
+        ledger.acquire(holder="a", now=NOON, lasts=MINUTE)
+    assert ledger.acquire(holder="a", now=NOON, lasts=MINUTE) == 1
 
 
 @pytest.mark.usefixtures("one_clock")

@@ -186,6 +186,56 @@ def test_a_value_of_the_hook_that_the_order_of_its_partition_leaves_out_becomes_
     assert table.cluster.urgency_of("j3") > 0  # nobody gave an order for its partition
 
 
+def test_what_stands_as_another_service_asks_too_is_its_own_from_then_on_without_a_write() -> None:
+    table = Table()
+    table.submit("j1")
+    table.cycle(active(Says(order(j1=0.5)), name="first"))
+    writes = table.cluster.writes
+    second = active(Says(order(j1=0.5)), name="second")
+    table.cycle(active(Says(order()), name="first"), second)
+    assert table.ledger.applied_changes()["service"].tolist() == ["second"]
+    table.cycle(second)
+    assert (table.cluster.writes, table.cluster.urgency_of("j1") > 0) == (writes, True)
+
+
+def test_a_value_of_the_hook_stays_until_its_service_is_asked_again() -> None:
+    table = Table()
+    table.submit("j1")
+    service = active(Says(order(j1=0.5), every=timedelta(hours=1)))
+    table.cycle(service)
+    table.submit("j2", urgency=0.5)
+    assert table.cycle(service).acted == 0
+    assert table.cluster.urgency_of("j2") > 0
+    table.cycle(service, after=timedelta(hours=1))
+    assert table.cluster.site_factor_of("j2") == 0
+
+
+def test_a_soft_limit_of_the_hook_stays_unless_a_service_of_soft_limits_leaves_it_out() -> None:
+    table = Table()
+    table.submit("j1")
+    table.submit("j2", soft_limit_s=1020.0)
+    table.cycle(active(Says(order(j1=0.5))))
+    assert table.cluster.time_min_of("j2") == 17
+    table.cycle(active(Says(soft_limit("j1", minutes=20))))
+    assert table.cluster.time_min_of("j2") == 0
+
+
+def test_a_value_of_the_hook_that_two_services_leave_out_is_taken_back_once() -> None:
+    table = Table()
+    table.submit("j1", "j2", urgency=0.5)
+    report = table.cycle(active(Says(order(j1=0.5))), active(Says(order()), name="second"))
+    assert [line["target"] for line in table.lines(action="Revert")] == ["j2"]
+    assert report.counts["helios"] == {Result.DONE: 1}
+
+
+def test_the_smallest_change_of_an_order_comes_before_a_soft_limit_when_writes_are_few() -> None:
+    table = Table(settings=settings(slurm={"writes_per_cycle": 1}))
+    table.submit("j1", "j2", user="alice")
+    report = table.cycle(active(Says(soft_limit("j1", minutes=20), order(j2=-0.1))))
+    assert report.counts["qssf"] == {Result.DONE: 1, Result.POSTPONED: 1}
+    assert (table.cluster.time_min_of("j1"), table.cluster.site_factor_of("j2") < 0) == (0, True)
+
+
 def test_a_shadow_leaves_the_hooks_values_alone() -> None:
     table = Table()
     table.submit("j1", urgency=0.5)

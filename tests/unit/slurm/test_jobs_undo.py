@@ -120,6 +120,16 @@ def test_what_was_seen_to_be_gone_is_not_last_but_may_come_back(tmp_path: Path) 
     assert proves(tmp_path)
 
 
+def test_of_the_submissions_of_a_requeued_job_the_latest_up_to_its_own_says_what_was_last(tmp_path: Path) -> None:
+    undo = JobsUndo(tmp_path)
+    for later, value in ((0, 137), (2, 337), (1, 237), (9, 937)):
+        undo.add([a_value(value=value, submitted=START + later)])
+    requeued = a_raw_job("1", submitted=START + 5, restart=3)
+    assert undo.last(JobSetting.ORDER, requeued) == 337
+    assert [undo.has(JobSetting.ORDER, requeued, value) for value in (137, 237, 337, 937)] == [True, True, True, False]
+    assert undo.last(JobSetting.ORDER, a_raw_job("1", submitted=START + 5)) == 0  # not requeued: another job
+
+
 def test_the_book_proves_what_it_names_and_the_one_before_it_no_longer(tmp_path: Path) -> None:
     undo = JobsUndo(tmp_path)
     undo.know([a_value("1"), a_value("2", 37)])

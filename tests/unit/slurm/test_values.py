@@ -25,7 +25,9 @@ def test_a_length_is_read(text: str, seconds: float | str | None) -> None:
     assert parse.length_s(text) == seconds
 
 
-@pytest.mark.parametrize(("text", "moment"), [("1795255120", 1_795_255_120), ("0", None), ("N/A", None), ("", None)])
+@pytest.mark.parametrize(
+    ("text", "moment"), [("1795255120", 1_795_255_120), ("1", 1), ("0", None), ("N/A", None), ("", None)]
+)
 def test_a_time_is_read(text: str, moment: int | None) -> None:
     assert parse.time_s(text) == moment
 

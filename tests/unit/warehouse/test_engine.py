@@ -16,7 +16,7 @@ from sqlalchemy import event
 from helios.errors import WarehouseUnavailable
 from helios.model import APPLIED_CHANGES, DECISIONS
 from helios.warehouse import Warehouse, engine
-from helios.warehouse.engine import engine_for, shown, writing
+from helios.warehouse.engine import engine_for, shown, sqlite_file, writing
 from tests.builders import a_batch, a_job
 
 
@@ -29,6 +29,21 @@ def refusal(url: str) -> WarehouseUnavailable:
 @pytest.mark.parametrize("url", ["", "helios.db", "sqlite:/helios.db", "://"])
 def test_what_is_no_url_is_refused_with_the_two_forms(url: str) -> None:
     assert "sqlite:///PATH or postgresql://USER@HOST/DATABASE" in refusal(url).hint
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:////var/lib/helios.db", "/var/lib/helios.db"),
+        ("sqlite:///helios.db", "helios.db"),
+        ("sqlite://", None),
+        ("sqlite:///:memory:", None),
+        ("sqlite:///file:helios.db?mode=ro&uri=true", None),
+        ("postgresql://helios@db/helios", None),
+    ],
+)
+def test_a_url_names_a_file_only_where_sqlite_keeps_one(url: str, path: str | None) -> None:
+    assert sqlite_file(url) == (None if path is None else Path(path))
 
 
 def test_other_databases_are_refused_by_name() -> None:

@@ -87,6 +87,7 @@ class NodeTable:
     pause_asked: Callable[[], str] = lambda: ""
     undo: Undo = field(default_factory=Undo)
     undo_fails: HeliosError | None = None
+    unreadable: HeliosError | None = None
 
     def cycle(self, *active_services: ActiveService, after: timedelta = MINUTE) -> NodeCycleReport:
         """Let time pass and take a cycle; the memory goes through its text, as in life."""
@@ -100,7 +101,7 @@ class NodeTable:
             holder=self.holder,
             memory=memory.cycle,
             undo=self.write_undo,
-            undone=lambda: self.undo,
+            undone=self.read_undo,
             paused=self.pause_asked,
         )
         report: NodeCycleReport = cycle.run(
@@ -124,7 +125,7 @@ class NodeTable:
             cluster=self.cluster,
             ledger=self.ledger,
             undo=self.write_undo,
-            undone=lambda: self.undo,
+            undone=self.read_undo,
             now=self.cluster.now,
             holder=self.holder,
             reason=reason,
@@ -133,6 +134,11 @@ class NodeTable:
 
     def pause(self, reason: str = "enough") -> None:
         self.world = lambda now: replace(all_is_well(now), paused=reason)
+
+    def read_undo(self) -> Undo:
+        if self.unreadable is not None:
+            raise self.unreadable
+        return self.undo
 
     def write_undo(self, undo: Undo) -> None:
         if self.undo_fails is not None:

@@ -110,6 +110,38 @@ def test_a_release_works_without_the_undo_file() -> None:
     assert nothing_of_helios(table)
 
 
+@pytest.mark.parametrize("how", ["release", "pause"])
+def test_an_undo_file_that_cannot_be_read_is_told_and_the_book_is_enough(how: str) -> None:
+    table = busy_helios()
+    table.unreadable = FileUnreadable("permission denied")
+    if how == "pause":
+        table.pause()
+    report = table.cycle() if how == "pause" else table.release()
+    assert report.clean
+    assert any(note.endswith("could not be read: permission denied") for note in report.notes)
+    assert nothing_of_helios(table)
+
+
+def test_what_only_the_undo_file_knew_and_is_left_is_in_the_book_as_of_the_release() -> None:
+    table = busy_helios()
+    table.ledger = type(table.ledger)(domain=table.ledger.domain)  # the database was lost
+    table.cluster.refuse_writes("n2")
+    assert table.release().remaining == ("n2",)
+    (row,) = table.ledger.applied_changes().to_dict("records")
+    assert (row["node"], row["service"], row["written_at"]) == ("n2", "helios", table.cluster.now)
+
+
+def test_with_neither_book_nor_undo_file_that_can_be_read_both_reasons_are_told() -> None:
+    table = busy_helios()
+    table.ledger.fail_next(times=99)
+    table.unreadable = FileUnreadable("permission denied")
+    report = table.release()
+    assert report.remaining is None
+    told = [note for note in report.notes if "could not be read" in note]
+    assert [note.rpartition(": ")[2] != "" for note in told] == [True, True]
+    assert table.undo.asleep == ("n1", "n2", "n3")
+
+
 def test_a_release_works_while_another_holds_the_lease() -> None:
     table = busy_helios()
     table.cycle(active(Says(), name="ces"), active(Says(), name="node_fill_order"))
@@ -126,6 +158,7 @@ def test_a_cluster_that_does_not_answer_is_told() -> None:
     assert report.remaining is None
     assert not report.clean
     assert any("broken off" in line for line in report.suspended)
+    assert (report.seen, dict(report.nodes), report.tallies.empty) == (False, {}, True)
     assert set(table.applied()) == {"n1", "n2", "n3"}
     assert table.undo.asleep == ("n1", "n2", "n3")
 

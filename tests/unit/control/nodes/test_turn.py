@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from helios.actions import NodeAction, NodeOutcome, NodeSetting, PowerUp, Result, RevertNodes
-from helios.control import ServiceMode, Undo
+from helios.changes import nodes_named
+from helios.control import Failure, ServiceMode, Undo
 from helios.errors import ClusterUnavailable, FileUnreadable, HeliosError, NotEnoughHistory
 from helios.model import NODE_TALLIES, Snapshot
 from helios.testing import Crash, FakeNodes, a_node
@@ -476,6 +477,88 @@ def test_a_shrinking_list_obeys_the_bound_of_nodes_on_their_way() -> None:
     assert table.cluster.keep_awake == "n[1,4-5,9]"
     table.says(keep("n1"))
     assert table.cluster.keep_awake == "n[1,9]"
+
+
+def test_a_list_holds_no_node_that_does_not_exist_and_every_node_that_is_never_to_sleep() -> None:
+    table = by_list(never="n3,nowhere")
+    table.says(keep("n1", "n77", "n3"))
+    assert table.cluster.keep_awake == "n[1,3,9]"
+    assert set(nodes_named(table.applied(setting="keep_awake")[""])) == {"n1", "n3"}
+
+
+def test_a_canary_keeps_awake_only_nodes_of_its_own() -> None:
+    nodes = [*some_nodes(3), a_node(name="m1", partitions="debug")]
+    table = NodeTable(cluster=FakeNodes(nodes=nodes), settings=node_settings(mechanism="keep_awake")).after_two_looks()
+    table.says(keep("n1", "m1"), mode=canary("debug"))
+    assert table.cluster.keep_awake == "m1"
+
+
+def test_a_quarantined_node_stays_in_a_list_that_stands() -> None:
+    table = by_list()
+    table.says(keep("n1"))
+    table.memory = replace(table.memory, quarantined={"n5": Failure(node="n5", at=table.cluster.now, what="hung")})
+    table.says(keep("n1", "n2"))
+    assert table.cluster.keep_awake == "n[1-2,5,9]"
+
+
+def test_nodes_that_must_stay_in_a_list_are_counted_in_its_reason_with_why_the_first_stays() -> None:
+    table = by_list(most_in_transition=0.2)
+    table.says(keep("n1", "n2", "n3", "n4", "n5"))
+    table.says(keep("n1"))
+    assert table.lines(action="KeepAwake")[-1]["reason"].startswith("needed soon; 2 more stay in it (n4: ")
+    table.says(keep("n1"))
+    assert table.lines(action="KeepAwake")[-1]["reason"] == "needed soon"
+
+
+def test_a_node_asleep_that_another_service_wants_asleep_too_is_its_own_from_then_on() -> None:
+    table = NodeTable().after_two_looks()
+    table.says(*down("n1"), name="first")
+    table.says(after=5 * MINUTE, name="first")
+    second = active(Says(*down("n1")), name="second")
+    table.cycle(active(Says(), name="first"), second)
+    assert table.ledger.applied_changes()["service"].tolist() == ["second"]
+    assert table.cycle(second).woken == ()
+    assert table.cluster.power_of("n1") is ASLEEP
+
+
+def test_what_was_noticed_before_an_undo_file_failed_is_written_down_and_what_was_meant_is_not() -> None:
+    table = NodeTable(settings=node_settings(payback_s=0)).after_two_looks()
+    table.says(*down("n1"))
+    table.cluster.fail_wakes("n1")
+    table.says(*up("n1"), after=HOUR)
+    meant = len(table.lines(outcome="meant"))
+    table.undo_fails = FileUnreadable("the disk is full")
+    assert "the disk is full" in table.says(*down("n5"), after=12 * MINUTE).suspended[0]
+    assert len(table.lines(action="FailedWake")) == 1
+    assert len(table.lines(outcome="meant")) == meant
+
+
+@pytest.mark.parametrize("mode", [ACTIVE, SHADOW, canary(percent=100)])
+def test_a_list_that_stands_is_asked_for_again_without_a_write_or_a_line(mode: ServiceMode) -> None:
+    table = by_list()
+    table.says(keep("n1", "n2"), mode=mode)
+    writes, records, calls = table.cluster.writes, table.ledger.records, len(table.cluster.steered)
+    report = table.says(keep("n2", "n1"), mode=mode)
+    assert report.counts == {"ces": {Result.UNCHANGED: 1}}
+    assert (table.cluster.writes, table.ledger.records, len(table.cluster.steered)) == (writes, records, calls)
+
+
+def test_a_list_from_which_no_node_may_leave_now_is_not_written_again() -> None:
+    table = by_list(most_in_transition=0.1, most_asleep=0.1)
+    table.says(keep(*(f"n{n}" for n in range(1, 11))))
+    table.says(keep(*(f"n{n}" for n in range(1, 10))))
+    writes, records = table.cluster.writes, table.ledger.records
+    report = table.says(keep(*(f"n{n}" for n in range(1, 9))))
+    assert report.counts == {"ces": {Result.UNCHANGED: 1}}
+    assert (table.cluster.writes, table.ledger.records) == (writes, records)
+
+
+def test_the_list_of_a_shadow_shrinks_from_what_the_shadow_asked_for() -> None:
+    table = by_list(most_in_transition=0.2)
+    table.cluster.admin_sets_keep_awake("n[1-9]")
+    table.says(keep("n1", "n2", "n3", "n4", "n5"), mode=SHADOW)
+    table.says(keep("n1"), mode=SHADOW)
+    assert set(nodes_named(table.applied("shadow", setting="keep_awake")[""])) == {"n1", "n4", "n5"}
 
 
 def test_nodes_that_slurms_timer_is_about_to_put_to_sleep_take_their_place() -> None:

@@ -13,7 +13,7 @@ import pytest
 from helios.actions import NodeAction, NodeOutcome, Result, RevertNodes
 from helios.control import NodeCycleReport, Undo
 from helios.control.applied import same_list
-from helios.control.modes import node_cluster_for_mode
+from helios.control.modes import OUTSIDE, node_cluster_for_mode
 from helios.errors import ClusterUnavailable, WarehouseUnavailable
 from helios.model import NodePower
 from helios.testing import Crash, FakeNodes, a_node
@@ -424,6 +424,7 @@ def test_the_door_of_a_canary_lets_no_other_node_through() -> None:
     by_node = {(outcome.action, outcome.node): outcome.result for outcome in said}
     assert by_node["PowerDown", "n1"] is by_node["FillFirst", "n2"] is Result.REFUSED
     assert by_node["PowerDown", "m1"] is Result.DONE
+    assert {outcome.remark for outcome in said if outcome.result is Result.REFUSED} == {OUTSIDE}
     assert [seen.node for seen in cluster.power_downs] == ["m1"]
     assert node_cluster_for_mode(ACTIVE, cluster, look=cluster.snapshot, stands={}) is cluster
     assert node_cluster_for_mode(OFF, cluster, look=cluster.snapshot, stands={}) is None
