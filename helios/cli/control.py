@@ -42,12 +42,7 @@ As = Annotated[
 ]
 
 
-def cycle_(
-    cluster: Cluster = None,
-    apply: Apply = False,
-    mode: As = None,
-    as_json: AsJson = False,
-) -> None:
+def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_json: AsJson = False) -> None:
     """Show or apply what one control cycle on the jobs would change.
 
     Helios reads the queue, predicts run times and asks the services for changes. Without --apply nothing is written.
@@ -86,8 +81,7 @@ def mode_(
     ] = None,
     mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[
-        list[str] | None,
-        typer.Option("--partition", "-p", help="Canary: act only on this partition. May be repeated."),
+        list[str] | None, typer.Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
     ] = None,
     percent: Annotated[
         int | None,
@@ -370,12 +364,7 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 
 @power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
-def cycle(
-    cluster: Cluster = None,
-    apply: Apply = False,
-    mode: As = None,
-    as_json: AsJson = False,
-) -> None:
+def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_json: AsJson = False) -> None:
     """Show or apply what one control cycle on the nodes would change.
 
     Helios reads the nodes, forecasts how many will be needed and asks the services for changes. Without --apply nothing

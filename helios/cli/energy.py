@@ -281,11 +281,7 @@ def evaluate(
         if files:
             zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
             watched = watch_files(
-                files,
-                timezone=zone_name,
-                total=total,
-                gpus_per_node=per_node,
-                in_gpus=resource == "gpus",
+                files, timezone=zone_name, total=total, gpus_per_node=per_node, in_gpus=resource == "gpus"
             )
         else:
             history = source.read(progress)

@@ -45,14 +45,12 @@ Cluster = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
-    TraceFormat | None,
-    typer.Option("--format", help="Format of the file. Default: detected from its content."),
+    TraceFormat | None, typer.Option("--format", help="Format of the file. Default: detected from its content.")
 ]
 Timezone = Annotated[
     str | None,
     typer.Option(
-        "--timezone",
-        help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone.",
+        "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
     ),
 ]
 Trace = Annotated[Path | None, typer.Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
@@ -70,9 +68,7 @@ Nodes = Annotated[
 GpusPerNode = Annotated[
     int | None,
     typer.Option(
-        "--gpus-per-node",
-        min=1,
-        help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node.",
+        "--gpus-per-node", min=1, help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node."
     ),
 ]
 Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from this time on.")]
@@ -84,8 +80,7 @@ WarmUp = Annotated[
     ),
 ]
 OfResource = Annotated[
-    Resource | None,
-    typer.Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
+    Resource | None, typer.Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one.")
 ]
 IfOversized = Annotated[
     Oversized,
@@ -178,11 +173,7 @@ class Machine:
         per_node = self.gpus_per_node or (recorded.cpus_per_node if recorded else settings.whatif.gpus_per_node)
         if recorded and nodes is None:
             nodes = {POOL: -(-recorded.cpus // per_node)}
-        return {
-            "nodes": nodes,
-            "gpus_per_node": per_node,
-            "default_time_limit_s": settings.whatif.default_time_limit_s,
-        }
+        return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
 
 
 Command = Callable[..., None]

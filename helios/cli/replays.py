@@ -122,8 +122,7 @@ def read_estimate(word: str) -> Estimates:
         return RunTimes(word)
     except ValueError as reason:
         raise UsageError(
-            f"--estimates has no {word!r}.",
-            hint="Write limit, predicted, expected, true or a number of seconds.",
+            f"--estimates has no {word!r}.", hint="Write limit, predicted, expected, true or a number of seconds."
         ) from reason
 
 

@@ -35,8 +35,7 @@ from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy import fields_by as fields_of_energy
 
 commands = typer.Typer(
-    no_args_is_help=True,
-    help="Report waits, usage, prediction errors and decisions, with options as in sacct.",
+    no_args_is_help=True, help="Report waits, usage, prediction errors and decisions, with options as in sacct."
 )
 
 
@@ -230,10 +229,7 @@ def energy(
     start: Annotated[
         str | None,
         typer.Option(
-            "-S",
-            "--starttime",
-            "--from",
-            help=f"Begin of the window ({WORDS}). Default: a week before the end.",
+            "-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}). Default: a week before the end."
         ),
     ] = None,
     end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,

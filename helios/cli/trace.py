@@ -90,12 +90,7 @@ def sync(
 
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
 @expand
-def describe(
-    *,
-    source: HistoryOptions,
-    report: Report = None,
-    as_json: AsJson = False,
-) -> None:
+def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson = False) -> None:
     """Describe the jobs of a history.
 
     Shows users, sizes, run times, end states, and how submissions spread over the day.

@@ -109,13 +109,11 @@ def whatif_(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable.",
+            "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable."
         ),
     ] = None,
     frontier: Annotated[
-        bool,
-        typer.Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait."),
+        bool, typer.Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
     ] = False,
     predict_again: PredictAgain = None,
     resource: OfResource = None,

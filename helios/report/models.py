@@ -23,11 +23,7 @@ STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": 
 
 
 def models_table(
-    models: Sequence[Mapping[str, Any]],
-    decisions: Sequence[Mapping[str, Any]],
-    *,
-    drift: str | None,
-    width: int,
+    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], *, drift: str | None, width: int
 ) -> RenderableType:
     """List the models of a cluster, newest first.
 
@@ -300,10 +296,7 @@ class OrderValue:
             "order_check": None if self.check is None else self.check.to_json(),
             "share_of_oracle_gain": self.share(MODEL),
             "replays": {
-                name: {
-                    "share_of_oracle_gain": self.share(name),
-                    **summary.to_json(),
-                }
+                name: {"share_of_oracle_gain": self.share(name), **summary.to_json()}
                 for name, summary in self.replays.items()
             },
         }

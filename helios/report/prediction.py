@@ -93,9 +93,7 @@ FEATURE_GROUPS = (
         {"anchor_sd": lambda spread: f"{np.exp(spread):.1f}"},
     ),
     FeatureGroup(
-        "this user's most similar jobs",
-        "neighbour_(mean|weight)|nearest(_distance)?",
-        {"neighbour_mean": _time},
+        "this user's most similar jobs", "neighbour_(mean|weight)|nearest(_distance)?", {"neighbour_mean": _time}
     ),
     FeatureGroup(
         "share of the limit that this user's jobs use",

@@ -155,13 +155,7 @@ def nightly_digest(night: Night) -> Digest:
     )
     waiting = queue_at(night.jobs, predictions=predictions, at=night.end, title="Waiting longest", timezone=zone)
     failed_wakes, alarms = list(_failed_wakes(night.decisions)), list(_alarms(night.decisions))
-    did = [
-        *failed_wakes,
-        *_acts(services),
-        *alarms,
-        *_refusals(night.decisions),
-        *_suspensions(night.cycles, services),
-    ]
+    did = [*failed_wakes, *_acts(services), *alarms, *_refusals(night.decisions), *_suspensions(night.cycles, services)]
     columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
         PageSection(title="What Helios did", sentences=did, tables=[_shown(services, columns)]),

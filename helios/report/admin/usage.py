@@ -30,11 +30,7 @@ Flags = NDArray[np.bool_]
 
 
 def select_jobs(
-    jobs: pd.DataFrame,
-    *,
-    users: Collection[str] = (),
-    accounts: Collection[str] = (),
-    partitions: Collection[str] = (),
+    jobs: pd.DataFrame, *, users: Collection[str] = (), accounts: Collection[str] = (), partitions: Collection[str] = ()
 ) -> pd.DataFrame:
     """Return the jobs of the named users, accounts and partitions.
 
@@ -148,13 +144,7 @@ GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
 
 
 def usage_by(
-    group: str,
-    jobs: pd.DataFrame,
-    *,
-    predictions: pd.DataFrame,
-    at: datetime,
-    title: str,
-    timezone: str = "UTC",
+    group: str, jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
 ) -> ReportTable:
     """Report jobs, hours, waits and failures by group.
 
