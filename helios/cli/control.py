@@ -14,6 +14,7 @@ import pandas as pd
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
@@ -30,15 +31,13 @@ from helios.warehouse import Warehouse
 
 MOST_LINES = 40
 
-Reason = Annotated[str, typer.Option("--reason", help="Reason, recorded in the audit log.")]
+Reason = Annotated[str, Option("--reason", help="Reason, recorded in the audit log.")]
 Apply = Annotated[
     bool,
-    typer.Option(
-        "--apply", help="Make the changes, as far as each service's mode allows. Without it nothing is written."
-    ),
+    Option("--apply", help="Make the changes, as far as each service's mode allows. Without it nothing is written."),
 ]
 As = Annotated[
-    Mode | None, typer.Option("--as", help="Plan as if every service had this mode. Cannot be combined with --apply.")
+    Mode | None, Option("--as", help="Plan as if every service had this mode. Cannot be combined with --apply.")
 ]
 
 
@@ -77,15 +76,15 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
 def mode_(
     service: Annotated[
         str | None,
-        typer.Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
+        Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
     ] = None,
-    mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
+    mode: Annotated[Mode | None, Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[
-        list[str] | None, typer.Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
+        list[str] | None, Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
     ] = None,
     percent: Annotated[
         int | None,
-        typer.Option("--percent", min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes."),
+        Option("--percent", min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes."),
     ] = None,
     cluster: Cluster = None,
     reason: Reason = "",
@@ -148,7 +147,7 @@ def pause_(
     reason: Reason = "",
     hidden: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--hidden",
             help="Write 0 also to jobs that Helios had set and whose SiteFactor Slurm hides now (held, or not "
             "eligible). What an admin has set there since is lost. The audit log has the priority before and after.",
@@ -391,8 +390,7 @@ def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_jso
 @power_commands.command("clear", epilog="Example: helios power clear gpu17")
 def clear(
     node: Annotated[
-        str | None,
-        typer.Argument(help="Name of the repaired node. Default: all nodes, which also ends protected mode."),
+        str | None, Argument(help="Name of the repaired node. Default: all nodes, which also ends protected mode.")
     ] = None,
     cluster: Cluster = None,
     as_json: AsJson = False,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from helios.app.demand_history import (
     ForecastRequest,
@@ -45,13 +46,13 @@ commands = typer.Typer(no_args_is_help=True, help="Estimate what putting idle no
 
 
 MoreFiles = Annotated[
-    list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
+    list[Path] | None, Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
 ]
 Series = Annotated[
     list[Path] | None,
-    typer.Option("--series", help="File with the columns time,active,total. If repeated, all are added up."),
+    Option("--series", help="File with the columns time,active,total. If repeated, all are added up."),
 ]
-Total = Annotated[float | None, typer.Option("--total", min=0, help="Nodes in service, if the series does not say.")]
+Total = Annotated[float | None, Option("--total", min=0, help="Nodes in service, if the series does not say.")]
 
 
 @commands.callback()
@@ -72,23 +73,19 @@ def whatif(
     machine: Machine,
     placement: Annotated[
         Literal["random", "spread", "packed"],
-        typer.Option(
+        Option(
             "--placement", help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."
         ),
     ] = "random",
     wake_ups: Annotated[
         float | None,
-        typer.Option(
-            "--wake-ups", min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces."
-        ),
+        Option("--wake-ups", min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--from", help="Begin of the window. Earlier data is for training only. Default: the last quarter."
-        ),
+        Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last quarter."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="End of the window.")] = None,
+    until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -245,24 +242,23 @@ def evaluate(
     series: Series = None,
     source: HistoryOptions,
     partition: Annotated[
-        str | None,
-        typer.Option("--partition", help="Only jobs of this partition. Default: of all partitions together."),
+        str | None, Option("--partition", help="Only jobs of this partition. Default: of all partitions together.")
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--nodes",
             help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once.",
         ),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    resource: Annotated[Literal["nodes", "gpus"], typer.Option("--resource", help="Resource to forecast.")] = "nodes",
+    resource: Annotated[Literal["nodes", "gpus"], Option("--resource", help="Resource to forecast.")] = "nodes",
     total: Total = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last third."),
+        Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last third."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="End of the window.")] = None,
+    until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate forecasts of the nodes needed, beside baselines without a model.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from helios.cli.options import AsJson, Cluster, configuration
 from helios.cli.output import answer, width
 
 
 def why_(
-    job: Annotated[str, typer.Argument(help="Job id, such as 123, or 123_7 of an array; or the name of a node.")],
+    job: Annotated[str, Argument(help="Job id, such as 123, or 123_7 of an array; or the name of a node.")],
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:

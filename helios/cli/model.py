@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
@@ -33,15 +34,13 @@ from helios.warehouse import Warehouse
 
 commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and evaluate the predictions.")
 
-ModelId = Annotated[str, typer.Argument(help="Id of a model (see helios model list), or shrinkage.")]
-Why = Annotated[str, typer.Option("--why", help="Reason, recorded with the decision.")]
+ModelId = Annotated[str, Argument(help="Id of a model (see helios model list), or shrinkage.")]
+Why = Annotated[str, Option("--why", help="Reason, recorded with the decision.")]
 Days = Annotated[
     float | None,
-    typer.Option("--days", min=0.5, help="Number of last days to evaluate on. Default: setting model.judged_days."),
+    Option("--days", min=0.5, help="Number of last days to evaluate on. Default: setting model.judged_days."),
 ]
-AsOf = Annotated[
-    str | None, typer.Option("--as-of", help="Act as if it were this day, and ignore jobs that ended later.")
-]
+AsOf = Annotated[str | None, Option("--as-of", help="Act as if it were this day, and ignore jobs that ended later.")]
 
 
 @commands.command("list", epilog="Example: helios model list --cluster venus")
@@ -97,8 +96,8 @@ def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = F
 
 @commands.command("compare", epilog="Example: helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b")
 def compare_(
-    first: Annotated[str, typer.Argument(help="Id of a model.")],
-    second: Annotated[str, typer.Argument(help="Id of another model.")],
+    first: Annotated[str, Argument(help="Id of a model.")],
+    second: Annotated[str, Argument(help="Id of another model.")],
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +119,7 @@ def nightly_(
     cluster: Cluster = None,
     days: Days = None,
     as_of: AsOf = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and compare, but write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Train and compare, but write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a new model and promote it only if it is better.
@@ -153,7 +152,7 @@ def nightly_(
 @commands.command("drift", epilog="Example: helios model drift --days 14")
 def drift_(
     cluster: Cluster = None,
-    model_id: Annotated[str | None, typer.Option("--model", help="Id of a model. Default: the promoted one.")] = None,
+    model_id: Annotated[str | None, Option("--model", help="Id of a model. Default: the promoted one.")] = None,
     days: Days = None,
     as_of: AsOf = None,
     as_json: AsJson = False,
@@ -187,17 +186,17 @@ def _site(cluster: str | None) -> tuple[str, str]:
 def train(
     cluster: Cluster = None,
     until: Annotated[
-        str | None, typer.Option("--until", help="Train only on jobs that had ended before this time. Default: on all.")
+        str | None, Option("--until", help="Train only on jobs that had ended before this time. Default: on all.")
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--dask",
             help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask.",
         ),
     ] = None,
     promote: Annotated[
-        bool, typer.Option("--promote", help="Promote it, whatever its backtest says and whatever is promoted now.")
+        bool, Option("--promote", help="Promote it, whatever its backtest says and whatever is promoted now.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -243,24 +242,23 @@ def evaluate(
     source: HistoryOptions,
     train_until: Annotated[
         str | None,
-        typer.Option("--train-until", help="Train on jobs that had ended by this time, test on jobs submitted since."),
+        Option("--train-until", help="Train on jobs that had ended by this time, test on jobs submitted since."),
     ] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--test-fraction",
             help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction.",
         ),
     ] = None,
-    gpu_only: Annotated[bool, typer.Option("--gpu-only", help="Test on GPU jobs only.")] = False,
+    gpu_only: Annotated[bool, Option("--gpu-only", help="Test on GPU jobs only.")] = False,
     value: Annotated[
-        bool, typer.Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
+        bool, Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
     ] = True,
     machine: Machine,
     draws: Draws = 5,
     refit_every: Annotated[
-        str | None,
-        typer.Option("--refit-every", help="Retrain this often during the test, such as 7d. Default: never."),
+        str | None, Option("--refit-every", help="Retrain this often during the test, such as 7d. Default: never.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -312,15 +310,13 @@ def evaluate(
 @expand
 def explain_(
     *,
-    job: Annotated[str, typer.Argument(help="Job id, such as 123, or 123_7 of an array.")],
+    job: Annotated[str, Argument(help="Job id, such as 123, or 123_7 of an array.")],
     source: HistoryOptions,
     model_id: Annotated[
-        str | None,
-        typer.Option("--model", help="Id of a model. Default: the newest trained before the job was submitted."),
+        str | None, Option("--model", help="Id of a model. Default: the newest trained before the job was submitted.")
     ] = None,
     restart: Annotated[
-        int | None,
-        typer.Option("--restart", min=0, help="Which run of a requeued job, counted from 0. Default: the last."),
+        int | None, Option("--restart", min=0, help="Which run of a requeued job, counted from 0. Default: the last.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer import Option
 
 from helios.choices import TraceFormat
 from helios.cli.output import say
@@ -40,26 +41,24 @@ class Oversized(StrEnum):
     SKIP = "skip"
 
 
-Cluster = Annotated[
-    str | None, typer.Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Cluster = Annotated[str | None, Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
-    TraceFormat | None, typer.Option("--format", help="Format of the file. Default: detected from its content.")
+    TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
 ]
 Timezone = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
     ),
 ]
-Trace = Annotated[Path | None, typer.Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
-Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page to this file.")]
+Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
+Report = Annotated[Path | None, Option("--report", help="Also write a self-contained HTML page to this file.")]
 
 # Options of every command that makes a replay.
 Nodes = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--nodes",
         help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
         "Default: from the header of --trace FILE (SWF), else from the peak demand.",
@@ -67,31 +66,29 @@ Nodes = Annotated[
 ]
 GpusPerNode = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--gpus-per-node", min=1, help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node."
     ),
 ]
-Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from this time on.")]
-Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted before this time.")]
+Since = Annotated[str | None, Option("--from", help="Replay jobs submitted from this time on.")]
+Until = Annotated[str | None, Option("--to", help="Replay jobs submitted before this time.")]
 WarmUp = Annotated[
     str | None,
-    typer.Option(
-        "--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."
-    ),
+    Option("--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."),
 ]
 OfResource = Annotated[
-    Resource | None, typer.Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one.")
+    Resource | None, Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one.")
 ]
 IfOversized = Annotated[
     Oversized,
-    typer.Option(
+    Option(
         "--oversized",
         help="If jobs are larger than their partition, stop with an error (fail) or leave them out (skip).",
     ),
 ]
 Draws = Annotated[
     int,
-    typer.Option(
+    Option(
         "--draws",
         min=0,
         help="Draws of the window for the verdict: users moved by whole days, without users whole weeks or days. "
@@ -99,8 +96,7 @@ Draws = Annotated[
     ),
 ]
 PredictAgain = Annotated[
-    str | None,
-    typer.Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never."),
+    str | None, Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never.")
 ]
 
 

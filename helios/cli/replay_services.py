@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from helios.actions import Result
 from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
@@ -42,7 +42,7 @@ def simulate_(
     *,
     service: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--service",
             callback=rename_services,
             help="Service that acts. If repeated, they act together. Default: the configured services.",
@@ -50,7 +50,7 @@ def simulate_(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             callback=rename_services,
             help="Set an option of a service: SERVICE.OPTION=VALUE, with the names of section services.SERVICE in "
@@ -59,7 +59,7 @@ def simulate_(
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--every", help="Shortest time between two calls of a service, such as 5min. Default: each service's own."
         ),
     ] = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Option
 
 from helios.app import reports
 from helios.app.reports import ReportQuery
@@ -40,15 +41,13 @@ commands = typer.Typer(
 
 
 Start = Annotated[
-    str | None,
-    typer.Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
+    str | None, Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end.")
 ]
-End = Annotated[str | None, typer.Option("-E", "--endtime", help="End of the window. Default: now.")]
+End = Annotated[str | None, Option("-E", "--endtime", help="End of the window. Default: now.")]
 Services = Annotated[
-    list[str] | None,
-    typer.Option("--service", callback=rename_services, help="Only these services, separated by commas."),
+    list[str] | None, Option("--service", callback=rename_services, help="Only these services, separated by commas.")
 ]
-Day = Annotated[str, typer.Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
+Day = Annotated[str, Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +58,13 @@ class Jobs:
     start: Start = None
     end: End = None
     user: Annotated[
-        list[str] | None, typer.Option("-u", "--user", "--uid", help="Only these users, separated by commas.")
+        list[str] | None, Option("-u", "--user", "--uid", help="Only these users, separated by commas.")
     ] = None
     account: Annotated[
-        list[str] | None,
-        typer.Option("-A", "--account", "--accounts", help="Only these accounts, separated by commas."),
+        list[str] | None, Option("-A", "--account", "--accounts", help="Only these accounts, separated by commas.")
     ] = None
     partition: Annotated[
-        list[str] | None, typer.Option("-r", "--partition", help="Only these partitions, separated by commas.")
+        list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
     ] = None
 
     def query(self) -> ReportQuery:
@@ -87,18 +85,14 @@ class Form:
 
     fields: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--format", help="Fields, separated by commas, as Field%width, or Field%-width to align left."
-        ),
+        Option("-o", "--format", help="Fields, separated by commas, as Field%width, or Field%-width to align left."),
     ] = None
-    noheader: Annotated[bool, typer.Option("-n", "--noheader", help="Print no header.")] = False
+    noheader: Annotated[bool, Option("-n", "--noheader", help="Print no header.")] = False
     parsable: Annotated[
-        bool, typer.Option("-p", "--parsable", help="Print whole fields with | between them and at the end.")
+        bool, Option("-p", "--parsable", help="Print whole fields with | between them and at the end.")
     ] = False
-    parsable2: Annotated[bool, typer.Option("-P", "--parsable2", help="Print whole fields with | between them.")] = (
-        False
-    )
-    helpformat: Annotated[bool, typer.Option("-e", "--helpformat", help="List the fields with their meanings.")] = False
+    parsable2: Annotated[bool, Option("-P", "--parsable2", help="Print whole fields with | between them.")] = False
+    helpformat: Annotated[bool, Option("-e", "--helpformat", help="List the fields with their meanings.")] = False
     json: AsJson = False
 
     def check(self, fields: Iterable[Field]) -> None:
@@ -164,7 +158,7 @@ def predictions(
     jobs: Jobs,
     by: Annotated[
         Literal["all", "source", "size", "day", "partition", "user"] | None,
-        typer.Option("--by", help="Group by this only. Default: all, source, size and day."),
+        Option("--by", help="Group by this only. Default: all, source, size and day."),
     ] = None,
     form: Form,
 ) -> None:
@@ -181,17 +175,12 @@ def decisions(
     *,
     jobs: Jobs,
     service: Services = None,
-    job_ids: Annotated[
-        list[str] | None, typer.Option("-j", "--jobs", help="Only these jobs, separated by commas.")
-    ] = None,
+    job_ids: Annotated[list[str] | None, Option("-j", "--jobs", help="Only these jobs, separated by commas.")] = None,
     result: Annotated[
-        list[str] | None,
-        typer.Option("--result", help="Only these results: done, would, refused, mismatch, failed, ..."),
+        list[str] | None, Option("--result", help="Only these results: done, would, refused, mismatch, failed, ...")
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option("--mode", help="Only these modes: shadow, canary, active.")] = None,
-    action: Annotated[
-        list[str] | None, typer.Option("--action", help="Only these actions: Reorder, SoftLimit, ...")
-    ] = None,
+    mode: Annotated[list[str] | None, Option("--mode", help="Only these modes: shadow, canary, active.")] = None,
+    action: Annotated[list[str] | None, Option("--action", help="Only these actions: Reorder, SoftLimit, ...")] = None,
     form: Form,
 ) -> None:
     """Show the audit log of decisions.
@@ -228,21 +217,19 @@ def energy(
     cluster: Cluster = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            "-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}). Default: a week before the end."
-        ),
+        Option("-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
     ] = None,
-    end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,
+    end: Annotated[str | None, Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,
     by: Annotated[
         Literal["day", "partition", "node"],
-        typer.Option(
+        Option(
             "--by",
             help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition.",
         ),
     ] = "day",
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Also write a plot to this .png file, or the whole report to this .html file."),
+        Option("--plot", help="Also write a plot to this .png file, or the whole report to this .html file."),
     ] = None,
     form: Form,
 ) -> None:
@@ -268,12 +255,10 @@ def shadow(
     day: Day = "yesterday",
     nodes: Annotated[
         str | None,
-        typer.Option(
-            "--nodes", help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them."
-        ),
+        Option("--nodes", help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them."),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    most: Annotated[int, typer.Option("--most", min=0, help="Number of moved jobs to list.")] = 10,
+    most: Annotated[int, Option("--most", min=0, help="Number of moved jobs to list.")] = 10,
     json: AsJson = False,
 ) -> None:
     """Estimate what a day's shadow decisions would have changed.
@@ -297,9 +282,9 @@ def nightly(
     cluster: Cluster = None,
     day: Day = "yesterday",
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Folder to write to. Default: setting report.folder.")
+        Path | None, Option("--folder", help="Folder to write to. Default: setting report.folder.")
     ] = None,
-    recipient: Annotated[str, typer.Option("--to", help="Recipient of the mail.")] = "root",
+    recipient: Annotated[str, Option("--to", help="Recipient of the mail.")] = "root",
     json: AsJson = False,
 ) -> None:
     """Write the report of a day as HTML page, text and mail.

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration
@@ -69,18 +70,17 @@ def daemon_(
     cluster: Cluster = None,
     nightly: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--nightly/--no-nightly",
             help="Also run the nightly analysis. Use --no-nightly if a timer runs helios nightly.",
         ),
     ] = True,
     domain: Annotated[
         list[Domain] | None,
-        typer.Option("--domain", help="Act only on jobs, or only on nodes. Default: on what the services act on."),
+        Option("--domain", help="Act only on jobs, or only on nodes. Default: on what the services act on."),
     ] = None,
     ingest: Annotated[
-        bool,
-        typer.Option("--ingest/--no-ingest", help="Also read the accounting. Use --no-ingest if another daemon does."),
+        bool, Option("--ingest/--no-ingest", help="Also read the accounting. Use --no-ingest if another daemon does.")
     ] = True,
 ) -> None:
     """Run control cycles at regular intervals until SIGTERM.
@@ -174,15 +174,13 @@ NEXT_STEPS = (
 
 
 def try_(
-    folder: Annotated[Path, typer.Option("--folder", help="Folder for everything that is written.")] = Path(
-        "helios-try"
-    ),
+    folder: Annotated[Path, Option("--folder", help="Folder for everything that is written.")] = Path("helios-try"),
     profile: Annotated[
         Literal["venus", "earth", "saturn", "uranus"],
-        typer.Option("--profile", help="Cluster whose published figures the month resembles."),
+        Option("--profile", help="Cluster whose published figures the month resembles."),
     ] = "venus",
-    days: Annotated[int, typer.Option("--days", min=2, max=366, help="Number of days to generate.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed. The same seed gives the same month.")] = 0,
+    days: Annotated[int, Option("--days", min=2, max=366, help="Number of days to generate.")] = 30,
+    seed: Annotated[int, Option("--seed", min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Try Helios on a synthetic month of a GPU cluster.

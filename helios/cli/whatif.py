@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
@@ -35,7 +36,7 @@ commands = typer.Typer()  # its help is the callback's, with the example: a help
 
 Repeat = Annotated[
     int,
-    typer.Option(
+    Option(
         "--repeat",
         min=0,
         help="Replay each scenario this often, each time with users moved by other days (without users: other weeks; "
@@ -45,26 +46,23 @@ Repeat = Annotated[
 ]
 RepeatOver = Annotated[
     ResampledUnit | None,
-    typer.Option(
+    Option(
         "--repeat-over",
         help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users where "
         "they are known.",
     ),
 ]
 SweepFile = Annotated[
-    Path | None,
-    typer.Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
+    Path | None, Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md.")
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", help="File for the results of the sweep. After an interruption, the same command goes on from it."
-    ),
+    Option("--out", help="File for the results of the sweep. After an interruption, the same command goes on from it."),
 ]
-Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the results of the sweep to this CSV file.")]
+Csv = Annotated[Path | None, Option("--csv", help="Also write the results of the sweep to this CSV file.")]
 Workers = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--workers",
         min=1,
         help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
@@ -72,7 +70,7 @@ Workers = Annotated[
 ]
 DaskAt = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--dask", help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."
     ),
 ]
@@ -87,33 +85,30 @@ def whatif_(
     machine: Machine,
     window: WindowOptions,
     policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas."),
+        list[str] | None, Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
     ] = None,
     backfill: Annotated[
-        list[str] | None,
-        typer.Option("--backfill", help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas."),
+        list[str] | None, Option("--backfill", help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas.")
     ] = None,
     estimates: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--estimates",
             help="Run times that backfill plans with: limit, SECONDS, predicted (p90), expected, true. Several by "
             "commas.",
         ),
     ] = None,
     run_times: Annotated[
-        RunTimes | None,
-        typer.Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true."),
+        RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable."
         ),
     ] = None,
     frontier: Annotated[
-        bool, typer.Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
+        bool, Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
     ] = False,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
@@ -236,24 +231,22 @@ def explain_in_replay(
     context: typer.Context,
     job: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
         ),
     ],
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    policy: Annotated[Policy, typer.Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
+    policy: Annotated[Policy, Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
     backfill: Annotated[
-        Backfill, typer.Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")
+        Backfill, Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")
     ] = Backfill.EASY,
     estimates: Annotated[
-        str,
-        typer.Option("--estimates", help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true."),
+        str, Option("--estimates", help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
     ] = "limit",
     run_times: Annotated[
-        RunTimes | None,
-        typer.Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true."),
+        RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
     ] = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
@@ -299,19 +292,19 @@ def slurm(
     *,
     context: typer.Context,
     slurm_conf: Annotated[
-        Path, typer.Option("--slurm-conf", help="File with slurm.conf, or with the output of scontrol show config.")
+        Path, Option("--slurm-conf", help="File with slurm.conf, or with the output of scontrol show config.")
     ],
-    qos: Annotated[Path | None, typer.Option("--qos", help="File with the output of sacctmgr show qos -P.")] = None,
+    qos: Annotated[Path | None, Option("--qos", help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--assoc",
             help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too.",
         ),
     ] = None,
     sinfo: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--sinfo",
             help="File with the output of scontrol show node; scontrol show partition, "
             "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'.",
@@ -321,14 +314,14 @@ def slurm(
     window: WindowOptions,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             help="Also replay with this line of slurm.conf, such as PriorityWeightFairshare=0. May be repeated.",
         ),
     ] = None,
     service: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--service",
             callback=rename_services,
             help="Also replay with this service acting, as it is configured. May be repeated.",
