@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,24 +51,16 @@ def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_js
     """
     if apply and mode is not None:
         raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
-    operations = Operations(configuration().settings, cluster=cluster)
-    cycles = operations.cycles
-    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
-    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
-    say_notes(report.notes)
+    report, modes = _run_cycle(Operations(configuration().settings, cluster=cluster).cycles, apply=apply, mode=mode)
     if as_json:
-        show_json(_cycle_answer(report, modes))
+        found = {"pending": report.pending, "running": report.running, "acted": report.acted}
+        show_json(_cycle_answer(report) | found | {"modes": {name: _mode_answer(it) for name, it in modes.items()}})
         return
     show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
-    _show_suspended(report)
-    lines = _decisions(report)
-    if len(lines):
-        table = Table("Job", "Service", "Action", "Before", "After", "Outcome", "Why", box=None, pad_edge=False)
-        shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
-        for row in lines[shown].head(MOST_LINES).astype("object").fillna("").itertuples(index=False):
-            table.add_row(*map(escape, map(str, row)))
-        show(table)
-    _show_counts(report, len(lines), {name: it.mode.value for name, it in modes.items()})
+    shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
+    rows = _decisions(report)[shown].astype("object").fillna("").itertuples(index=False)
+    heads = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")
+    _show_cycle(report, heads, list(rows), {name: it.mode.value for name, it in modes.items()})
     if not apply:
         say("Nothing was written. To act as far as the modes allow: helios cycle --apply")
 
@@ -137,9 +129,9 @@ def mode_(
         )
     modes = modes_in_force(settings.database.url, name, services)
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
-    for row_name, row_mode in modes.items():
-        table.add_row(row_name, row_mode.mode.value, scope(row_mode, of=domain_of(services[row_name])))
-    answer({service: _mode_answer(mode) for service, mode in modes.items()}, table, as_json=as_json)
+    for row_name, it in modes.items():
+        table.add_row(row_name, it.mode.value, scope(it, of=domain_of(services[row_name])))
+    answer({name: _mode_answer(it) for name, it in modes.items()}, table, as_json=as_json)
 
 
 def pause_(
@@ -186,7 +178,7 @@ def pause_(
         say(f"warning: {problem}")
     why = f"paused by {by}" + (f": {reason}" if reason else "")
     try:
-        report, nodes, told = operations.everything_back(why, hidden=hidden)
+        report, nodes, summary = operations.everything_back(why, hidden=hidden)
     except HeliosError as problem:
         raise HeliosError(
             f"Helios is paused, but not all of its changes could be reverted: {problem.message}", hint=problem.hint
@@ -199,7 +191,7 @@ def pause_(
         "remaining": [],
         "audited": report.recorded and (nodes is None or nodes.recorded),
     }
-    answer(found, f"Paused by {folder / PAUSE_FILE}: {told}.", "To go on: helios resume", as_json=as_json)
+    answer(found, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
 
 
 def resume_(cluster: Cluster = None) -> None:
@@ -220,8 +212,8 @@ def resume_(cluster: Cluster = None) -> None:
         forget_what_is_damaged(warehouse, name, at=now)
     _resumes_the_nodes_daemon(Path(settings.control.state_folder))
     modes = modes_in_force(settings.database.url, name, configured_services(settings))
-    said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
-    show(f"Helios goes on with its next cycle: {said}.")
+    in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
+    show(f"Helios goes on with its next cycle: {in_words}.")
 
 
 def nightly_(cluster: Cluster = None) -> None:
@@ -233,10 +225,10 @@ def nightly_(cluster: Cluster = None) -> None:
     Example crontab line: 30 2 * * * helios nightly
     """
     with progress_bars() as progress:
-        told = Operations(configuration().settings, cluster=cluster).night(progress=progress)
-    for line in told.did:
+        result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
+    for line in result.did:
         show(line)
-    told.line()
+    result.line()
 
 
 def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
@@ -290,34 +282,46 @@ def _resumes_the_nodes_daemon(folder: Path) -> None:
         say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
 
 
+def _run_cycle(cycles: Any, *, apply: bool, mode: Mode | None) -> tuple[Any, dict[str, ServiceMode]]:
+    """Return the report and modes of a cycle on jobs or nodes."""
+    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
+    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
+    say_notes(report.notes)
+    return report, modes
+
+
 def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
     """Return the decisions about jobs or nodes, without those about the cycle itself."""
     return report.decisions[report.decisions["action"] != "Cycle"]
 
 
-def _show_suspended(report: CycleReport | NodeCycleReport) -> None:
+def _show_cycle(
+    report: CycleReport | NodeCycleReport,
+    heads: Sequence[str],
+    rows: Sequence[Iterable[object]],
+    modes: Mapping[str, str],
+) -> None:
+    """Show why Helios is suspended, the decisions, and the results of each service."""
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
-
-
-def _show_counts(report: CycleReport | NodeCycleReport, rows: int, modes: Mapping[str, str]) -> None:
-    """Show how many rows were left out, and the results of each service."""
-    if rows > MOST_LINES:
-        show(f"... and {rows - MOST_LINES:,} more: --json shows all")
+    if rows:
+        table = Table(*heads, box=None, pad_edge=False)
+        for row in rows[:MOST_LINES]:
+            table.add_row(*map(escape, map(str, row)))
+        show(table)
+    if len(rows) > MOST_LINES:
+        show(f"... and {len(rows) - MOST_LINES:,} more: --json shows all")
     for service, counts in report.counts.items():
         mode = f" ({modes[service]})" if service in modes else ""
-        show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
+        show(f"{service}{mode}: " + (", ".join(f"{result} {count:,}" for result, count in counts.items()) or "-"))
 
 
-def _cycle_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
+def _cycle_answer(report: CycleReport | NodeCycleReport) -> dict[str, Any]:
+    """Return what the cycles on jobs and on nodes have in common as plain values."""
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
-        "pending": report.pending,
-        "running": report.running,
-        "acted": report.acted,
         "suspended": list(report.suspended),
-        "modes": {service: _mode_answer(mode) for service, mode in modes.items()},
         "counts": {service: dict(counts) for service, counts in report.counts.items()},
         "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
     }
@@ -378,13 +382,35 @@ def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_jso
         raise UsageError(
             "No configured service acts on nodes.", hint="Name one in helios.toml: [services.ces]; see docs/power.md"
         )
-    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
-    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
-    say_notes(report.notes)
+    report, modes = _run_cycle(cycles, apply=apply, mode=mode)
+    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
+    from helios.report.nodes import group_decisions  # noqa: PLC0415 - as above
+
     if as_json:
-        show_json(_answer(report, modes))
+        found = {
+            "nodes": count_states(report),
+            "slept": list(report.slept),
+            "woken": list(report.woken),
+            "weighed": list(report.weighed),
+            "protected": report.protected,
+            "quarantined": sorted(report.memory.quarantined),
+            "modes": {service: mode.mode.value for service, mode in modes.items()},
+        }
+        show_json(_cycle_answer(report) | found)
         return
-    _show(report, modes, applied=apply)
+    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
+    rows = group_decisions(_decisions(report))
+    in_words = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
+    if not rows and not report.suspended and not any(report.counts.values()):
+        why = (
+            "each service is asked again only after its own every_s"
+            if apply
+            else "helios power status says whether nodes can sleep here at all"
+        )
+        show(f"No service requests a change; {why}.")
+    _show_cycle(report, ("Nodes", "Service", "Action", "Outcome", "Why"), rows, in_words)
+    if not apply:
+        say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
 
 
 @power_commands.command("clear", epilog="Example: helios power clear gpu17")
@@ -410,55 +436,9 @@ def clear(
     memory = cycles.clear(node)
     trusted = f"{node} may be put to sleep again; if Slurm has it down: scontrol update nodename={node} state=resume"
     left = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
-    said = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
+    lines = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
     found = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
-    answer(found, *said, as_json=as_json)
-
-
-def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bool) -> None:
-    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
-
-    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
-    _show_suspended(report)
-    lines, rows = _decisions(report), []
-    if len(lines):
-        from helios.report.nodes import together  # noqa: PLC0415 - as above
-
-        rows = together(lines)
-        table = Table("Nodes", "Service", "Action", "Outcome", "Why", box=None, pad_edge=False)
-        for row in rows[:MOST_LINES]:
-            table.add_row(*map(escape, row))
-        show(table)
-    elif not report.suspended and not any(report.counts.values()):
-        why = (
-            "each service is asked again only after its own every_s"
-            if applied
-            else "whether nodes can sleep here at all says helios power status"
-        )
-        show(f"No service wants anything changed; {why}.")
-    told = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
-    _show_counts(report, len(rows), told)
-    if not applied:
-        say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
-
-
-def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:
-    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
-
-    decisions = report.decisions.astype("object")
-    return {
-        "taken_at": report.taken_at.isoformat(),
-        "nodes": count_states(report),
-        "slept": list(report.slept),
-        "woken": list(report.woken),
-        "weighed": list(report.weighed),
-        "suspended": list(report.suspended),
-        "protected": report.protected,
-        "quarantined": sorted(report.memory.quarantined),
-        "modes": {service: mode.mode.value for service, mode in modes.items()},
-        "counts": {service: dict(counts) for service, counts in report.counts.items()},
-        "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
-    }
+    answer(found, *lines, as_json=as_json)
 
 
 # ``helios service``: what is installed.
@@ -476,7 +456,7 @@ def list_(as_json: AsJson = False) -> None:
     found = installed().values()
     table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)
     for it in found:
-        told = f"broken: {it.broken}" if it.broken else it.summary
+        summary = f"broken: {it.broken}" if it.broken else it.summary
         options = "\n".join(map(str, it.options))
-        table.add_row(it.name, "yes" if it.name in configured else "", told, options, it.package)
+        table.add_row(it.name, "yes" if it.name in configured else "", summary, options, it.package)
     answer([asdict(it) | {"configured": it.name in configured} for it in found], table, as_json=as_json)

@@ -27,9 +27,9 @@ COMMANDS = {
     "try": ("system:try_", "Try Helios on a synthetic month of a GPU cluster."),
     "compile": ("compile:compile_", "Compile beforehand what other commands would compile at their first run."),
     "whatif": ("whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
-    "simulate": ("replay_services:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
+    "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
     "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
-    "why": ("job:why_", "Say why a job waits, and what Helios did to it."),
+    "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
     "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),
     "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
     "pause": ("control:pause_", "Stop Helios at once and revert everything it set."),
@@ -65,7 +65,7 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name=name, help=told) for name, (_, told) in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name=name, help=line) for name, (_, line) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
@@ -99,12 +99,12 @@ def imported(name: str) -> Any:
         One of ``COMMANDS``.
     """
     module, _, found = COMMANDS[name][0].partition(":")
-    spoken = getattr(import_module(f"helios.cli.{module}"), found)
-    if isinstance(spoken, typer.Typer):
-        command: Any = typer.main.get_group(spoken)
+    target = getattr(import_module(f"helios.cli.{module}"), found)
+    if isinstance(target, typer.Typer):
+        command: Any = typer.main.get_group(target)
     else:
         alone = typer.Typer(add_completion=False)
-        alone.command(name)(spoken)
+        alone.command(name)(target)
         command = typer.main.get_command(alone)
     command.name = name
     _unwrap(command)

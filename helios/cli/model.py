@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
-from helios.app.model_registry import settle, training_history
 from helios.app.training import judge, learn
 from helios.cli.options import AsJson, Cluster, Draws, HistoryOptions, Machine, configuration, duration, expand, moment
 from helios.cli.output import answer, progress_bars, say_notes, width
@@ -62,13 +61,13 @@ def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     Oldest first, each with its reason.
     """
     url, name = _site(cluster)
-    told = model_registry.describe_decisions(url, name)
+    decisions = model_registry.describe_decisions(url, name)
     lines = [
         f"{row['promoted_at'][:16].replace('T', ' ')}  {row['step']}: {row['model_id'] or SHRINKAGE}, "
         f"by {row['promoted_by']}: {row['why']}"
-        for row in told
+        for row in decisions
     ]
-    answer(told, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
+    answer(decisions, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
 
 
 @commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'better last week'")
@@ -208,7 +207,7 @@ def train(
     """
     settings = configuration().settings
     with progress_bars() as progress:
-        history = training_history(settings.database.url, cluster, progress=progress)
+        history = model_registry.training_history(settings.database.url, cluster, progress=progress)
         record = learn(
             history,
             url=settings.database.url,
@@ -218,7 +217,9 @@ def train(
             dask=settings.model.dask if dask is None else dask,
             progress=progress,
         )
-    outcome = settle(settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC))
+    outcome = model_registry.settle(
+        settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC)
+    )
     manifest = {
         "model_id": record.model_id,
         "cluster": record.cluster,
@@ -286,18 +287,18 @@ def evaluate(
     settings = configuration().settings
     with progress_bars() as progress:
         history = source.read(progress)
-        judged: dict[str, Any] = {
+        split: dict[str, Any] = {
             "train_until": moment(train_until, timezone=history.timezone),
             "test_fraction": test_fraction or settings.model.test_fraction,
             "gpu_only": gpu_only,
             "seed": settings.model.seed,
             "progress": progress,
         }
-        evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **judged)
+        evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
         worth = None
         if value:
             target = ReplayTarget(**machine.of(settings, history.machine), draws=draws)
-            worth = value_or_reason(history, target, model=evaluation.model, **judged)
+            worth = value_or_reason(history, target, model=evaluation.model, **split)
     say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]
@@ -336,6 +337,6 @@ def explain_(
         else:
             choose = kept_model(history, url=settings.database.url, model_id=model_id)
         look = None if source.trace is not None else queue_at_submission(settings, history.cluster)
-        told = explain(history, job, choose=choose, look=look, restart=restart)
+        found = explain(history, job, choose=choose, look=look, restart=restart)
     say_notes(history.notes)
-    answer(told.to_json(), explanation_screen(told), as_json=as_json)
+    answer(found.to_json(), explanation_screen(found), as_json=as_json)

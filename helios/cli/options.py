@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer import Option
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from helios.app.history import LoadedHistory
     from helios.ingest import RecordedMachine
     from helios.ports import Progress
-
-
-class Resource(StrEnum):
-    """What jobs hold in a replay."""
-
-    GPUS = "gpus"
-    CPUS = "cpus"
 
 
 class Oversized(StrEnum):
@@ -77,7 +70,8 @@ WarmUp = Annotated[
     Option("--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."),
 ]
 OfResource = Annotated[
-    Resource | None, Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one.")
+    Literal["gpus", "cpus"] | None,
+    Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
 ]
 IfOversized = Annotated[
     Oversized,
@@ -222,13 +216,9 @@ def rename_services(given: Any) -> Any:
 
     Each text is a list of names, or SERVICE.OPTION=VALUE.
     """
-    if given is None or isinstance(given, str):
-        return given and _rename_services(given)
-    return [_rename_services(text) for text in given]
-
-
-def _rename_services(text: str) -> str:
-    names = text.split(",")
+    if not isinstance(given, str):
+        return given and [rename_services(text) for text in given]
+    names = given.split(",")
     for place, name in enumerate(names):
         service, dot, rest = name.partition(".")
         if new := RENAMED_SERVICES.get(service.strip()):

@@ -177,20 +177,23 @@ def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> Renderab
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a report and print its path.
+    """Write a report and print its path."""
+    write_file(path, page, what="The report", option="--report FILE")
+    say(f"Report: {path.resolve()}")
+
+
+def write_file(path: Path, content: str | bytes, *, what: str, option: str) -> None:
+    """Write a file that an option names.
 
     Raises
     ------
     UsageError
-        It cannot be written there.
+        It cannot be written there; the message calls it ``what``.
     """
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as reason:
-        raise UsageError(
-            f"The report cannot be written: {reason}", hint="Choose another place: --report FILE"
-        ) from reason
-    say(f"Report: {path.resolve()}")
+        raise UsageError(f"{what} cannot be written: {reason}", hint=f"Choose another place: {option}") from reason
 
 
 def _cell(value: Any) -> str:

@@ -15,7 +15,7 @@ from typer import Option
 from helios.app import reports
 from helios.app.reports import ReportQuery
 from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand, rename_services
-from helios.cli.output import say, say_notes, show_json
+from helios.cli.output import say, say_notes, show_json, write_file
 from helios.errors import UsageError
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
@@ -69,14 +69,8 @@ class Jobs:
 
     def query(self) -> ReportQuery:
         """Return the query of the report."""
-        return _query(
-            self.cluster,
-            self.start,
-            self.end,
-            users=_split(self.user),
-            accounts=_split(self.account),
-            partitions=_split(self.partition),
-        )
+        chosen = {"users": self.user, "accounts": self.account, "partitions": self.partition}
+        return _query(self.cluster, self.start, self.end, **{name: _split(of) for name, of in chosen.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,34 +116,18 @@ def queue(jobs: Jobs, form: Form) -> None:
     _show(reports.queue_report(jobs.query()), form)
 
 
-@_command("users", "users -S 2026-11-01 -o User,Jobs,GPUHours,P95Wait -P")
-def users(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each user.
+def _add_usage_command(group: str, example: str) -> None:
+    def usage(jobs: Jobs, form: Form) -> None:
+        form.check(fields_by(group))
+        _show(reports.usage_report(jobs.query(), group=group), form)
 
-    Counts the jobs submitted in the window.
-    """
-    form.check(fields_by("user"))
-    _show(reports.usage_report(jobs.query(), group="user"), form)
-
-
-@_command("accounts", "accounts -S now-4weeks")
-def accounts(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each account.
-
-    Counts the jobs submitted in the window.
-    """
-    form.check(fields_by("account"))
-    _show(reports.usage_report(jobs.query(), group="account"), form)
+    usage.__doc__ = f"Show jobs, hours, waits and failures of each {group}.\n\nCounts the jobs submitted in the window."
+    _command(f"{group}s", f"{group}s {example}")(usage)
 
 
-@_command("partitions", "partitions -S today --json")
-def partitions(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each partition.
-
-    Counts the jobs submitted in the window.
-    """
-    form.check(fields_by("partition"))
-    _show(reports.usage_report(jobs.query(), group="partition"), form)
+_add_usage_command("user", "-S 2026-11-01 -o User,Jobs,GPUHours,P95Wait -P")
+_add_usage_command("account", "-S now-4weeks")
+_add_usage_command("partition", "-S today --json")
 
 
 @_command("predictions", "predictions -S now-4weeks --by user")
@@ -315,10 +293,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
         content = render_energy(found).encode()
     else:
         raise UsageError(f"--plot {path}: a plot is a .png or an .html file.", hint="Name it energy.png or energy.html")
-    try:
-        path.write_bytes(content)
-    except OSError as reason:
-        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --plot") from reason
+    write_file(path, content, what=str(path), option="--plot")
     say(f"Drawn: {path}")
 
 

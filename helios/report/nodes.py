@@ -160,7 +160,7 @@ class NodeExplanation:
         return {"node": self.node, "facts": list(self.facts), "decisions": _records(self.decisions)}
 
 
-def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
+def group_decisions(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
     """Group audit entries that differ in their node alone.
 
     Returns for each group the nodes as a hostlist, service, action, outcome and reason.
@@ -170,11 +170,11 @@ def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
     lines : DataFrame
         Columns of ``DECISIONS``.
     """
-    said: dict[tuple[str, str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
     for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
         target, service, action, outcome, reason = map(_text, row)
-        said.setdefault((service, action, outcome, reason), []).append(target)
-    return [(fold_names(nodes), *rest) for rest, nodes in said.items()]
+        groups.setdefault((service, action, outcome, reason), []).append(target)
+    return [(fold_names(nodes), *rest) for rest, nodes in groups.items()]
 
 
 def fold_names(nodes: Iterable[str]) -> str:
