@@ -81,8 +81,8 @@ def whatif_(
         Option(
             "--repeat",
             min=0,
-            help="Replay each scenario this often, each time with users moved by other days (without users: other weeks; "
-            "in a short window: other days or arrivals), to see which differences are more than chance. Use 20. 0: one "
+            help="Replay each scenario this often, each time with users moved by other days (without users: other weeks; in "
+            "a short window: other days or arrivals), to see which differences are more than chance. Use 20. 0: one "
             "replay, with intervals from its own weeks or days.",
         ),
     ] = 0,
@@ -90,8 +90,8 @@ def whatif_(
         ResampledUnit | None,
         Option(
             "--repeat-over",
-            help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users where "
-            "they are known.",
+            help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users "
+            "where they are known.",
         ),
     ] = None,
     sweep_file: Annotated[
