@@ -81,9 +81,9 @@ def whatif_(
         Option(
             "--repeat",
             min=0,
-            help="Replay each scenario this often, each time with users moved by other days (without users: other weeks; in "
-            "a short window: other days or arrivals), to see which differences are more than chance. Use 20. 0: one "
-            "replay, with intervals from its own weeks or days.",
+            help="Replay each scenario this often, each time with users moved by other days (without users: other "
+            "weeks; in a short window: other days or arrivals), to see which differences are more than chance. Use 20. "
+            "0: one replay, with intervals from its own weeks or days.",
         ),
     ] = 0,
     repeat_over: Annotated[

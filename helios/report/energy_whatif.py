@@ -5,7 +5,6 @@ They have the same form on a node series and on a job trace.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.charts import BLUE, GREEN, GREY, INK, ORANGE, canvas
+from helios.report.plain import plain
 from helios.report.tables import figure, plain_table
 from helios.services.energy_saving import Choice
 from helios.units import count_in_words, duration_in_words, percent
@@ -91,7 +91,8 @@ class PolicyResult:
 
         What is not a finite number is null.
         """
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        found: dict[str, Any] = plain(self)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,14 +269,6 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
         axes.set_xlabel("wake-ups a day (line: 95 % interval)")
         axes.set_ylabel("nodes asleep, mean")
     return drawing.svg
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(end) for end in value]
-    if not isinstance(value, float):
-        return value
-    return value + 0.0 if math.isfinite(value) else None  # no -0.0
 
 
 def _table(result: EnergyWhatIf, *, width: int) -> RenderableType:

@@ -16,6 +16,8 @@ from rich.table import Table
 
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
 from helios.model.hostlist import fold
+from helios.report.plain import plain
+from helios.report.tables import plain_table
 
 MOST_SHOWN = 40
 LAST_LINES = 12
@@ -72,7 +74,7 @@ class NodeStatus:
             yield ""
             yield self._applied_changes()
         else:
-            yield "Nothing of Helios stands on any node."
+            yield "Helios has changed nothing on any node."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -82,14 +84,12 @@ class NodeStatus:
             "cannot": self.cannot,
             "protected": self.protected,
             "quarantined": dict(self.quarantined),
-            "pools": _records(self.pools.drop(columns=["taken_at", "wanted"])),
-            "applied_changes": _records(self.applied_changes),
+            "pools": plain(self.pools.drop(columns=["taken_at", "wanted"])),
+            "applied_changes": plain(self.applied_changes),
         }
 
     def _pools(self) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for name in ("Pool", "Nodes", "Busy", "Idle", "Asleep", "Falling asleep", "Waking", "By Helios"):
-            table.add_column(name, justify="left" if name == "Pool" else "right")
+        table = plain_table("Pool", "Nodes", "Busy", "Idle", "Asleep", "Falling asleep", "Waking", "By Helios")
         for row in self.pools.to_dict("records"):
             idle = row["total"] - row["busy"] - row["asleep"] - row["falling_asleep"] - row["waking"]
             counts = (row["total"], row["busy"], max(idle, 0), row["asleep"], row["falling_asleep"], row["waking"])
@@ -97,13 +97,13 @@ class NodeStatus:
         return table
 
     def _applied_changes(self) -> Table:
-        names = ("Nodes", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
+        names = ("Nodes", "Applied change", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
         found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
         for row in self.applied_changes.to_dict("records"):
             theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
-            stands = f"{row['setting']}: {row['value']}{theirs}"
-            same = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
+            applied = f"{row['setting']}: {row['value']}{theirs}"
+            same = tuple(_text(cell) for cell in (applied, row["own"], row["service"], row["mode"]))
             found.setdefault(same, []).append((_text(row["node"]), row["written_at"]))
         for same, rows in list(found.items())[:MOST_SHOWN]:
             nodes, since = fold_names(node for node, _ in rows) or "(the list)", min(at for _, at in rows)
@@ -143,8 +143,8 @@ class NodeExplanation:
             return
         yield ""
         table = Table("When (UTC)", "Service", "Mode", "Action", "Outcome", "Why", box=None, pad_edge=False)
+        columns = ("service", "mode", "action", "outcome", "reason")
         for row in self.decisions.head(LAST_LINES).to_dict("records"):
-            columns = ("service", "mode", "action", "outcome", "reason")
             when = f"{row['decided_at']:%m-%d %H:%M:%S}"
             service, mode, action, outcome, why = (escape(_text(row[name])) for name in columns)
             if width >= WIDE:
@@ -157,7 +157,7 @@ class NodeExplanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"node": self.node, "facts": list(self.facts), "decisions": _records(self.decisions)}
+        return {"node": self.node, "facts": list(self.facts), "decisions": plain(self.decisions)}
 
 
 def group_decisions(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
@@ -187,10 +187,3 @@ def fold_names(nodes: Iterable[str]) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    plain = frame.astype(object)
-    return [
-        {str(key): value for key, value in row.items()} for row in plain.where(frame.notna(), None).to_dict("records")
-    ]

@@ -17,6 +17,7 @@ import numpy as np
 
 from helios.choices import ResampledUnit
 from helios.metrics.statistics import mean_interval
+from helios.report.plain import plain
 
 NOTICED = 0.1
 """Relative difference of mean waits below which it is called chance."""
@@ -162,12 +163,7 @@ class OrderCheck:
             "over": self.over.value,
             "own_mean_wait_s": self.own_mean_s,
             **compared,
-            "ratios": {
-                order.value: [
-                    {name: value if isfinite(value) else None for name, value in asdict(one).items()} for one in found
-                ]
-                for order, found in self.ratios.items()
-            },
+            "ratios": {order.value: plain(found) for order, found in self.ratios.items()},
         }
 
 

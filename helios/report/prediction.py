@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
+from helios.report.plain import plain
 from helios.report.tables import plain_table
 from helios.units import duration, duration_in_words, percent
 
@@ -255,11 +256,11 @@ class Explanation:
 
         What is unknown or unlimited is null.
         """
-        plain = _plain(asdict(self))
-        explained = plain.pop("explained")
+        found: dict[str, Any] = plain(self)
+        explained = found.pop("explained")
         p10_s, p50_s, p90_s = explained.pop("quantiles_s")
         words = [{"words": text, "factor": factor} for text, factor in corrections_in_words(self.explained)]
-        return {**plain, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained, "corrections_in_words": words}
+        return {**found, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained, "corrections_in_words": words}
 
 
 def explanation_screen(told: Explanation) -> RenderableType:
@@ -395,11 +396,3 @@ def _factor(factor: float) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= NAME_WIDTH else text[: NAME_WIDTH - 1] + "…"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return None if isinstance(value, float) and not np.isfinite(value) else value
-    return [_plain(part) for part in value]
