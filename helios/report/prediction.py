@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.plain import plain
-from helios.report.tables import plain_table
+from helios.report.tables import counted, plain_table
 from helios.units import duration, duration_in_words, percent
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ FEATURE_GROUPS = (
         "request",
         "gpus|log_(cpus|nodes|memory)",
         {
-            "gpus": lambda gpus: _counted(gpus, "GPU") if gpus else "",
-            "log_cpus": lambda cpus: _counted(round(_seconds(cpus)), "CPU"),
-            "log_nodes": lambda nodes: _counted(round(_seconds(nodes)), "node"),
+            "gpus": lambda gpus: counted(gpus, "GPU") if gpus else "",
+            "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
+            "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
         },
     ),
     FeatureGroup("time limit", "log_limit", {"log_limit": _time}),
@@ -317,7 +317,7 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
     shortest, longest = duration_in_words(recent.shortest_s), duration_in_words(recent.longest_s)
     took = shortest if shortest == longest else f"{shortest} to {longest}"
     they = "it" if recent.jobs == 1 else "they" if recent.jobs == recent.last else f"the last {recent.last}"
-    return f"It rests on {_counted(recent.jobs, 'ended job')} {whose}: {they} took {took}."
+    return f"It rests on {counted(recent.jobs, 'ended job')} {whose}: {they} took {took}."
 
 
 def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
@@ -376,14 +376,10 @@ def _similar_jobs(alike: tuple[PastJob, ...]) -> RenderableType:
     return table
 
 
-def _counted(number: float, unit: str) -> str:
-    return f"{number:,.0f} {unit}{'' if number == 1 else 's'}"
-
-
 def _size(gpus: int, cpus: float) -> str:
     if gpus:
-        return _counted(gpus, "GPU")
-    return "size unknown" if np.isnan(cpus) else _counted(cpus, "CPU")
+        return counted(gpus, "GPU")
+    return "size unknown" if np.isnan(cpus) else counted(cpus, "CPU")
 
 
 def _limit(limit_s: float, write: Callable[[float], str] = duration) -> str:

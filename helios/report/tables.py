@@ -208,6 +208,11 @@ def figure(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def counted(number: float, noun: str) -> str:
+    """Write a number with its noun, as ``1 job`` or ``2,000 jobs``."""
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def description_tables(description: Description) -> list[RenderableType]:
     """Return the tables that describe a history.
 

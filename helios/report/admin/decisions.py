@@ -21,7 +21,7 @@ RESULTS = tuple(str(result) for result in Result)
 
 LINES = declare_fields(
     ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
-    ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
+    ("Service", "service", FieldKind.TEXT, 11, "Who asked for it; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
     ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Revert, ...; Cycle: a line about a whole cycle"),
     ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
@@ -32,18 +32,13 @@ LINES = declare_fields(
     ("Reason", "reason", FieldKind.TEXT, 29, "Why"),
     ("Model", "model_id", FieldKind.TEXT, 20, "What predicted"),
 )
+_CYCLES = "Cycles with an entry in the audit log; of helios every cycle, where recorded"
 BY_SERVICE = declare_fields(
     ("Day", "day", FieldKind.TEXT, 10, "Day, on the cluster's clock"),
     ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
     ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
-    (
-        "Cycles",
-        "cycles",
-        FieldKind.COUNT,
-        6,
-        "Cycles with an entry in the audit log; of helios every cycle, where recorded",
-    ),
+    ("Cycles", "cycles", FieldKind.COUNT, 6, _CYCLES),
     ("Proposed", "proposed", FieldKind.COUNT, 8, "Changes of jobs and nodes; what already was so is not counted"),
     ("Done", "done", FieldKind.COUNT, 4, "Written and read back"),
     ("Would", "would", FieldKind.COUNT, 5, "Of a shadow: would have been written"),
@@ -54,6 +49,9 @@ BY_SERVICE = declare_fields(
     ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
     ("Suspended", "suspended", FieldKind.COUNT, 9, "Cycles in which Helios was suspended and wrote nothing"),
     ("SuspendedReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason why it was suspended"),
+)
+SHOWN_BY_SERVICE = tuple(
+    field.name for field in BY_SERVICE if field.name not in {"ModeChgs", "Postponed", "Gone", "SuspendedReason"}
 )
 
 
@@ -131,19 +129,7 @@ def service_days(
     return ReportTable(
         title=title,
         fields=BY_SERVICE,
-        shown=(
-            "Day",
-            "Service",
-            "Mode",
-            "Cycles",
-            "Proposed",
-            "Done",
-            "Would",
-            "Refused",
-            "Mismatch",
-            "Failed",
-            "Suspended",
-        ),
+        shown=SHOWN_BY_SERVICE,
         rows=_by_day_and_service(table),
         empty="Nothing was decided in this window.",
         notes=() if known else ("Only cycles with an entry in the audit log are counted.",),

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from email.message import EmailMessage
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from helios.actions import Result
 from helios.model.hostlist import fold
 from helios.report.admin.decisions import service_days, with_results
 from helios.report.admin.predictions import prediction_accuracy, worst_predictions
-from helios.report.admin.queue import levels, queue_at
+from helios.report.admin.queue import epoch_s, levels, queue_at
 from helios.report.admin.sacct_format import (
     CUT,
     FieldKind,
@@ -36,6 +35,7 @@ from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, lo
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
 from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.html import PageSection, render_sections
+from helios.report.tables import counted
 from helios.units import change, duration, duration_in_words, percent
 
 WEEKS_BEFORE = 4
@@ -154,8 +154,13 @@ def nightly_digest(night: Night) -> Digest:
         "partition", submitted, predictions=predictions, at=night.end, title="Partitions", timezone=zone
     )
     waiting = queue_at(night.jobs, predictions=predictions, at=night.end, title="Waiting longest", timezone=zone)
-    failed_wakes, alarms = list(_failed_wakes(night.decisions)), list(_alarms(night.decisions))
-    did = [*failed_wakes, *_acts(services), *alarms, *_refusals(night.decisions), *_suspensions(night.cycles, services)]
+    failed_wakes = list(_failed_wakes(night.decisions))
+    alarms = [
+        *_results(night.decisions, Result.MISMATCH, "Something else was read back than was written: {:,} times"),
+        *_results(night.decisions, Result.FAILED, "The cluster refused or did not answer: {:,} times"),
+    ]
+    refused = _results(night.decisions, Result.REFUSED, "{:,} changes were refused by guards")
+    did = [*failed_wakes, *_acts(services), *alarms, *refused, *_suspensions(night.cycles, services)]
     columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
         PageSection(title="What Helios did", sentences=did, tables=[_shown(services, columns)]),
@@ -301,7 +306,7 @@ def daily_waits(night: Night) -> pd.DataFrame:
     """
     local = pd.Timestamp(night.begin).tz_convert(night.timezone)
     days = [local - pd.DateOffset(days=back) for back in range(7 * WEEKS_BEFORE, 0, -1)]
-    edges_s = _edges([*days, local, pd.Timestamp(night.end)])
+    edges_s = epoch_s([*days, local, pd.Timestamp(night.end)])
     rows = levels(night.jobs, edges_s=edges_s)
     started_s = night.jobs["started_at"].to_numpy(dtype="datetime64[s]").astype(np.int64)
     day = np.searchsorted(edges_s, started_s, side="right") - 1
@@ -310,12 +315,8 @@ def daily_waits(night: Night) -> pd.DataFrame:
     return rows.assign(p50_wait_s=p50, p95_wait_s=p95)
 
 
-def _edges(moments: list[pd.Timestamp]) -> NDArray[np.int64]:
-    return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
-
-
 def _hours(night: Night) -> NDArray[np.int64]:
-    first, last = _edges([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
+    first, last = epoch_s([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
     return np.append(np.arange(first, last, 3_600, dtype=np.int64), last)
 
 
@@ -364,29 +365,16 @@ def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _alarms(decisions: pd.DataFrame) -> Iterator[str]:
-    """Describe mismatches and failures with their most frequent reasons."""
-    rows = with_results(decisions[(decisions["action"] != FAILED_WAKE).to_numpy(dtype=bool)])
-    for result, what in (
-        (Result.MISMATCH, "Something else was read back than was written"),
-        (Result.FAILED, "The cluster refused or did not answer"),
-    ):
-        found = rows[(rows["result"] == str(result)).fillna(False).to_numpy()]
-        if len(found):
-            yield f"{what}: {len(found):,} times{_reasons(found['remark'])}."
-
-
-def _refusals(decisions: pd.DataFrame) -> Iterator[str]:
+def _results(decisions: pd.DataFrame, result: Result, what: str) -> Iterator[str]:
+    """Count the changes with a result, and name its most frequent reasons."""
     rows = with_results(decisions)
-    found = rows[(rows["result"] == str(Result.REFUSED)).fillna(False).to_numpy()]
-    if len(found):
-        yield f"{len(found):,} proposals were refused by guards{_reasons(found['remark'])}."
-
-
-def _reasons(remarks: pd.Series[Any]) -> str:
+    chosen = (rows["result"] == str(result)) & (rows["action"] != FAILED_WAKE)
+    remarks = rows["remark"][chosen.fillna(False).to_numpy(dtype=bool)]
+    if remarks.empty:
+        return
     counts = remarks[remarks.astype("str").str.len() > 0].value_counts().head(MOST_REASONS)
-    named = "; ".join(f"{reason} ({number:,})" for reason, number in counts.items())
-    return f": {named}" if named else ""
+    reasons = "; ".join(f"{reason} ({number:,})" for reason, number in counts.items())
+    yield f"{what.format(len(remarks))}{': ' if reasons else ''}{reasons}."
 
 
 def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
@@ -451,17 +439,13 @@ def _end_of(night: Night) -> str:
     return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
     rows = waiting.rows[waiting.rows["waiting"] > 0]
     if rows.empty:
         yield f"{at} nobody waited."
         return
     first = rows.iloc[0]
-    waited = f"{_counted(int(rows['waiting'].sum()), 'job')} of {_counted(rows['user'].nunique(), 'user')} waited"
+    waited = f"{counted(int(rows['waiting'].sum()), 'job')} of {counted(rows['user'].nunique(), 'user')} waited"
     job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
     yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
 
@@ -474,10 +458,8 @@ def _accuracy(ended: pd.DataFrame, night: Night) -> Iterator[str]:
         yield "No job that had been predicted ended that day."
         return
     row = accuracy.rows.iloc[0]
-    naive = "" if np.isnan(row["naive_off_by"]) else (
-        f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f} of the "
-        "user's last run"
-    )  # fmt: skip
+    both = f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f}"
+    naive = "" if np.isnan(row["naive_off_by"]) else f"{both} of the user's last run"
     yield f"Half of {int(row['jobs']):,} jobs that ended were predicted within a factor of {row['off_by']:.1f}{naive}."
     yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
 
@@ -496,11 +478,7 @@ def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
         },
     ]
     return ReportTable(
-        title="Waits of the jobs that started",
-        fields=DAYS,
-        shown=tuple(field.name for field in DAYS),
-        rows=pd.DataFrame(rows),
-        timezone=night.timezone,
+        title="Waits of the jobs that started", fields=DAYS, rows=pd.DataFrame(rows), timezone=night.timezone
     )
 
 
@@ -508,7 +486,6 @@ def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
     return ReportTable(
         title="Worst predictions",
         fields=WORST,
-        shown=tuple(field.name for field in WORST),
         rows=worst_predictions(ended, night.predictions, most=MOST_WORST),
         empty="No predicted job ended that day.",
         timezone=night.timezone,
