@@ -46,8 +46,8 @@ def models_table(
     for name in ("Learned until", "First job", "Trained at") if wide else ():
         table.add_column(name, justify="right")
     for model in models:
-        table.add_row(*_of_model(model, wide=wide), style="bold" if model["promoted"] else None)
-    return Group(table, "", *_below(models, decisions, drift))
+        table.add_row(*_model_cells(model, wide=wide), style="bold" if model["promoted"] else None)
+    return Group(table, "", *_lines_below(models, decisions, drift))
 
 
 def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
@@ -62,8 +62,10 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
         table.add_row(escape(NAMES.get(name, name)), *_score(comparison["scores"][name]), style=style)
     beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
     for name, against in comparison["against"].items():
-        beside.add_row(escape(NAMES.get(name, name)), _signed(against["rank"], 1), _signed(against["error"], -1))
-    caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_many(comparison)}."
+        beside.add_row(
+            escape(NAMES.get(name, name)), _with_interval(against["rank"], 1), _with_interval(against["error"], -1)
+        )
+    caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_groups_drawn(comparison)}."
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
         "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
@@ -86,7 +88,7 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
         first = f"{model_id} {did}: {outcome['why']}."
     if outcome["promoted"] == model_id and step is None:
         first = f"{model_id}: {outcome['why']}."
-    return [first, *_who(outcome)]
+    return [first, *_active_lines(outcome)]
 
 
 def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
@@ -94,7 +96,7 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
 
     Inputs against those of training, errors beside those of shrinkage.
     """
-    parts: list[RenderableType] = [_of_drift(drift), "", _inputs(drift, width), ""]
+    parts: list[RenderableType] = [_drift_caption(drift), "", _inputs(drift, width), ""]
     if drift["weeks"]:
         parts += [_weeks(drift["weeks"]), ""]
     legend = (
@@ -105,7 +107,7 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
     return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
 
 
-def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
+def _model_cells(model: Mapping[str, Any], *, wide: bool) -> list[str]:
     scores = model["scores"].get("scores", {}) if model["scores"] else {}
     mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
     cells = [
@@ -122,37 +124,39 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
     return [*cells, *times] if wide else cells
 
 
-def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None) -> list[str]:
+def _lines_below(
+    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None
+) -> list[str]:
     chosen = [model["model_id"] for model in models if model["promoted"]]
-    said = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
+    lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
         at = _minute(last["promoted_at"])
-        said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
-        said.append("Nothing was ever decided: the newest is active.")
-    said += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
+        lines.append("Nothing was ever decided: the newest is active.")
+    lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
     if drift:
-        said.append(f"Drift: {drift}.")
+        lines.append(f"Drift: {drift}.")
     legend = (
         "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
         "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
         "Dash: too short to judge.[/]"
     )
-    return [*(escape(line) for line in said), "", legend]
+    return [*(escape(line) for line in lines), "", legend]
 
 
-def _who(outcome: Mapping[str, Any]) -> list[str]:
+def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
     promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
     if not outcome["written"]:
         return [f"Active, as before: {before}."]
     if promoted == model_id:
         return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
     if promoted == "shrinkage":
-        said = "Active: shrinkage, which needs no training."
-        return [said, f"Promote it all the same: helios model promote {model_id}"]
-    judge = f"Compare both: helios model compare {promoted} {model_id}"
-    return [f"Active: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
+        none = "Active: shrinkage, which needs no training."
+        return [none, f"Promote it all the same: helios model promote {model_id}"]
+    compare = f"Compare both: helios model compare {promoted} {model_id}"
+    return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
 
 
 def _sentence(comparison: Mapping[str, Any], name: str) -> str:
@@ -164,12 +168,12 @@ def _sentence(comparison: Mapping[str, Any], name: str) -> str:
     return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
 
 
-def _many(comparison: Mapping[str, Any]) -> str:
+def _groups_drawn(comparison: Mapping[str, Any]) -> str:
     groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
     return f"{comparison['clusters']:,} {groups}"
 
 
-def _of_drift(drift: Mapping[str, Any]) -> str:
+def _drift_caption(drift: Mapping[str, Any]) -> str:
     training = drift["training"]
     shares = [
         f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
@@ -220,7 +224,7 @@ def _score(score: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _signed(difference: Mapping[str, Any] | None, sign: int) -> str:
+def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:
     if difference is None:
         return "-"
     low, high = sorted((sign * difference["low"], sign * difference["high"]))

@@ -263,45 +263,45 @@ class Explanation:
         return {**found, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained, "corrections_in_words": words}
 
 
-def explanation_screen(told: Explanation) -> RenderableType:
+def explanation_screen(found: Explanation) -> RenderableType:
     """Return an explained prediction for a terminal of 80 columns.
 
     The answer, the contributions to it, and similar jobs.
     """
-    parts: list[RenderableType] = [escape(line) for line in answer_lines(told)]
-    parts += ["", _contributions(told.explained), ""]
-    parts.append(_similar_jobs(told.alike) if told.alike else "No past job had its user, account, size or name.")
-    if told.notes:
-        parts += ["", *(escape(f"Note: {note}.") for note in told.notes)]
+    parts: list[RenderableType] = [escape(line) for line in answer_lines(found)]
+    parts += ["", _contributions(found.explained), ""]
+    parts.append(_similar_jobs(found.alike) if found.alike else "No past job had its user, account, size or name.")
+    if found.notes:
+        parts += ["", *(escape(f"Note: {note}.") for note in found.notes)]
     return Group(*parts)
 
 
-def answer_lines(told: Explanation) -> list[str]:
+def answer_lines(found: Explanation) -> list[str]:
     """Return the answer as sentences.
 
     The job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
     """
-    run = f", run {told.restart + 1}" if told.restart else ""
-    whose = f" of {_short(told.user)}" if told.user else ""
-    where = f" in {told.partition}" if told.partition else ""
-    limit = f", limit {_limit(told.time_limit_s, duration_in_words)}" if not np.isnan(told.time_limit_s) else ""
-    when = "" if told.known_at == told.submitted_at else f" as of {told.known_at:%Y-%m-%d %H:%M} UTC"
-    p10_s, p50_s, p90_s = told.explained.quantiles_s
+    run = f", run {found.restart + 1}" if found.restart else ""
+    whose = f" of {_short(found.user)}" if found.user else ""
+    where = f" in {found.partition}" if found.partition else ""
+    limit = f", limit {_limit(found.time_limit_s, duration_in_words)}" if not np.isnan(found.time_limit_s) else ""
+    when = "" if found.known_at == found.submitted_at else f" as of {found.known_at:%Y-%m-%d %H:%M} UTC"
+    p10_s, p50_s, p90_s = found.explained.quantiles_s
     low, middle, high = map(duration_in_words, (p10_s, p50_s, p90_s))
     lines = [
-        f"Job {told.job_id}{run}{whose} on {told.cluster}{where}: {_size(told.gpus, told.cpus)}{limit}, submitted "
-        f"{told.submitted_at:%Y-%m-%d %H:%M} UTC.",
-        f"Predicted run time{when}: {middle}; 8 of 10 such jobs take {low} to {high} (by {told.explained.source}).",
+        f"Job {found.job_id}{run}{whose} on {found.cluster}{where}: {_size(found.gpus, found.cpus)}{limit}, submitted "
+        f"{found.submitted_at:%Y-%m-%d %H:%M} UTC.",
+        f"Predicted run time{when}: {middle}; 8 of 10 such jobs take {low} to {high} (by {found.explained.source}).",
     ]
-    if not np.isnan(told.run_time_s):
-        place = "within" if p10_s <= told.run_time_s <= p90_s else "below" if told.run_time_s < p10_s else "above"
-        state = f" ({told.state})" if told.state else ""
-        lines.append(f"It ran {duration_in_words(told.run_time_s)}{state}, {place} that range.")
-    if told.remaining_s is not None:
-        low, middle, high = map(duration_in_words, told.remaining_s)
-        ran = duration_in_words(told.elapsed_s)
+    if not np.isnan(found.run_time_s):
+        place = "within" if p10_s <= found.run_time_s <= p90_s else "below" if found.run_time_s < p10_s else "above"
+        state = f" ({found.state})" if found.state else ""
+        lines.append(f"It ran {duration_in_words(found.run_time_s)}{state}, {place} that range.")
+    if found.remaining_s is not None:
+        low, middle, high = map(duration_in_words, found.remaining_s)
+        ran = duration_in_words(found.elapsed_s)
         lines.append(f"It has run {ran}; {middle} remain, in 8 of 10 such cases {low} to {high}.")
-    return [*lines, rests_on(told.explained.basis, told.explained.recent, user=told.user, account=told.account)]
+    return [*lines, rests_on(found.explained.basis, found.explained.recent, user=found.user, account=found.account)]
 
 
 def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: str) -> str:
@@ -310,7 +310,7 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
     Whose they are, and how long the last of them took.
     """
     if recent is None:
-        return "No job had ended by then, so no past job stands behind it."
+        return "No job had ended by then, so it rests on no past job."
     whose = BASIS_WORDS.get(basis, basis).format(
         user=_short(user) or "this user", account=_short(account), others="others" if user else "anyone"
     )
@@ -333,15 +333,15 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
             words = describe_feature(name, explained.features)
             together[words] = together.get(words, 1.0) * factor
     ranked = sorted(together.items(), key=lambda part: -abs(np.log(part[1])))
-    told = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
-    if rest := ranked[len(told) :]:
-        told.append(("everything else", float(np.prod([factor for _, factor in rest]))))
+    named = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
+    if rest := ranked[len(named) :]:
+        named.append(("everything else", float(np.prod([factor for _, factor in rest]))))
     last = explained.corrections.get(AFTERWARDS, 1.0)
     if abs(np.log(last)) > 1e-6:  # rounding alone leaves it within a millionth of 1
-        told.append(
+        named.append(
             ("what recent errors taught" if EVERY_JOB in explained.corrections else "cut at its time limit", last)
         )
-    return told
+    return named
 
 
 def _contributions(explained: Explained) -> RenderableType:

@@ -92,7 +92,7 @@ def differences_table(found: Differences) -> RenderableType:
     table.add_row(f"[dim]{escape(base.label)}[/]", *(duration(base.figures[name]) for name in found.shown))
     for other in found.others:
         table.add_row(escape(other.label), *(_difference_cell(other.differences[name]) for name in found.shown))
-    return Group(f"{found.told} {found.not_covered}", "", table)
+    return Group(f"{found.method} {found.not_covered}", "", table)
 
 
 def _difference_cell(found: Difference | None) -> str:
