@@ -49,7 +49,7 @@ from helios.ports import Progress, Service
 from helios.report.history import describe
 from helios.report.significance import Differences
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
-from helios.report.tables import plain_table, whatif_table
+from helios.report.tables import whatif_table
 from helios.report.whatif import WhatIf
 from helios.services.qssf import Qssf
 from helios.services.registry import build, checked_options, domain_of
@@ -367,7 +367,9 @@ def _parse_service_options(options: list[str]) -> Mapping[str, dict[str, Any]]:
 
 
 def _service_table(result: ServiceReplay) -> Table:
-    table = plain_table("Service", "Calls", "Jobs changed", "Unchanged", "Not changed", "Raised")
+    table = Table("Service", box=None, pad_edge=False, header_style="bold")
+    for name in ("Calls", "Jobs changed", "Unchanged", "Not changed", "Raised"):
+        table.add_column(name, justify="right")
     for active in result.active_services:
         done, unchanged = active.outcomes[Result.DONE], active.outcomes[Result.UNCHANGED]
         rest = sum(active.outcomes.values()) - done - unchanged

@@ -119,14 +119,8 @@ class ChosenRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        hindsight = [asdict(score) for score in self.choice.hindsight]
-        return {
-            "pool": self.pool,
-            "rule": self.rule,
-            "days": self.days,
-            "reason": self.choice.reason,
-            "hindsight": hindsight,
-        }
+        found = {"pool": self.pool, "rule": self.rule, "days": self.days, "reason": self.choice.reason}
+        return found | {"hindsight": [asdict(score) for score in self.choice.hindsight]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,15 +246,8 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
             # Names at the right end would leave the drawing; the two timers lie side by side.
             right, below = x > FAR_RIGHT, policy.policy == "idle_timer_10min"
             aside = (5, -13) if below else (-5, 4) if right else (5, 4)
-            axes.annotate(
-                policy.policy,
-                (x, y),
-                textcoords="offset points",
-                xytext=aside,
-                ha="right" if right else "left",
-                fontsize="small",
-                color=colour,
-            )
+            place: Any = {"xytext": aside, "textcoords": "offset points", "ha": "right" if right else "left"}
+            axes.annotate(policy.policy, (x, y), fontsize="small", color=colour, **place)
         # Timers wake some dozens of times a day and would squeeze all else into a corner.
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0)

@@ -200,19 +200,19 @@ def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
 
 
 def _weeks(weeks: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90")
-    for week in weeks:
-        model = week["model"]
-        table.add_row(
+    rows = [
+        (
             week["begin"][:10],
             f"{week['jobs']:,}",
-            figure(model["median_abs_log_error"]),
+            figure(week["model"]["median_abs_log_error"]),
             figure(week["shrinkage"]["median_abs_log_error"]),
-            f"{model['bias_log']:+.2f}",
-            figure(model["spearman"]),
-            percent(model["coverage_p10_p90"]),
+            f"{week['model']['bias_log']:+.2f}",
+            figure(week["model"]["spearman"]),
+            percent(week["model"]["coverage_p10_p90"]),
         )
-    return table
+        for week in weeks
+    ]
+    return plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", rows=rows)
 
 
 def _score(score: Mapping[str, Any]) -> list[str]:

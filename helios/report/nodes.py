@@ -17,7 +17,6 @@ from rich.table import Table
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
 from helios.model.hostlist import fold
 from helios.report.plain import plain
-from helios.report.tables import plain_table
 
 MOST_SHOWN = 40
 LAST_LINES = 12
@@ -89,7 +88,9 @@ class NodeStatus:
         }
 
     def _pools(self) -> Table:
-        table = plain_table("Pool", "Nodes", "Busy", "Idle", "Asleep", "Falling asleep", "Waking", "By Helios")
+        table = Table(box=None, pad_edge=False)
+        for name in ("Pool", "Nodes", "Busy", "Idle", "Asleep", "Falling asleep", "Waking", "By Helios"):
+            table.add_column(name, justify="left" if name == "Pool" else "right")
         for row in self.pools.to_dict("records"):
             idle = row["total"] - row["busy"] - row["asleep"] - row["falling_asleep"] - row["waking"]
             counts = (row["total"], row["busy"], max(idle, 0), row["asleep"], row["falling_asleep"], row["waking"])
