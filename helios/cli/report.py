@@ -142,7 +142,7 @@ def predictions(
 ) -> None:
     """Show how far off predicted run times were.
 
-    A rule without a model stands beside them: the run time of the user's last job that had ended.
+    They are compared with a rule without a model: the run time of the user's last job that had ended.
     """
     form.check(predictions_report.FIELDS)
     _show(reports.prediction_report(jobs.query(), by=by), form)
@@ -181,7 +181,7 @@ def decisions(
 def services(
     *, cluster: Cluster = None, start: Start = None, end: End = None, service: Services = None, form: Form
 ) -> None:
-    """Show what each service proposed, by day, and with what results.
+    """Show what each service asked for, by day, and with what results.
 
     Also in how many cycles Helios was suspended (it wrote nothing), and why.
     """
