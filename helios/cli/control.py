@@ -167,10 +167,10 @@ def pause_(
         raise not_paused(problems)
     else:
         problems = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
-    if problems and not _pauses_the_nodes_daemon(folder, by=by, reason=reason, now=now):
-        beside = _of_the_nodes(folder)
+    if problems and not _pause_nodes_daemon(folder, by=by, reason=reason, now=now):
+        beside = _nodes_folder(folder)
         problems.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
-    if name is None or not _ever_worked(url, name):
+    if name is None or not _has_run_cycles(url, name):
         problems.append(
             f"no Helios has run a cycle with these settings; one that runs here has others and does not see {folder}"
         )
@@ -210,7 +210,7 @@ def resume_(cluster: Cluster = None) -> None:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
         forget_what_is_damaged(warehouse, name, at=now)
-    _resumes_the_nodes_daemon(Path(settings.control.state_folder))
+    _resume_nodes_daemon(Path(settings.control.state_folder))
     modes = modes_in_force(settings.database.url, name, configured_services(settings))
     in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
     show(f"Helios goes on with its next cycle: {in_words}.")
@@ -242,7 +242,7 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _ever_worked(url: str, cluster: str) -> bool:
+def _has_run_cycles(url: str, cluster: str) -> bool:
     """Return whether a Helios with these settings has ever taken a cycle on the cluster."""
     try:
         with Warehouse.open(url) as warehouse:
@@ -251,7 +251,7 @@ def _ever_worked(url: str, cluster: str) -> bool:
         return False
 
 
-def _of_the_nodes(folder: Path) -> Path:
+def _nodes_folder(folder: Path) -> Path:
     """Return the state folder of ``helios-power.service``.
 
     It lies beside that of ``helios.service``; helios-release.sh finds it in the same way.
@@ -259,23 +259,23 @@ def _of_the_nodes(folder: Path) -> Path:
     return Path(f"{folder}-power")
 
 
-def _pauses_the_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
+def _pause_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
     """Pause the daemon that acts on nodes by its own pause file.
 
     The daemon could not learn of the pause without the database. False: it is not paused.
     """
-    beside = _of_the_nodes(folder)
+    beside = _nodes_folder(folder)
     if not beside.is_dir() or os.path.lexists(beside / PAUSE_FILE):
         return True
     return not pause_here(beside, by=by, reason=reason, now=now)
 
 
-def _resumes_the_nodes_daemon(folder: Path) -> None:
+def _resume_nodes_daemon(folder: Path) -> None:
     """Remove the pause file of the daemon that acts on nodes.
 
     ``helios-release.sh`` may have left one. Where it cannot be removed, a warning says so.
     """
-    file = _of_the_nodes(folder) / PAUSE_FILE
+    file = _nodes_folder(folder) / PAUSE_FILE
     try:
         file.unlink(missing_ok=True)
     except OSError:

@@ -127,43 +127,26 @@ class _CompileProgress(logging.Handler):
 @contextmanager
 def _bars_or_lines() -> Iterator[ProgressPort]:
     if not sys.stderr.isatty():
-        yield _Lines()
+        # One line when a stage begins, so that the log of a stuck run shows where.
+        begun: set[str] = set()
+
+        def print_once(step: str, done: float) -> None:  # noqa: ARG001 - a line has no length
+            if step not in begun:
+                begun.add(step)
+                say(f"{step} ...")
+
+        yield print_once
         return
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        console=_console(stderr=True),
-    ) as bars:
-        yield _Bars(bars)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeElapsedColumn(), console=_console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
 
+        def update(step: str, done: float) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=1.0)
+            bars.update(tasks[step], completed=done)
 
-class _Bars:
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, step: str, done: float) -> None:
-        if step not in self._tasks:
-            self._tasks[step] = self._bars.add_task(step, total=1.0)
-        self._bars.update(self._tasks[step], completed=done)
-
-
-class _Lines:
-    """Progress as one line for each stage.
-
-    The line is printed when the stage begins, so that the log of a stuck run shows where.
-    """
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def __call__(self, step: str, done: float) -> None:  # noqa: ARG002 - a line has no length
-        if step not in self._seen:
-            self._seen.add(step)
-            say(f"{step} ...")
+        yield update
 
 
 def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:

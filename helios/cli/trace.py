@@ -138,17 +138,12 @@ def load_answer(report: LoadReport) -> dict[str, Any]:
 
     A file that was loaded before changes nothing, and is reported so.
     """
-    known = report.jobs_new + report.jobs_updated + report.jobs_unchanged
-    again = report.already_loaded
-    return {
-        "cluster": report.cluster,
-        "rows_read": report.rows_read,
-        "jobs_new": 0 if again else report.jobs_new,
-        "jobs_updated": 0 if again else report.jobs_updated,
-        "jobs_unchanged": known if again else report.jobs_unchanged,
-        "rejects": report.rejects,
-        "already_loaded": again,
-    }
+    names = ("cluster", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejects", "already_loaded")
+    found = {name: getattr(report, name) for name in names}
+    if report.already_loaded:
+        known = report.jobs_new + report.jobs_updated + report.jobs_unchanged
+        found |= {"jobs_new": 0, "jobs_updated": 0, "jobs_unchanged": known}
+    return found
 
 
 # ``helios db``: schema and roles of the warehouse.

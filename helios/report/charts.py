@@ -182,12 +182,12 @@ def _svg(figure: Figure, description: str) -> str:
     text = buffer.getvalue()
     element = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r"#([\w.-]+)", element))
-    element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _themed, element)
+    element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _use_theme, element)
     element = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", element)
     return element.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
 
 
-def _themed(found: re.Match[str]) -> str:
+def _use_theme(found: re.Match[str]) -> str:
     what, colour = found.groups()
     return f"{what}: var(--{THEMED[colour]}, {colour})" if colour in THEMED else found[0]
 
@@ -285,7 +285,7 @@ def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
         for run, colour in zip(drawn, LINES, strict=False):
             waited = np.sort(run.wait_s)
             share = 1 - np.arange(len(waited)) / len(waited)
-            keep = [place for place in _drawn(len(waited)) if waited[place] >= LEAST_WAIT_S]
+            keep = [place for place in _curve_positions(len(waited)) if waited[place] >= LEAST_WAIT_S]
             axes.step(waited[keep], share[keep], where="pre", color=colour, lw=1.8, label=run.label)
         rare_share_axis(axes)
         time_axis(axes, narrow=narrow)
@@ -503,7 +503,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def _drawn(length: int) -> NDArray[np.int64]:
+def _curve_positions(length: int) -> NDArray[np.int64]:
     """Return the positions in the sorted jobs that a curve passes through.
 
     Ever denser towards the end.

@@ -206,19 +206,19 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
     ]
     for name, what in ((PUBLISHED, "the rule as published"), ("max_3h_plus_5", "max of 3 h + 5 nodes")):
         if control := result.of(name):
-            sentences.append(f"{_beside(ces, control)} {what}.")
+            sentences.append(f"{_compare_control(ces, control)} {what}.")
     if timer := result.of(TIMER):
-        sentences.append(_beside_timer(ces, timer))
+        sentences.append(_compare_timer(ces, timer))
     if ces.jobs_delayed == 0:
         sentences.append("No job waited for a node to boot.")
     elif ces.jobs_delayed is not None:
         longest = duration_in_words(ces.longest_delay_s or 0.0)
         share = percent(ces.share_of_jobs_delayed, 3)
         sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
-    return [*sentences, *map(_chosen, result.chosen)]
+    return [*sentences, *map(_rule_sentence, result.chosen)]
 
 
-def _chosen(rule: ChosenRule) -> str:
+def _rule_sentence(rule: ChosenRule) -> str:
     """Return a sentence on the rule that CES used, and why."""
     when = "" if rule.days is None else f" on {count_in_words(rule.days, 'day')}"
     scores = "; ".join(
@@ -323,7 +323,7 @@ def policy_cells(policy: PolicyResult, names: Sequence[str]) -> list[str]:
     return [policy.policy, *(cells[name] for name in names)]
 
 
-def _beside(ces: PolicyResult, control: PolicyResult) -> str:
+def _compare_control(ces: PolicyResult, control: PolicyResult) -> str:
     nodes = ces.mean_sleeping_nodes - control.mean_sleeping_nodes
     wakes = ces.wakeups_per_day - control.wakeups_per_day
     asleep = f"{abs(nodes):.1f} nodes {'more' if nodes >= 0 else 'fewer'} asleep"
@@ -336,7 +336,7 @@ def _share_saved(policy: PolicyResult) -> str:
     return f" ({percent(policy.saved_kwh / whole, 1)})" if whole > 0 else ""
 
 
-def _beside_timer(ces: PolicyResult, timer: PolicyResult) -> str:
+def _compare_timer(ces: PolicyResult, timer: PolicyResult) -> str:
     """Compare CES with Slurm's own idle timer.
 
     With what the timer costs in wake-ups and delays, because it may save more energy.

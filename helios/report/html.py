@@ -79,7 +79,7 @@ def render_whatif(
         users=users,
         named_users=biggest_users(users),
         losing_jobs=losing_jobs(chosen, result) if chosen is not None else [],
-        sure=_how_sure(result, differences),
+        sure=_differences(result, differences),
         figures=_figures(result, users),
         description=description,
         history=_history(description),
@@ -212,7 +212,7 @@ def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | N
     return figures | {"users": inline(partial(whatif_charts.users, reference=result.reference), users)}
 
 
-def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
+def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
     """Return how each replay differs from the baseline, with intervals.
 
     None: nobody waits, or there is nothing to compare.

@@ -58,14 +58,23 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
     table = plain_table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90")
     challenger = comparison["challenger"]
     for name in (challenger, *comparison["against"]):
+        score = comparison["scores"][name]
+        cells = (
+            f"{score['median_abs_log_error']:.2f}",
+            f"{score['bias_log']:+.2f}",
+            percent(score["coverage_p10_p90"]),
+        )
         style = "bold" if name == challenger else None
-        table.add_row(escape(NAMES.get(name, name)), *_score(comparison["scores"][name]), style=style)
+        table.add_row(escape(NAMES.get(name, name)), figure(score["spearman"], 3), *cells, style=style)
     beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
     for name, against in comparison["against"].items():
         beside.add_row(
             escape(NAMES.get(name, name)), _with_interval(against["rank"], 1), _with_interval(against["error"], -1)
         )
-    caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_groups_drawn(comparison)}."
+    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
+    caption = (
+        f"On {comparison['jobs']:,} jobs that no model here had learned from, of {comparison['clusters']:,} {groups}."
+    )
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
         "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
@@ -168,11 +177,6 @@ def _sentence(comparison: Mapping[str, Any], name: str) -> str:
     return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
 
 
-def _groups_drawn(comparison: Mapping[str, Any]) -> str:
-    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
-    return f"{comparison['clusters']:,} {groups}"
-
-
 def _drift_caption(drift: Mapping[str, Any]) -> str:
     training = drift["training"]
     shares = [
@@ -213,15 +217,6 @@ def _weeks(weeks: Sequence[Mapping[str, Any]]) -> RenderableType:
         for week in weeks
     ]
     return plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", rows=rows)
-
-
-def _score(score: Mapping[str, Any]) -> list[str]:
-    return [
-        figure(score["spearman"], 3),
-        f"{score['median_abs_log_error']:.2f}",
-        f"{score['bias_log']:+.2f}",
-        percent(score["coverage_p10_p90"]),
-    ]
 
 
 def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:

@@ -282,7 +282,7 @@ def answer_lines(found: Explanation) -> list[str]:
     The job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
     """
     run = f", run {found.restart + 1}" if found.restart else ""
-    whose = f" of {_short(found.user)}" if found.user else ""
+    whose = f" of {_shorten(found.user)}" if found.user else ""
     where = f" in {found.partition}" if found.partition else ""
     limit = f", limit {_limit(found.time_limit_s, duration_in_words)}" if not np.isnan(found.time_limit_s) else ""
     when = "" if found.known_at == found.submitted_at else f" as of {found.known_at:%Y-%m-%d %H:%M} UTC"
@@ -312,7 +312,7 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
     if recent is None:
         return "No job had ended by then, so it rests on no past job."
     whose = BASIS_WORDS.get(basis, basis).format(
-        user=_short(user) or "this user", account=_short(account), others="others" if user else "anyone"
+        user=_shorten(user) or "this user", account=_shorten(account), others="others" if user else "anyone"
     )
     shortest, longest = duration_in_words(recent.shortest_s), duration_in_words(recent.longest_s)
     took = shortest if shortest == longest else f"{shortest} to {longest}"
@@ -370,7 +370,7 @@ def _similar_jobs(alike: tuple[PastJob, ...]) -> RenderableType:
     for job in alike:
         # Size and limit have their own columns; the others are named with their value.
         values = {name: getattr(job, name) for name in ("partition", "name", "user", "account")}
-        differs = (f"{name} {_short(values[name]) or 'unknown'}" if name in values else name for name in job.differs)
+        differs = (f"{name} {_shorten(values[name]) or 'unknown'}" if name in values else name for name in job.differs)
         cells = (job.job_id, f"{job.ended_at:%Y-%m-%d %H:%M}", _size(job.gpus, job.cpus), _limit(job.time_limit_s))
         table.add_row(*map(escape, (*cells, duration(job.run_time_s), ", ".join(differs) or "nothing")))
     return table
@@ -390,5 +390,5 @@ def _factor(factor: float) -> str:
     return f"x {factor:.0f}" if factor >= 10 else f"x {factor:.2f}" if factor >= 0.1 else f"x {factor:.2g}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= NAME_WIDTH else text[: NAME_WIDTH - 1] + "…"

@@ -255,11 +255,11 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
     label = f"{run.label} (today)" if run is baseline and run.is_today else run.label
     cells = [
         label,
-        _marked("mean", summary.mean_wait_s, best),
+        _mark_best("mean", summary.mean_wait_s, best),
         "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),
-        _marked("p99", summary.p99_wait_s, best),
-        _marked("longest", summary.max_wait_s, best),
-        *(_marked(name, by_size[name], best) for name in SIZE_CLASSES),
+        _mark_best("p99", summary.p99_wait_s, best),
+        _mark_best("longest", summary.max_wait_s, best),
+        *(_mark_best(name, by_size[name], best) for name in SIZE_CLASSES),
     ]
     if width >= WIDE:
         cells += [
@@ -272,7 +272,7 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
     return cells
 
 
-def _marked(name: str, value: float | None, best: Mapping[str, float]) -> str:
+def _mark_best(name: str, value: float | None, best: Mapping[str, float]) -> str:
     text = duration(value)
     return f"[bold green]{text}[/]" if value is not None and value == best.get(name) else text
 

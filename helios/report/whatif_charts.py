@@ -86,7 +86,7 @@ def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
         axes = drawing.panels[0]
         axes.axhline(0, color=INK, lw=1)
         for run, colour in zip(runs, LINES[1:], strict=False):
-            saved, kept = saved_gpu_hours(run, result.baseline), _spread(len(run.submitted_s))
+            saved, kept = saved_gpu_hours(run, result.baseline), _evenly_spaced(len(run.submitted_s))
             moments = run.submitted_s[kept].astype("datetime64[s]")
             axes.step(moments, saved[kept], where="post", color=colour, lw=1.8, label=run.label)
         axes.set_ylabel(f"{result.unit} hours of waiting")
@@ -139,7 +139,7 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
     return drawing.svg
 
 
-def _spread(length: int, most: int = 600) -> NDArray[np.int64]:
+def _evenly_spaced(length: int, most: int = 600) -> NDArray[np.int64]:
     """Return the positions of the points that a curve is drawn through.
 
     All, or ``most`` evenly spread ones with the first and the last.

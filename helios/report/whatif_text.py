@@ -97,7 +97,7 @@ def explanation(result: WhatIf, differences: Differences | None = None) -> list[
     if chosen is None:
         return [
             f"{today.label}: the mean wait is {duration_in_words(today.summary.mean_wait_s)}.",
-            *_bound_alone(result),
+            *_oracle_alone(result),
         ]
     sure = differences if differences is not None else of_one_replay(result)
     return [
@@ -236,7 +236,7 @@ def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]
     ]
 
 
-def _bound_alone(result: WhatIf) -> list[str]:
+def _oracle_alone(result: WhatIf) -> list[str]:
     if not result.oracles:
         return []
     bound = min(result.oracles, key=lambda run: run.summary.mean_wait_s)

@@ -15,7 +15,7 @@ from helios.model import DECISIONS
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 
 CONTROL = "helios"
-OF_A_CYCLE = "Cycle"
+CYCLE = "Cycle"
 """``action`` of an audit entry about a whole cycle, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
@@ -122,8 +122,8 @@ def service_days(
         audit entry are known.
     """
     known = cycles is not None and not cycles.empty
-    lines = pd.concat([_of_decisions(decisions, cycles_known=known), _of_cycles(cycles)], ignore_index=True)
-    table = _dated(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
+    lines = pd.concat([_count_decisions(decisions, cycles_known=known), _count_cycles(cycles)], ignore_index=True)
+    table = _with_days(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
     if services:
         table = table[table["service"].isin(list(services))]
     return ReportTable(
@@ -137,22 +137,22 @@ def service_days(
     )
 
 
-def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
+def _count_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
     """Return what is counted of each audit entry.
 
     Outcomes of changes, and suspended cycles unless the table of cycles counts them.
     """
     rows = with_results(decisions)
-    of_a_cycle = (rows["action"] == OF_A_CYCLE).to_numpy()
+    about_cycle = (rows["action"] == CYCLE).to_numpy()
     known = rows["result"].isin(RESULTS).to_numpy()
     # Control records a suspended cycle only when its reasons change, so the table of cycles counts better.
-    suspended = of_a_cycle & ~known & (not cycles_known)
+    suspended = about_cycle & ~known & (not cycles_known)
     return pd.DataFrame(
         {
             "at": rows["decided_at"].array,
             "service": rows["service"].astype("object").array,
             "mode": rows["mode"].astype("object").array,
-            "proposed": known & ~of_a_cycle,
+            "proposed": known & ~about_cycle,
             "is_suspended": suspended,
             "suspended_reason": rows["reason"].astype("object").where(pd.Series(suspended, index=rows.index)).array,
             **{f"is_{name}": (rows["result"] == name).fillna(False).to_numpy() for name in RESULTS},
@@ -160,9 +160,9 @@ def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFram
     )
 
 
-def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
+def _count_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
     if cycles is None or cycles.empty:
-        return _of_decisions(DECISIONS.empty(), cycles_known=True)
+        return _count_decisions(DECISIONS.empty(), cycles_known=True)
     suspended = cycles["suspended"].astype("str").str.replace("\n", "; ").astype("object")
     suspended = suspended.where(suspended.notna() & (suspended != ""))
     counts = dict.fromkeys(["proposed", *(f"is_{name}" for name in RESULTS)], False)
@@ -178,7 +178,7 @@ def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
     )
 
 
-def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
+def _with_days(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
     before = table.groupby("service")["mode"].transform(lambda modes: modes.ffill().shift())
     # Control itself has no mode: its entries have off, active or paused there.
     changed = before.notna() & table["mode"].notna() & (before != table["mode"]) & (table["service"] != CONTROL)
@@ -194,10 +194,10 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     # Control itself has no mode: its entries have off, active or paused there.
     rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
     rows["cycles"] = groups["at"].nunique()
-    rows["suspended_reason"] = groups["suspended_reason"].agg(_commonest)
+    rows["suspended_reason"] = groups["suspended_reason"].agg(_most_frequent)
     return rows.reset_index()
 
 
-def _commonest(reasons: pd.Series[Any]) -> str | None:
+def _most_frequent(reasons: pd.Series[Any]) -> str | None:
     counts = reasons.value_counts()
     return None if counts.empty else str(counts.index[0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from email.message import EmailMessage
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -146,67 +147,66 @@ class Digest:
 
 def nightly_digest(night: Night) -> Digest:
     """Compute the content of a nightly report."""
-    zone, predictions = night.timezone, night.predictions
+    zone = night.timezone
     daily = daily_waits(night)
     services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=zone)
-    submitted, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
-    partitions = usage_by(
-        "partition", submitted, predictions=predictions, at=night.end, title="Partitions", timezone=zone
-    )
-    waiting = queue_at(night.jobs, predictions=predictions, at=night.end, title="Waiting longest", timezone=zone)
-    failed_wakes = list(_failed_wakes(night.decisions))
+    submitted, ended = _jobs_of_day(night, "submitted_at"), _jobs_of_day(night, "ended_at")
+    at_end: Any = {"predictions": night.predictions, "at": night.end, "timezone": zone}
+    partitions = usage_by("partition", submitted, title="Partitions", **at_end)
+    waiting = queue_at(night.jobs, title="Waiting longest", **at_end)
+    waiting = replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None)
+    shadow = shadow_table(night.shadow, title="The shadow's day")
+    decisions, failed_wakes = night.decisions, list(_failed_wake_sentences(night.decisions))
     alarms = [
-        *_results(night.decisions, Result.MISMATCH, "Something else was read back than was written: {:,} times"),
-        *_results(night.decisions, Result.FAILED, "The cluster refused or did not answer: {:,} times"),
+        *_result_sentences(
+            night.decisions, Result.MISMATCH, "Something else was read back than was written: {:,} times"
+        ),
+        *_result_sentences(decisions, Result.FAILED, "The cluster refused or did not answer: {:,} times"),
     ]
-    refused = _results(night.decisions, Result.REFUSED, "{:,} changes were refused by guards")
-    did = [*failed_wakes, *_acts(services), *alarms, *refused, *_suspensions(night.cycles, services)]
+    refused = _result_sentences(decisions, Result.REFUSED, "{:,} changes were refused by guards")
+    did = [
+        *failed_wakes,
+        *_change_sentences(services),
+        *alarms,
+        *refused,
+        *_suspension_sentences(night.cycles, services),
+    ]
     columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
-        PageSection(title="What Helios did", sentences=did, tables=[_shown(services, columns)]),
+        PageSection(title="What Helios did", sentences=did, tables=[_select(services, columns)]),
         PageSection(
             title="How long jobs waited",
-            sentences=list(_waits(daily)),
+            sentences=list(_wait_sentences(daily)),
             figures=[partial(waits_by_day, daily, zone)],
             tables=[
-                _days(daily, night),
-                _shown(partitions, "partition,jobs,meanwait,p50wait,p95wait,maxwait,failed", most=MOST_PARTITIONS),
+                _waits_table(daily, night),
+                _select(partitions, "partition,jobs,meanwait,p50wait,p95wait,maxwait,failed", most=MOST_PARTITIONS),
             ],
         ),
         PageSection(
             title="Who waits longest",
-            sentences=list(_waiters(waiting, at=_end_of(night))),
+            sentences=list(_queue_sentences(waiting, at=_report_end(night))),
             figures=[partial(queue_by_hour, levels(night.jobs, edges_s=_hours(night)), zone)],
-            tables=[
-                _shown(
-                    replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None),
-                    "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob",
-                    most=MOST_WAITING,
-                )
-            ],
+            tables=[_select(waiting, "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob", most=MOST_WAITING)],
         ),
         *([_energy_section(night.energy)] if night.energy else []),
         *([PageSection(title="Whether the order helps", sentences=night.order)] if night.order else []),
         PageSection(
-            title="How far off predictions were", sentences=list(_accuracy(ended, night)), tables=[_worst(ended, night)]
+            title="How far off predictions were",
+            sentences=list(_accuracy_sentences(ended, night)),
+            tables=[_worst_table(ended, night)],
         ),
         PageSection(
             title="What the shadow would have changed",
             sentences=night.shadow.sentences,
-            tables=[
-                _shown(shadow_table(night.shadow, title="The shadow's day"), "line,meanwait,p50wait,p99wait,maxwait")
-            ],
+            tables=[_select(shadow, "line,meanwait,p50wait,p99wait,maxwait")],
             notes=night.shadow.notes,
         ),
     ]
     alarming = bool(failed_wakes or alarms)
+    subject = _subject(night, services, daily, alarming=alarming)
     return Digest(
-        cluster=night.cluster,
-        timezone=zone,
-        begin=night.begin,
-        subject=_subject(night, services, daily, alarming=alarming),
-        alarming=alarming,
-        sections=sections,
+        cluster=night.cluster, timezone=zone, begin=night.begin, subject=subject, alarming=alarming, sections=sections
     )
 
 
@@ -257,29 +257,29 @@ def as_mail(digest: Digest, *, page: str, page_name: str, recipient: str) -> byt
 
 
 def _lines(digest: Digest) -> Iterator[str]:
-    yield from _wrapped(digest.subject)
+    yield from _wrap(digest.subject)
     yield "=" * WIDTH
     for section in digest.sections:
         yield from ("", section.title.upper())
         for sentence in (*section.sentences, *section.notes):
-            yield from _wrapped(write_values(sentence, FieldKind.TEXT), "* ", "  ")
+            yield from _wrap(write_values(sentence, FieldKind.TEXT), "* ", "  ")
         for table in section.tables:
             if isinstance(table, ReportTable) and len(table.rows):
                 lines = as_lines(table, chosen_fields(table, None))
                 yield from ("", table.title[:WIDTH])
                 yield from (line if len(line) <= WIDTH else line[: WIDTH - 1] + CUT for line in lines)
     yield ""
-    yield from _wrapped(f"Times on the cluster's own clock ({digest.timezone}).")
+    yield from _wrap(f"Times on the cluster's own clock ({digest.timezone}).")
 
 
-def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
+def _wrap(text: str, first: str = "", then: str = "") -> list[str]:
     """Wrap text at ``WIDTH`` columns, keeping each number with its unit."""
     tied = re.sub(r"(?<=\d) (?=(?:h|min|s|days?|%|weeks)\b)", TIE, text)
     lines = textwrap.wrap(tied, WIDTH, initial_indent=first, subsequent_indent=then)
     return [line.replace(TIE, " ") for line in lines]
 
 
-def _shown(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
+def _select(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
     """Return the first rows of a table with columns as ``--format`` names them."""
     return replace(
         table, shown=tuple(columns.split(",")), rows=table.rows.head(len(table.rows) if most is None else most)
@@ -288,7 +288,7 @@ def _shown(table: ReportTable, columns: str, *, most: int | None = None) -> Repo
 
 def _energy_section(energy: NightEnergy) -> PageSection:
     before = [savings(energy.days)] if energy.days.slept and energy.days.days > 1 else []
-    table = _shown(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
+    table = _select(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
     return PageSection(
         title="What nodes asleep saved",
         sentences=[*energy_sentences(energy.day), *before],
@@ -320,7 +320,7 @@ def _hours(night: Night) -> NDArray[np.int64]:
     return np.append(np.arange(first, last, 3_600, dtype=np.int64), last)
 
 
-def _of_the_day(night: Night, column: str) -> pd.DataFrame:
+def _jobs_of_day(night: Night, column: str) -> pd.DataFrame:
     """Return the jobs whose time ``column`` falls in the day.
 
     Predictions are compared on the jobs that ended in the day: of those submitted in it, mostly short ones have ended.
@@ -337,7 +337,7 @@ def _total(services: ReportTable, column: str) -> int:
 def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarming: bool) -> str:
     done, would = _total(services, "done"), _total(services, "would")
     acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
-    mean, before = daily["mean_wait_s"].iloc[-1], _before(daily, "mean_wait_s")
+    mean, before = daily["mean_wait_s"].iloc[-1], _mean_before(daily, "mean_wait_s")
     waited = "no waits known" if np.isnan(mean) else f"mean wait {duration_in_words(mean)}"
     against = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
@@ -345,7 +345,7 @@ def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarmi
     return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{acted}; {waited}{against}"
 
 
-def _acts(services: ReportTable) -> Iterator[str]:
+def _change_sentences(services: ReportTable) -> Iterator[str]:
     done, would = _total(services, "done"), _total(services, "would")
     if not done and not would:
         yield "Helios changed nothing on the cluster."
@@ -355,7 +355,7 @@ def _acts(services: ReportTable) -> Iterator[str]:
         yield f"In shadow it would have changed something {would:,} times; nothing of that was written."
 
 
-def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
+def _failed_wake_sentences(decisions: pd.DataFrame) -> Iterator[str]:
     """Name the nodes that did not wake and need a person."""
     failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
     if nodes := fold(failed["target"].astype("str")):
@@ -365,7 +365,7 @@ def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _results(decisions: pd.DataFrame, result: Result, what: str) -> Iterator[str]:
+def _result_sentences(decisions: pd.DataFrame, result: Result, what: str) -> Iterator[str]:
     """Count the changes with a result, and name its most frequent reasons."""
     rows = with_results(decisions)
     chosen = (rows["result"] == str(result)) & (rows["action"] != FAILED_WAKE)
@@ -377,7 +377,7 @@ def _results(decisions: pd.DataFrame, result: Result, what: str) -> Iterator[str
     yield f"{what.format(len(remarks))}{': ' if reasons else ''}{reasons}."
 
 
-def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
+def _suspension_sentences(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     suspended = _total(services, "suspended")
     if not suspended:
         return
@@ -387,7 +387,7 @@ def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of} cycles{why}."
 
 
-def _before(daily: pd.DataFrame, column: str) -> float | None:
+def _mean_before(daily: pd.DataFrame, column: str) -> float | None:
     """Return the mean of a column over the days before.
 
     Weighted by the jobs that started on each day; None where none started.
@@ -399,8 +399,8 @@ def _before(daily: pd.DataFrame, column: str) -> float | None:
     return float(np.average(known[column], weights=known["started"]))
 
 
-def _waits(daily: pd.DataFrame) -> Iterator[str]:
-    day, before = daily.iloc[-1], _before(daily, "mean_wait_s")
+def _wait_sentences(daily: pd.DataFrame) -> Iterator[str]:
+    day, before = daily.iloc[-1], _mean_before(daily, "mean_wait_s")
     if np.isnan(day["mean_wait_s"]):
         yield "No job is known to have started that day."
         return
@@ -413,15 +413,15 @@ def _waits(daily: pd.DataFrame) -> Iterator[str]:
     if before is None:
         yield "No job is known to have started in the four weeks before."
     elif abs(mean - before) <= max(SAME * before, 1.0):
-        yield f"That is as in {_before_it(daily)}: {duration_in_words(before)} on average."
+        yield f"That is as in {_earlier_days(daily)}: {duration_in_words(before)} on average."
     else:
         yield (
-            f"That is {'longer' if mean > before else 'shorter'} than in {_before_it(daily)}: "
+            f"That is {'longer' if mean > before else 'shorter'} than in {_earlier_days(daily)}: "
             f"{duration_in_words(before)} on average ({change(mean, before)})."
         )
 
 
-def _before_it(daily: pd.DataFrame) -> str:
+def _earlier_days(daily: pd.DataFrame) -> str:
     """Name the days before that the history knows.
 
     A young history does not know all of them.
@@ -430,7 +430,7 @@ def _before_it(daily: pd.DataFrame) -> str:
     return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
 
 
-def _end_of(night: Night) -> str:
+def _report_end(night: Night) -> str:
     """Name the moment up to which the report counts.
 
     The end of the day, or the time of day where the day is not over yet.
@@ -439,8 +439,8 @@ def _end_of(night: Night) -> str:
     return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
 
 
-def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
-    rows = waiting.rows[waiting.rows["waiting"] > 0]
+def _queue_sentences(waiting: ReportTable, *, at: str) -> Iterator[str]:
+    rows = waiting.rows
     if rows.empty:
         yield f"{at} nobody waited."
         return
@@ -450,7 +450,7 @@ def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
     yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
 
 
-def _accuracy(ended: pd.DataFrame, night: Night) -> Iterator[str]:
+def _accuracy_sentences(ended: pd.DataFrame, night: Night) -> Iterator[str]:
     accuracy = prediction_accuracy(
         ended, predictions=night.predictions, past=night.past, title="", by="all", timezone=night.timezone
     )
@@ -464,7 +464,7 @@ def _accuracy(ended: pd.DataFrame, night: Night) -> Iterator[str]:
     yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
 
 
-def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
+def _waits_table(daily: pd.DataFrame, night: Night) -> ReportTable:
     columns = ["mean_wait_s", "p50_wait_s", "p95_wait_s"]
     before = daily.iloc[:-1]
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
@@ -473,7 +473,7 @@ def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
         {
             "line": f"{WEEKS_BEFORE} weeks before, a day",
             "started": before.loc[before["started"] > 0, "started"].mean(),
-            **{name: _before(daily, name) for name in columns},
+            **{name: _mean_before(daily, name) for name in columns},
             "longest_wait_s": before["longest_wait_s"].max(),
         },
     ]
@@ -482,7 +482,7 @@ def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
     )
 
 
-def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
+def _worst_table(ended: pd.DataFrame, night: Night) -> ReportTable:
     return ReportTable(
         title="Worst predictions",
         fields=WORST,

@@ -77,7 +77,7 @@ def prediction_accuracy(
         fields=FIELDS,
         shown=("By", "Group", "Jobs", "OffBy", "Bias", "Inside", "Above", "LastRun", "Same", "Better"),
         rows=rows,
-        empty=_nothing(jobs, predictions),
+        empty=_empty_text(jobs, predictions),
         notes=(note,) if lacking else (),
         timezone=timezone,
     )
@@ -191,7 +191,7 @@ def _factor(predicted_s: Floats, true_s: Floats) -> Floats:
     return np.asarray(np.exp(np.abs(np.log1p(predicted_s) - np.log1p(true_s))), dtype=np.float64)
 
 
-def _nothing(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
+def _empty_text(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
     if jobs.empty:
         return "No job was submitted in this window."
     if predictions.empty:

@@ -72,7 +72,7 @@ def queue_at(
     """
     jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
     held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
-    table = _held_at(with_first_prediction(held, predictions), at)
+    table = _waiting_and_running(with_first_prediction(held, predictions), at)
     rows = _by_partition_and_user(table)
     gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
     size = "GPUs" if gpus else "CPUs"
@@ -155,7 +155,7 @@ def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
     )
 
 
-def _held_at(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
+def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
     """Return what is counted, a row for each job that waits or runs."""
     waits, runs = waiting_at(held, at), running_at(held, at)
     gpus = held["gpus"].to_numpy(dtype=np.float64)
