@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,10 @@ def _number(log_number: float) -> str:
     return f"{round(float(np.expm1(log_number))):,}"
 
 
+def _spread(log_factor: float) -> str:
+    return f"{np.exp(log_factor):.1f}"
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureGroup:
     """Related features, whose contributions are shown as one.
@@ -69,69 +73,52 @@ class FeatureGroup:
 
     name: str
     features: str
-    shown: Mapping[str, Callable[[float], str]] = field(default_factory=dict)
+    shown: Mapping[str, Callable[[float], str]]
 
 
-FEATURE_GROUPS = (
-    FeatureGroup(
-        "request",
-        "gpus|log_(cpus|nodes|memory)",
-        {
-            "gpus": lambda gpus: counted(gpus, "GPU") if gpus else "",
-            "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
-            "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
-        },
-    ),
-    FeatureGroup("time limit", "log_limit", {"log_limit": _time}),
-    FeatureGroup(
-        "submitted, in the site's time",
-        "hour|weekday",
-        {"weekday": lambda day: WEEKDAYS[int(day) % 7], "hour": lambda hour: f"{int(hour)} h"},
-    ),
-    FeatureGroup(
-        "factor by which such run times vary",
-        "(anchor|neighbour|user_any_limit)_sd",
-        {"anchor_sd": lambda spread: f"{np.exp(spread):.1f}"},
-    ),
-    FeatureGroup(
-        "this user's most similar jobs", "neighbour_(mean|weight)|nearest(_distance)?", {"neighbour_mean": _time}
-    ),
-    FeatureGroup(
-        "share of the limit that this user's jobs use",
+_REQUEST: Mapping[str, Callable[[float], str]] = {
+    "gpus": lambda gpus: counted(gpus, "GPU") if gpus else "",
+    "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
+    "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
+}
+_SUBMITTED: Mapping[str, Callable[[float], str]] = {
+    "weekday": lambda day: WEEKDAYS[int(day) % 7],
+    "hour": lambda hour: f"{int(hour)} h",
+}
+_GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[[float], str]]]] = {
+    "request": ("gpus|log_(cpus|nodes|memory)", _REQUEST),
+    "time limit": ("log_limit", {"log_limit": _time}),
+    "submitted, in the site's time": ("hour|weekday", _SUBMITTED),
+    "factor by which such run times vary": ("(anchor|neighbour|user_any_limit)_sd", {"anchor_sd": _spread}),
+    "this user's most similar jobs": ("neighbour_(mean|weight)|nearest(_distance)?", {"neighbour_mean": _time}),
+    "share of the limit that this user's jobs use": (
         r"user_(limit|last)_share|\w+_by_limit",
         {"user_limit_share": percent},
     ),
-    FeatureGroup(
-        "share of this user's jobs that fail", "user_failed_share|user_last_failed", {"user_failed_share": percent}
-    ),
-    FeatureGroup(
-        "this user's latest jobs, shortest and longest",
+    "share of this user's jobs that fail": ("user_failed_share|user_last_failed", {"user_failed_share": percent}),
+    "this user's latest jobs, shortest and longest": (
         "user_recent_(median|least|most)",
         {"user_recent_least": _time, "user_recent_most": _time},
     ),
-    FeatureGroup("time since a job of this user ended", "user(_any_limit)?_end_gap", {"user_end_gap": _time}),
-    FeatureGroup("this user's other jobs that wait or run", r"\w+_unended(_age)?", {"user_unended": _number}),
-    FeatureGroup(
-        "this user's ended jobs, and those like this one",
+    "time since a job of this user ended": ("user(_any_limit)?_end_gap", {"user_end_gap": _time}),
+    "this user's other jobs that wait or run": (r"\w+_unended(_age)?", {"user_unended": _number}),
+    "this user's ended jobs, and those like this one": (
         r"user_submitted|\w+_ended",
         {"user_ended": _number, "user_size_ended": _number},
     ),
-    FeatureGroup(
-        "time since this user's last submission", r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}
-    ),
-    FeatureGroup("how long such jobs ran before, weighted again", r"threshold|(since|by)_\w+|odds_by_mixture"),
-    FeatureGroup("this user's running jobs", "running(_alike)?"),
-    FeatureGroup("how many such jobs are known", r"(near|started|request)_weight|key_ended"),
-    FeatureGroup("how far apart this user's last two runs are", "last_two_apart"),
-    FeatureGroup("the averages above, weighted again", r"anchor|\w+_mean"),
-    FeatureGroup("what the averages miss for any job here", EVERY_JOB),
-    FeatureGroup("what is done to the answer", AFTERWARDS),
+    "time since this user's last submission": (r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}),
+    "how long such jobs ran before, weighted again": (r"threshold|(since|by)_\w+|odds_by_mixture", {}),
+    "this user's running jobs": ("running(_alike)?", {}),
+    "how many such jobs are known": (r"(near|started|request)_weight|key_ended", {}),
+    "how far apart this user's last two runs are": ("last_two_apart", {}),
+    "the averages above, weighted again": (r"anchor|\w+_mean", {}),
+    "what the averages miss for any job here": (EVERY_JOB, {}),
+    "what is done to the answer": (AFTERWARDS, {}),
+}
+FEATURE_GROUPS = (
+    *(FeatureGroup(name, features, shown) for name, (features, shown) in _GROUPS.items()),
     *(
-        FeatureGroup(
-            f"{words}, the last",
-            rf"{level}_last_\d+",
-            dict.fromkeys((f"{level}_last_{age}" for age in range(1, 10)), _time),
-        )
+        FeatureGroup(f"{words}, the last", rf"{level}_last_\d+", {f"{level}_last_{age}": _time for age in range(1, 10)})
         for level, words in STEP_WORDS.items()
     ),
 )
