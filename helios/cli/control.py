@@ -75,8 +75,7 @@ def mode_(
         list[str] | None, Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
     ] = None,
     percent: Annotated[
-        int | None,
-        Option("--percent", min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes."),
+        int | None, Option(min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes.")
     ] = None,
     cluster: Cluster = None,
     reason: Reason = "",

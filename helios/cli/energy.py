@@ -70,13 +70,10 @@ def whatif(
     machine: Machine,
     placement: Annotated[
         Literal["random", "spread", "packed"],
-        Option(
-            "--placement", help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."
-        ),
+        Option(help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."),
     ] = "random",
     wake_ups: Annotated[
-        float | None,
-        Option("--wake-ups", min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces."),
+        float | None, Option(min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces.")
     ] = None,
     since: Annotated[
         str | None,
@@ -217,17 +214,14 @@ def evaluate(
     series: Series = None,
     source: HistoryOptions,
     partition: Annotated[
-        str | None, Option("--partition", help="Only jobs of this partition. Default: of all partitions together.")
+        str | None, Option(help="Only jobs of this partition. Default: of all partitions together.")
     ] = None,
     nodes: Annotated[
         str | None,
-        Option(
-            "--nodes",
-            help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once.",
-        ),
+        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once."),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    resource: Annotated[Literal["nodes", "gpus"], Option("--resource", help="Resource to forecast.")] = "nodes",
+    resource: Annotated[Literal["nodes", "gpus"], Option(help="Resource to forecast.")] = "nodes",
     total: Total = None,
     since: Annotated[
         str | None,

@@ -185,13 +185,12 @@ def _site(cluster: str | None) -> tuple[str, str]:
 def train(
     cluster: Cluster = None,
     until: Annotated[
-        str | None, Option("--until", help="Train only on jobs that had ended before this time. Default: on all.")
+        str | None, Option(help="Train only on jobs that had ended before this time. Default: on all.")
     ] = None,
     dask: Annotated[
         str | None,
         Option(
-            "--dask",
-            help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask.",
+            help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask."
         ),
     ] = None,
     promote: Annotated[
@@ -242,15 +241,11 @@ def evaluate(
     *,
     source: HistoryOptions,
     train_until: Annotated[
-        str | None,
-        Option("--train-until", help="Train on jobs that had ended by this time, test on jobs submitted since."),
+        str | None, Option(help="Train on jobs that had ended by this time, test on jobs submitted since.")
     ] = None,
     test_fraction: Annotated[
         float | None,
-        Option(
-            "--test-fraction",
-            help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction.",
-        ),
+        Option(help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction."),
     ] = None,
     gpu_only: Annotated[bool, Option("--gpu-only", help="Test on GPU jobs only.")] = False,
     value: Annotated[
@@ -259,7 +254,7 @@ def evaluate(
     machine: Machine,
     draws: Draws = 5,
     refit_every: Annotated[
-        str | None, Option("--refit-every", help="Retrain this often during the test, such as 7d. Default: never.")
+        str | None, Option(help="Retrain this often during the test, such as 7d. Default: never.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -317,7 +312,7 @@ def explain_(
         str | None, Option("--model", help="Id of a model. Default: the newest trained before the job was submitted.")
     ] = None,
     restart: Annotated[
-        int | None, Option("--restart", min=0, help="Which run of a requeued job, counted from 0. Default: the last.")
+        int | None, Option(min=0, help="Which run of a requeued job, counted from 0. Default: the last.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

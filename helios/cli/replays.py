@@ -242,7 +242,6 @@ def simulate_(
     service: Annotated[
         list[str] | None,
         Option(
-            "--service",
             callback=rename_services,
             help="Service that acts. If repeated, they act together. Default: the configured services.",
         ),
@@ -258,9 +257,7 @@ def simulate_(
     ] = None,
     every: Annotated[
         str | None,
-        Option(
-            "--every", help="Shortest time between two calls of a service, such as 5min. Default: each service's own."
-        ),
+        Option(help="Shortest time between two calls of a service, such as 5min. Default: each service's own."),
     ] = None,
     source: HistoryOptions,
     machine: Machine,

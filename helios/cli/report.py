@@ -136,7 +136,7 @@ def predictions(
     jobs: Jobs,
     by: Annotated[
         Literal["all", "source", "size", "day", "partition", "user"] | None,
-        Option("--by", help="Group by this only. Default: all, source, size and day."),
+        Option(help="Group by this only. Default: all, source, size and day."),
     ] = None,
     form: Form,
 ) -> None:
@@ -155,10 +155,10 @@ def decisions(
     service: Services = None,
     job_ids: Annotated[list[str] | None, Option("-j", "--jobs", help="Only these jobs, separated by commas.")] = None,
     result: Annotated[
-        list[str] | None, Option("--result", help="Only these results: done, would, refused, mismatch, failed, ...")
+        list[str] | None, Option(help="Only these results: done, would, refused, mismatch, failed, ...")
     ] = None,
-    mode: Annotated[list[str] | None, Option("--mode", help="Only these modes: shadow, canary, active.")] = None,
-    action: Annotated[list[str] | None, Option("--action", help="Only these actions: Reorder, SoftLimit, ...")] = None,
+    mode: Annotated[list[str] | None, Option(help="Only these modes: shadow, canary, active.")] = None,
+    action: Annotated[list[str] | None, Option(help="Only these actions: Reorder, SoftLimit, ...")] = None,
     form: Form,
 ) -> None:
     """Show the audit log of decisions.
@@ -201,13 +201,11 @@ def energy(
     by: Annotated[
         Literal["day", "partition", "node"],
         Option(
-            "--by",
-            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition.",
+            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition."
         ),
     ] = "day",
     plot: Annotated[
-        Path | None,
-        Option("--plot", help="Also write a plot to this .png file, or the whole report to this .html file."),
+        Path | None, Option(help="Also write a plot to this .png file, or the whole report to this .html file.")
     ] = None,
     form: Form,
 ) -> None:
@@ -232,11 +230,10 @@ def shadow(
     cluster: Cluster = None,
     day: Day = "yesterday",
     nodes: Annotated[
-        str | None,
-        Option("--nodes", help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them."),
+        str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    most: Annotated[int, Option("--most", min=0, help="Number of moved jobs to list.")] = 10,
+    most: Annotated[int, Option(min=0, help="Number of moved jobs to list.")] = 10,
     json: AsJson = False,
 ) -> None:
     """Estimate what a day's shadow decisions would have changed.
@@ -259,9 +256,7 @@ def shadow(
 def nightly(
     cluster: Cluster = None,
     day: Day = "yesterday",
-    folder: Annotated[
-        Path | None, Option("--folder", help="Folder to write to. Default: setting report.folder.")
-    ] = None,
+    folder: Annotated[Path | None, Option(help="Folder to write to. Default: setting report.folder.")] = None,
     recipient: Annotated[str, Option("--to", help="Recipient of the mail.")] = "root",
     json: AsJson = False,
 ) -> None:

@@ -106,8 +106,7 @@ def daemon_(
         ),
     ] = True,
     domain: Annotated[
-        list[Domain] | None,
-        Option("--domain", help="Act only on jobs, or only on nodes. Default: on what the services act on."),
+        list[Domain] | None, Option(help="Act only on jobs, or only on nodes. Default: on what the services act on.")
     ] = None,
     ingest: Annotated[
         bool, Option("--ingest/--no-ingest", help="Also read the accounting. Use --no-ingest if another daemon does.")
@@ -204,13 +203,13 @@ NEXT_STEPS = (
 
 
 def try_(
-    folder: Annotated[Path, Option("--folder", help="Folder for everything that is written.")] = Path("helios-try"),
+    folder: Annotated[Path, Option(help="Folder for everything that is written.")] = Path("helios-try"),
     profile: Annotated[
         Literal["venus", "earth", "saturn", "uranus"],
-        Option("--profile", help="Cluster whose published figures the month resembles."),
+        Option(help="Cluster whose published figures the month resembles."),
     ] = "venus",
-    days: Annotated[int, Option("--days", min=2, max=366, help="Number of days to generate.")] = 30,
-    seed: Annotated[int, Option("--seed", min=0, help="Random seed. The same seed gives the same month.")] = 0,
+    days: Annotated[int, Option(min=2, max=366, help="Number of days to generate.")] = 30,
+    seed: Annotated[int, Option(min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Try Helios on a synthetic month of a GPU cluster.

@@ -65,7 +65,7 @@ def load(
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
 def sync(
-    cluster: Annotated[str | None, Option("--cluster", help="Refuse any live cluster but this one.")] = None,
+    cluster: Annotated[str | None, Option(help="Refuse any live cluster but this one.")] = None,
     since: Annotated[
         str | None,
         Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),

@@ -52,14 +52,13 @@ def whatif_(
         list[str] | None, Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
     ] = None,
     backfill: Annotated[
-        list[str] | None, Option("--backfill", help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas.")
+        list[str] | None, Option(help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas.")
     ] = None,
     estimates: Annotated[
         list[str] | None,
         Option(
-            "--estimates",
             help="Run times that backfill plans with: limit, SECONDS, predicted (p90), expected, true. Several by "
-            "commas.",
+            "commas."
         ),
     ] = None,
     run_times: OrderBy = None,
@@ -79,7 +78,6 @@ def whatif_(
     repeat: Annotated[
         int,
         Option(
-            "--repeat",
             min=0,
             help="Replay each scenario this often, each time with users moved by other days (without users: other "
             "weeks; in a short window: other days or arrivals), to see which differences are more than chance. Use 20. "
@@ -89,9 +87,8 @@ def whatif_(
     repeat_over: Annotated[
         ResampledUnit | None,
         Option(
-            "--repeat-over",
             help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users "
-            "where they are known.",
+            "where they are known."
         ),
     ] = None,
     sweep_file: Annotated[
@@ -100,25 +97,19 @@ def whatif_(
     ] = None,
     out: Annotated[
         Path | None,
-        Option(
-            "--out", help="File for the results of the sweep. After an interruption, the same command goes on from it."
-        ),
+        Option(help="File for the results of the sweep. After an interruption, the same command goes on from it."),
     ] = None,
-    csv: Annotated[Path | None, Option("--csv", help="Also write the results of the sweep to this CSV file.")] = None,
+    csv: Annotated[Path | None, Option(help="Also write the results of the sweep to this CSV file.")] = None,
     workers: Annotated[
         int | None,
         Option(
-            "--workers",
             min=1,
             help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
         ),
     ] = None,
     dask: Annotated[
         str | None,
-        Option(
-            "--dask",
-            help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm.",
-        ),
+        Option(help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."),
     ] = None,
     report: Report = None,
     as_json: AsJson = False,
@@ -217,12 +208,12 @@ def explain_in_replay(
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    policy: Annotated[Policy, Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
+    policy: Annotated[Policy, Option(help="Queue order of the replay.")] = Policy.FIFO,
     backfill: Annotated[
-        Backfill, Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")
+        Backfill, Option(help="Which jobs may start before a blocked job at the head of the queue.")
     ] = Backfill.EASY,
     estimates: Annotated[
-        str, Option("--estimates", help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
+        str, Option(help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
     ] = "limit",
     run_times: OrderBy = None,
     resource: OfResource = None,
@@ -268,23 +259,17 @@ def explain_in_replay(
 def slurm(
     *,
     context: typer.Context,
-    slurm_conf: Annotated[
-        Path, Option("--slurm-conf", help="File with slurm.conf, or with the output of scontrol show config.")
-    ],
-    qos: Annotated[Path | None, Option("--qos", help="File with the output of sacctmgr show qos -P.")] = None,
+    slurm_conf: Annotated[Path, Option(help="File with slurm.conf, or with the output of scontrol show config.")],
+    qos: Annotated[Path | None, Option(help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
-        Option(
-            "--assoc",
-            help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too.",
-        ),
+        Option(help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too."),
     ] = None,
     sinfo: Annotated[
         Path | None,
         Option(
-            "--sinfo",
             help="File with the output of scontrol show node; scontrol show partition, "
-            "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'.",
+            "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'."
         ),
     ] = None,
     source: HistoryOptions,
@@ -299,9 +284,7 @@ def slurm(
     service: Annotated[
         list[str] | None,
         Option(
-            "--service",
-            callback=rename_services,
-            help="Also replay with this service acting, as it is configured. May be repeated.",
+            callback=rename_services, help="Also replay with this service acting, as it is configured. May be repeated."
         ),
     ] = None,
     report: Report = None,
