@@ -255,7 +255,7 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     colours = [_bar_colour(run, result.baseline) for run in runs]
     height = 0.6 + (0.38 if narrow else 0.27) * len(runs)
     with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
-        mean, longest = ([run.summary.mean_wait_s for run in runs], [run.summary.max_wait_s for run in runs])
+        mean, longest = [run.summary.mean_wait_s for run in runs], [run.summary.max_wait_s for run in runs]
         for axes, title, values in zip(drawing.panels, ("Mean wait", "Longest wait"), (mean, longest), strict=True):
             bars = axes.barh(range(len(runs)), values, color=colours, height=0.68)
             axes.bar_label(bars, [duration(value) for value in values], padding=4, fontsize="small", color="#3c4043")

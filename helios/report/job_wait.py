@@ -248,15 +248,13 @@ class WaitExplanation:
             "wait_s_by_cause": {cause: total_s(self.of(cause)) for cause in Cause},
             "intervals": [interval.to_json() for interval in self.intervals],
             "held_by": [
-                {**holder.job.to_json(), "held_s": holder.held_s, "until": holder.until.isoformat()}
-                for holder in self.holders
+                {**it.job.to_json(), "held_s": it.held_s, "until": it.until.isoformat()} for it in self.holders
             ],
             "overtaken": asdict(self.overtaken),
             "shorter_limit": self.shorter
             and asdict(self.shorter) | {"started_at": self.shorter.started_at.isoformat()},
             "beside": [
-                {"replay": other.label, "started_at": other.started_at.isoformat(), "wait_s": other.wait_s}
-                for other in self.beside
+                {"replay": it.label, "started_at": it.started_at.isoformat(), "wait_s": it.wait_s} for it in self.beside
             ],
             "notes": list(self.notes),
         }

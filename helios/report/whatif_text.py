@@ -177,12 +177,12 @@ def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
         if waits is not None and waits.differs and waits.is_longer
     ]
     large = sizes[SIZE_CLASSES[-1]]
-    if large is not None and not large.differs and large.is_noticed:
-        sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
+    if large is None:
+        return sentences
+    sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
+    if not large.differs and large.is_noticed:
         return [f"{WHO[SIZE_CLASSES[-1]]}: no difference that chance does not explain; {sentence}", *sentences]
-    if not sentences and large is not None and large.differs:
-        return [f"{WHO[SIZE_CLASSES[-1]]} gain too: {_size_sentence(SIZE_CLASSES[-1], large, result)}"]
-    return sentences
+    return sentences if sentences or not large.differs else [f"{WHO[SIZE_CLASSES[-1]]} gain too: {sentence}"]
 
 
 def _size_sentence(size: str, waits: WaitComparison, result: WhatIf) -> str:
@@ -200,11 +200,10 @@ def _which_users(proposed: Run, result: WhatIf) -> list[str]:
     if not losing:
         return [f"None of the {len(gains):,} users waits longer on average."]
     verb = "waits" if losing == 1 else "wait"
+    after, before = duration_in_words(worst.after.mean_s), duration_in_words(worst.before.mean_s)
     return [
         f"Of {len(gains):,} users {losing:,} ({percent(losing / len(gains))}) {verb} longer on average, user "
-        f"{worst.name} most: {duration_in_words(worst.after.mean_s)} instead of "
-        f"{duration_in_words(worst.before.mean_s)} "
-        f"over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
+        f"{worst.name} most: {after} instead of {before} over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
     ]
 
 
