@@ -21,7 +21,7 @@ from helios.metrics.queue import summarize_queue, wait
 from helios.ports import Progress, ReplayPredictor, no_progress
 from helios.predict.duration import DurationModel, train
 from helios.predict.replay_predictor import ReplayTrainedPredictor
-from helios.report.whatif import Named, Run, WhatIf
+from helios.report.whatif import JobNames, Run, WhatIf
 from helios.simulate import ORDERS, JobTrace, LongestWaits, Placement, Replay, Workload, replay
 from helios.units import DAY_S, best_unit, duration_in_words
 
@@ -192,7 +192,7 @@ def answer_request(
         window=(counted.min().to_pydatetime(), counted.max().to_pydatetime()),
         runs=tuple(runs),
         notes=(*history.notes, *setup.machine.notes, *setup.notes, *dict.fromkeys(said), *bounds),
-        named=Named(
+        named=JobNames(
             job_ids=setup.workload.job_id[setup.counted],
             partition=setup.workload.partition[setup.counted],
             users=tuple(setup.machine.jobs["user"].cat.categories.astype(str)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import pandas as pd
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from helios.app.job_controller import MEMORY
 from helios.app.live_cluster import configured_services, refuse_unknown_partitions
@@ -30,24 +31,17 @@ from helios.warehouse import Warehouse
 
 MOST_LINES = 40
 
-Reason = Annotated[str, typer.Option("--reason", help="Reason, recorded in the audit log.")]
+Reason = Annotated[str, Option("--reason", help="Reason, recorded in the audit log.")]
 Apply = Annotated[
     bool,
-    typer.Option(
-        "--apply", help="Make the changes, as far as each service's mode allows. Without it nothing is written."
-    ),
+    Option("--apply", help="Make the changes, as far as each service's mode allows. Without it nothing is written."),
 ]
 As = Annotated[
-    Mode | None, typer.Option("--as", help="Plan as if every service had this mode. Cannot be combined with --apply.")
+    Mode | None, Option("--as", help="Plan as if every service had this mode. Cannot be combined with --apply.")
 ]
 
 
-def cycle_(
-    cluster: Cluster = None,
-    apply: Apply = False,
-    mode: As = None,
-    as_json: AsJson = False,
-) -> None:
+def cycle_(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_json: AsJson = False) -> None:
     """Show or apply what one control cycle on the jobs would change.
 
     Helios reads the queue, predicts run times and asks the services for changes. Without --apply nothing is written.
@@ -57,24 +51,16 @@ def cycle_(
     """
     if apply and mode is not None:
         raise UsageError("--as only plans.", hint="Set the mode: helios mode SERVICE active; then helios cycle --apply")
-    operations = Operations(configuration().settings, cluster=cluster)
-    cycles = operations.cycles
-    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
-    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
-    say_notes(report.notes)
+    report, modes = _run_cycle(Operations(configuration().settings, cluster=cluster).cycles, apply=apply, mode=mode)
     if as_json:
-        show_json(_cycle_answer(report, modes))
+        found = {"pending": report.pending, "running": report.running, "acted": report.acted}
+        show_json(_cycle_answer(report) | found | {"modes": {name: _mode_answer(it) for name, it in modes.items()}})
         return
     show(f"{report.pending:,} jobs pending ({report.gpus_pending:,} GPUs), {report.running:,} running.")
-    _show_suspended(report)
-    lines = _decisions(report)
-    if len(lines):
-        table = Table("Job", "Service", "Action", "Before", "After", "Outcome", "Why", box=None, pad_edge=False)
-        shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
-        for row in lines[shown].head(MOST_LINES).astype("object").fillna("").itertuples(index=False):
-            table.add_row(*map(escape, map(str, row)))
-        show(table)
-    _show_counts(report, len(lines), {name: it.mode.value for name, it in modes.items()})
+    shown = ["target", "service", "action", "before", "after", "outcome", "reason"]
+    rows = _decisions(report)[shown].astype("object").fillna("").itertuples(index=False)
+    heads = ("Job", "Service", "Action", "Before", "After", "Outcome", "Why")
+    _show_cycle(report, heads, list(rows), {name: it.mode.value for name, it in modes.items()})
     if not apply:
         say("Nothing was written. To act as far as the modes allow: helios cycle --apply")
 
@@ -82,16 +68,14 @@ def cycle_(
 def mode_(
     service: Annotated[
         str | None,
-        typer.Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
+        Argument(callback=rename_services, help="Name of a service. Without one, the modes in force are shown."),
     ] = None,
-    mode: Annotated[Mode | None, typer.Argument(help="off, shadow, canary or active.")] = None,
+    mode: Annotated[Mode | None, Argument(help="off, shadow, canary or active.")] = None,
     partition: Annotated[
-        list[str] | None,
-        typer.Option("--partition", "-p", help="Canary: act only on this partition. May be repeated."),
+        list[str] | None, Option("--partition", "-p", help="Canary: act only on this partition. May be repeated.")
     ] = None,
     percent: Annotated[
-        int | None,
-        typer.Option("--percent", min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes."),
+        int | None, Option(min=1, max=100, help="Canary: act only on this percentage of the jobs or nodes.")
     ] = None,
     cluster: Cluster = None,
     reason: Reason = "",
@@ -144,9 +128,9 @@ def mode_(
         )
     modes = modes_in_force(settings.database.url, name, services)
     table = Table("Service", "Mode", "Acts on", box=None, pad_edge=False)
-    for row_name, row_mode in modes.items():
-        table.add_row(row_name, row_mode.mode.value, scope(row_mode, of=domain_of(services[row_name])))
-    answer({service: _mode_answer(mode) for service, mode in modes.items()}, table, as_json=as_json)
+    for row_name, it in modes.items():
+        table.add_row(row_name, it.mode.value, scope(it, of=domain_of(services[row_name])))
+    answer({name: _mode_answer(it) for name, it in modes.items()}, table, as_json=as_json)
 
 
 def pause_(
@@ -154,7 +138,7 @@ def pause_(
     reason: Reason = "",
     hidden: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--hidden",
             help="Write 0 also to jobs that Helios had set and whose SiteFactor Slurm hides now (held, or not "
             "eligible). What an admin has set there since is lost. The audit log has the priority before and after.",
@@ -182,10 +166,10 @@ def pause_(
         raise not_paused(problems)
     else:
         problems = ["which cluster is meant cannot be found out: Helios is paused on this machine only"]
-    if problems and not _pauses_the_nodes_daemon(folder, by=by, reason=reason, now=now):
-        beside = _of_the_nodes(folder)
+    if problems and not _pause_nodes_daemon(folder, by=by, reason=reason, now=now):
+        beside = _nodes_folder(folder)
         problems.append(f"the Helios that acts on nodes is not paused: as root, touch {beside / PAUSE_FILE}")
-    if name is None or not _ever_worked(url, name):
+    if name is None or not _has_run_cycles(url, name):
         problems.append(
             f"no Helios has run a cycle with these settings; one that runs here has others and does not see {folder}"
         )
@@ -193,7 +177,7 @@ def pause_(
         say(f"warning: {problem}")
     why = f"paused by {by}" + (f": {reason}" if reason else "")
     try:
-        report, nodes, told = operations.everything_back(why, hidden=hidden)
+        report, nodes, summary = operations.everything_back(why, hidden=hidden)
     except HeliosError as problem:
         raise HeliosError(
             f"Helios is paused, but not all of its changes could be reverted: {problem.message}", hint=problem.hint
@@ -206,7 +190,7 @@ def pause_(
         "remaining": [],
         "audited": report.recorded and (nodes is None or nodes.recorded),
     }
-    answer(found, f"Paused by {folder / PAUSE_FILE}: {told}.", "To go on: helios resume", as_json=as_json)
+    answer(found, f"Paused by {folder / PAUSE_FILE}: {summary}.", "To go on: helios resume", as_json=as_json)
 
 
 def resume_(cluster: Cluster = None) -> None:
@@ -225,10 +209,10 @@ def resume_(cluster: Cluster = None) -> None:
     with Warehouse.open(settings.database.url) as warehouse:
         warehouse.remember(name, MEMORY, "", at=now)
         forget_what_is_damaged(warehouse, name, at=now)
-    _resumes_the_nodes_daemon(Path(settings.control.state_folder))
+    _resume_nodes_daemon(Path(settings.control.state_folder))
     modes = modes_in_force(settings.database.url, name, configured_services(settings))
-    said = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
-    show(f"Helios goes on with its next cycle: {said}.")
+    in_words = ", ".join(f"{service} is {mode.mode.value}" for service, mode in modes.items())
+    show(f"Helios goes on with its next cycle: {in_words}.")
 
 
 def nightly_(cluster: Cluster = None) -> None:
@@ -240,10 +224,10 @@ def nightly_(cluster: Cluster = None) -> None:
     Example crontab line: 30 2 * * * helios nightly
     """
     with progress_bars() as progress:
-        told = Operations(configuration().settings, cluster=cluster).night(progress=progress)
-    for line in told.did:
+        result = Operations(configuration().settings, cluster=cluster).night(progress=progress)
+    for line in result.did:
         show(line)
-    told.line()
+    result.line()
 
 
 def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
@@ -257,7 +241,7 @@ def scope(mode: ServiceMode, *, of: Domain = Domain.JOBS) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _ever_worked(url: str, cluster: str) -> bool:
+def _has_run_cycles(url: str, cluster: str) -> bool:
     """Return whether a Helios with these settings has ever taken a cycle on the cluster."""
     try:
         with Warehouse.open(url) as warehouse:
@@ -266,7 +250,7 @@ def _ever_worked(url: str, cluster: str) -> bool:
         return False
 
 
-def _of_the_nodes(folder: Path) -> Path:
+def _nodes_folder(folder: Path) -> Path:
     """Return the state folder of ``helios-power.service``.
 
     It lies beside that of ``helios.service``; helios-release.sh finds it in the same way.
@@ -274,27 +258,35 @@ def _of_the_nodes(folder: Path) -> Path:
     return Path(f"{folder}-power")
 
 
-def _pauses_the_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
+def _pause_nodes_daemon(folder: Path, *, by: str, reason: str, now: datetime) -> bool:
     """Pause the daemon that acts on nodes by its own pause file.
 
     The daemon could not learn of the pause without the database. False: it is not paused.
     """
-    beside = _of_the_nodes(folder)
+    beside = _nodes_folder(folder)
     if not beside.is_dir() or os.path.lexists(beside / PAUSE_FILE):
         return True
     return not pause_here(beside, by=by, reason=reason, now=now)
 
 
-def _resumes_the_nodes_daemon(folder: Path) -> None:
+def _resume_nodes_daemon(folder: Path) -> None:
     """Remove the pause file of the daemon that acts on nodes.
 
     ``helios-release.sh`` may have left one. Where it cannot be removed, a warning says so.
     """
-    file = _of_the_nodes(folder) / PAUSE_FILE
+    file = _nodes_folder(folder) / PAUSE_FILE
     try:
         file.unlink(missing_ok=True)
     except OSError:
         say(f"warning: {file} still pauses the Helios that acts on nodes: remove it as root")
+
+
+def _run_cycle(cycles: Any, *, apply: bool, mode: Mode | None) -> tuple[Any, dict[str, ServiceMode]]:
+    """Return the report and modes of a cycle on jobs or nodes."""
+    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
+    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
+    say_notes(report.notes)
+    return report, modes
 
 
 def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
@@ -302,29 +294,33 @@ def _decisions(report: CycleReport | NodeCycleReport) -> pd.DataFrame:
     return report.decisions[report.decisions["action"] != "Cycle"]
 
 
-def _show_suspended(report: CycleReport | NodeCycleReport) -> None:
+def _show_cycle(
+    report: CycleReport | NodeCycleReport,
+    heads: Sequence[str],
+    rows: Sequence[Iterable[object]],
+    modes: Mapping[str, str],
+) -> None:
+    """Show why Helios is suspended, the decisions, and the results of each service."""
     if report.suspended:
         show("Nothing is done:", *(f"  {reason}" for reason in report.suspended))
-
-
-def _show_counts(report: CycleReport | NodeCycleReport, rows: int, modes: Mapping[str, str]) -> None:
-    """Show how many rows were left out, and the results of each service."""
-    if rows > MOST_LINES:
-        show(f"... and {rows - MOST_LINES:,} more: --json shows all")
+    if rows:
+        table = Table(*heads, box=None, pad_edge=False)
+        for row in rows[:MOST_LINES]:
+            table.add_row(*map(escape, map(str, row)))
+        show(table)
+    if len(rows) > MOST_LINES:
+        show(f"... and {len(rows) - MOST_LINES:,} more: --json shows all")
     for service, counts in report.counts.items():
         mode = f" ({modes[service]})" if service in modes else ""
-        show(f"{service}{mode}: " + (", ".join(f"{r} {n:,}" for r, n in counts.items()) or "-"))
+        show(f"{service}{mode}: " + (", ".join(f"{result} {count:,}" for result, count in counts.items()) or "-"))
 
 
-def _cycle_answer(report: CycleReport, modes: Mapping[str, ServiceMode]) -> dict[str, Any]:
+def _cycle_answer(report: CycleReport | NodeCycleReport) -> dict[str, Any]:
+    """Return what the cycles on jobs and on nodes have in common as plain values."""
     decisions = report.decisions.astype("object")
     return {
         "taken_at": report.taken_at.isoformat(),
-        "pending": report.pending,
-        "running": report.running,
-        "acted": report.acted,
         "suspended": list(report.suspended),
-        "modes": {service: _mode_answer(mode) for service, mode in modes.items()},
         "counts": {service: dict(counts) for service, counts in report.counts.items()},
         "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
     }
@@ -370,12 +366,7 @@ def status(cluster: Cluster = None, as_json: AsJson = False) -> None:
 
 
 @power_commands.command("run-cycle", epilog="Example: helios power run-cycle --as active")
-def cycle(
-    cluster: Cluster = None,
-    apply: Apply = False,
-    mode: As = None,
-    as_json: AsJson = False,
-) -> None:
+def cycle(cluster: Cluster = None, apply: Apply = False, mode: As = None, as_json: AsJson = False) -> None:
     """Show or apply what one control cycle on the nodes would change.
 
     Helios reads the nodes, forecasts how many will be needed and asks the services for changes. Without --apply nothing
@@ -390,20 +381,41 @@ def cycle(
         raise UsageError(
             "No configured service acts on nodes.", hint="Name one in helios.toml: [services.ces]; see docs/power.md"
         )
-    modes = cycles.modes() if mode is None else {name: ServiceMode(mode=mode) for name in cycles.services}
-    report = cycles.cycle(modes=modes) if apply else cycles.plan(modes=modes)
-    say_notes(report.notes)
+    report, modes = _run_cycle(cycles, apply=apply, mode=mode)
+    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
+    from helios.report.nodes import group_decisions  # noqa: PLC0415 - as above
+
     if as_json:
-        show_json(_answer(report, modes))
+        found = {
+            "nodes": count_states(report),
+            "slept": list(report.slept),
+            "woken": list(report.woken),
+            "weighed": list(report.weighed),
+            "protected": report.protected,
+            "quarantined": sorted(report.memory.quarantined),
+            "modes": {service: mode.mode.value for service, mode in modes.items()},
+        }
+        show_json(_cycle_answer(report) | found)
         return
-    _show(report, modes, applied=apply)
+    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
+    rows = group_decisions(_decisions(report))
+    in_words = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
+    if not rows and not report.suspended and not any(report.counts.values()):
+        why = (
+            "each service is asked again only after its own every_s"
+            if apply
+            else "helios power status says whether nodes can sleep here at all"
+        )
+        show(f"No service requests a change; {why}.")
+    _show_cycle(report, ("Nodes", "Service", "Action", "Outcome", "Why"), rows, in_words)
+    if not apply:
+        say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
 
 
 @power_commands.command("clear", epilog="Example: helios power clear gpu17")
 def clear(
     node: Annotated[
-        str | None,
-        typer.Argument(help="Name of the repaired node. Default: all nodes, which also ends protected mode."),
+        str | None, Argument(help="Name of the repaired node. Default: all nodes, which also ends protected mode.")
     ] = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
@@ -423,55 +435,9 @@ def clear(
     memory = cycles.clear(node)
     trusted = f"{node} may be put to sleep again; if Slurm has it down: scontrol update nodename={node} state=resume"
     left = f"Nodes with failed wakes that are not cleared: {', '.join(sorted(memory.quarantined)) or 'none'}."
-    said = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
+    lines = [*([trusted] if node else []), left + (f" {memory.protected}." if memory.protected else "")]
     found = {"quarantined": sorted(memory.quarantined), "protected": memory.protected}
-    answer(found, *said, as_json=as_json)
-
-
-def _show(report: NodeCycleReport, modes: dict[str, ServiceMode], *, applied: bool) -> None:
-    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
-
-    show(", ".join(f"{number:,} {state}" for state, number in count_states(report).items()) + ".")
-    _show_suspended(report)
-    lines, rows = _decisions(report), []
-    if len(lines):
-        from helios.report.nodes import together  # noqa: PLC0415 - as above
-
-        rows = together(lines)
-        table = Table("Nodes", "Service", "Action", "Outcome", "Why", box=None, pad_edge=False)
-        for row in rows[:MOST_LINES]:
-            table.add_row(*map(escape, row))
-        show(table)
-    elif not report.suspended and not any(report.counts.values()):
-        why = (
-            "each service is asked again only after its own every_s"
-            if applied
-            else "whether nodes can sleep here at all says helios power status"
-        )
-        show(f"No service wants anything changed; {why}.")
-    told = {name: f"{mode.mode.value}, {scope(mode, of=Domain.NODES)}" for name, mode in modes.items()}
-    _show_counts(report, len(rows), told)
-    if not applied:
-        say("Nothing was written. To act as far as the modes allow: helios power run-cycle --apply")
-
-
-def _answer(report: NodeCycleReport, modes: dict[str, ServiceMode]) -> dict[str, Any]:
-    from helios.app.node_controller import count_states  # noqa: PLC0415 - only where it is shown
-
-    decisions = report.decisions.astype("object")
-    return {
-        "taken_at": report.taken_at.isoformat(),
-        "nodes": count_states(report),
-        "slept": list(report.slept),
-        "woken": list(report.woken),
-        "weighed": list(report.weighed),
-        "suspended": list(report.suspended),
-        "protected": report.protected,
-        "quarantined": sorted(report.memory.quarantined),
-        "modes": {service: mode.mode.value for service, mode in modes.items()},
-        "counts": {service: dict(counts) for service, counts in report.counts.items()},
-        "decisions": decisions.where(report.decisions.notna(), None).to_dict("records"),
-    }
+    answer(found, *lines, as_json=as_json)
 
 
 # ``helios service``: what is installed.
@@ -489,7 +455,7 @@ def list_(as_json: AsJson = False) -> None:
     found = installed().values()
     table = Table("Service", "Configured", "What it does", "Options", "From", box=None, pad_edge=False)
     for it in found:
-        told = f"broken: {it.broken}" if it.broken else it.summary
+        summary = f"broken: {it.broken}" if it.broken else it.summary
         options = "\n".join(map(str, it.options))
-        table.add_row(it.name, "yes" if it.name in configured else "", told, options, it.package)
+        table.add_row(it.name, "yes" if it.name in configured else "", summary, options, it.package)
     answer([asdict(it) | {"configured": it.name in configured} for it in found], table, as_json=as_json)

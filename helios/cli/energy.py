@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from helios.app.demand_history import (
     ForecastRequest,
@@ -31,13 +32,10 @@ from helios.cli.options import (
 from helios.cli.output import answer, progress_bars, say_notes, width, write_page
 from helios.config import Settings, zone
 from helios.errors import NotEnoughHistory, UsageError
-from helios.ports import Progress
 from helios.predict.demand.types import Calendar, parse_holidays
 from helios.report.forecast import forecast_table
 
 if TYPE_CHECKING:
-    from helios.app.history import LoadedHistory
-    from helios.report.energy_whatif import EnergyWhatIf
     from helios.services.energy_saving import CesOptions
 
 
@@ -45,13 +43,13 @@ commands = typer.Typer(no_args_is_help=True, help="Estimate what putting idle no
 
 
 MoreFiles = Annotated[
-    list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
+    list[Path] | None, Argument(metavar="[FILE]...", help="More files like that of --series. All are added up.")
 ]
 Series = Annotated[
     list[Path] | None,
-    typer.Option("--series", help="File with the columns time,active,total. If repeated, all are added up."),
+    Option("--series", help="File with the columns time,active,total. If repeated, all are added up."),
 ]
-Total = Annotated[float | None, typer.Option("--total", min=0, help="Nodes in service, if the series does not say.")]
+Total = Annotated[float | None, Option("--total", min=0, help="Nodes in service, if the series does not say.")]
 
 
 @commands.callback()
@@ -72,23 +70,16 @@ def whatif(
     machine: Machine,
     placement: Annotated[
         Literal["random", "spread", "packed"],
-        typer.Option(
-            "--placement", help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."
-        ),
+        Option(help="How jobs are placed on nodes today. Without node weights in Slurm, nearly at random."),
     ] = "random",
     wake_ups: Annotated[
-        float | None,
-        typer.Option(
-            "--wake-ups", min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces."
-        ),
+        float | None, Option(min=0.01, help="Acceptable wake-ups per day. Default: as configured for the service ces.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--from", help="Begin of the window. Earlier data is for training only. Default: the last quarter."
-        ),
+        Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last quarter."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="End of the window.")] = None,
+    until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,16 +101,51 @@ def whatif(
     if wake_ups is not None:
         options = {**settings.services.get("ces", {}), "wake_ups_per_day": wake_ups}
         settings = settings.model_copy(update={"services": {**settings.services, "ces": options}})
+    from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
+    from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - as above
+    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
+    from helios.simulate import Placement  # noqa: PLC0415 - as above
+
     with progress_bars() as progress:
         if files:
             zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
-            window = (moment(since, timezone=zone_name), moment(until, timezone=zone_name))
             per_node = machine.gpus_per_node or settings.whatif.gpus_per_node
-            found = _on_series(files, settings, zone_name, window, total=total, per_node=per_node, progress=progress)
+            busy = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
+            on_series = EnergySeriesRequest(
+                series=busy,
+                window=_window(since, until, zone_name, busy.start_s, busy.end_s),
+                calendar=_calendar(zone_name, settings),
+                options=ces_options(settings),
+                gpus_per_node=per_node,
+            )
+            found = energy_on_series(
+                on_series, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
+            )
         else:
             history = source.read(progress)
-            window = (moment(since, timezone=history.timezone), moment(until, timezone=history.timezone))
-            found = _on_jobs(history, settings, window, machine=machine, placement=placement, progress=progress)
+            submitted = history.jobs["submitted_at"]
+            if submitted.empty:
+                raise NotEnoughHistory(
+                    f"No job of {history.cluster} is known.",
+                    hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
+                )
+            first_s, after_s = int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1
+            begin, end = _window(since, until, history.timezone, first_s, after_s)
+            replay = WhatIfRequest(
+                plans=(),
+                since=begin,
+                until=end,
+                placement=Placement(placement),
+                seed=settings.model.seed,
+                **machine.of(settings, history.machine),
+            )
+            on_jobs = EnergyJobsRequest(
+                replay=replay,
+                calendar=_calendar(history.timezone, settings),
+                options=ces_options(settings),
+                history_days=settings.demand.history_days,
+            )
+            found = energy_on_jobs(history, on_jobs, energy=settings.energy, power=settings.power, progress=progress)
     from helios.report.energy_whatif import energy_table  # noqa: PLC0415 - drawing takes a second to import
 
     if report is not None:
@@ -127,67 +153,6 @@ def whatif(
 
         write_page(report, render_energy_whatif(found))
     answer(found.to_json(), energy_table(found, width=width()), as_json=as_json)
-
-
-def _on_series(
-    files: list[Path],
-    settings: Settings,
-    zone_name: str,
-    window: tuple[datetime | None, datetime | None],
-    *,
-    total: float | None,
-    per_node: int,
-    progress: Progress,
-) -> EnergyWhatIf:
-    from helios.app.energy.whatif_series import EnergySeriesRequest, energy_on_series  # noqa: PLC0415 - it takes LightGBM
-
-    one = read_files(files, timezone=zone_name, total=total, gpus_per_node=per_node)
-    request = EnergySeriesRequest(
-        series=one,
-        window=_window(window, one.start_s, one.end_s),
-        calendar=Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays)),
-        options=ces_options(settings),
-        gpus_per_node=per_node,
-    )
-    return energy_on_series(
-        request, energy=settings.energy, history_days=settings.demand.history_days, progress=progress
-    )
-
-
-def _on_jobs(
-    history: LoadedHistory,
-    settings: Settings,
-    window: tuple[datetime | None, datetime | None],
-    *,
-    machine: Machine,
-    placement: str,
-    progress: Progress,
-) -> EnergyWhatIf:
-    from helios.app.energy.whatif_jobs import EnergyJobsRequest, energy_on_jobs  # noqa: PLC0415 - it takes LightGBM
-    from helios.app.whatif import WhatIfRequest  # noqa: PLC0415 - as above
-    from helios.simulate import Placement as Order  # noqa: PLC0415 - as above
-
-    submitted = history.jobs["submitted_at"]
-    if submitted.empty:
-        raise NotEnoughHistory(
-            f"No job of {history.cluster} is known.",
-            hint="Read some: helios trace sync, or helios trace load FILE. On a series of nodes: --series FILE",
-        )
-    since, until = _window(window, int(submitted.min().timestamp()), int(submitted.max().timestamp()) + 1)
-    request = EnergyJobsRequest(
-        replay=WhatIfRequest(
-            plans=(),
-            since=since,
-            until=until,
-            placement=Order(placement),
-            seed=settings.model.seed,
-            **machine.of(settings, history.machine),
-        ),
-        calendar=Calendar(zone=zone(history.timezone), holidays=parse_holidays(settings.demand.holidays)),
-        options=ces_options(settings),
-        history_days=settings.demand.history_days,
-    )
-    return energy_on_jobs(history, request, energy=settings.energy, power=settings.power, progress=progress)
 
 
 def ces_options(settings: Settings) -> CesOptions:
@@ -205,13 +170,17 @@ def ces_options(settings: Settings) -> CesOptions:
     return checked
 
 
-def _window(asked: tuple[datetime | None, datetime | None], first_s: int, after_s: int) -> tuple[datetime, datetime]:
-    """Return the window that was asked for.
+def _calendar(zone_name: str, settings: Settings) -> Calendar:
+    return Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays))
+
+
+def _window(from_: str | None, to: str | None, zone_name: str, first_s: int, after_s: int) -> tuple[datetime, datetime]:
+    """Return the window that --from and --to name.
 
     Default: the last quarter of the data.
     """
     first, after = datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(after_s, UTC)
-    since, until = asked
+    since, until = moment(from_, timezone=zone_name), moment(to, timezone=zone_name)
     if since and since >= (until or after):
         goes = f"{first:%Y-%m-%d %H:%M} to {after:%Y-%m-%d %H:%M} UTC"
         raise UsageError(
@@ -245,24 +214,20 @@ def evaluate(
     series: Series = None,
     source: HistoryOptions,
     partition: Annotated[
-        str | None,
-        typer.Option("--partition", help="Only jobs of this partition. Default: of all partitions together."),
+        str | None, Option(help="Only jobs of this partition. Default: of all partitions together.")
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(
-            "--nodes",
-            help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once.",
-        ),
+        Option(help="Nodes of each partition, such as gpu=16,cpu=4, or N. Default: the most that were busy at once."),
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    resource: Annotated[Literal["nodes", "gpus"], typer.Option("--resource", help="Resource to forecast.")] = "nodes",
+    resource: Annotated[Literal["nodes", "gpus"], Option(help="Resource to forecast.")] = "nodes",
     total: Total = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last third."),
+        Option("--from", help="Begin of the window. Earlier data is for training only. Default: the last third."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="End of the window.")] = None,
+    until: Annotated[str | None, Option("--to", help="End of the window.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate forecasts of the nodes needed, beside baselines without a model.
@@ -280,36 +245,27 @@ def evaluate(
     with progress_bars() as progress:
         if files:
             zone_name = named_timezone(source.timezone, configuration()) or settings.ingest.timezone
-            watched = watch_files(
-                files,
-                timezone=zone_name,
-                total=total,
-                gpus_per_node=per_node,
-                in_gpus=resource == "gpus",
+            demand = watch_files(
+                files, timezone=zone_name, total=total, gpus_per_node=per_node, in_gpus=resource == "gpus"
             )
         else:
             history = source.read(progress)
             zone_name = history.timezone
-            asked = RequestedClusterShape(
-                nodes=_described(nodes, total),
+            pooled = None if total is None else {"all": max(int(total), 1)}
+            shape = RequestedClusterShape(
+                nodes=pooled if nodes is None else parse_nodes(nodes),
                 gpus_per_node=per_node,
                 partition=partition,
                 in_gpus=resource == "gpus",
                 default_time_limit_s=settings.whatif.default_time_limit_s,
             )
-            watched = watch_cluster(history, asked, progress=progress)
+            demand = watch_cluster(history, shape, progress=progress)
         request = ForecastRequest(
             since=moment(since, timezone=zone_name),
             until=moment(until, timezone=zone_name),
-            calendar=Calendar(zone=zone(zone_name), holidays=parse_holidays(settings.demand.holidays)),
+            calendar=_calendar(zone_name, settings),
             history_days=settings.demand.history_days,
         )
-        report = evaluate_forecasts(watched, request, progress=progress)
+        report = evaluate_forecasts(demand, request, progress=progress)
     say_notes(report.notes)
     answer(report.to_json(), forecast_table(report), as_json=as_json)
-
-
-def _described(nodes: str | None, total: float | None) -> dict[str, int] | None:
-    if nodes is None:
-        return None if total is None else {"all": max(int(total), 1)}
-    return parse_nodes(nodes)

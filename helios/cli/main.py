@@ -15,6 +15,7 @@ from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from helios import __version__
@@ -25,52 +26,22 @@ from helios.errors import HeliosError
 COMMANDS = {
     "try": ("system:try_", "Try Helios on a synthetic month of a GPU cluster."),
     "compile": ("compile:compile_", "Compile beforehand what other commands would compile at their first run."),
-    "whatif": (
-        "whatif:commands",
-        "Replay a cluster's jobs under other queue policies, and compare the waits.",
-    ),
-    "simulate": (
-        "replay_services:simulate_",
-        "Replay a cluster's jobs with services acting, and compare the waits.",
-    ),
-    "doctor": (
-        "system:doctor_",
-        "Check the cluster and the state of Helios.",
-    ),
-    "why": (
-        "job:why_",
-        "Say why a job waits, and what Helios did to it.",
-    ),
-    "cycle": (
-        "control:cycle_",
-        "Show or apply what one control cycle on the jobs would change.",
-    ),
+    "whatif": ("whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
+    "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
+    "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
+    "why": ("system:why_", "Say why a job waits, and what Helios did to it."),
+    "cycle": ("control:cycle_", "Show or apply what one control cycle on the jobs would change."),
     "mode": ("control:mode_", "Show or set the mode, which limits what a service may change."),
-    "pause": (
-        "control:pause_",
-        "Stop Helios at once and revert everything it set.",
-    ),
-    "resume": (
-        "control:resume_",
-        "Let Helios act again after a pause.",
-    ),
-    "nightly": (
-        "control:nightly_",
-        "Run the nightly analysis once, for example from cron.",
-    ),
-    "daemon": (
-        "system:daemon_",
-        "Run control cycles at regular intervals until SIGTERM.",
-    ),
+    "pause": ("control:pause_", "Stop Helios at once and revert everything it set."),
+    "resume": ("control:resume_", "Let Helios act again after a pause."),
+    "nightly": ("control:nightly_", "Run the nightly analysis once, for example from cron."),
+    "daemon": ("system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
     "trace": ("trace:commands", "Load and describe job history."),
     "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
     "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
     "db": ("trace:db_commands", "Upgrade the database and grant access to it."),
     "config": ("system:config_commands", "Show the settings in force, and where each comes from."),
-    "report": (
-        "report:commands",
-        "Report waits, usage, prediction errors and decisions, with options as in sacct.",
-    ),
+    "report": ("report:commands", "Report waits, usage, prediction errors and decisions, with options as in sacct."),
     "service": ("control:service_commands", "List the installed services and their options."),
     "energy": ("energy:commands", "Estimate what putting idle nodes to sleep would save."),
     "power": ("control:power_commands", "Show which nodes sleep, and put nodes to sleep or wake them."),
@@ -94,7 +65,7 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name=name, help=told) for name, (_, told) in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name=name, help=line) for name, (_, line) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command itself, and its arguments."""
@@ -128,12 +99,12 @@ def imported(name: str) -> Any:
         One of ``COMMANDS``.
     """
     module, _, found = COMMANDS[name][0].partition(":")
-    spoken = getattr(import_module(f"helios.cli.{module}"), found)
-    if isinstance(spoken, typer.Typer):
-        command: Any = typer.main.get_group(spoken)
+    target = getattr(import_module(f"helios.cli.{module}"), found)
+    if isinstance(target, typer.Typer):
+        command: Any = typer.main.get_group(target)
     else:
         alone = typer.Typer(add_completion=False)
-        alone.command(name)(spoken)
+        alone.command(name)(target)
         command = typer.main.get_command(alone)
     command.name = name
     _unwrap(command)
@@ -172,7 +143,7 @@ application = typer.Typer(
 @application.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from helios.app import model_registry
 from helios.app.history import choose_cluster
-from helios.app.model_registry import settle, training_history
 from helios.app.training import judge, learn
 from helios.cli.options import AsJson, Cluster, Draws, HistoryOptions, Machine, configuration, duration, expand, moment
 from helios.cli.output import answer, progress_bars, say_notes, width
@@ -33,15 +33,13 @@ from helios.warehouse import Warehouse
 
 commands = typer.Typer(no_args_is_help=True, help="Predict run times from history, and evaluate the predictions.")
 
-ModelId = Annotated[str, typer.Argument(help="Id of a model (see helios model list), or shrinkage.")]
-Why = Annotated[str, typer.Option("--why", help="Reason, recorded with the decision.")]
+ModelId = Annotated[str, Argument(help="Id of a model (see helios model list), or shrinkage.")]
+Why = Annotated[str, Option("--why", help="Reason, recorded with the decision.")]
 Days = Annotated[
     float | None,
-    typer.Option("--days", min=0.5, help="Number of last days to evaluate on. Default: setting model.judged_days."),
+    Option("--days", min=0.5, help="Number of last days to evaluate on. Default: setting model.judged_days."),
 ]
-AsOf = Annotated[
-    str | None, typer.Option("--as-of", help="Act as if it were this day, and ignore jobs that ended later.")
-]
+AsOf = Annotated[str | None, Option("--as-of", help="Act as if it were this day, and ignore jobs that ended later.")]
 
 
 @commands.command("list", epilog="Example: helios model list --cluster venus")
@@ -63,13 +61,13 @@ def decisions_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     Oldest first, each with its reason.
     """
     url, name = _site(cluster)
-    told = model_registry.describe_decisions(url, name)
+    decisions = model_registry.describe_decisions(url, name)
     lines = [
         f"{row['promoted_at'][:16].replace('T', ' ')}  {row['step']}: {row['model_id'] or SHRINKAGE}, "
         f"by {row['promoted_by']}: {row['why']}"
-        for row in told
+        for row in decisions
     ]
-    answer(told, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
+    answer(decisions, *(lines or ["Nothing was ever decided: the newest model is active."]), as_json=as_json)
 
 
 @commands.command("promote", epilog="Example: helios model promote venus-20200901-4e5f6a7b --why 'better last week'")
@@ -97,8 +95,8 @@ def rollback_(cluster: Cluster = None, why: Why = "by hand", as_json: AsJson = F
 
 @commands.command("compare", epilog="Example: helios model compare venus-20200801-0a1b2c3d venus-20200901-4e5f6a7b")
 def compare_(
-    first: Annotated[str, typer.Argument(help="Id of a model.")],
-    second: Annotated[str, typer.Argument(help="Id of another model.")],
+    first: Annotated[str, Argument(help="Id of a model.")],
+    second: Annotated[str, Argument(help="Id of another model.")],
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +118,7 @@ def nightly_(
     cluster: Cluster = None,
     days: Days = None,
     as_of: AsOf = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and compare, but write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Train and compare, but write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a new model and promote it only if it is better.
@@ -153,7 +151,7 @@ def nightly_(
 @commands.command("drift", epilog="Example: helios model drift --days 14")
 def drift_(
     cluster: Cluster = None,
-    model_id: Annotated[str | None, typer.Option("--model", help="Id of a model. Default: the promoted one.")] = None,
+    model_id: Annotated[str | None, Option("--model", help="Id of a model. Default: the promoted one.")] = None,
     days: Days = None,
     as_of: AsOf = None,
     as_json: AsJson = False,
@@ -187,17 +185,16 @@ def _site(cluster: str | None) -> tuple[str, str]:
 def train(
     cluster: Cluster = None,
     until: Annotated[
-        str | None, typer.Option("--until", help="Train only on jobs that had ended before this time. Default: on all.")
+        str | None, Option(help="Train only on jobs that had ended before this time. Default: on all.")
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(
-            "--dask",
-            help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask.",
+        Option(
+            help="Train on the workers of this Dask scheduler, such as tcp://HOST:8786. Default: setting model.dask."
         ),
     ] = None,
     promote: Annotated[
-        bool, typer.Option("--promote", help="Promote it, whatever its backtest says and whatever is promoted now.")
+        bool, Option("--promote", help="Promote it, whatever its backtest says and whatever is promoted now.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -209,7 +206,7 @@ def train(
     """
     settings = configuration().settings
     with progress_bars() as progress:
-        history = training_history(settings.database.url, cluster, progress=progress)
+        history = model_registry.training_history(settings.database.url, cluster, progress=progress)
         record = learn(
             history,
             url=settings.database.url,
@@ -219,7 +216,9 @@ def train(
             dask=settings.model.dask if dask is None else dask,
             progress=progress,
         )
-    outcome = settle(settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC))
+    outcome = model_registry.settle(
+        settings.database.url, record, promote_it=promote, by=getpass.getuser(), now=datetime.now(UTC)
+    )
     manifest = {
         "model_id": record.model_id,
         "cluster": record.cluster,
@@ -242,25 +241,20 @@ def evaluate(
     *,
     source: HistoryOptions,
     train_until: Annotated[
-        str | None,
-        typer.Option("--train-until", help="Train on jobs that had ended by this time, test on jobs submitted since."),
+        str | None, Option(help="Train on jobs that had ended by this time, test on jobs submitted since.")
     ] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option(
-            "--test-fraction",
-            help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction.",
-        ),
+        Option(help="Test on this last part of the submissions, such as 0.3. Default: setting model.test_fraction."),
     ] = None,
-    gpu_only: Annotated[bool, typer.Option("--gpu-only", help="Test on GPU jobs only.")] = False,
+    gpu_only: Annotated[bool, Option("--gpu-only", help="Test on GPU jobs only.")] = False,
     value: Annotated[
-        bool, typer.Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
+        bool, Option("--value/--no-value", help="Also replay the tested jobs in the order of their predictions.")
     ] = True,
     machine: Machine,
     draws: Draws = 5,
     refit_every: Annotated[
-        str | None,
-        typer.Option("--refit-every", help="Retrain this often during the test, such as 7d. Default: never."),
+        str | None, Option(help="Retrain this often during the test, such as 7d. Default: never.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -272,8 +266,8 @@ def evaluate(
     p10 and p90 are as each job would have got them at its submission, calibrated by the jobs that had ended by then.
 
     The tested jobs are also replayed on the nodes of --nodes. Without it there are as many as the peak demand, and
-    hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then one replay with
-    each predictor stands between FIFO, which a Slurm site has today, and the order by true run times, all with EASY
+    hardly any job waits. First it says, over --draws draws, which order Helios should run live. Then it compares
+    one replay with each predictor, FIFO, which a Slurm site has today, and the order by true run times, all with EASY
     backfill.
     """
     if train_until is not None and test_fraction is not None:
@@ -291,18 +285,18 @@ def evaluate(
     settings = configuration().settings
     with progress_bars() as progress:
         history = source.read(progress)
-        judged: dict[str, Any] = {
+        split: dict[str, Any] = {
             "train_until": moment(train_until, timezone=history.timezone),
             "test_fraction": test_fraction or settings.model.test_fraction,
             "gpu_only": gpu_only,
             "seed": settings.model.seed,
             "progress": progress,
         }
-        evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **judged)
+        evaluation = judge(history, refit_every=duration(refit_every) if refit_every else None, **split)
         worth = None
         if value:
             target = ReplayTarget(**machine.of(settings, history.machine), draws=draws)
-            worth = value_or_reason(history, target, model=evaluation.model, **judged)
+            worth = value_or_reason(history, target, model=evaluation.model, **split)
     say_notes([*history.notes, *evaluation.notes, *model_notes(worth)])
     found, worth = evaluation.to_json(), worth if isinstance(worth, OrderValue) else None
     tables = [evaluation_table(found)]
@@ -315,15 +309,13 @@ def evaluate(
 @expand
 def explain_(
     *,
-    job: Annotated[str, typer.Argument(help="Job id, such as 123, or 123_7 of an array.")],
+    job: Annotated[str, Argument(help="Job id, such as 123, or 123_7 of an array.")],
     source: HistoryOptions,
     model_id: Annotated[
-        str | None,
-        typer.Option("--model", help="Id of a model. Default: the newest trained before the job was submitted."),
+        str | None, Option("--model", help="Id of a model. Default: the newest trained before the job was submitted.")
     ] = None,
     restart: Annotated[
-        int | None,
-        typer.Option("--restart", min=0, help="Which run of a requeued job, counted from 0. Default: the last."),
+        int | None, Option(min=0, help="Which run of a requeued job, counted from 0. Default: the last.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -343,6 +335,6 @@ def explain_(
         else:
             choose = kept_model(history, url=settings.database.url, model_id=model_id)
         look = None if source.trace is not None else queue_at_submission(settings, history.cluster)
-        told = explain(history, job, choose=choose, look=look, restart=restart)
+        found = explain(history, job, choose=choose, look=look, restart=restart)
     say_notes(history.notes)
-    answer(told.to_json(), explanation_screen(told), as_json=as_json)
+    answer(found.to_json(), explanation_screen(found), as_json=as_json)

@@ -10,9 +10,10 @@ from enum import StrEnum
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
+from typer import Option
 
 from helios.choices import TraceFormat
 from helios.cli.output import say
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
     from helios.ports import Progress
 
 
-class Resource(StrEnum):
-    """What jobs hold in a replay."""
-
-    GPUS = "gpus"
-    CPUS = "cpus"
-
-
 class Oversized(StrEnum):
     """What to do with jobs larger than their partition."""
 
@@ -40,28 +34,24 @@ class Oversized(StrEnum):
     SKIP = "skip"
 
 
-Cluster = Annotated[
-    str | None, typer.Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Cluster = Annotated[str | None, Option("--cluster", help="Loaded cluster to use. Needed only if several are loaded.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Format = Annotated[
-    TraceFormat | None,
-    typer.Option("--format", help="Format of the file. Default: detected from its content."),
+    TraceFormat | None, Option("--format", help="Format of the file. Default: detected from its content.")
 ]
 Timezone = Annotated[
     str | None,
-    typer.Option(
-        "--timezone",
-        help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone.",
+    Option(
+        "--timezone", help="Time zone of times without one, such as Asia/Shanghai. Default: setting ingest.timezone."
     ),
 ]
-Trace = Annotated[Path | None, typer.Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
-Report = Annotated[Path | None, typer.Option("--report", help="Also write a self-contained HTML page to this file.")]
+Trace = Annotated[Path | None, Option("--trace", help="Read jobs from this trace file instead of the warehouse.")]
+Report = Annotated[Path | None, Option("--report", help="Also write a self-contained HTML page to this file.")]
 
 # Options of every command that makes a replay.
 Nodes = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--nodes",
         help="Nodes of each partition, such as gpu=16,cpu=4, or N to pool all jobs on N nodes. "
         "Default: from the header of --trace FILE (SWF), else from the peak demand.",
@@ -69,34 +59,30 @@ Nodes = Annotated[
 ]
 GpusPerNode = Annotated[
     int | None,
-    typer.Option(
-        "--gpus-per-node",
-        min=1,
-        help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node.",
+    Option(
+        "--gpus-per-node", min=1, help="GPUs of a node. Default: from that header, else setting whatif.gpus_per_node."
     ),
 ]
-Since = Annotated[str | None, typer.Option("--from", help="Replay jobs submitted from this time on.")]
-Until = Annotated[str | None, typer.Option("--to", help="Replay jobs submitted before this time.")]
+Since = Annotated[str | None, Option("--from", help="Replay jobs submitted from this time on.")]
+Until = Annotated[str | None, Option("--to", help="Replay jobs submitted before this time.")]
 WarmUp = Annotated[
     str | None,
-    typer.Option(
-        "--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."
-    ),
+    Option("--warm-up", help="Also replay the jobs of this long before --from, such as 7d, without counting them."),
 ]
 OfResource = Annotated[
-    Resource | None,
-    typer.Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
+    Literal["gpus", "cpus"] | None,
+    Option("--resource", help="Replay GPUs or CPUs. Default: GPUs if any job requests one."),
 ]
 IfOversized = Annotated[
     Oversized,
-    typer.Option(
+    Option(
         "--oversized",
         help="If jobs are larger than their partition, stop with an error (fail) or leave them out (skip).",
     ),
 ]
 Draws = Annotated[
     int,
-    typer.Option(
+    Option(
         "--draws",
         min=0,
         help="Draws of the window for the verdict: users moved by whole days, without users whole weeks or days. "
@@ -104,8 +90,7 @@ Draws = Annotated[
     ),
 ]
 PredictAgain = Annotated[
-    str | None,
-    typer.Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never."),
+    str | None, Option("--predict-again", help="How often to predict waiting jobs again, such as 10min, or never.")
 ]
 
 
@@ -178,11 +163,7 @@ class Machine:
         per_node = self.gpus_per_node or (recorded.cpus_per_node if recorded else settings.whatif.gpus_per_node)
         if recorded and nodes is None:
             nodes = {POOL: -(-recorded.cpus // per_node)}
-        return {
-            "nodes": nodes,
-            "gpus_per_node": per_node,
-            "default_time_limit_s": settings.whatif.default_time_limit_s,
-        }
+        return {"nodes": nodes, "gpus_per_node": per_node, "default_time_limit_s": settings.whatif.default_time_limit_s}
 
 
 Command = Callable[..., None]
@@ -235,13 +216,9 @@ def rename_services(given: Any) -> Any:
 
     Each text is a list of names, or SERVICE.OPTION=VALUE.
     """
-    if given is None or isinstance(given, str):
-        return given and _rename_services(given)
-    return [_rename_services(text) for text in given]
-
-
-def _rename_services(text: str) -> str:
-    names = text.split(",")
+    if not isinstance(given, str):
+        return given and [rename_services(text) for text in given]
+    names = given.split(",")
     for place, name in enumerate(names):
         service, dot, rest = name.partition(".")
         if new := RENAMED_SERVICES.get(service.strip()):

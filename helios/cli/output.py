@@ -127,43 +127,26 @@ class _CompileProgress(logging.Handler):
 @contextmanager
 def _bars_or_lines() -> Iterator[ProgressPort]:
     if not sys.stderr.isatty():
-        yield _Lines()
+        # One line when a stage begins, so that the log of a stuck run shows where.
+        begun: set[str] = set()
+
+        def print_once(step: str, done: float) -> None:  # noqa: ARG001 - a line has no length
+            if step not in begun:
+                begun.add(step)
+                say(f"{step} ...")
+
+        yield print_once
         return
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        console=_console(stderr=True),
-    ) as bars:
-        yield _Bars(bars)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeElapsedColumn(), console=_console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
 
+        def update(step: str, done: float) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=1.0)
+            bars.update(tasks[step], completed=done)
 
-class _Bars:
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, step: str, done: float) -> None:
-        if step not in self._tasks:
-            self._tasks[step] = self._bars.add_task(step, total=1.0)
-        self._bars.update(self._tasks[step], completed=done)
-
-
-class _Lines:
-    """Progress as one line for each stage.
-
-    The line is printed when the stage begins, so that the log of a stuck run shows where.
-    """
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def __call__(self, step: str, done: float) -> None:  # noqa: ARG002 - a line has no length
-        if step not in self._seen:
-            self._seen.add(step)
-            say(f"{step} ...")
+        yield update
 
 
 def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> RenderableType:
@@ -177,20 +160,23 @@ def frame_table(frame: pd.DataFrame, *, empty: str = "Nothing yet.") -> Renderab
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a report and print its path.
+    """Write a report and print its path."""
+    write_file(path, page, what="The report", option="--report FILE")
+    say(f"Report: {path.resolve()}")
+
+
+def write_file(path: Path, content: str | bytes, *, what: str, option: str) -> None:
+    """Write a file that an option names.
 
     Raises
     ------
     UsageError
-        It cannot be written there.
+        It cannot be written there; the message calls it ``what``.
     """
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as reason:
-        raise UsageError(
-            f"The report cannot be written: {reason}", hint="Choose another place: --report FILE"
-        ) from reason
-    say(f"Report: {path.resolve()}")
+        raise UsageError(f"{what} cannot be written: {reason}", hint=f"Choose another place: {option}") from reason
 
 
 def _cell(value: Any) -> str:

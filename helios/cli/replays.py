@@ -1,38 +1,58 @@
-"""Replays as ``helios whatif`` asks for them, and their answers.
+"""Command ``helios simulate``, and what ``helios whatif`` calls to replay.
 
-They are apart from the options, because all that trains and replays takes two seconds to import.
+It is apart from the options, because all that trains and replays takes two seconds to import.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.table import Table
+from typer import Option
 
+from helios.actions import Result
 from helios.app.executors import Engine, run_here, run_in_processes, run_on_dask, run_on_slurm
 from helios.app.history import LoadedHistory
-from helios.app.order_check import check_order, refuse_few
+from helios.app.order_check import refuse_few
 from helios.app.scenarios import RENAMED, Estimates
-from helios.app.sweep import FEWEST_REPEATS, SweepPlan, cross_options, read_sweep_plan, sweep
+from helios.app.service_replay import PREDICT_AGAIN_S, ServiceReplay, simulate_services
+from helios.app.sweep import FEWEST_REPEATS, SweepPlan, cross_options, read_sweep_plan, repredict_interval_s, sweep
 from helios.app.whatif import WhatIfRequest
-from helios.choices import Policy, RunTimes
-from helios.cli.output import say, say_notes, show, show_json, write_page
+from helios.choices import Domain, Policy, RunTimes
+from helios.cli.options import (
+    AsJson,
+    HistoryOptions,
+    IfOversized,
+    Machine,
+    OfResource,
+    Oversized,
+    PredictAgain,
+    Report,
+    WindowOptions,
+    configuration,
+    duration,
+    expand,
+    rename_services,
+)
+from helios.cli.output import answer, progress_bars, say, say_notes, show, show_json, width, write_file, write_page
 from helios.config import Settings
 from helios.errors import UsageError
-from helios.ports import Progress
+from helios.ports import Progress, Service
 from helios.report.history import describe
 from helios.report.significance import Differences
 from helios.report.sweep import Sweep, sweep_csv, sweep_tables
+from helios.report.tables import whatif_table
 from helios.report.whatif import WhatIf
 from helios.services.qssf import Qssf
-from helios.services.registry import checked_options
+from helios.services.registry import build, checked_options, domain_of
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -57,15 +77,19 @@ def live_setting(settings: Settings) -> str:
     )
 
 
-def refuse_contradictions(
-    *, sweep: bool, of_one: Mapping[str, object], of_many: Mapping[str, object], repeat: int, draws: int
-) -> None:
-    """Refuse options that would be ignored.
+OF_ONE = ("--policy", "--backfill", "--estimates", "--run-times", "--set", "--frontier", "--repeat", "--repeat-over")
+BESIDE_FRONTIER = ("--policy", "--backfill", "--estimates", "--set")
+
+
+def refuse_contradictions(context: typer.Context) -> None:
+    """Refuse options of ``helios whatif`` that would be ignored, and too few repeats or draws.
 
     In a sweep those of one what-if, without a sweep those of one.
     """
-    ignored = [name for name, value in (of_one if sweep else of_many).items() if value]
-    if ignored and sweep:
+    given = {parameter.opts[0]: context.params[str(parameter.name)] for parameter in context.command.params}
+    sweeps, repeat = given["--sweep"] is not None, given["--repeat"]
+    ignored = [name for name in ((*OF_ONE, "--report") if sweeps else ("--out", "--csv")) if given[name]]
+    if ignored and sweeps:
         raise UsageError(f"{', '.join(ignored)} cannot be used with --sweep.", hint="Write it into the plan instead.")
     if ignored:
         raise UsageError(f"{', '.join(ignored)} is for sweeps only.", hint="Give a plan: --sweep PLAN.toml")
@@ -74,15 +98,10 @@ def refuse_contradictions(
             f"{repeat} repeats are too few to tell a difference from chance.",
             hint=f"Use --repeat 20, at least {FEWEST_REPEATS}.",
         )
-    if draws:
-        refuse_few(draws)
-
-
-def with_verdict(
-    result: WhatIf, history: LoadedHistory, request: WhatIfRequest, *, draws: int, progress: Progress
-) -> WhatIf:
-    """Return the result with the check of the live order."""
-    return replace(result, check=check_order(history, request, draws=draws, progress=progress)) if draws else result
+    if given["--draws"]:
+        refuse_few(given["--draws"])
+    if given["--frontier"] and (chosen := [name for name in BESIDE_FRONTIER if given[name]]):
+        raise UsageError(f"--frontier chooses the replays itself, so {', '.join(chosen)} has no meaning.")
 
 
 def split_words(given: list[str] | None) -> list[str]:
@@ -122,8 +141,7 @@ def read_estimate(word: str) -> Estimates:
         return RunTimes(word)
     except ValueError as reason:
         raise UsageError(
-            f"--estimates has no {word!r}.",
-            hint="Write limit, predicted, expected, true or a number of seconds.",
+            f"--estimates has no {word!r}.", hint="Write limit, predicted, expected, true or a number of seconds."
         ) from reason
 
 
@@ -205,7 +223,7 @@ def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
     """
     say_notes(found.notes)
     if csv is not None:
-        _write(csv, sweep_csv(found))
+        write_file(csv, sweep_csv(found), what="The CSV", option="--csv FILE")
     if as_json:
         show_json(found.to_json())
     else:
@@ -215,8 +233,143 @@ def show_sweep(found: Sweep, *, csv: Path | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as reason:
-        raise UsageError(f"The CSV cannot be written: {reason}", hint="Choose another place: --csv FILE") from reason
+# Replays with services acting.
+
+
+@expand
+def simulate_(
+    *,
+    service: Annotated[
+        list[str] | None,
+        Option(
+            callback=rename_services,
+            help="Service that acts. If repeated, they act together. Default: the configured services.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            callback=rename_services,
+            help="Set an option of a service: SERVICE.OPTION=VALUE, with the names of section services.SERVICE in "
+            "helios.toml. May be repeated.",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        Option(help="Shortest time between two calls of a service, such as 5min. Default: each service's own."),
+    ] = None,
+    source: HistoryOptions,
+    machine: Machine,
+    window: WindowOptions,
+    predict_again: PredictAgain = None,
+    resource: OfResource = None,
+    oversized: IfOversized = Oversized.FAIL,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a cluster's jobs with services acting, and compare the waits.
+
+    It runs the code of the services that act live, with the same guards. The replay begins with an empty cluster, and
+    run times are predicted from the jobs that had ended by then. It is compared with two baselines: the order that the
+    site has today, and fewest GPUs first, which needs no model. Nothing touches a cluster.
+
+    Example: helios simulate --service qssf --set qssf.promote_after_s=7200 --trace sacct.txt --nodes gpu=16
+    """
+    settings = configuration().settings
+    services = requested_services(settings, names=service, options=option or [])
+    with progress_bars() as progress:
+        history = source.read(progress)
+        request = WhatIfRequest(
+            plans=(),
+            **window.of(history),
+            **machine.of(settings, history.machine),
+            resource=resource,
+            skip_oversized=oversized is Oversized.SKIP,
+            seed=settings.model.seed,
+        )
+        result = simulate_services(
+            history,
+            request,
+            services,
+            every=duration(every) if every is not None else None,
+            site_factor_most=settings.slurm.site_factor_most,
+            failures_to_suspend=settings.control.failures_to_suspend,
+            most_of_one_user=settings.control.most_of_one_user,
+            predict_again_s=repredict_interval_s(predict_again) if predict_again is not None else PREDICT_AGAIN_S,
+            progress=progress,
+        )
+    say_notes(result.whatif.notes)
+    if report is not None:
+        write_whatif(report, history, result.whatif)
+    table = whatif_table(result.whatif, width=width())
+    answer(result.to_json(), table, "", _service_table(result), as_json=as_json)
+    if not as_json:
+        say(f"{result.jobs_per_s:,.0f} jobs/s were replayed with the services acting.")
+
+
+def requested_services(settings: Settings, *, names: list[str] | None, options: list[str]) -> dict[str, Service]:
+    """Return the named services, else the configured ones.
+
+    Their options are those of the configuration and the given ones, which win.
+
+    Parameters
+    ----------
+    names : list of str, optional
+        Each may hold several, separated by commas.
+    options : list of str
+        SERVICE.OPTION=VALUE, the value as TOML.
+
+    Raises
+    ------
+    UsageError
+        An option is not understood, or names a service that does not act.
+    ServiceUnknown, ServiceInvalid
+        A service is not installed, or cannot be built with its options.
+    """
+    chosen = [name.strip() for text in names or settings.services for name in text.split(",")]
+    given = _parse_service_options(options)
+    if others := sorted(set(given) - set(chosen)):
+        raise UsageError(
+            f"--set has an option for {', '.join(others)}, which does not act in this replay.",
+            hint=f"Add --service {others[0]}, or set options of: {', '.join(chosen) or 'none'}",
+        )
+    built = {name: build(name, {**settings.services.get(name, {}), **given.get(name, {})}) for name in chosen}
+    on_nodes = [name for name, service in built.items() if domain_of(service) is Domain.NODES]
+    if on_nodes and (names or len(on_nodes) == len(built)):
+        raise UsageError(
+            f"{', '.join(on_nodes)} acts on nodes; this command replays services that act on jobs.",
+            hint="To replay services that act on nodes: helios energy whatif",
+        )
+    return {name: service for name, service in built.items() if name not in on_nodes}
+
+
+def _parse_service_options(options: list[str]) -> Mapping[str, dict[str, Any]]:
+    """Parse SERVICE.OPTION=VALUE, the value as TOML."""
+    given: dict[str, dict[str, Any]] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        service, dot, name = key.strip().partition(".")
+        if not (equals and dot and service and name):
+            raise UsageError(
+                f"--set {text!r} is not SERVICE.OPTION=VALUE.", hint="Write --set qssf.promote_after_s=7200"
+            )
+        try:
+            given.setdefault(service, {})[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError as reason:
+            raise UsageError(
+                f"--set {text!r}: {value!r} is not a TOML value.", hint="Quote text: 'name=\"text\"'"
+            ) from reason
+    return given
+
+
+def _service_table(result: ServiceReplay) -> Table:
+    table = Table("Service", box=None, pad_edge=False, header_style="bold")
+    for name in ("Calls", "Jobs changed", "Unchanged", "Not changed", "Raised"):
+        table.add_column(name, justify="right")
+    for active in result.active_services:
+        done, unchanged = active.outcomes[Result.DONE], active.outcomes[Result.UNCHANGED]
+        rest = sum(active.outcomes.values()) - done - unchanged
+        raised = f"{sum(active.problems.values()):,}{', suspended' if active.suspended else ''}"
+        table.add_row(active.name, f"{active.asked:,}", f"{done:,}", f"{unchanged:,}", f"{rest:,}", raised)
+    return table

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Option
 
 from helios.app import reports
 from helios.app.reports import ReportQuery
 from helios.cli.options import AsJson, Cluster, Command, GpusPerNode, Machine, configuration, expand, rename_services
-from helios.cli.output import say, say_notes, show_json
+from helios.cli.output import say, say_notes, show_json, write_file
 from helios.errors import UsageError
 from helios.report.admin import decisions as decisions_report
 from helios.report.admin import predictions as predictions_report
@@ -35,21 +36,18 @@ from helios.report.energy import EnergyLedger, energy_answer, energy_sentences
 from helios.report.energy import fields_by as fields_of_energy
 
 commands = typer.Typer(
-    no_args_is_help=True,
-    help="Report waits, usage, prediction errors and decisions, with options as in sacct.",
+    no_args_is_help=True, help="Report waits, usage, prediction errors and decisions, with options as in sacct."
 )
 
 
 Start = Annotated[
-    str | None,
-    typer.Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
+    str | None, Option("-S", "--starttime", help=f"Begin of the window ({WORDS}). Default: a week before the end.")
 ]
-End = Annotated[str | None, typer.Option("-E", "--endtime", help="End of the window. Default: now.")]
+End = Annotated[str | None, Option("-E", "--endtime", help="End of the window. Default: now.")]
 Services = Annotated[
-    list[str] | None,
-    typer.Option("--service", callback=rename_services, help="Only these services, separated by commas."),
+    list[str] | None, Option("--service", callback=rename_services, help="Only these services, separated by commas.")
 ]
-Day = Annotated[str, typer.Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
+Day = Annotated[str, Option("--day", help="Day to report: yesterday, today, or a date such as 2026-11-20.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,26 +58,19 @@ class Jobs:
     start: Start = None
     end: End = None
     user: Annotated[
-        list[str] | None, typer.Option("-u", "--user", "--uid", help="Only these users, separated by commas.")
+        list[str] | None, Option("-u", "--user", "--uid", help="Only these users, separated by commas.")
     ] = None
     account: Annotated[
-        list[str] | None,
-        typer.Option("-A", "--account", "--accounts", help="Only these accounts, separated by commas."),
+        list[str] | None, Option("-A", "--account", "--accounts", help="Only these accounts, separated by commas.")
     ] = None
     partition: Annotated[
-        list[str] | None, typer.Option("-r", "--partition", help="Only these partitions, separated by commas.")
+        list[str] | None, Option("-r", "--partition", help="Only these partitions, separated by commas.")
     ] = None
 
     def query(self) -> ReportQuery:
         """Return the query of the report."""
-        return _query(
-            self.cluster,
-            self.start,
-            self.end,
-            users=_split(self.user),
-            accounts=_split(self.account),
-            partitions=_split(self.partition),
-        )
+        chosen = {"users": self.user, "accounts": self.account, "partitions": self.partition}
+        return _query(self.cluster, self.start, self.end, **{name: _split(of) for name, of in chosen.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +79,14 @@ class Form:
 
     fields: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--format", help="Fields, separated by commas, as Field%width, or Field%-width to align left."
-        ),
+        Option("-o", "--format", help="Fields, separated by commas, as Field%width, or Field%-width to align left."),
     ] = None
-    noheader: Annotated[bool, typer.Option("-n", "--noheader", help="Print no header.")] = False
+    noheader: Annotated[bool, Option("-n", "--noheader", help="Print no header.")] = False
     parsable: Annotated[
-        bool, typer.Option("-p", "--parsable", help="Print whole fields with | between them and at the end.")
+        bool, Option("-p", "--parsable", help="Print whole fields with | between them and at the end.")
     ] = False
-    parsable2: Annotated[bool, typer.Option("-P", "--parsable2", help="Print whole fields with | between them.")] = (
-        False
-    )
-    helpformat: Annotated[bool, typer.Option("-e", "--helpformat", help="List the fields with their meanings.")] = False
+    parsable2: Annotated[bool, Option("-P", "--parsable2", help="Print whole fields with | between them.")] = False
+    helpformat: Annotated[bool, Option("-e", "--helpformat", help="List the fields with their meanings.")] = False
     json: AsJson = False
 
     def check(self, fields: Iterable[Field]) -> None:
@@ -129,34 +116,18 @@ def queue(jobs: Jobs, form: Form) -> None:
     _show(reports.queue_report(jobs.query()), form)
 
 
-@_command("users", "users -S 2026-11-01 -o User,Jobs,GPUHours,P95Wait -P")
-def users(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each user.
+def _add_usage_command(group: str, example: str) -> None:
+    def usage(jobs: Jobs, form: Form) -> None:
+        form.check(fields_by(group))
+        _show(reports.usage_report(jobs.query(), group=group), form)
 
-    Counts the jobs submitted in the window.
-    """
-    form.check(fields_by("user"))
-    _show(reports.usage_report(jobs.query(), group="user"), form)
-
-
-@_command("accounts", "accounts -S now-4weeks")
-def accounts(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each account.
-
-    Counts the jobs submitted in the window.
-    """
-    form.check(fields_by("account"))
-    _show(reports.usage_report(jobs.query(), group="account"), form)
+    usage.__doc__ = f"Show jobs, hours, waits and failures of each {group}.\n\nCounts the jobs submitted in the window."
+    _command(f"{group}s", f"{group}s {example}")(usage)
 
 
-@_command("partitions", "partitions -S today --json")
-def partitions(jobs: Jobs, form: Form) -> None:
-    """Show jobs, hours, waits and failures of each partition.
-
-    Counts the jobs submitted in the window.
-    """
-    form.check(fields_by("partition"))
-    _show(reports.usage_report(jobs.query(), group="partition"), form)
+_add_usage_command("user", "-S 2026-11-01 -o User,Jobs,GPUHours,P95Wait -P")
+_add_usage_command("account", "-S now-4weeks")
+_add_usage_command("partition", "-S today --json")
 
 
 @_command("predictions", "predictions -S now-4weeks --by user")
@@ -165,13 +136,13 @@ def predictions(
     jobs: Jobs,
     by: Annotated[
         Literal["all", "source", "size", "day", "partition", "user"] | None,
-        typer.Option("--by", help="Group by this only. Default: all, source, size and day."),
+        Option(help="Group by this only. Default: all, source, size and day."),
     ] = None,
     form: Form,
 ) -> None:
     """Show how far off predicted run times were.
 
-    A rule without a model stands beside them: the run time of the user's last job that had ended.
+    They are compared with a rule without a model: the run time of the user's last job that had ended.
     """
     form.check(predictions_report.FIELDS)
     _show(reports.prediction_report(jobs.query(), by=by), form)
@@ -182,17 +153,12 @@ def decisions(
     *,
     jobs: Jobs,
     service: Services = None,
-    job_ids: Annotated[
-        list[str] | None, typer.Option("-j", "--jobs", help="Only these jobs, separated by commas.")
-    ] = None,
+    job_ids: Annotated[list[str] | None, Option("-j", "--jobs", help="Only these jobs, separated by commas.")] = None,
     result: Annotated[
-        list[str] | None,
-        typer.Option("--result", help="Only these results: done, would, refused, mismatch, failed, ..."),
+        list[str] | None, Option(help="Only these results: done, would, refused, mismatch, failed, ...")
     ] = None,
-    mode: Annotated[list[str] | None, typer.Option("--mode", help="Only these modes: shadow, canary, active.")] = None,
-    action: Annotated[
-        list[str] | None, typer.Option("--action", help="Only these actions: Reorder, SoftLimit, ...")
-    ] = None,
+    mode: Annotated[list[str] | None, Option(help="Only these modes: shadow, canary, active.")] = None,
+    action: Annotated[list[str] | None, Option(help="Only these actions: Reorder, SoftLimit, ...")] = None,
     form: Form,
 ) -> None:
     """Show the audit log of decisions.
@@ -215,7 +181,7 @@ def decisions(
 def services(
     *, cluster: Cluster = None, start: Start = None, end: End = None, service: Services = None, form: Form
 ) -> None:
-    """Show what each service proposed, by day, and with what results.
+    """Show what each service asked for, by day, and with what results.
 
     Also in how many cycles Helios was suspended (it wrote nothing), and why.
     """
@@ -229,24 +195,17 @@ def energy(
     cluster: Cluster = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            "-S",
-            "--starttime",
-            "--from",
-            help=f"Begin of the window ({WORDS}). Default: a week before the end.",
-        ),
+        Option("-S", "--starttime", "--from", help=f"Begin of the window ({WORDS}). Default: a week before the end."),
     ] = None,
-    end: Annotated[str | None, typer.Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,
+    end: Annotated[str | None, Option("-E", "--endtime", "--to", help="End of the window. Default: now.")] = None,
     by: Annotated[
         Literal["day", "partition", "node"],
-        typer.Option(
-            "--by",
-            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition.",
+        Option(
+            help="A row for each day, partition or node. Nodes of the same partitions and GPUs count as one partition."
         ),
     ] = "day",
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Also write a plot to this .png file, or the whole report to this .html file."),
+        Path | None, Option(help="Also write a plot to this .png file, or the whole report to this .html file.")
     ] = None,
     form: Form,
 ) -> None:
@@ -271,13 +230,10 @@ def shadow(
     cluster: Cluster = None,
     day: Day = "yesterday",
     nodes: Annotated[
-        str | None,
-        typer.Option(
-            "--nodes", help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them."
-        ),
+        str | None, Option(help="Nodes of each partition, such as gpu=16,cpu=4. Default: as the warehouse knows them.")
     ] = None,
     gpus_per_node: GpusPerNode = None,
-    most: Annotated[int, typer.Option("--most", min=0, help="Number of moved jobs to list.")] = 10,
+    most: Annotated[int, Option(min=0, help="Number of moved jobs to list.")] = 10,
     json: AsJson = False,
 ) -> None:
     """Estimate what a day's shadow decisions would have changed.
@@ -300,10 +256,8 @@ def shadow(
 def nightly(
     cluster: Cluster = None,
     day: Day = "yesterday",
-    folder: Annotated[
-        Path | None, typer.Option("--folder", help="Folder to write to. Default: setting report.folder.")
-    ] = None,
-    recipient: Annotated[str, typer.Option("--to", help="Recipient of the mail.")] = "root",
+    folder: Annotated[Path | None, Option(help="Folder to write to. Default: setting report.folder.")] = None,
+    recipient: Annotated[str, Option("--to", help="Recipient of the mail.")] = "root",
     json: AsJson = False,
 ) -> None:
     """Write the report of a day as HTML page, text and mail.
@@ -334,10 +288,7 @@ def _draw(found: EnergyLedger, path: Path) -> None:
         content = render_energy(found).encode()
     else:
         raise UsageError(f"--plot {path}: a plot is a .png or an .html file.", hint="Name it energy.png or energy.html")
-    try:
-        path.write_bytes(content)
-    except OSError as reason:
-        raise UsageError(f"{path} cannot be written: {reason}", hint="Choose another place: --plot") from reason
+    write_file(path, content, what=str(path), option="--plot")
     say(f"Drawn: {path}")
 
 

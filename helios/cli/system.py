@@ -1,4 +1,4 @@
-"""Commands ``helios doctor``, ``config``, ``daemon``, ``hook`` and ``try``."""
+"""Commands ``helios doctor``, ``why``, ``config``, ``daemon``, ``hook`` and ``try``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from helios.choices import Domain
 from helios.cli.options import AsJson, Cluster, configuration
@@ -34,14 +35,44 @@ def doctor_(cluster: Cluster = None, as_json: AsJson = False) -> None:
     found = diagnose(configuration().settings, cluster=cluster, now=datetime.now(UTC))
     table = Table("", "Check", "Finding", box=None, pad_edge=False)
     for it in found:
-        told = Text(it.message)
+        message = Text(it.message)
         if it.hint:
-            told.append(f"\n-> {it.hint}", style="italic")
-        table.add_row(Text(it.verdict.value, style=colours[it.verdict]), it.check, told)
+            message.append(f"\n-> {it.hint}", style="italic")
+        table.add_row(Text(it.verdict.value, style=colours[it.verdict]), it.check, message)
     plain = [{name: str(getattr(it, name)) for name in ("check", "verdict", "message", "hint")} for it in found]
     answer(plain, table, as_json=as_json)
     if any(finding.verdict is FindingLevel.FAIL for finding in found):
         raise typer.Exit(1)
+
+
+# ``helios why``: why a job waits, or what a node does.
+
+
+def why_(
+    job: Annotated[str, Argument(help="Job id, such as 123, or 123_7 of an array; or the name of a node.")],
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a job waits, and what Helios did to it.
+
+    Shows the job's predicted run time, its place in the queue, and its place without Helios. Works for jobs that run or
+    have ended, too. For a node it shows the state of the node, what Helios did to it, and why.
+
+    Example: helios why 12345
+    """
+    from helios.app.operations import Operations  # noqa: PLC0415 - pandas and SQLAlchemy, which the help needs not
+
+    operations = Operations(configuration().settings, cluster=cluster)
+    if job[:1].isdigit():
+        from helios.app.explain_job import explain  # noqa: PLC0415 - only for jobs
+
+        found = explain(operations.cycles, job)
+        answer(found.to_json(), *found.lines(), as_json=as_json)
+        return
+    from helios.app.explain_node import explain_node  # noqa: PLC0415 - only for nodes
+
+    node = explain_node(operations.node_cycles, job)
+    answer(node.to_json(), *node.parts(width=width()), as_json=as_json)
 
 
 # ``helios config``: the settings in force.
@@ -69,18 +100,16 @@ def daemon_(
     cluster: Cluster = None,
     nightly: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--nightly/--no-nightly",
             help="Also run the nightly analysis. Use --no-nightly if a timer runs helios nightly.",
         ),
     ] = True,
     domain: Annotated[
-        list[Domain] | None,
-        typer.Option("--domain", help="Act only on jobs, or only on nodes. Default: on what the services act on."),
+        list[Domain] | None, Option(help="Act only on jobs, or only on nodes. Default: on what the services act on.")
     ] = None,
     ingest: Annotated[
-        bool,
-        typer.Option("--ingest/--no-ingest", help="Also read the accounting. Use --no-ingest if another daemon does."),
+        bool, Option("--ingest/--no-ingest", help="Also read the accounting. Use --no-ingest if another daemon does.")
     ] = True,
 ) -> None:
     """Run control cycles at regular intervals until SIGTERM.
@@ -174,15 +203,13 @@ NEXT_STEPS = (
 
 
 def try_(
-    folder: Annotated[Path, typer.Option("--folder", help="Folder for everything that is written.")] = Path(
-        "helios-try"
-    ),
+    folder: Annotated[Path, Option(help="Folder for everything that is written.")] = Path("helios-try"),
     profile: Annotated[
         Literal["venus", "earth", "saturn", "uranus"],
-        typer.Option("--profile", help="Cluster whose published figures the month resembles."),
+        Option(help="Cluster whose published figures the month resembles."),
     ] = "venus",
-    days: Annotated[int, typer.Option("--days", min=2, max=366, help="Number of days to generate.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed. The same seed gives the same month.")] = 0,
+    days: Annotated[int, Option(min=2, max=366, help="Number of days to generate.")] = 30,
+    seed: Annotated[int, Option(min=0, help="Random seed. The same seed gives the same month.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Try Helios on a synthetic month of a GPU cluster.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from helios.app.history import choose_cluster, ingest
 from helios.cli.options import (
@@ -30,14 +31,13 @@ from helios.warehouse import LoadReport, Warehouse
 commands = typer.Typer(no_args_is_help=True, help="Load and describe job history.")
 
 LoadName = Annotated[
-    str | None,
-    typer.Option("--cluster", help="Name of the cluster. Default: the one in the file, else the file's name."),
+    str | None, Option("--cluster", help="Name of the cluster. Default: the one in the file, else the file's name.")
 ]
 
 
 @commands.command("load", epilog="Example: helios trace load sacct.txt.gz --cluster venus --timezone Asia/Shanghai")
 def load(
-    file: Annotated[Path, typer.Argument(help="Trace file, gzip or plain, in one of the formats of --format.")],
+    file: Annotated[Path, Argument(help="Trace file, gzip or plain, in one of the formats of --format.")],
     trace_format: Format = None,
     cluster: LoadName = None,
     timezone: Timezone = None,
@@ -65,10 +65,10 @@ def load(
 
 @commands.command("sync", epilog="Example: helios trace sync --from 2026-06-01")
 def sync(
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Refuse any live cluster but this one.")] = None,
+    cluster: Annotated[str | None, Option(help="Refuse any live cluster but this one.")] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),
+        Option("--from", help="Begin of the history (UTC). Default: setting history.start, else 30 days ago."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,12 +90,7 @@ def sync(
 
 @commands.command("describe", epilog="Example: helios trace describe --cluster venus --report venus.html")
 @expand
-def describe(
-    *,
-    source: HistoryOptions,
-    report: Report = None,
-    as_json: AsJson = False,
-) -> None:
+def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson = False) -> None:
     """Describe the jobs of a history.
 
     Shows users, sizes, run times, end states, and how submissions spread over the day.
@@ -114,7 +109,7 @@ def describe(
 @commands.command("rejects", epilog="Example: helios trace rejects --limit 20")
 def rejects(
     cluster: Cluster = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of rows to show.")] = 50,
+    limit: Annotated[int, Option(min=1, help="Number of rows to show.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Show invalid rows of loaded files, with file, line and reason."""
@@ -143,17 +138,12 @@ def load_answer(report: LoadReport) -> dict[str, Any]:
 
     A file that was loaded before changes nothing, and is reported so.
     """
-    known = report.jobs_new + report.jobs_updated + report.jobs_unchanged
-    again = report.already_loaded
-    return {
-        "cluster": report.cluster,
-        "rows_read": report.rows_read,
-        "jobs_new": 0 if again else report.jobs_new,
-        "jobs_updated": 0 if again else report.jobs_updated,
-        "jobs_unchanged": known if again else report.jobs_unchanged,
-        "rejects": report.rejects,
-        "already_loaded": again,
-    }
+    names = ("cluster", "rows_read", "jobs_new", "jobs_updated", "jobs_unchanged", "rejects", "already_loaded")
+    found = {name: getattr(report, name) for name in names}
+    if report.already_loaded:
+        known = report.jobs_new + report.jobs_updated + report.jobs_unchanged
+        found |= {"jobs_new": 0, "jobs_updated": 0, "jobs_unchanged": known}
+    return found
 
 
 # ``helios db``: schema and roles of the warehouse.
@@ -196,9 +186,9 @@ def status(as_json: AsJson = False) -> None:
     "grant", epilog="Example: helios db grant --jobs helios_jobs --nodes helios_nodes --reader helios_reader"
 )
 def grant(
-    jobs: Annotated[str, typer.Option(help="PostgreSQL role of the daemon that acts on jobs.")],
-    nodes: Annotated[str | None, typer.Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
-    reader: Annotated[str | None, typer.Option(help="PostgreSQL role of people who only read.")] = None,
+    jobs: Annotated[str, Option(help="PostgreSQL role of the daemon that acts on jobs.")],
+    nodes: Annotated[str | None, Option(help="PostgreSQL role of the daemon that acts on nodes.")] = None,
+    reader: Annotated[str | None, Option(help="PostgreSQL role of people who only read.")] = None,
 ) -> None:
     """Grant the PostgreSQL role of each daemon the privileges it needs.
 

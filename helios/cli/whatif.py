@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from helios.choices import Backfill, Policy, ResampledUnit, RunTimes
 from helios.cli.options import (
@@ -33,48 +35,8 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()  # its help is the callback's, with the example: a help given here would hide that
 
-Repeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        min=0,
-        help="Replay each scenario this often, each time with users moved by other days (without users: other weeks; "
-        "in a short window: other days or arrivals), to see which differences are more than chance. Use 20. 0: one "
-        "replay, with intervals from its own weeks or days.",
-    ),
-]
-RepeatOver = Annotated[
-    ResampledUnit | None,
-    typer.Option(
-        "--repeat-over",
-        help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users where "
-        "they are known.",
-    ),
-]
-SweepFile = Annotated[
-    Path | None,
-    typer.Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="File for the results of the sweep. After an interruption, the same command goes on from it."
-    ),
-]
-Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the results of the sweep to this CSV file.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
-    ),
-]
-DaskAt = Annotated[
-    str | None,
-    typer.Option(
-        "--dask", help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."
-    ),
+OrderBy = Annotated[
+    RunTimes | None, Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true.")
 ]
 
 
@@ -87,47 +49,68 @@ def whatif_(
     machine: Machine,
     window: WindowOptions,
     policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas."),
+        list[str] | None, Option("--policy", "--policies", help=f"Queue order: {', '.join(Policy)}. Several by commas.")
     ] = None,
     backfill: Annotated[
-        list[str] | None,
-        typer.Option("--backfill", help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas."),
+        list[str] | None, Option(help=f"Kind of backfill: {', '.join(Backfill)}. Several by commas.")
     ] = None,
     estimates: Annotated[
         list[str] | None,
-        typer.Option(
-            "--estimates",
+        Option(
             help="Run times that backfill plans with: limit, SECONDS, predicted (p90), expected, true. Several by "
-            "commas.",
+            "commas."
         ),
     ] = None,
-    run_times: Annotated[
-        RunTimes | None,
-        typer.Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true."),
-    ] = None,
+    run_times: OrderBy = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable.",
+        Option(
+            "--set", help="Set an option of a policy: POLICY.OPTION=VALUE, such as qssf.wait_share=0.25. Repeatable."
         ),
     ] = None,
     frontier: Annotated[
-        bool,
-        typer.Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait."),
+        bool, Option("--frontier", help="Replay the settings of qssf between the shortest mean and longest wait.")
     ] = False,
     predict_again: PredictAgain = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
     draws: Draws = 5,
-    repeat: Repeat = 0,
-    repeat_over: RepeatOver = None,
-    sweep_file: SweepFile = None,
-    out: Out = None,
-    csv: Csv = None,
-    workers: Workers = None,
-    dask: DaskAt = None,
+    repeat: Annotated[
+        int,
+        Option(
+            min=0,
+            help="Replay each scenario this often, each time with users moved by other days (without users: other "
+            "weeks; in a short window: other days or arrivals), to see which differences are more than chance. Use 20. "
+            "0: one replay, with intervals from its own weeks or days.",
+        ),
+    ] = 0,
+    repeat_over: Annotated[
+        ResampledUnit | None,
+        Option(
+            help="What is random: users (moved by whole days), weeks, days or seeds (arrival times). Default: users "
+            "where they are known."
+        ),
+    ] = None,
+    sweep_file: Annotated[
+        Path | None,
+        Option("--sweep", help="Replay every combination of settings in this TOML file. See docs/sweeps.md."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        Option(help="File for the results of the sweep. After an interruption, the same command goes on from it."),
+    ] = None,
+    csv: Annotated[Path | None, Option(help="Also write the results of the sweep to this CSV file.")] = None,
+    workers: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Number of processes that replay. More than 1 needs Dask. Default: all cores in a sweep, otherwise 1.",
+        ),
+    ] = None,
+    dask: Annotated[
+        str | None,
+        Option(help="Replay on the workers of this Dask scheduler, such as tcp://HOST:8786, or in Slurm jobs: slurm."),
+    ] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
@@ -145,7 +128,8 @@ def whatif_(
     """
     if context.invoked_subcommand is not None:
         return
-    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - see helios.cli.replays
+    from helios.app.order_check import check_order  # noqa: PLC0415 - see helios.cli.replays
+    from helios.app.scenarios import frontier_scenarios, scenarios, with_options  # noqa: PLC0415 - as above
     from helios.app.sweep import repeats, repredict_interval_s  # noqa: PLC0415 - as above
     from helios.app.whatif import WhatIfRequest, whatif  # noqa: PLC0415 - as above
     from helios.cli import replays  # noqa: PLC0415 - as above
@@ -154,23 +138,7 @@ def whatif_(
     from helios.report.whatif_text import nobody_waits  # noqa: PLC0415 - as above
 
     settings = configuration().settings
-    replays.refuse_contradictions(
-        sweep=sweep_file is not None,
-        of_one={
-            "--policy": policy,
-            "--backfill": backfill,
-            "--estimates": estimates,
-            "--run-times": run_times,
-            "--set": option,
-            "--frontier": frontier,
-            "--repeat": repeat,
-            "--repeat-over": repeat_over,
-            "--report": report,
-        },
-        of_many={"--out": out, "--csv": csv},
-        repeat=repeat,
-        draws=draws,
-    )
+    replays.refuse_contradictions(context)
     chosen = scenarios(
         policies=replays.choices(policy, Policy, "--policy"),
         backfills=replays.choices(backfill, Backfill, "--backfill"),
@@ -179,7 +147,6 @@ def whatif_(
     )
     chosen = with_options(chosen, option or [])
     if frontier:
-        _refuse_beside_frontier({"--policy": policy, "--backfill": backfill, "--estimates": estimates, "--set": option})
         chosen = frontier_scenarios()
     with progress_bars() as progress:
         history = source.read(progress)
@@ -198,7 +165,8 @@ def whatif_(
             )
         else:
             result = whatif(history, request, progress=progress)
-            result = replays.with_verdict(result, history, request, draws=draws, progress=progress)
+            if draws:
+                result = replace(result, check=check_order(history, request, draws=draws, progress=progress))
             differences = of_one_replay(result)
             if repeat:
                 engine = replays.engine_for(dask=dask, workers=workers or 1)
@@ -223,11 +191,6 @@ def whatif_(
         say("Plots, and who gains and who pays: add --report whatif.html")
 
 
-def _refuse_beside_frontier(others: Mapping[str, object]) -> None:
-    if given := [name for name, value in others.items() if value]:
-        raise UsageError(f"--frontier chooses the replays itself, so {', '.join(given)} has no meaning.")
-
-
 # The wait of one job in a replay.
 
 
@@ -238,25 +201,21 @@ def explain_in_replay(
     context: typer.Context,
     job: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="JOB", help="Job id, such as 123, or 123_7 of an array. 123-2 is the second run of a requeued job."
         ),
     ],
     source: HistoryOptions,
     machine: Machine,
     window: WindowOptions,
-    policy: Annotated[Policy, typer.Option("--policy", help="Queue order of the replay.")] = Policy.FIFO,
+    policy: Annotated[Policy, Option(help="Queue order of the replay.")] = Policy.FIFO,
     backfill: Annotated[
-        Backfill, typer.Option("--backfill", help="Which jobs may start before a blocked job at the head of the queue.")
+        Backfill, Option(help="Which jobs may start before a blocked job at the head of the queue.")
     ] = Backfill.EASY,
     estimates: Annotated[
-        str,
-        typer.Option("--estimates", help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true."),
+        str, Option(help="Run times that backfill plans with: limit, SECONDS, predicted (p90), true.")
     ] = "limit",
-    run_times: Annotated[
-        RunTimes | None,
-        typer.Option("--run-times", help="Run times that qssf, service and sjf order by: predicted or true."),
-    ] = None,
+    run_times: OrderBy = None,
     resource: OfResource = None,
     oversized: IfOversized = Oversized.FAIL,
     as_json: AsJson = False,
@@ -300,40 +259,32 @@ def explain_in_replay(
 def slurm(
     *,
     context: typer.Context,
-    slurm_conf: Annotated[
-        Path, typer.Option("--slurm-conf", help="File with slurm.conf, or with the output of scontrol show config.")
-    ],
-    qos: Annotated[Path | None, typer.Option("--qos", help="File with the output of sacctmgr show qos -P.")] = None,
+    slurm_conf: Annotated[Path, Option(help="File with slurm.conf, or with the output of scontrol show config.")],
+    qos: Annotated[Path | None, Option(help="File with the output of sacctmgr show qos -P.")] = None,
     assoc: Annotated[
         Path | None,
-        typer.Option(
-            "--assoc",
-            help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too.",
-        ),
+        Option(help="File with the output of sacctmgr show assoc tree -P, or of sshare -a -l -P for past usage, too."),
     ] = None,
     sinfo: Annotated[
         Path | None,
-        typer.Option(
-            "--sinfo",
+        Option(
             help="File with the output of scontrol show node; scontrol show partition, "
-            "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'.",
+            "or of sinfo -N -o '%N|%P|%c|%m|%G|%w|%f'."
         ),
     ] = None,
     source: HistoryOptions,
     window: WindowOptions,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             help="Also replay with this line of slurm.conf, such as PriorityWeightFairshare=0. May be repeated.",
         ),
     ] = None,
     service: Annotated[
         list[str] | None,
-        typer.Option(
-            "--service",
-            callback=rename_services,
-            help="Also replay with this service acting, as it is configured. May be repeated.",
+        Option(
+            callback=rename_services, help="Also replay with this service acting, as it is configured. May be repeated."
         ),
     ] = None,
     report: Report = None,
@@ -349,8 +300,7 @@ def slurm(
     Example: helios whatif slurm --slurm-conf slurm.conf --qos qos.txt --assoc assoc.txt --trace sacct.txt
     """
     from helios.app.slurm_whatif import SlurmWhatIfRequest, slurm_whatif  # noqa: PLC0415 - see helios.cli.replays
-    from helios.cli.replay_services import services_asked_for  # noqa: PLC0415 - as above
-    from helios.cli.replays import write_whatif  # noqa: PLC0415 - as above
+    from helios.cli.replays import requested_services, write_whatif  # noqa: PLC0415 - as above
     from helios.report.fidelity import fidelity_table  # noqa: PLC0415 - as above
     from helios.report.tables import whatif_table  # noqa: PLC0415 - as above
     from helios.slurm.site import read_site  # noqa: PLC0415 - as above
@@ -359,7 +309,7 @@ def slurm(
     texts = {"sacctmgr_qos": _text(qos), "sacctmgr_assoc": _text(assoc), "sinfo": _text(sinfo)}
     conf, changes = _text(slurm_conf) or "", [_setting(text) for text in settings or []]
     chosen = configuration().settings
-    services = services_asked_for(chosen, names=service, options=[]) if service else None
+    services = requested_services(chosen, names=service, options=[]) if service else None
     site = read_site(conf, **texts)
     otherwise = _changed(lambda: read_site("\n".join([conf, *changes]), **texts), changes) if changes else None
     with progress_bars() as progress:

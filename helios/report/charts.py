@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -31,29 +32,7 @@ from helios.units import duration
 # Okabe and Ito's palette, distinguishable for the colour-blind (jfly.uni-koeln.de/color, 2002).
 BLUE, ORANGE, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 INK, SOFT, GREY, PALE = "#202124", "#5f6368", "#8a8f98", "#d5d8dd"
-STYLE: Any = {
-    "svg.fonttype": "none",
-    # A user may be called $x$.
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9aa0a6",
-    "axes.titlelocation": "left",
-    "axes.titlesize": "medium",
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.labelcolor": SOFT,
-    "grid.color": "#eceef1",
-    "legend.frameon": False,
-    "legend.fontsize": "small",
-    "legend.handlelength": 1.4,
-    "xtick.color": SOFT,
-    "ytick.color": INK,
-}
+STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("charts.mplstyle"), use_default_template=False)
 # Colours that a page has darker and lighter ones of (templates/base.html.j2); elsewhere they stay as they are.
 THEMED = {
     INK: "ink",
@@ -203,12 +182,12 @@ def _svg(figure: Figure, description: str) -> str:
     text = buffer.getvalue()
     element = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r"#([\w.-]+)", element))
-    element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _themed, element)
+    element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _use_theme, element)
     element = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", element)
     return element.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
 
 
-def _themed(found: re.Match[str]) -> str:
+def _use_theme(found: re.Match[str]) -> str:
     what, colour = found.groups()
     return f"{what}: var(--{THEMED[colour]}, {colour})" if colour in THEMED else found[0]
 
@@ -273,21 +252,11 @@ def mean_and_longest(result: WhatIf, *, narrow: bool = False) -> str:
     """
     runs = [result.baseline, *result.feasible, *result.impossible, *result.oracles][::-1]
     labels = [_label(run, narrow) for run in runs]
-    colours = [
-        "#3c4043"
-        if run is result.baseline
-        else "#cfd3d8"
-        if not run.is_possible_live
-        else BLUE
-        if run.policy in {"qssf", "service"}
-        else "#7fb8d8"
-        for run in runs
-    ]
+    colours = [_bar_colour(run, result.baseline) for run in runs]
     height = 0.6 + (0.38 if narrow else 0.27) * len(runs)
     with canvas("Mean and longest wait of each replay", height=height, narrow=narrow, columns=2) as drawing:
-        shown_waits = (("mean_wait_s", "Mean wait"), ("max_wait_s", "Longest wait"))
-        for axes, (name, title) in zip(drawing.panels, shown_waits, strict=True):
-            values = [getattr(run.summary, name) for run in runs]
+        mean, longest = [run.summary.mean_wait_s for run in runs], [run.summary.max_wait_s for run in runs]
+        for axes, title, values in zip(drawing.panels, ("Mean wait", "Longest wait"), (mean, longest), strict=True):
             bars = axes.barh(range(len(runs)), values, color=colours, height=0.68)
             axes.bar_label(bars, [duration(value) for value in values], padding=4, fontsize="small", color="#3c4043")
             axes.set_xlim(0, (1.45 if narrow else 1.22) * max([*values, 1]))
@@ -316,7 +285,7 @@ def waits(result: WhatIf, *, narrow: bool = False) -> str | None:
         for run, colour in zip(drawn, LINES, strict=False):
             waited = np.sort(run.wait_s)
             share = 1 - np.arange(len(waited)) / len(waited)
-            keep = [place for place in _drawn(len(waited)) if waited[place] >= LEAST_WAIT_S]
+            keep = [place for place in _curve_positions(len(waited)) if waited[place] >= LEAST_WAIT_S]
             axes.step(waited[keep], share[keep], where="pre", color=colour, lw=1.8, label=run.label)
         rare_share_axis(axes)
         time_axis(axes, narrow=narrow)
@@ -337,17 +306,11 @@ def over_time(result: WhatIf, *, narrow: bool = False) -> str | None:
     if not drawn:
         return None
     edges_s = time_steps(drawn)
-    moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     with canvas("Queue length and utilisation over time", height=4.2, narrow=narrow, rows=2) as drawing:
         queue, used = drawing.panels
-        for run, colour in zip(drawn, LINES, strict=False):
-            queued, busy = queue_and_use(run, slice(None), edges_s)
-            queue.plot(moments, queued, color=colour, lw=1.4, label=run.label)
-            used.plot(moments, busy / result.total_gpus, color=colour, lw=1.2)
+        draw_queue_and_use(queue, used, drawn, edges_s=edges_s, total_gpus=result.total_gpus, widths=(1.4, 1.2))
         queue.set_title("Jobs waiting")
-        queue.set_ylim(bottom=0)
         used.set_title(f"{result.unit}s in use")
-        percent_axis(used)
         used.set_ylim(0, 1.02)
         drawing.figure.legend(loc="outside upper left", ncols=1 if narrow else 2)
         for axes in drawing.panels:
@@ -384,10 +347,9 @@ def sizes(description: Description, *, narrow: bool = False) -> str:
     places = np.arange(len(rows))
     with canvas("Jobs and hours by size, and final state by size", height=3.0, narrow=narrow, columns=2) as drawing:
         spread, ends = drawing.panels
-        spread.bar(places - 0.2, [row["share_of_jobs"] for row in rows], width=0.38, color=BLUE, label="of jobs")
-        spread.bar(
-            places + 0.2, [row["share_of_hours"] for row in rows], width=0.38, color=ORANGE, label=f"of {unit} hours"
-        )
+        jobs, hours = ([row[name] for row in rows] for name in ("share_of_jobs", "share_of_hours"))
+        spread.bar(places - 0.2, jobs, width=0.38, color=BLUE, label="of jobs")
+        spread.bar(places + 0.2, hours, width=0.38, color=ORANGE, label=f"of {unit} hours")
         spread.set_title("Share", pad=38)
         below = np.zeros(len(rows))
         for state, colour in STATE_COLOURS.items():
@@ -485,15 +447,29 @@ def time_steps(runs: Sequence[Run]) -> NDArray[np.int64]:
     return np.unique(np.linspace(first, end, N_STEPS + 1).astype(np.int64))
 
 
-def queue_and_use(
-    run: Run, rows: NDArray[np.bool_] | slice, edges_s: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean jobs waiting and GPUs held in each step."""
-    started_s, gpus = run.started_s[rows], run.gpus[rows].astype(np.int64)
-    return (
-        mean_level_over_time(begins_s=run.submitted_s[rows], ends_s=started_s, edges_s=edges_s),
-        mean_level_over_time(begins_s=started_s, ends_s=run.ended_s[rows], weight=gpus, edges_s=edges_s),
-    )
+def draw_queue_and_use(
+    queue: Axes,
+    used: Axes,
+    runs: Sequence[Run],
+    *,
+    edges_s: NDArray[np.int64],
+    total_gpus: int,
+    widths: tuple[float, float],
+    rows: NDArray[np.bool_] | slice = slice(None),
+) -> None:
+    """Draw mean jobs waiting and the share of GPUs held in each step.
+
+    Of the jobs in ``rows``; ``widths`` of the two lines, in points.
+    """
+    moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
+    for run, colour in zip(runs, LINES, strict=False):
+        started_s, gpus = run.started_s[rows], run.gpus[rows].astype(np.int64)
+        queued = mean_level_over_time(begins_s=run.submitted_s[rows], ends_s=started_s, edges_s=edges_s)
+        busy = mean_level_over_time(begins_s=started_s, ends_s=run.ended_s[rows], weight=gpus, edges_s=edges_s)
+        queue.plot(moments, queued, color=colour, lw=widths[0], label=run.label)
+        used.plot(moments, busy / total_gpus, color=colour, lw=widths[1])
+    queue.set_ylim(bottom=0)
+    percent_axis(used)
 
 
 def _ratios(run: Run, today: Run) -> dict[str, float]:
@@ -510,6 +486,14 @@ def _ratios(run: Run, today: Run) -> dict[str, float]:
     }
 
 
+def _bar_colour(run: Run, baseline: Run) -> str:
+    if run is baseline:
+        return "#3c4043"
+    if not run.is_possible_live:
+        return "#cfd3d8"
+    return BLUE if run.policy in {"qssf", "service"} else "#7fb8d8"
+
+
 def _label(run: Run, narrow: bool) -> str:
     return run.label.replace(" + ", "\n+ ") if narrow else run.label
 
@@ -519,7 +503,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def _drawn(length: int) -> NDArray[np.int64]:
+def _curve_positions(length: int) -> NDArray[np.int64]:
     """Return the positions in the sorted jobs that a curve passes through.
 
     Ever denser towards the end.

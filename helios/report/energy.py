@@ -131,18 +131,13 @@ class EnergyLedger:
         Lengths are node hours, energies kWh.
         """
         table = as_json(energy_answer(self))
+        names = ("cluster", "timezone", "days", "nodes", "by", "currency", "wakes")
         return {
-            "cluster": self.cluster,
+            **{name: getattr(self, name) for name in names},
             "from": self.begin.isoformat(),
             "to": self.end.isoformat(),
-            "timezone": self.timezone,
-            "days": self.days,
-            "nodes": self.nodes,
-            "by": self.by,
-            "currency": self.currency,
             "rows": table["rows"],
             "total": table["total"],
-            "wakes": self.wakes,
             "savings": [asdict(saving) for saving in self.savings],
             "by_helios": {
                 "asleep_node_hours": self.helios_node_hours,
@@ -185,7 +180,7 @@ def fields_by(by: str) -> tuple[Field, ...]:
 
 def energy_answer(ledger: EnergyLedger) -> ReportTable:
     """Return the ledger as a table in the style of sacct."""
-    fields = tuple(_as_fine_as_its_total(field, ledger.total) for field in fields_by(ledger.by))
+    fields = tuple(_adjust_precision(field, ledger.total) for field in fields_by(ledger.by))
     hidden = {"FallingH", "WakingH", "UnseenH", "GPUHours", "CO2kg", "IdleCost", "SavedCost", "SavedCO2", "vs10min"}
     window = " to ".join(
         f"{pd.Timestamp(moment).tz_convert(ledger.timezone):%Y-%m-%d %H:%M}" for moment in (ledger.begin, ledger.end)
@@ -202,7 +197,7 @@ def energy_answer(ledger: EnergyLedger) -> ReportTable:
     )
 
 
-def _as_fine_as_its_total(field: Field, total: Mapping[str, Any]) -> Field:
+def _adjust_precision(field: Field, total: Mapping[str, Any]) -> Field:
     """Return the field with a decimal where its total is small.
 
     Whole numbers would hide most of a small cluster's day.
@@ -213,7 +208,7 @@ def _as_fine_as_its_total(field: Field, total: Mapping[str, Any]) -> Field:
 
 def energy_sentences(ledger: EnergyLedger) -> list[str]:
     """Summarize the ledger in sentences, the most important first."""
-    return [*(_slept(ledger) if ledger.slept else _nothing_slept(ledger)), *_unseen(ledger)]
+    return [*(_sleep_sentences(ledger) if ledger.slept else _no_sleep_sentences(ledger)), *_unseen_sentences(ledger)]
 
 
 def savings(ledger: EnergyLedger) -> str:
@@ -228,11 +223,11 @@ def savings(ledger: EnergyLedger) -> str:
     return (
         f"Nodes asleep {verb} {_kwh(abs(saved.kwh))} ({_rounded(low)} to {_rounded(high)}) and "
         f"{_money(abs(saved.cost), ledger)} in {_days(ledger)} against leaving them on; "
-        f"{_beside(timer, TIMERS_MIN[0])}."
+        f"{_compare_timer(timer, TIMERS_MIN[0])}."
     )
 
 
-def _slept(ledger: EnergyLedger) -> Iterator[str]:
+def _sleep_sentences(ledger: EnergyLedger) -> Iterator[str]:
     yield savings(ledger)
     timer = ledger.against(timer_name(TIMERS_MIN[0]))
     times = "time" if ledger.wakes == 1 else "times"
@@ -248,7 +243,7 @@ def _slept(ledger: EnergyLedger) -> Iterator[str]:
     yield f"{_idle(ledger)}."
 
 
-def _nothing_slept(ledger: EnergyLedger) -> Iterator[str]:
+def _no_sleep_sentences(ledger: EnergyLedger) -> Iterator[str]:
     yield f"No node is known to have slept in {_days(ledger)}."
     if ledger.total["idle_h"] > 0:
         yield f"{_idle(ledger)}."
@@ -261,7 +256,7 @@ def _nothing_slept(ledger: EnergyLedger) -> Iterator[str]:
         )
 
 
-def _unseen(ledger: EnergyLedger) -> Iterator[str]:
+def _unseen_sentences(ledger: EnergyLedger) -> Iterator[str]:
     total = ledger.total
     if total["unseen_h"] > 0:
         yield (
@@ -270,7 +265,7 @@ def _unseen(ledger: EnergyLedger) -> Iterator[str]:
         )
 
 
-def _beside(timer: Saving, minutes: int) -> str:
+def _compare_timer(timer: Saving, minutes: int) -> str:
     if timer.kwh >= 0:
         return f"{_kwh(timer.kwh)} of it more than Slurm's idle timer of {minutes} min would have"
     return f"Slurm's idle timer of {minutes} min would have saved {_kwh(-timer.kwh)} more"

@@ -5,7 +5,6 @@ They have the same form on a node series and on a job trace.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.report.charts import BLUE, GREEN, GREY, INK, ORANGE, canvas
+from helios.report.plain import plain
 from helios.report.tables import figure, plain_table
 from helios.services.energy_saving import Choice
 from helios.units import count_in_words, duration_in_words, percent
@@ -91,7 +91,8 @@ class PolicyResult:
 
         What is not a finite number is null.
         """
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        found: dict[str, Any] = plain(self)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +119,8 @@ class ChosenRule:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        hindsight = [asdict(score) for score in self.choice.hindsight]
-        return {
-            "pool": self.pool,
-            "rule": self.rule,
-            "days": self.days,
-            "reason": self.choice.reason,
-            "hindsight": hindsight,
-        }
+        found = {"pool": self.pool, "rule": self.rule, "days": self.days, "reason": self.choice.reason}
+        return found | {"hindsight": [asdict(score) for score in self.choice.hindsight]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,19 +206,19 @@ def energy_verdict(result: EnergyWhatIf) -> list[str]:
     ]
     for name, what in ((PUBLISHED, "the rule as published"), ("max_3h_plus_5", "max of 3 h + 5 nodes")):
         if control := result.of(name):
-            sentences.append(f"{_beside(ces, control)} {what}.")
+            sentences.append(f"{_compare_control(ces, control)} {what}.")
     if timer := result.of(TIMER):
-        sentences.append(_beside_timer(ces, timer))
+        sentences.append(_compare_timer(ces, timer))
     if ces.jobs_delayed == 0:
         sentences.append("No job waited for a node to boot.")
     elif ces.jobs_delayed is not None:
         longest = duration_in_words(ces.longest_delay_s or 0.0)
         share = percent(ces.share_of_jobs_delayed, 3)
         sentences.append(f"{ces.jobs_delayed:,} jobs ({share}) waited for a node to boot, {longest} at the most.")
-    return [*sentences, *map(_chosen, result.chosen)]
+    return [*sentences, *map(_rule_sentence, result.chosen)]
 
 
-def _chosen(rule: ChosenRule) -> str:
+def _rule_sentence(rule: ChosenRule) -> str:
     """Return a sentence on the rule that CES used, and why."""
     when = "" if rule.days is None else f" on {count_in_words(rule.days, 'day')}"
     scores = "; ".join(
@@ -251,15 +246,8 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
             # Names at the right end would leave the drawing; the two timers lie side by side.
             right, below = x > FAR_RIGHT, policy.policy == "idle_timer_10min"
             aside = (5, -13) if below else (-5, 4) if right else (5, 4)
-            axes.annotate(
-                policy.policy,
-                (x, y),
-                textcoords="offset points",
-                xytext=aside,
-                ha="right" if right else "left",
-                fontsize="small",
-                color=colour,
-            )
+            place: Any = {"xytext": aside, "textcoords": "offset points", "ha": "right" if right else "left"}
+            axes.annotate(policy.policy, (x, y), fontsize="small", color=colour, **place)
         # Timers wake some dozens of times a day and would squeeze all else into a corner.
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0)
@@ -268,14 +256,6 @@ def energy_figure(result: EnergyWhatIf, *, narrow: bool = False) -> str:
         axes.set_xlabel("wake-ups a day (line: 95 % interval)")
         axes.set_ylabel("nodes asleep, mean")
     return drawing.svg
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(end) for end in value]
-    if not isinstance(value, float):
-        return value
-    return value + 0.0 if math.isfinite(value) else None  # no -0.0
 
 
 def _table(result: EnergyWhatIf, *, width: int) -> RenderableType:
@@ -343,7 +323,7 @@ def policy_cells(policy: PolicyResult, names: Sequence[str]) -> list[str]:
     return [policy.policy, *(cells[name] for name in names)]
 
 
-def _beside(ces: PolicyResult, control: PolicyResult) -> str:
+def _compare_control(ces: PolicyResult, control: PolicyResult) -> str:
     nodes = ces.mean_sleeping_nodes - control.mean_sleeping_nodes
     wakes = ces.wakeups_per_day - control.wakeups_per_day
     asleep = f"{abs(nodes):.1f} nodes {'more' if nodes >= 0 else 'fewer'} asleep"
@@ -356,7 +336,7 @@ def _share_saved(policy: PolicyResult) -> str:
     return f" ({percent(policy.saved_kwh / whole, 1)})" if whole > 0 else ""
 
 
-def _beside_timer(ces: PolicyResult, timer: PolicyResult) -> str:
+def _compare_timer(ces: PolicyResult, timer: PolicyResult) -> str:
     """Compare CES with Slurm's own idle timer.
 
     With what the timer costs in wake-ups and delays, because it may save more energy.

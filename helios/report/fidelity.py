@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from helios.errors import NotEnoughHistory
 from helios.metrics.statistics import rank_correlation
+from helios.report.plain import plain
 from helios.report.tables import plain_table
 
 FEWEST_JOBS = 3
@@ -66,8 +66,7 @@ class Fidelity:
 
         What has no value is None.
         """
-        figures = asdict(self) | {"mean_wait_error": self.mean_wait_error}
-        return {name: None if pd.isna(value) else value for name, value in figures.items()}
+        return plain(asdict(self) | {"mean_wait_error": self.mean_wait_error})  # type: ignore[no-any-return]  # because of its parts
 
 
 def fidelity(name: str, *, eligible_s: Times, recorded_s: Times, replayed_s: Times) -> Fidelity:

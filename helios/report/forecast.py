@@ -35,7 +35,7 @@ NAMES = {
     EMPIRICAL: "now + empirical quantile",
 }
 _JSON_NAMES = {"better": "mae_better_than_persistence", "sure_by": "mae_better_standard_error"}
-_PINBALL_SAID = (
+_PINBALL_NOTE = (
     f"pinball of the rows: loss of the bound at {UPPER:g} on the most needed within the horizon; a method without "
     "quantiles takes what it expects for that bound."
 )
@@ -88,7 +88,7 @@ class ForecastReport:
             ],
             "most_needed": [asdict(score) for score in self.verdict.most],
             "verdict": sentences(self),
-            "notes": [*self.notes, _PINBALL_SAID],
+            "notes": [*self.notes, _PINBALL_NOTE],
         }
 
 
@@ -119,8 +119,8 @@ def forecast_table(report: ForecastReport) -> RenderableType:
 def sentences(report: ForecastReport) -> list[str]:
     """Summarize the figures in sentences, also when there is nothing to gain."""
     ours = [score for score in report.verdict.points if score.method == HELIOS]
-    said = [_against_persistence(ours)] if ours else []
-    return said + [sentence for sentence in (_against_empirical(report.verdict.most),) if sentence]
+    found = [_against_persistence(ours) if ours else "", _against_empirical(report.verdict.most)]
+    return [sentence for sentence in found if sentence]
 
 
 def _against_persistence(ours: Sequence[PointScore]) -> str:
@@ -135,10 +135,10 @@ def _against_persistence(ours: Sequence[PointScore]) -> str:
         parts.append(f"{'' if parts else 'is '}no better or worse than it at {_hours(alike)}".strip())
     if worse:
         parts.append(f"is worse than it at {_hours(worse)}")
-    said = "; ".join(parts) + "."
+    compared = "; ".join(parts)
     if not better:
-        said = said.replace("than it", "than persistence", 1)
-    return f"The forecast {said}"
+        compared = compared.replace("than it", "than persistence", 1)
+    return f"The forecast {compared}."
 
 
 def _against_empirical(scores: Sequence[MostScore]) -> str:

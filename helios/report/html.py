@@ -79,7 +79,7 @@ def render_whatif(
         users=users,
         named_users=biggest_users(users),
         losing_jobs=losing_jobs(chosen, result) if chosen is not None else [],
-        sure=_how_sure(result, differences),
+        sure=_differences(result, differences),
         figures=_figures(result, users),
         description=description,
         history=_history(description),
@@ -149,15 +149,13 @@ def to_cells(answer: ReportTable) -> TableCells:
     Columns without any value are left out.
     """
     fields = [field for field in chosen_fields(answer, None) if answer.rows[field.column].notna().any()]
-    columns = [
-        [
-            duration(value)
-            if field.kind is FieldKind.LENGTH and pd.notna(value)
-            else write_values(value, field.kind, timezone=answer.timezone)
-            for value in answer.rows[field.column].tolist()
-        ]
-        for field in fields
-    ]
+    columns = []
+    for field in fields:
+        values = answer.rows[field.column].tolist()
+        if field.kind is FieldKind.LENGTH:
+            columns.append([duration(value) if pd.notna(value) else "" for value in values])
+        else:
+            columns.append([write_values(value, field.kind, timezone=answer.timezone) for value in values])
     header = [(field.name, field.kind is FieldKind.TEXT) for field in fields]
     return TableCells(header=header, rows=list(zip(*columns, strict=True)))
 
@@ -201,21 +199,20 @@ def render_energy_whatif(found: EnergyWhatIf) -> str:
 
 
 def _figures(result: WhatIf, users: Sequence[GroupGain]) -> dict[str, Markup | None]:
-    drawn: dict[str, Callable[..., str | None]] = {"over_time": charts.over_time}
-    if not nobody_waits(result):
-        drawn |= {
-            "who_gains": charts.who_gains,
-            "mean_and_longest": charts.mean_and_longest,
-            "waits": charts.waits,
-            "cumulative_gain": whatif_charts.cumulative_gain,
-            "by_partition": whatif_charts.by_partition,
-        }
-    names = ("over_time", "who_gains", "mean_and_longest", "waits", "cumulative_gain", "by_partition")
-    figures = {name: inline(drawn[name], result) if name in drawn else None for name in names}
+    draws: dict[str, Callable[..., str | None]] = {
+        "over_time": charts.over_time,
+        "who_gains": charts.who_gains,
+        "mean_and_longest": charts.mean_and_longest,
+        "waits": charts.waits,
+        "cumulative_gain": whatif_charts.cumulative_gain,
+        "by_partition": whatif_charts.by_partition,
+    }
+    shown = ("over_time",) if nobody_waits(result) else tuple(draws)
+    figures = {name: inline(draw, result) if name in shown else None for name, draw in draws.items()}
     return figures | {"users": inline(partial(whatif_charts.users, reference=result.reference), users)}
 
 
-def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
+def _differences(result: WhatIf, differences: Differences | None) -> dict[str, Any] | None:
     """Return how each replay differs from the baseline, with intervals.
 
     None: nobody waits, or there is nothing to compare.
@@ -224,7 +221,7 @@ def _how_sure(result: WhatIf, differences: Differences | None) -> dict[str, Any]
     if nobody_waits(result) or not found.others:
         return None
     return {
-        "told": f"{found.told} {found.not_covered}",
+        "method": f"{found.method} {found.not_covered}",
         "header": [CRITERIA[name] for name in found.shown],
         "baseline": (found.baseline.label, [duration(found.baseline.figures[name]) for name in found.shown]),
         "rows": [(other.label, [other.differences[name] for name in found.shown]) for other in found.others],

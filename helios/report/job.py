@@ -6,7 +6,7 @@ What is predicted of it, its place in the queue, what Helios did, and the place 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import Mode, Snapshot
+from helios.report.plain import plain
 from helios.units import duration_in_words
 
 # Slurm's reasons why a job is pending (slurm.h, enum job_state_reason; squeue(1), JOB REASON CODES), for a user.
@@ -125,16 +126,13 @@ class JobExplanation:
 
         Unknown and unlimited numbers are null.
         """
-        plain = {name: value for name, value in asdict(self).items() if name != "decisions"}
-        plain = {name: None if _unknown(value) else value for name, value in plain.items()}
-        return plain | {
-            "decisions": self.decisions.astype(object).where(self.decisions.notna(), None).to_dict("records")
-        }
+        found: dict[str, Any] = plain(self)
+        return found
 
     def lines(self) -> list[str]:
         """Return the explanation as sentences."""
-        told = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place(), *self._activity()]
-        return [line for line in (*told, *self.remarks) if line]
+        lines = [self._headline(), self._prediction(), self._remains(), self.rests_on, *self._place()]
+        return [line for line in (*lines, *self._activity(), *self.remarks) if line]
 
     def _headline(self) -> str:
         size = f"{self.gpus} GPUs" if self.gpus != 1 else "1 GPU"
@@ -181,7 +179,7 @@ class JobExplanation:
             lines.append("Helios has set nothing on it.")
         if self.would_stand:
             lines.append(f"In shadow it would have set {', '.join(self.would_stand)}.")
-        return lines + [_decided(row) for row in self.decisions.tail(1).fillna("").to_dict("records")]
+        return lines + [_last_decision(row) for row in self.decisions.tail(1).fillna("").to_dict("records")]
 
 
 def places(
@@ -210,17 +208,13 @@ def places(
     return rank, rank_without, len(mates)
 
 
-def _decided(line: dict[Hashable, Any]) -> str:
+def _last_decision(entry: dict[Hashable, Any]) -> str:
     """Describe an audit entry in one sentence.
 
     When, who, what came of it, and why.
     """
-    result = str(line["outcome"]).partition(":")[0]
-    deed = UNDONE if line["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
-    told = deed.format(result=result, after=line["after"] or "its place").strip()
-    who = f"{line['service']} ({line['mode']})" if line["mode"] in set(Mode) else str(line["service"])
-    return f"Last decision, {pd.Timestamp(line['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {told}: {line['reason']}"
-
-
-def _unknown(value: object) -> bool:
-    return isinstance(value, float) and not np.isfinite(value)
+    result, what = str(entry["outcome"]).partition(":")[0], entry["after"] or "its place"
+    activity = UNDONE if entry["action"] == "Revert" else ACTIVITY.get(result, "{result} {after}")
+    did = activity.format(result=result, after=what).strip()
+    who = f"{entry['service']} ({entry['mode']})" if entry["mode"] in set(Mode) else str(entry["service"])
+    return f"Last decision, {pd.Timestamp(entry['decided_at']):%Y-%m-%d %H:%M} UTC: {who} {did}: {entry['reason']}"

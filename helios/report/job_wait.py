@@ -238,33 +238,24 @@ class WaitExplanation:
         """Return the same as plain values."""
         return {
             **self.job.to_json(),
+            **{name: getattr(self, name) for name in ("cluster", "partition", "wait_s", "run_time_s", "believed_s")},
+            **{name: getattr(self, name) for name in ("planned_s", "rank", "queued", "recorded_wait_s")},
             "resource": f"{self.unit.lower()}s",
-            "cluster": self.cluster,
-            "partition": self.partition,
             "replay": self.label,
             "submitted_at": self.submitted_at.isoformat(),
             "started_at": self.started_at.isoformat(),
-            "wait_s": self.wait_s,
-            "run_time_s": self.run_time_s,
-            "believed_s": self.believed_s,
-            "planned_s": self.planned_s,
             "planned_by": self.planned_by or None,
-            "rank": self.rank,
-            "queued": self.queued,
             "wait_s_by_cause": {cause: total_s(self.of(cause)) for cause in Cause},
             "intervals": [interval.to_json() for interval in self.intervals],
             "held_by": [
-                {**holder.job.to_json(), "held_s": holder.held_s, "until": holder.until.isoformat()}
-                for holder in self.holders
+                {**it.job.to_json(), "held_s": it.held_s, "until": it.until.isoformat()} for it in self.holders
             ],
             "overtaken": asdict(self.overtaken),
             "shorter_limit": self.shorter
             and asdict(self.shorter) | {"started_at": self.shorter.started_at.isoformat()},
             "beside": [
-                {"replay": other.label, "started_at": other.started_at.isoformat(), "wait_s": other.wait_s}
-                for other in self.beside
+                {"replay": it.label, "started_at": it.started_at.isoformat(), "wait_s": it.wait_s} for it in self.beside
             ],
-            "recorded_wait_s": self.recorded_wait_s,
             "notes": list(self.notes),
         }
 
@@ -343,7 +334,7 @@ def wait_facts(story: WaitExplanation) -> list[str]:
     ]
     ran = [f"It ran {duration_in_words(story.run_time_s)}"]
     if story.believed_s is not None:
-        ran.append(f"the order believed {duration_in_words(story.believed_s)}")
+        ran.append(f"the order expected {duration_in_words(story.believed_s)}")
     if story.planned_s is not None:
         ran.append(f"backfill planned with {duration_in_words(story.planned_s)}{PLANNED_BY.get(story.planned_by, '')}")
     lines.append(f"{'; '.join(ran)}.")

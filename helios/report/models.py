@@ -23,11 +23,7 @@ STEPS = {"promoted": "was promoted", "kept": "was not promoted", "rolled back": 
 
 
 def models_table(
-    models: Sequence[Mapping[str, Any]],
-    decisions: Sequence[Mapping[str, Any]],
-    *,
-    drift: str | None,
-    width: int,
+    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], *, drift: str | None, width: int
 ) -> RenderableType:
     """List the models of a cluster, newest first.
 
@@ -50,8 +46,8 @@ def models_table(
     for name in ("Learned until", "First job", "Trained at") if wide else ():
         table.add_column(name, justify="right")
     for model in models:
-        table.add_row(*_of_model(model, wide=wide), style="bold" if model["promoted"] else None)
-    return Group(table, "", *_below(models, decisions, drift))
+        table.add_row(*_model_cells(model, wide=wide), style="bold" if model["promoted"] else None)
+    return Group(table, "", *_lines_below(models, decisions, drift))
 
 
 def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()) -> RenderableType:
@@ -62,12 +58,23 @@ def comparison_table(comparison: Mapping[str, Any], *, notes: Sequence[str] = ()
     table = plain_table("Predictor", "Rank corr.", "Log error", "Bias", "p10-p90")
     challenger = comparison["challenger"]
     for name in (challenger, *comparison["against"]):
+        score = comparison["scores"][name]
+        cells = (
+            f"{score['median_abs_log_error']:.2f}",
+            f"{score['bias_log']:+.2f}",
+            percent(score["coverage_p10_p90"]),
+        )
         style = "bold" if name == challenger else None
-        table.add_row(escape(NAMES.get(name, name)), *_score(comparison["scores"][name]), style=style)
+        table.add_row(escape(NAMES.get(name, name)), figure(score["spearman"], 3), *cells, style=style)
     beside = plain_table(f"{escape(NAMES.get(challenger, challenger))} against", "Rank better by", "Error less by")
     for name, against in comparison["against"].items():
-        beside.add_row(escape(NAMES.get(name, name)), _signed(against["rank"], 1), _signed(against["error"], -1))
-    caption = f"On {comparison['jobs']:,} jobs that no model here had learned from, of {_many(comparison)}."
+        beside.add_row(
+            escape(NAMES.get(name, name)), _with_interval(against["rank"], 1), _with_interval(against["error"], -1)
+        )
+    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
+    caption = (
+        f"On {comparison['jobs']:,} jobs that no model here had learned from, of {comparison['clusters']:,} {groups}."
+    )
     legend = (
         "[dim]Log error: median, 0.69 is a factor of 2. Bias above 0: predicted too long. p10-p90: share of jobs "
         "inside the interval (80 % is right). In brackets: what chance allows (90 %, "
@@ -90,7 +97,7 @@ def outcome_text(outcome: Mapping[str, Any]) -> list[str]:
         first = f"{model_id} {did}: {outcome['why']}."
     if outcome["promoted"] == model_id and step is None:
         first = f"{model_id}: {outcome['why']}."
-    return [first, *_who(outcome)]
+    return [first, *_active_lines(outcome)]
 
 
 def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
@@ -98,7 +105,7 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
 
     Inputs against those of training, errors beside those of shrinkage.
     """
-    parts: list[RenderableType] = [_of_drift(drift), "", _inputs(drift, width), ""]
+    parts: list[RenderableType] = [_drift_caption(drift), "", _inputs(drift, width), ""]
     if drift["weeks"]:
         parts += [_weeks(drift["weeks"]), ""]
     legend = (
@@ -109,7 +116,7 @@ def drift_tables(drift: Mapping[str, Any], *, width: int) -> RenderableType:
     return Group(*parts, escape(f"In a line: {drift['line']}."), "", legend)
 
 
-def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
+def _model_cells(model: Mapping[str, Any], *, wide: bool) -> list[str]:
     scores = model["scores"].get("scores", {}) if model["scores"] else {}
     mine, shrinkage = scores.get("model", {}), scores.get("shrinkage", {})
     cells = [
@@ -126,37 +133,39 @@ def _of_model(model: Mapping[str, Any], *, wide: bool) -> list[str]:
     return [*cells, *times] if wide else cells
 
 
-def _below(models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None) -> list[str]:
+def _lines_below(
+    models: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], drift: str | None
+) -> list[str]:
     chosen = [model["model_id"] for model in models if model["promoted"]]
-    said = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
+    lines = [f"{PROMOTED} active: {chosen[0]}." if chosen else "No model is active: shrinkage predicts."]
     if decisions:
         last = decisions[-1]
         at = _minute(last["promoted_at"])
-        said.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
+        lines.append(f"Last decision, {at} UTC by {last['promoted_by']}: {last['step']}, {last['why']}.")
     elif chosen:
-        said.append("Nothing was ever decided: the newest is active.")
-    said += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
+        lines.append("Nothing was ever decided: the newest is active.")
+    lines += [f"It is not to be trusted. {model['problem']}" for model in models if model["problem"]]
     if drift:
-        said.append(f"Drift: {drift}.")
+        lines.append(f"Drift: {drift}.")
     legend = (
         "[dim]Rank: Spearman's correlation, Error: median log error, of the model's backtest; Shrinkage: both, of the "
         "untrained control on the same jobs; p10-p90: share of jobs inside the interval (80 % is right). "
         "Dash: too short to judge.[/]"
     )
-    return [*(escape(line) for line in said), "", legend]
+    return [*(escape(line) for line in lines), "", legend]
 
 
-def _who(outcome: Mapping[str, Any]) -> list[str]:
+def _active_lines(outcome: Mapping[str, Any]) -> list[str]:
     promoted, model_id, before = outcome["promoted"], outcome["model_id"], outcome["previous"]
     if not outcome["written"]:
         return [f"Active, as before: {before}."]
     if promoted == model_id:
         return [f"Active: {promoted}" + (f", before it {before}." if before != promoted else ".")]
     if promoted == "shrinkage":
-        said = "Active: shrinkage, which needs no training."
-        return [said, f"Promote it all the same: helios model promote {model_id}"]
-    judge = f"Compare both: helios model compare {promoted} {model_id}"
-    return [f"Active: {promoted}.", judge, f"Switch: helios model promote {model_id}"]
+        none = "Active: shrinkage, which needs no training."
+        return [none, f"Promote it all the same: helios model promote {model_id}"]
+    compare = f"Compare both: helios model compare {promoted} {model_id}"
+    return [f"Active: {promoted}.", compare, f"Switch: helios model promote {model_id}"]
 
 
 def _sentence(comparison: Mapping[str, Any], name: str) -> str:
@@ -168,12 +177,7 @@ def _sentence(comparison: Mapping[str, Any], name: str) -> str:
     return f"Against {NAMES.get(name, name)}: {challenger} is {', '.join(parts)}."
 
 
-def _many(comparison: Mapping[str, Any]) -> str:
-    groups = comparison["drawn"] if comparison["clusters"] != 1 else comparison["drawn"].removesuffix("s")
-    return f"{comparison['clusters']:,} {groups}"
-
-
-def _of_drift(drift: Mapping[str, Any]) -> str:
+def _drift_caption(drift: Mapping[str, Any]) -> str:
     training = drift["training"]
     shares = [
         f"{what} {percent(drift[key], 1)} (in training {percent(training[key], 1)})"
@@ -200,31 +204,22 @@ def _inputs(drift: Mapping[str, Any], width: int) -> RenderableType:
 
 
 def _weeks(weeks: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90")
-    for week in weeks:
-        model = week["model"]
-        table.add_row(
+    rows = [
+        (
             week["begin"][:10],
             f"{week['jobs']:,}",
-            figure(model["median_abs_log_error"]),
+            figure(week["model"]["median_abs_log_error"]),
             figure(week["shrinkage"]["median_abs_log_error"]),
-            f"{model['bias_log']:+.2f}",
-            figure(model["spearman"]),
-            percent(model["coverage_p10_p90"]),
+            f"{week['model']['bias_log']:+.2f}",
+            figure(week["model"]["spearman"]),
+            percent(week["model"]["coverage_p10_p90"]),
         )
-    return table
-
-
-def _score(score: Mapping[str, Any]) -> list[str]:
-    return [
-        figure(score["spearman"], 3),
-        f"{score['median_abs_log_error']:.2f}",
-        f"{score['bias_log']:+.2f}",
-        percent(score["coverage_p10_p90"]),
+        for week in weeks
     ]
+    return plain_table("Week from", "Jobs", "Log error", "Shrinkage's", "Bias", "Rank corr.", "p10-p90", rows=rows)
 
 
-def _signed(difference: Mapping[str, Any] | None, sign: int) -> str:
+def _with_interval(difference: Mapping[str, Any] | None, sign: int) -> str:
     if difference is None:
         return "-"
     low, high = sorted((sign * difference["low"], sign * difference["high"]))
@@ -300,10 +295,7 @@ class OrderValue:
             "order_check": None if self.check is None else self.check.to_json(),
             "share_of_oracle_gain": self.share(MODEL),
             "replays": {
-                name: {
-                    "share_of_oracle_gain": self.share(name),
-                    **summary.to_json(),
-                }
+                name: {"share_of_oracle_gain": self.share(name), **summary.to_json()}
                 for name, summary in self.replays.items()
             },
         }

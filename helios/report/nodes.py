@@ -16,6 +16,7 @@ from rich.table import Table
 
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
 from helios.model.hostlist import fold
+from helios.report.plain import plain
 
 MOST_SHOWN = 40
 LAST_LINES = 12
@@ -72,7 +73,7 @@ class NodeStatus:
             yield ""
             yield self._applied_changes()
         else:
-            yield "Nothing of Helios stands on any node."
+            yield "Helios has changed nothing on any node."
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -82,8 +83,8 @@ class NodeStatus:
             "cannot": self.cannot,
             "protected": self.protected,
             "quarantined": dict(self.quarantined),
-            "pools": _records(self.pools.drop(columns=["taken_at", "wanted"])),
-            "applied_changes": _records(self.applied_changes),
+            "pools": plain(self.pools.drop(columns=["taken_at", "wanted"])),
+            "applied_changes": plain(self.applied_changes),
         }
 
     def _pools(self) -> Table:
@@ -97,13 +98,13 @@ class NodeStatus:
         return table
 
     def _applied_changes(self) -> Table:
-        names = ("Nodes", "What stands", "The site's own", "Service", "Mode", "Since (UTC)")
+        names = ("Nodes", "Applied change", "The site's own", "Service", "Mode", "Since (UTC)")
         table = Table(*names, box=None, pad_edge=False)
         found: dict[tuple[str, ...], list[tuple[str, datetime]]] = {}
         for row in self.applied_changes.to_dict("records"):
             theirs = "; changed by somebody else, left alone" if row["overridden"] else ""
-            stands = f"{row['setting']}: {row['value']}{theirs}"
-            same = tuple(_text(cell) for cell in (stands, row["own"], row["service"], row["mode"]))
+            applied = f"{row['setting']}: {row['value']}{theirs}"
+            same = tuple(_text(cell) for cell in (applied, row["own"], row["service"], row["mode"]))
             found.setdefault(same, []).append((_text(row["node"]), row["written_at"]))
         for same, rows in list(found.items())[:MOST_SHOWN]:
             nodes, since = fold_names(node for node, _ in rows) or "(the list)", min(at for _, at in rows)
@@ -143,8 +144,8 @@ class NodeExplanation:
             return
         yield ""
         table = Table("When (UTC)", "Service", "Mode", "Action", "Outcome", "Why", box=None, pad_edge=False)
+        columns = ("service", "mode", "action", "outcome", "reason")
         for row in self.decisions.head(LAST_LINES).to_dict("records"):
-            columns = ("service", "mode", "action", "outcome", "reason")
             when = f"{row['decided_at']:%m-%d %H:%M:%S}"
             service, mode, action, outcome, why = (escape(_text(row[name])) for name in columns)
             if width >= WIDE:
@@ -157,10 +158,10 @@ class NodeExplanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"node": self.node, "facts": list(self.facts), "decisions": _records(self.decisions)}
+        return {"node": self.node, "facts": list(self.facts), "decisions": plain(self.decisions)}
 
 
-def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
+def group_decisions(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
     """Group audit entries that differ in their node alone.
 
     Returns for each group the nodes as a hostlist, service, action, outcome and reason.
@@ -170,11 +171,11 @@ def together(lines: pd.DataFrame) -> list[tuple[str, str, str, str, str]]:
     lines : DataFrame
         Columns of ``DECISIONS``.
     """
-    said: dict[tuple[str, str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
     for row in lines[["target", "service", "action", "outcome", "reason"]].astype("object").itertuples(index=False):
         target, service, action, outcome, reason = map(_text, row)
-        said.setdefault((service, action, outcome, reason), []).append(target)
-    return [(fold_names(nodes), *rest) for rest, nodes in said.items()]
+        groups.setdefault((service, action, outcome, reason), []).append(target)
+    return [(fold_names(nodes), *rest) for rest, nodes in groups.items()]
 
 
 def fold_names(nodes: Iterable[str]) -> str:
@@ -187,10 +188,3 @@ def fold_names(nodes: Iterable[str]) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    plain = frame.astype(object)
-    return [
-        {str(key): value for key, value in row.items()} for row in plain.where(frame.notna(), None).to_dict("records")
-    ]

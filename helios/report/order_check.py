@@ -17,6 +17,7 @@ import numpy as np
 
 from helios.choices import ResampledUnit
 from helios.metrics.statistics import mean_interval
+from helios.report.plain import plain
 
 NOTICED = 0.1
 """Relative difference of mean waits below which it is called chance."""
@@ -140,19 +141,19 @@ class OrderCheck:
         """Return the verdict in sentences, the decision first."""
         if self.nobody_waits:
             return [NOBODY_WAITS]
-        return [_decision(self), *(_waits(self, order) for order in (Orders.PREDICTIONS, Orders.SIZE)), _how(self)]
+        return [
+            _decision(self),
+            *(_order_sentence(self, order) for order in (Orders.PREDICTIONS, Orders.SIZE)),
+            _method_sentence(self),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         first, last = self.window
-        compared = (
-            {}
-            if self.nobody_waits
-            else {
-                "mean_wait_ratio": {order.value: asdict(self.beside_own(order)) for order in self.ratios},
-                "mean_wait_ratio_to_size": asdict(self.beside_size),
-            }
-        )
+        compared = {}
+        if not self.nobody_waits:
+            ratios = {order.value: asdict(self.beside_own(order)) for order in self.ratios}
+            compared = {"mean_wait_ratio": ratios, "mean_wait_ratio_to_size": asdict(self.beside_size)}
         return {
             "best": self.best.value,
             "sentences": self.sentences(),
@@ -162,12 +163,7 @@ class OrderCheck:
             "over": self.over.value,
             "own_mean_wait_s": self.own_mean_s,
             **compared,
-            "ratios": {
-                order.value: [
-                    {name: value if isfinite(value) else None for name, value in asdict(one).items()} for one in found
-                ]
-                for order, found in self.ratios.items()
-            },
+            "ratios": {order.value: plain(found) for order, found in self.ratios.items()},
         }
 
 
@@ -182,10 +178,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def _compare(ratios: Sequence[float]) -> Comparison:
     logs = np.log(ratios)
-    low, high = mean_interval(logs)
-    return Comparison(
-        ratio=exp(float(logs.mean())), low=None if low is None else exp(low), high=None if high is None else exp(high)
-    )
+    low, high = (None if bound is None else exp(bound) for bound in mean_interval(logs))
+    return Comparison(ratio=exp(float(logs.mean())), low=low, high=high)
 
 
 def _decision(check: OrderCheck) -> str:
@@ -204,7 +198,7 @@ def _decision(check: OrderCheck) -> str:
     return f"Keep the site's own order and run Helios in shadow mode: nothing beats it beyond chance{behind}."
 
 
-def _waits(check: OrderCheck, order: Orders) -> str:
+def _order_sentence(check: OrderCheck, order: Orders) -> str:
     name = {Orders.PREDICTIONS: "Predictions (qssf)", Orders.SIZE: "Size, equally aged"}[order]
     found = check.ratios[order]
     longest, large = (geometric_mean([getattr(one, key) for one in found]) for key in ("longest", "large"))
@@ -212,7 +206,7 @@ def _waits(check: OrderCheck, order: Orders) -> str:
     return f"{name}: mean wait {check.beside_own(order)}, longest x {longest:.2f}{of_large} of the site's own order."
 
 
-def _how(check: OrderCheck) -> str:
+def _method_sentence(check: OrderCheck) -> str:
     first, last = check.window
     short = " These draws cannot show that other jobs might have come: take seven days or more."
     return (

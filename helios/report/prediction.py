@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from helios.report.tables import plain_table
+from helios.report.plain import plain
+from helios.report.tables import counted, plain_table
 from helios.units import duration, duration_in_words, percent
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ def _number(log_number: float) -> str:
     return f"{round(float(np.expm1(log_number))):,}"
 
 
+def _spread(log_factor: float) -> str:
+    return f"{np.exp(log_factor):.1f}"
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureGroup:
     """Related features, whose contributions are shown as one.
@@ -68,71 +73,52 @@ class FeatureGroup:
 
     name: str
     features: str
-    shown: Mapping[str, Callable[[float], str]] = field(default_factory=dict)
+    shown: Mapping[str, Callable[[float], str]]
 
 
-FEATURE_GROUPS = (
-    FeatureGroup(
-        "request",
-        "gpus|log_(cpus|nodes|memory)",
-        {
-            "gpus": lambda gpus: _counted(gpus, "GPU") if gpus else "",
-            "log_cpus": lambda cpus: _counted(round(_seconds(cpus)), "CPU"),
-            "log_nodes": lambda nodes: _counted(round(_seconds(nodes)), "node"),
-        },
-    ),
-    FeatureGroup("time limit", "log_limit", {"log_limit": _time}),
-    FeatureGroup(
-        "submitted, in the site's time",
-        "hour|weekday",
-        {"weekday": lambda day: WEEKDAYS[int(day) % 7], "hour": lambda hour: f"{int(hour)} h"},
-    ),
-    FeatureGroup(
-        "factor by which such run times vary",
-        "(anchor|neighbour|user_any_limit)_sd",
-        {"anchor_sd": lambda spread: f"{np.exp(spread):.1f}"},
-    ),
-    FeatureGroup(
-        "this user's most similar jobs",
-        "neighbour_(mean|weight)|nearest(_distance)?",
-        {"neighbour_mean": _time},
-    ),
-    FeatureGroup(
-        "share of the limit that this user's jobs use",
+_REQUEST: Mapping[str, Callable[[float], str]] = {
+    "gpus": lambda gpus: counted(gpus, "GPU") if gpus else "",
+    "log_cpus": lambda cpus: counted(round(_seconds(cpus)), "CPU"),
+    "log_nodes": lambda nodes: counted(round(_seconds(nodes)), "node"),
+}
+_SUBMITTED: Mapping[str, Callable[[float], str]] = {
+    "weekday": lambda day: WEEKDAYS[int(day) % 7],
+    "hour": lambda hour: f"{int(hour)} h",
+}
+_GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[[float], str]]]] = {
+    "request": ("gpus|log_(cpus|nodes|memory)", _REQUEST),
+    "time limit": ("log_limit", {"log_limit": _time}),
+    "submitted, in the site's time": ("hour|weekday", _SUBMITTED),
+    "factor by which such run times vary": ("(anchor|neighbour|user_any_limit)_sd", {"anchor_sd": _spread}),
+    "this user's most similar jobs": ("neighbour_(mean|weight)|nearest(_distance)?", {"neighbour_mean": _time}),
+    "share of the limit that this user's jobs use": (
         r"user_(limit|last)_share|\w+_by_limit",
         {"user_limit_share": percent},
     ),
-    FeatureGroup(
-        "share of this user's jobs that fail", "user_failed_share|user_last_failed", {"user_failed_share": percent}
-    ),
-    FeatureGroup(
-        "this user's latest jobs, shortest and longest",
+    "share of this user's jobs that fail": ("user_failed_share|user_last_failed", {"user_failed_share": percent}),
+    "this user's latest jobs, shortest and longest": (
         "user_recent_(median|least|most)",
         {"user_recent_least": _time, "user_recent_most": _time},
     ),
-    FeatureGroup("time since a job of this user ended", "user(_any_limit)?_end_gap", {"user_end_gap": _time}),
-    FeatureGroup("this user's other jobs that wait or run", r"\w+_unended(_age)?", {"user_unended": _number}),
-    FeatureGroup(
-        "this user's ended jobs, and those like this one",
+    "time since a job of this user ended": ("user(_any_limit)?_end_gap", {"user_end_gap": _time}),
+    "this user's other jobs that wait or run": (r"\w+_unended(_age)?", {"user_unended": _number}),
+    "this user's ended jobs, and those like this one": (
         r"user_submitted|\w+_ended",
         {"user_ended": _number, "user_size_ended": _number},
     ),
-    FeatureGroup(
-        "time since this user's last submission", r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}
-    ),
-    FeatureGroup("how long such jobs ran before, weighted again", r"threshold|(since|by)_\w+|odds_by_mixture"),
-    FeatureGroup("this user's running jobs", "running(_alike)?"),
-    FeatureGroup("how many such jobs are known", r"(near|started|request)_weight|key_ended"),
-    FeatureGroup("how far apart this user's last two runs are", "last_two_apart"),
-    FeatureGroup("the averages above, weighted again", r"anchor|\w+_mean"),
-    FeatureGroup("what the averages miss for any job here", EVERY_JOB),
-    FeatureGroup("what is done to the answer", AFTERWARDS),
+    "time since this user's last submission": (r"user_burst|\w+_submission_gap", {"user_submission_gap": _time}),
+    "how long such jobs ran before, weighted again": (r"threshold|(since|by)_\w+|odds_by_mixture", {}),
+    "this user's running jobs": ("running(_alike)?", {}),
+    "how many such jobs are known": (r"(near|started|request)_weight|key_ended", {}),
+    "how far apart this user's last two runs are": ("last_two_apart", {}),
+    "the averages above, weighted again": (r"anchor|\w+_mean", {}),
+    "what the averages miss for any job here": (EVERY_JOB, {}),
+    "what is done to the answer": (AFTERWARDS, {}),
+}
+FEATURE_GROUPS = (
+    *(FeatureGroup(name, features, shown) for name, (features, shown) in _GROUPS.items()),
     *(
-        FeatureGroup(
-            f"{words}, the last",
-            rf"{level}_last_\d+",
-            dict.fromkeys((f"{level}_last_{age}" for age in range(1, 10)), _time),
-        )
+        FeatureGroup(f"{words}, the last", rf"{level}_last_\d+", {f"{level}_last_{age}": _time for age in range(1, 10)})
         for level, words in STEP_WORDS.items()
     ),
 )
@@ -257,52 +243,52 @@ class Explanation:
 
         What is unknown or unlimited is null.
         """
-        plain = _plain(asdict(self))
-        explained = plain.pop("explained")
+        found: dict[str, Any] = plain(self)
+        explained = found.pop("explained")
         p10_s, p50_s, p90_s = explained.pop("quantiles_s")
         words = [{"words": text, "factor": factor} for text, factor in corrections_in_words(self.explained)]
-        return {**plain, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained, "corrections_in_words": words}
+        return {**found, "p10_s": p10_s, "p50_s": p50_s, "p90_s": p90_s, **explained, "corrections_in_words": words}
 
 
-def explanation_screen(told: Explanation) -> RenderableType:
+def explanation_screen(found: Explanation) -> RenderableType:
     """Return an explained prediction for a terminal of 80 columns.
 
     The answer, the contributions to it, and similar jobs.
     """
-    parts: list[RenderableType] = [escape(line) for line in answer_lines(told)]
-    parts += ["", _contributions(told.explained), ""]
-    parts.append(_similar_jobs(told.alike) if told.alike else "No past job had its user, account, size or name.")
-    if told.notes:
-        parts += ["", *(escape(f"Note: {note}.") for note in told.notes)]
+    parts: list[RenderableType] = [escape(line) for line in answer_lines(found)]
+    parts += ["", _contributions(found.explained), ""]
+    parts.append(_similar_jobs(found.alike) if found.alike else "No past job had its user, account, size or name.")
+    if found.notes:
+        parts += ["", *(escape(f"Note: {note}.") for note in found.notes)]
     return Group(*parts)
 
 
-def answer_lines(told: Explanation) -> list[str]:
+def answer_lines(found: Explanation) -> list[str]:
     """Return the answer as sentences.
 
     The job, the prediction, the true run time if it is known, and the past jobs behind the prediction.
     """
-    run = f", run {told.restart + 1}" if told.restart else ""
-    whose = f" of {_short(told.user)}" if told.user else ""
-    where = f" in {told.partition}" if told.partition else ""
-    limit = f", limit {_limit(told.time_limit_s, duration_in_words)}" if not np.isnan(told.time_limit_s) else ""
-    when = "" if told.known_at == told.submitted_at else f" as of {told.known_at:%Y-%m-%d %H:%M} UTC"
-    p10_s, p50_s, p90_s = told.explained.quantiles_s
+    run = f", run {found.restart + 1}" if found.restart else ""
+    whose = f" of {_shorten(found.user)}" if found.user else ""
+    where = f" in {found.partition}" if found.partition else ""
+    limit = f", limit {_limit(found.time_limit_s, duration_in_words)}" if not np.isnan(found.time_limit_s) else ""
+    when = "" if found.known_at == found.submitted_at else f" as of {found.known_at:%Y-%m-%d %H:%M} UTC"
+    p10_s, p50_s, p90_s = found.explained.quantiles_s
     low, middle, high = map(duration_in_words, (p10_s, p50_s, p90_s))
     lines = [
-        f"Job {told.job_id}{run}{whose} on {told.cluster}{where}: {_size(told.gpus, told.cpus)}{limit}, submitted "
-        f"{told.submitted_at:%Y-%m-%d %H:%M} UTC.",
-        f"Predicted run time{when}: {middle}; 8 of 10 such jobs take {low} to {high} (by {told.explained.source}).",
+        f"Job {found.job_id}{run}{whose} on {found.cluster}{where}: {_size(found.gpus, found.cpus)}{limit}, submitted "
+        f"{found.submitted_at:%Y-%m-%d %H:%M} UTC.",
+        f"Predicted run time{when}: {middle}; 8 of 10 such jobs take {low} to {high} (by {found.explained.source}).",
     ]
-    if not np.isnan(told.run_time_s):
-        place = "within" if p10_s <= told.run_time_s <= p90_s else "below" if told.run_time_s < p10_s else "above"
-        state = f" ({told.state})" if told.state else ""
-        lines.append(f"It ran {duration_in_words(told.run_time_s)}{state}, {place} that range.")
-    if told.remaining_s is not None:
-        low, middle, high = map(duration_in_words, told.remaining_s)
-        ran = duration_in_words(told.elapsed_s)
+    if not np.isnan(found.run_time_s):
+        place = "within" if p10_s <= found.run_time_s <= p90_s else "below" if found.run_time_s < p10_s else "above"
+        state = f" ({found.state})" if found.state else ""
+        lines.append(f"It ran {duration_in_words(found.run_time_s)}{state}, {place} that range.")
+    if found.remaining_s is not None:
+        low, middle, high = map(duration_in_words, found.remaining_s)
+        ran = duration_in_words(found.elapsed_s)
         lines.append(f"It has run {ran}; {middle} remain, in 8 of 10 such cases {low} to {high}.")
-    return [*lines, rests_on(told.explained.basis, told.explained.recent, user=told.user, account=told.account)]
+    return [*lines, rests_on(found.explained.basis, found.explained.recent, user=found.user, account=found.account)]
 
 
 def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: str) -> str:
@@ -311,14 +297,14 @@ def rests_on(basis: str, recent: RecentInGroup | None, *, user: str, account: st
     Whose they are, and how long the last of them took.
     """
     if recent is None:
-        return "No job had ended by then, so no past job stands behind it."
+        return "No job had ended by then, so it rests on no past job."
     whose = BASIS_WORDS.get(basis, basis).format(
-        user=_short(user) or "this user", account=_short(account), others="others" if user else "anyone"
+        user=_shorten(user) or "this user", account=_shorten(account), others="others" if user else "anyone"
     )
     shortest, longest = duration_in_words(recent.shortest_s), duration_in_words(recent.longest_s)
     took = shortest if shortest == longest else f"{shortest} to {longest}"
     they = "it" if recent.jobs == 1 else "they" if recent.jobs == recent.last else f"the last {recent.last}"
-    return f"It rests on {_counted(recent.jobs, 'ended job')} {whose}: {they} took {took}."
+    return f"It rests on {counted(recent.jobs, 'ended job')} {whose}: {they} took {took}."
 
 
 def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
@@ -334,15 +320,15 @@ def corrections_in_words(explained: Explained) -> list[tuple[str, float]]:
             words = describe_feature(name, explained.features)
             together[words] = together.get(words, 1.0) * factor
     ranked = sorted(together.items(), key=lambda part: -abs(np.log(part[1])))
-    told = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
-    if rest := ranked[len(told) :]:
-        told.append(("everything else", float(np.prod([factor for _, factor in rest]))))
+    named = [part for part in ranked[:MOST_LINES] if abs(np.log(part[1])) >= np.log(WORTH_A_LINE)]
+    if rest := ranked[len(named) :]:
+        named.append(("everything else", float(np.prod([factor for _, factor in rest]))))
     last = explained.corrections.get(AFTERWARDS, 1.0)
     if abs(np.log(last)) > 1e-6:  # rounding alone leaves it within a millionth of 1
-        told.append(
+        named.append(
             ("what recent errors taught" if EVERY_JOB in explained.corrections else "cut at its time limit", last)
         )
-    return told
+    return named
 
 
 def _contributions(explained: Explained) -> RenderableType:
@@ -371,20 +357,16 @@ def _similar_jobs(alike: tuple[PastJob, ...]) -> RenderableType:
     for job in alike:
         # Size and limit have their own columns; the others are named with their value.
         values = {name: getattr(job, name) for name in ("partition", "name", "user", "account")}
-        differs = (f"{name} {_short(values[name]) or 'unknown'}" if name in values else name for name in job.differs)
+        differs = (f"{name} {_shorten(values[name]) or 'unknown'}" if name in values else name for name in job.differs)
         cells = (job.job_id, f"{job.ended_at:%Y-%m-%d %H:%M}", _size(job.gpus, job.cpus), _limit(job.time_limit_s))
         table.add_row(*map(escape, (*cells, duration(job.run_time_s), ", ".join(differs) or "nothing")))
     return table
 
 
-def _counted(number: float, unit: str) -> str:
-    return f"{number:,.0f} {unit}{'' if number == 1 else 's'}"
-
-
 def _size(gpus: int, cpus: float) -> str:
     if gpus:
-        return _counted(gpus, "GPU")
-    return "size unknown" if np.isnan(cpus) else _counted(cpus, "CPU")
+        return counted(gpus, "GPU")
+    return "size unknown" if np.isnan(cpus) else counted(cpus, "CPU")
 
 
 def _limit(limit_s: float, write: Callable[[float], str] = duration) -> str:
@@ -395,13 +377,5 @@ def _factor(factor: float) -> str:
     return f"x {factor:.0f}" if factor >= 10 else f"x {factor:.2f}" if factor >= 0.1 else f"x {factor:.2g}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= NAME_WIDTH else text[: NAME_WIDTH - 1] + "…"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return None if isinstance(value, float) and not np.isfinite(value) else value
-    return [_plain(part) for part in value]

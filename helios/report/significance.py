@@ -85,7 +85,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ComparedReplay:
     """One replay beside the baseline.
 
     Attributes
@@ -113,16 +113,16 @@ class Differences:
         How many weeks or days there were to draw from; 0 with users and seeds.
     repeats : int
         Replays of each scenario; 0: the one replay, cut into blocks afterwards.
-    baseline : Compared
+    baseline : ComparedReplay
         What the others are compared with.
-    others : tuple of Compared
+    others : tuple of ComparedReplay
     """
 
     over: ResampledUnit | None
     blocks: int
     repeats: int
-    baseline: Compared
-    others: tuple[Compared, ...]
+    baseline: ComparedReplay
+    others: tuple[ComparedReplay, ...]
 
     def of(self, label: str, name: str) -> Difference | None:
         """Return the difference of a replay's figure from the baseline's.
@@ -144,7 +144,7 @@ class Differences:
         return [name for name in CRITERIA if any(other.differences[name] for other in self.others)]
 
     @property
-    def told(self) -> str:
+    def method(self) -> str:
         """How the intervals came about."""
         if self.over is None:
             return f"Fewer than {FEWEST_DAYS} days were replayed: nothing tells how sure these differences are."
@@ -193,7 +193,7 @@ class Differences:
                 }
                 for other in self.others
             ],
-            "how": self.told,
+            "how": self.method,
             "not_covered": self.not_covered,
         }
 
@@ -203,9 +203,9 @@ def whatif_figures(summary: QueueSummary | Mapping[str, Any]) -> dict[str, float
 
     From its summary, or from the summary's JSON.
     """
-    told = summary.to_json() if isinstance(summary, QueueSummary) else summary
+    found = summary.to_json() if isinstance(summary, QueueSummary) else summary
     names = ("mean_wait_s", "p99_wait_s", "max_wait_s")
-    return {name: told[name] for name in names} | {"mean_wait_large_s": told["mean_wait_s_by_size"][">8"]}
+    return {name: found[name] for name in names} | {"mean_wait_large_s": found["mean_wait_s_by_size"][">8"]}
 
 
 def over_repeats(
@@ -229,9 +229,9 @@ def over_repeats(
         for label, figures in replays.items()
     }
 
-    def compared(label: str) -> Compared:
+    def compare(label: str) -> ComparedReplay:
         mine, base = arrays[label], arrays[baseline]
-        return Compared(
+        return ComparedReplay(
             label=label,
             figures={name: float(np.nanmean(of)) if not np.isnan(of).all() else None for name, of in mine.items()},
             differences={name: _of_draws(mine[name], base[name], independent) for name in CRITERIA},
@@ -241,8 +241,8 @@ def over_repeats(
         over=over,
         blocks=independent or 0,
         repeats=len(replays[baseline]),
-        baseline=compared(baseline),
-        others=tuple(compared(label) for label in replays if label != baseline),
+        baseline=compare(baseline),
+        others=tuple(compare(label) for label in replays if label != baseline),
     )
 
 
@@ -257,7 +257,7 @@ def of_one_replay(result: WhatIf) -> Differences:
     before = whatif_figures(base.summary)
     over, block = _blocks(base.submitted_s)
 
-    def compared(run: Run) -> Compared:
+    def compare(run: Run) -> ComparedReplay:
         figures = whatif_figures(run.summary)
         found: dict[str, Difference | None] = {}
         for name, new in figures.items():
@@ -266,14 +266,14 @@ def of_one_replay(result: WhatIf) -> Differences:
         for name, counted in (("mean_wait_s", None), ("mean_wait_large_s", run.gpus > 8)):
             if over is not None and found[name] is not None:
                 found[name] = between(run, base, counted)
-        return Compared(label=run.label, figures=figures, differences=found)
+        return ComparedReplay(label=run.label, figures=figures, differences=found)
 
     return Differences(
         over=over,
         blocks=int(block.max(initial=-1)) + 1 if over else 0,
         repeats=0,
-        baseline=Compared(label=base.label, figures=before, differences={}),
-        others=tuple(compared(run) for run in result.runs if run is not base),
+        baseline=ComparedReplay(label=base.label, figures=before, differences={}),
+        others=tuple(compare(run) for run in result.runs if run is not base),
     )
 
 

@@ -59,10 +59,6 @@ class SweepRow:
             failed=tuple(dict.fromkeys(reasons)),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -92,17 +88,17 @@ class Group:
 
         Empty where all are alike.
         """
-        values = {row.label: row.figures[name] for row in self.rows if row.figures and not row.is_oracle}
-        known = [value for value in values.values() if value is not None]
+        rows = [row for row in self.rows if row.figures and not row.is_oracle and row.figures[name] is not None]
+        known = [value for row in rows if (value := row.figures[name]) is not None]
         if not known or min(known) == max(known):
             return []
-        return [row for row in self.rows if row.figures and not row.is_oracle and row.figures[name] == min(known)]
+        return [row for row in rows if row.figures[name] == min(known)]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {
             "about": dict(self.about),
-            "replays": [row.to_json() for row in self.rows],
+            "replays": [asdict(row) for row in self.rows],
             "best": {name: [row.label for row in self.best(name)] for name in CRITERIA},
             "differences": self.differences.to_json() if self.differences else None,
         }
@@ -140,16 +136,9 @@ class Sweep:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "cluster": self.cluster,
-            "timezone": self.timezone,
-            "results": self.results,
-            "cells": self.cells,
-            "known_before": self.known_before,
-            "failed": self.failed,
-            "notes": list(self.notes),
-            "groups": [group.to_json() for group in self.groups],
-        }
+        names = ("cluster", "timezone", "results", "cells", "known_before", "failed")
+        found = {name: getattr(self, name) for name in names}
+        return found | {"notes": list(self.notes), "groups": [group.to_json() for group in self.groups]}
 
 
 def sweep_csv(found: Sweep) -> str:
@@ -158,7 +147,7 @@ def sweep_csv(found: Sweep) -> str:
     What the cell is, its figures, or why it failed.
     """
     return str(
-        pd.DataFrame([_flat(line) for line in found.lines], dtype=object).to_csv(index=False, lineterminator="\n")
+        pd.DataFrame([_csv_row(line) for line in found.lines], dtype=object).to_csv(index=False, lineterminator="\n")
     )
 
 
@@ -196,11 +185,11 @@ def _group_table(group: Group, found: Sweep) -> RenderableType:
         best = {name for name in CRITERIA if row in group.best(name)}
         figures = {name: duration(row.figures[name]) for name in CRITERIA}
         mean, *rest = (f"[bold green]{text}[/]" if name in best else text for name, text in figures.items())
-        table.add_row(label, mean, _against(row, group), *rest, style="dim" if row.is_oracle else "")
-    return Lines(f"[bold]{escape(_named(group, found))}[/]", table)
+        table.add_row(label, mean, _change_cell(row, group), *rest, style="dim" if row.is_oracle else "")
+    return Lines(f"[bold]{escape(_group_name(group, found))}[/]", table)
 
 
-def _against(row: SweepRow, group: Group) -> str:
+def _change_cell(row: SweepRow, group: Group) -> str:
     base = group.baseline
     if base is None or row is base:
         return ""
@@ -209,14 +198,14 @@ def _against(row: SweepRow, group: Group) -> str:
     return f"{text} ns" if difference is not None and difference.is_none else text
 
 
-def _named(group: Group, found: Sweep) -> str:
+def _group_name(group: Group, found: Sweep) -> str:
     """Name a group by its window and what differs between groups."""
     about = group.about
     differing = {name for name in about if len({str(other.about[name]) for other in found.groups}) > 1}
     begin, end = _day(about["since"], found.timezone), _day(about["until"], found.timezone)
     window = f"{begin or 'from its begin'} to {end or 'its end'}"
     settings = [
-        f"{name.removesuffix('_s').replace('_', ' ')} {_written(name, about[name])}"
+        f"{name.removesuffix('_s').replace('_', ' ')} {_write_setting(name, about[name])}"
         for name in about
         if name in differing - {"since", "until"}
     ]
@@ -228,7 +217,7 @@ def _day(moment: str | None, timezone: str) -> str:
     return pd.Timestamp(moment).tz_convert(timezone).strftime("%Y-%m-%d %H:%M").removesuffix(" 00:00") if moment else ""
 
 
-def _written(name: str, value: Any) -> str:
+def _write_setting(name: str, value: Any) -> str:
     if value is None:
         return "from the peak" if name == "nodes" else "as the policy has it"
     if name == "predict_again_s" and not value:
@@ -278,19 +267,19 @@ def _ratio(pair: tuple[SweepRow, SweepRow], name: str) -> float:
     return new / old if old else new
 
 
-def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    flat = {"key": line["key"]} | {name: _plain(value) for name, value in line["cell"].items()}
+def _csv_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {"key": line["key"]} | {name: _csv_value(value) for name, value in line["cell"].items()}
     for name, value in line.get("figures", {}).items():
         if name in ("mean_wait_s_by_size", "jobs_by_size"):
             flat |= {f"{name.removesuffix('_by_size')}_{size}": of for size, of in value.items()}
         elif name == "nodes":
-            flat["nodes"] = _plain(value)
+            flat["nodes"] = _csv_value(value)
         else:
-            flat[name] = _plain(value)
+            flat[name] = _csv_value(value)
     return flat | {"failed": line.get("failed", "")}
 
 
-def _plain(value: Any) -> Any:
+def _csv_value(value: Any) -> Any:
     if isinstance(value, dict):
         return ",".join(f"{name}={of}" for name, of in value.items())
     return value

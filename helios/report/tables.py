@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp
 from typing import Any
 
@@ -35,12 +35,14 @@ GROUP_NAMES = {
 }
 
 
-def plain_table(*names: str, right_from: int = 1) -> Table:
-    """Return an empty table whose columns from ``right_from`` on hold numbers."""
+def plain_table(*names: str, right_from: int = 1, rows: Iterable[Iterable[str]] = ()) -> Table:
+    """Return a table whose columns from ``right_from`` on hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     for place, name in enumerate(names):
         right = place >= right_from
         table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -59,9 +61,7 @@ def whatif_table(result: WhatIf, *, width: int, differences: Differences | None 
     """
     baseline, feasible = result.baseline, result.feasible
     against = "vs today" if baseline.is_today else "vs 1st"
-    table = plain_table(
-        "Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8", right_from=1
-    )
+    table = plain_table("Replayed", "Mean wait", against, "p99", "Longest", f"1 {result.unit}", "2-8", ">8")
     for name in ("Median", "JCT", "Slowdown", "Used", "Queued") if width >= WIDE else ():
         table.add_column(name, justify="right")
     best = best_figures([baseline, *feasible])
@@ -87,12 +87,12 @@ def differences_table(found: Differences) -> RenderableType:
 
     Readable at 80 columns.
     """
-    table = plain_table("Difference", *(CRITERIA[name] for name in found.shown))
     base = found.baseline
+    table = plain_table("Difference", *(CRITERIA[name] for name in found.shown))
     table.add_row(f"[dim]{escape(base.label)}[/]", *(duration(base.figures[name]) for name in found.shown))
     for other in found.others:
         table.add_row(escape(other.label), *(_difference_cell(other.differences[name]) for name in found.shown))
-    return Group(f"{found.told} {found.not_covered}", "", table)
+    return Group(f"{found.method} {found.not_covered}", "", table)
 
 
 def _difference_cell(found: Difference | None) -> str:
@@ -160,9 +160,7 @@ _LEGEND = (
 
 
 def _order_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = plain_table(
-        "Predictor", "Rank corr.", "90 % range", "By burst", "Log error", "p10-p90", "MAE", right_from=1
-    )
+    table = plain_table("Predictor", "Rank corr.", "90 % range", "By burst", "Log error", "p10-p90", "MAE")
     for place, (name, figures) in enumerate(rows.items()):
         cells = (
             figure(figures["spearman"], 3),
@@ -180,12 +178,9 @@ def _error_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
     table = plain_table("Errors", "<=10 %", "<=50 %", "<=100 %", "Bias", "Width")
     for place, (name, figures) in enumerate(rows.items()):
         bias, width = figures.get("bias_log"), figures.get("log_width")
-        cells = (
-            *(percent(figures[f"within_{share}pct"]) for share in (10, 50, 100)),
-            "-" if bias is None else f"{bias:+.2f}",
-            "-" if width is None else f"x {exp(width):,.0f}",
-        )
-        table.add_row(name, *cells, style="" if place else "bold")
+        shares = (percent(figures[f"within_{share}pct"]) for share in (10, 50, 100))
+        cells = ("-" if bias is None else f"{bias:+.2f}", "-" if width is None else f"x {exp(width):,.0f}")
+        table.add_row(name, *shares, *cells, style="" if place else "bold")
     return table
 
 
@@ -206,6 +201,11 @@ def figure(value: float | None, digits: int = 2) -> str:
     None is a dash.
     """
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def counted(number: float, noun: str) -> str:
+    """Write a number with its noun, as ``1 job`` or ``2,000 jobs``."""
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def description_tables(description: Description) -> list[RenderableType]:
@@ -232,9 +232,9 @@ def load_table(answer: Mapping[str, Any]) -> RenderableType:
     )
     if not answer["rejects"]:
         return Group(head, "Every row could be read.")
-    table = plain_table("Rows that make no sense", "Rows")
-    for reason, rows in sorted(answer["rejects"].items(), key=lambda item: -item[1]):
-        table.add_row(escape(reason), f"{rows:,}")
+    rejects = sorted(answer["rejects"].items(), key=lambda item: -item[1])
+    rows = [(escape(reason), f"{count:,}") for reason, count in rejects]
+    table = plain_table("Rows that make no sense", "Rows", rows=rows)
     return Group(head, "", table, "They are kept with their line and text: helios trace rejects")
 
 
@@ -242,12 +242,10 @@ def rejects_table(rows: pd.DataFrame, counts: pd.DataFrame) -> RenderableType:
     """Show refused rows with file, line and reason, below their counts."""
     if rows.empty:
         return "No row was refused."
-    summary = plain_table("Reason", "Rows")
-    for reason, number in zip(counts["reason"], counts["rows"], strict=True):
-        summary.add_row(escape(str(reason)), f"{number:,}")
-    table = plain_table("Line", "Reason", "Text", "File", right_from=4)
-    for row in rows.itertuples(index=False):
-        table.add_row(str(row.line), escape(str(row.reason)), escape(str(row.text)[:200]), escape(str(row.path)))
+    counted_rows = zip(counts["reason"].astype(str).map(escape), counts["rows"].map("{:,}".format), strict=True)
+    summary = plain_table("Reason", "Rows", rows=counted_rows)
+    refused = rows.assign(text=rows["text"].astype(str).str[:200])[["line", "reason", "text", "path"]].astype(str)
+    table = plain_table("Line", "Reason", "Text", "File", right_from=4, rows=refused.map(escape).to_numpy())
     return Group(summary, "", table)
 
 
@@ -257,11 +255,11 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
     label = f"{run.label} (today)" if run is baseline and run.is_today else run.label
     cells = [
         label,
-        _marked("mean", summary.mean_wait_s, best),
+        _mark_best("mean", summary.mean_wait_s, best),
         "" if run is baseline else change(summary.mean_wait_s, baseline.summary.mean_wait_s),
-        _marked("p99", summary.p99_wait_s, best),
-        _marked("longest", summary.max_wait_s, best),
-        *(_marked(name, by_size[name], best) for name in SIZE_CLASSES),
+        _mark_best("p99", summary.p99_wait_s, best),
+        _mark_best("longest", summary.max_wait_s, best),
+        *(_mark_best(name, by_size[name], best) for name in SIZE_CLASSES),
     ]
     if width >= WIDE:
         cells += [
@@ -274,7 +272,7 @@ def _cells(run: Run, baseline: Run, best: Mapping[str, float], width: int) -> li
     return cells
 
 
-def _marked(name: str, value: float | None, best: Mapping[str, float]) -> str:
+def _mark_best(name: str, value: float | None, best: Mapping[str, float]) -> str:
     text = duration(value)
     return f"[bold green]{text}[/]" if value is not None and value == best.get(name) else text
 
@@ -294,12 +292,9 @@ def _overview(description: Description, unit: str) -> RenderableType:
         "Unknown": named_missing(description),
         "Resource": "CPUs: no job asks for a GPU" if description.resource == "cpus" else "",
     }
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in rows.items():
-        if text:
-            table.add_row(name, text)
+    table = plain_table("", "", right_from=2, rows=(row for row in rows.items() if row[1]))
+    table.show_header, table.collapse_padding = False, False
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
     return table
 
 
@@ -337,7 +332,8 @@ def _shapes(description: Description) -> RenderableType:
 
 
 def _busiest(description: Description, unit: str) -> RenderableType:
-    table = plain_table("Busiest users", "Jobs", f"{unit} hours", "Share")
-    for row in description.busiest_users:
-        table.add_row(escape(row["user"]), f"{row['jobs']:,}", f"{row['hours']:,.0f}", percent(row["share_of_hours"]))
-    return table
+    rows = [
+        (escape(row["user"]), f"{row['jobs']:,}", f"{row['hours']:,.0f}", percent(row["share_of_hours"]))
+        for row in description.busiest_users
+    ]
+    return plain_table("Busiest users", "Jobs", f"{unit} hours", "Share", rows=rows)

@@ -129,16 +129,16 @@ def scenario_label(
 
     The parts are those of a :class:`Run`.
     """
-    believed = f" {run_times}" if run_times else ""
-    told = ""
+    by = f" {run_times}" if run_times else ""
+    written_options = ""
     for name, value in (options or {}).items():
         written = "never" if value is None else duration_in_words(value) if name.endswith("_s") else f"{value:g}"
-        told += f", {name.removesuffix('_s')} {written}"
-    return f"{POLICY_NAMES.get(policy, policy)}{believed}{BACKFILL_NAMES[backfill].format(estimates)}{told}"
+        written_options += f", {name.removesuffix('_s')} {written}"
+    return f"{POLICY_NAMES.get(policy, policy)}{by}{BACKFILL_NAMES[backfill].format(estimates)}{written_options}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Named:
+class JobNames:
     """Ids and names of the jobs, partitions and users of a what-if.
 
     Every replay has the same jobs in the same order.
@@ -172,7 +172,7 @@ class WhatIf:
         First and last submission that count.
     notes : tuple of str
         What was assumed.
-    named : Named, optional
+    named : JobNames, optional
         The jobs, users and partitions by name; None: not given.
     check : OrderCheck, optional
         The verdict on the live order, over draws; None: there is only this one replay.
@@ -185,7 +185,7 @@ class WhatIf:
     window: tuple[datetime, datetime]
     runs: tuple[Run, ...]
     notes: tuple[str, ...]
-    named: Named | None = None
+    named: JobNames | None = None
     check: OrderCheck | None = None
 
     @property
@@ -322,7 +322,7 @@ class GroupGain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loser:
+class LosingJob:
     """A job that waits longer than in the baseline.
 
     ``before_s`` is its wait in the baseline, ``after_s`` in the replay compared with it.
@@ -373,7 +373,7 @@ def biggest_users(gains: Sequence[GroupGain]) -> tuple[list[GroupGain], list[Gro
     return [gain for gain in gains if gain.loses][:LOSERS], [gain for gain in reversed(gains) if gain.gains][:GAINERS]
 
 
-def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[Loser]:
+def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[LosingJob]:
     """Return the jobs whose wait grows most, the worst first.
 
     Empty: no names are known, or no job waits longer.
@@ -384,7 +384,7 @@ def losing_jobs(run: Run, result: WhatIf, *, most: int = LOSERS) -> list[Loser]:
     longer_s, partitions = run.wait_s - baseline.wait_s, list(result.partitions)
     worst = [job for job in np.argsort(-longer_s, kind="stable")[:most].tolist() if longer_s[job] > SAME_S]
     return [
-        Loser(
+        LosingJob(
             job_id=str(named.job_ids[job]),
             user=named.users[run.users[job]] if 0 <= run.users[job] < len(named.users) else "",
             partition=partitions[named.partition[job]],

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from helios.report.charts import (
     BLUE,
     INK,
+    LEAST_WAIT_S,
     LINES,
     ORANGE,
     RED,
     canvas,
     date_axis,
-    percent_axis,
-    queue_and_use,
+    draw_queue_and_use,
     shortened,
     shown,
     time_axis,
@@ -33,7 +33,6 @@ PANELS = 6
 """Partitions that are drawn, those in which most is waited for."""
 DOTS = 400
 """Users that are drawn, those who run most."""
-LEAST_WAIT_S = 1.0
 
 
 def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
@@ -50,7 +49,6 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
     total = np.bincount(named.partition, weights=waited, minlength=len(result.partitions))
     drawn = sorted(np.argsort(-total, kind="stable")[:PANELS].tolist())
     edges_s = time_steps(pair)
-    moments = (edges_s[:-1] + np.diff(edges_s) // 2).astype("datetime64[s]")
     names = list(result.partitions)
     what = "Queue length and utilisation of each partition over time"
     height = 0.8 + (1.15 if narrow else 0.95) * len(drawn)
@@ -59,13 +57,8 @@ def by_partition(result: WhatIf, *, narrow: bool = False) -> str | None:
             rows = named.partition == partition
             gpus = result.gpus_per_node * result.partitions[names[partition]]
             queue, used = drawing.panels[2 * place : 2 * place + 2]
-            for run, colour in zip(pair, LINES, strict=False):
-                queued, busy = queue_and_use(run, rows, edges_s)
-                queue.plot(moments, queued, color=colour, lw=1.3, label=run.label)
-                used.plot(moments, busy / gpus, color=colour, lw=1.1)
-            queue.set_ylim(bottom=0)
+            draw_queue_and_use(queue, used, pair, edges_s=edges_s, total_gpus=gpus, widths=(1.3, 1.1), rows=rows)
             queue.yaxis.set_major_locator(MaxNLocator(3))
-            percent_axis(used)
             used.set_ylim(0, 1.05)
             used.set_yticks([0, 0.5, 1])
             title = f"{shortened(names[partition])}, {gpus:,} {result.unit}{'' if gpus == 1 else 's'}"
@@ -93,7 +86,7 @@ def cumulative_gain(result: WhatIf, *, narrow: bool = False) -> str | None:
         axes = drawing.panels[0]
         axes.axhline(0, color=INK, lw=1)
         for run, colour in zip(runs, LINES[1:], strict=False):
-            saved, kept = saved_gpu_hours(run, result.baseline), _spread(len(run.submitted_s))
+            saved, kept = saved_gpu_hours(run, result.baseline), _evenly_spaced(len(run.submitted_s))
             moments = run.submitted_s[kept].astype("datetime64[s]")
             axes.step(moments, saved[kept], where="post", color=colour, lw=1.8, label=run.label)
         axes.set_ylabel(f"{result.unit} hours of waiting")
@@ -146,7 +139,7 @@ def users(gains: Sequence[GroupGain], *, reference: str, narrow: bool = False) -
     return drawing.svg
 
 
-def _spread(length: int, most: int = 600) -> NDArray[np.int64]:
+def _evenly_spaced(length: int, most: int = 600) -> NDArray[np.int64]:
     """Return the positions of the points that a curve is drawn through.
 
     All, or ``most`` evenly spread ones with the first and the last.

@@ -97,7 +97,7 @@ def explanation(result: WhatIf, differences: Differences | None = None) -> list[
     if chosen is None:
         return [
             f"{today.label}: the mean wait is {duration_in_words(today.summary.mean_wait_s)}.",
-            *_bound_alone(result),
+            *_oracle_alone(result),
         ]
     sure = differences if differences is not None else of_one_replay(result)
     return [
@@ -121,10 +121,10 @@ def propose_scenario(result: WhatIf) -> Run | None:
     What Helios does live by default; else, of the first of ``PROPOSALS`` that was replayed, or else of all feasible
     replays, the one with the smallest mean wait. None: none is feasible but the baseline.
     """
-    having = [run for run in result.feasible if run.is_live_default]
+    chosen = [run for run in result.feasible if run.is_live_default]
     for policy in PROPOSALS:
-        having = having or [run for run in result.feasible if run.policy == policy]
-    return min(having or result.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
+        chosen = chosen or [run for run in result.feasible if run.policy == policy]
+    return min(chosen or result.feasible, key=lambda run: run.summary.mean_wait_s, default=None)
 
 
 def _one_replay(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
@@ -132,24 +132,24 @@ def _one_replay(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
 
     Also among how many the one was picked with hindsight.
     """
-    told = _told(chosen, result, sure, "mean_wait_s")
-    if told is None:
+    waits = _compare(chosen, result, sure, "mean_wait_s")
+    if waits is None:
         return []
     where = f"Over {sure.repeats} repeats" if sure.repeats else "In the replay of the window as it was"
     alike = 1 if chosen.is_live_default else sum(run.policy == chosen.policy for run in result.feasible)
     picked = f", the best of {alike} such replays," if alike > 1 else ""
     today = ", what a Slurm site has today" if result.baseline.is_today else ""
-    said = [
-        f"{where} the mean wait under {chosen.label}{picked} is {told.instead}. "
+    sentences = [
+        f"{where} the mean wait under {chosen.label}{picked} is {waits.instead}. "
         f"Compared with {result.baseline.label}{today}."
     ]
-    if told.is_noticed and not told.differs:
-        said.append(f"The mean wait: no difference that chance does not explain, {_interval(told.found)}.")
+    if waits.is_noticed and not waits.differs:
+        sentences.append(f"The mean wait: no difference that chance does not explain, {_interval(waits.found)}.")
     if sure.repeats:
-        said.append(
+        sentences.append(
             "The longest wait and that of large jobs are means over the repeats, too, the rest is of one replay."
         )
-    return said
+    return sentences
 
 
 def _interval(found: Difference) -> str:
@@ -170,23 +170,23 @@ def _who_pays(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
 
     Large jobs, which usually do, are mentioned whenever their wait differs at all.
     """
-    sizes = {size: _told_of_size(size, chosen, result, sure) for size in reversed(SIZE_CLASSES)}
-    said = [
-        f"{WHO[size]} pay: {_size_sentence(size, told, result)}"
-        for size, told in sizes.items()
-        if told is not None and told.differs and told.is_longer
+    sizes = {size: _compare_size(size, chosen, result, sure) for size in reversed(SIZE_CLASSES)}
+    sentences = [
+        f"{WHO[size]} pay: {_size_sentence(size, waits, result)}"
+        for size, waits in sizes.items()
+        if waits is not None and waits.differs and waits.is_longer
     ]
     large = sizes[SIZE_CLASSES[-1]]
-    if large is not None and not large.differs and large.is_noticed:
-        sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
-        return [f"{WHO[SIZE_CLASSES[-1]]}: no difference that chance does not explain; {sentence}", *said]
-    if not said and large is not None and large.differs:
-        return [f"{WHO[SIZE_CLASSES[-1]]} gain too: {_size_sentence(SIZE_CLASSES[-1], large, result)}"]
-    return said
+    if large is None:
+        return sentences
+    sentence = _size_sentence(SIZE_CLASSES[-1], large, result)
+    if not large.differs and large.is_noticed:
+        return [f"{WHO[SIZE_CLASSES[-1]]}: no difference that chance does not explain; {sentence}", *sentences]
+    return sentences if sentences or not large.differs else [f"{WHO[SIZE_CLASSES[-1]]} gain too: {sentence}"]
 
 
-def _size_sentence(size: str, told: WaitComparison, result: WhatIf) -> str:
-    waited, _, rest = told.instead.partition(" instead of ")
+def _size_sentence(size: str, waits: WaitComparison, result: WhatIf) -> str:
+    waited, _, rest = waits.instead.partition(" instead of ")
     both = f"{waited} on average instead of {rest}" if rest else f"{waited} on average"
     return f"{JOBS_OF[size].format(unit=result.unit)} would have waited {both}."
 
@@ -200,22 +200,21 @@ def _which_users(proposed: Run, result: WhatIf) -> list[str]:
     if not losing:
         return [f"None of the {len(gains):,} users waits longer on average."]
     verb = "waits" if losing == 1 else "wait"
+    after, before = duration_in_words(worst.after.mean_s), duration_in_words(worst.before.mean_s)
     return [
         f"Of {len(gains):,} users {losing:,} ({percent(losing / len(gains))}) {verb} longer on average, user "
-        f"{worst.name} most: {duration_in_words(worst.after.mean_s)} instead of "
-        f"{duration_in_words(worst.before.mean_s)} "
-        f"over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
+        f"{worst.name} most: {after} instead of {before} over {worst.jobs:,} job{'' if worst.jobs == 1 else 's'}."
     ]
 
 
 def _longest(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
-    told = _told(chosen, result, sure, "max_wait_s")
-    if told is None or not told.is_noticed:
+    waits = _compare(chosen, result, sure, "max_wait_s")
+    if waits is None or not waits.is_noticed:
         return []
-    old, new = duration_in_words(told.old_s), duration_in_words(told.new_s)
-    if not told.differs:
-        return [f"The longest wait: no difference that chance does not explain; {told.instead}."]
-    return [f"The longest wait {'grows' if told.is_longer else 'falls'} from {old} to {new}{told.ratio}."]
+    old, new = duration_in_words(waits.old_s), duration_in_words(waits.new_s)
+    if not waits.differs:
+        return [f"The longest wait: no difference that chance does not explain; {waits.instead}."]
+    return [f"The longest wait {'grows' if waits.is_longer else 'falls'} from {old} to {new}{waits.ratio}."]
 
 
 def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]:
@@ -223,7 +222,7 @@ def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]
     if not knowing:
         return []
     best = min(knowing, key=lambda run: run.summary.mean_wait_s)
-    mine, bound = _told(chosen, result, sure, "mean_wait_s"), _told(best, result, sure, "mean_wait_s")
+    mine, bound = _compare(chosen, result, sure, "mean_wait_s"), _compare(best, result, sure, "mean_wait_s")
     if mine is None or bound is None or bound.is_longer or not bound.differs:
         chance = " that chance does not explain" if bound is not None and bound.is_noticed else ""
         return [f"Even with true run times this order would gain nothing here{chance}."]
@@ -236,7 +235,7 @@ def _against_oracle(chosen: Run, result: WhatIf, sure: Differences) -> list[str]
     ]
 
 
-def _bound_alone(result: WhatIf) -> list[str]:
+def _oracle_alone(result: WhatIf) -> list[str]:
     if not result.oracles:
         return []
     bound = min(result.oracles, key=lambda run: run.summary.mean_wait_s)
@@ -246,7 +245,7 @@ def _bound_alone(result: WhatIf) -> list[str]:
     ]
 
 
-def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
+def _compare(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitComparison | None:
     """Return a figure of a replay beside the baseline's.
 
     As in the table of differences; None: no such job.
@@ -258,13 +257,13 @@ def _told(run: Run, result: WhatIf, sure: Differences, name: str) -> WaitCompari
     return WaitComparison(new_s=new_s, old_s=old_s, found=found)
 
 
-def _told_of_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
+def _compare_size(size: str, chosen: Run, result: WhatIf, sure: Differences) -> WaitComparison | None:
     """Return the mean wait of a size beside the baseline's.
 
     Of large jobs as in the table of differences, of the others from the one replay.
     """
     if size == SIZE_CLASSES[-1]:
-        return _told(chosen, result, sure, "mean_wait_large_s")
+        return _compare(chosen, result, sure, "mean_wait_large_s")
     new_s = chosen.summary.mean_wait_s_by_size[size]
     old_s = result.baseline.summary.mean_wait_s_by_size[size]
     found = between(chosen, result.baseline, size_class(chosen.gpus) == SIZE_CLASSES.index(size))

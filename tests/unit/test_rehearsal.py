@@ -20,7 +20,7 @@ from helios.app.service_replay import (
     simulate_services,
 )
 from helios.app.whatif import WhatIfRequest
-from helios.cli.replay_services import services_asked_for
+from helios.cli.replays import requested_services
 from helios.config import Settings
 from helios.errors import ServiceInvalid, ServiceUnknown, UsageError
 from helios.model import Snapshot
@@ -385,15 +385,15 @@ def settings_with(**services: Any) -> Settings:
 
 def test_a_service_is_simulated_with_the_options_of_the_configuration_and_the_given_ones_over_them() -> None:
     settings = settings_with(qssf={"levels": 5, "every_s": 77})
-    services = services_asked_for(settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"])
+    services = requested_services(settings, names=["qssf"], options=["qssf.levels=7", "qssf.promote_after_s = 3600.0"])
     options: Any = services["qssf"]
     assert (options.options.levels, options.options.every_s, options.options.promote_after_s) == (7, 77, 3600.0)
 
 
 def test_without_a_name_the_services_of_the_configuration_are_simulated_in_its_order() -> None:
     settings = settings_with(soft_limits={}, qssf={})
-    assert list(services_asked_for(settings, names=None, options=[])) == ["soft_limits", "qssf"]
-    assert list(services_asked_for(settings, names=["qssf, soft_limits"], options=[])) == ["qssf", "soft_limits"]
+    assert list(requested_services(settings, names=None, options=[])) == ["soft_limits", "qssf"]
+    assert list(requested_services(settings, names=["qssf, soft_limits"], options=[])) == ["qssf", "soft_limits"]
 
 
 @pytest.mark.parametrize(
@@ -411,4 +411,4 @@ def test_what_cannot_be_simulated_is_refused_with_what_can(
     names: list[str], options: list[str], error: type[UsageError], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        services_asked_for(settings_with(), names=names, options=options)
+        requested_services(settings_with(), names=names, options=options)

@@ -15,13 +15,13 @@ from helios.model import DECISIONS
 from helios.report.admin.sacct_format import FieldKind, ReportTable, declare_fields
 
 CONTROL = "helios"
-OF_A_CYCLE = "Cycle"
+CYCLE = "Cycle"
 """``action`` of an audit entry about a whole cycle, as DECISIONS declares it."""
 RESULTS = tuple(str(result) for result in Result)
 
 LINES = declare_fields(
     ("Time", "decided_at", FieldKind.MOMENT, 19, "When it was decided"),
-    ("Service", "service", FieldKind.TEXT, 11, "Who proposed it; helios: control itself"),
+    ("Service", "service", FieldKind.TEXT, 11, "Who asked for it; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 7, "off, shadow, canary, active or paused"),
     ("Action", "action", FieldKind.TEXT, 9, "Reorder, SoftLimit, Revert, ...; Cycle: a line about a whole cycle"),
     ("Target", "target", FieldKind.TEXT, 10, "Job id, partition, node or cluster"),
@@ -32,18 +32,13 @@ LINES = declare_fields(
     ("Reason", "reason", FieldKind.TEXT, 29, "Why"),
     ("Model", "model_id", FieldKind.TEXT, 20, "What predicted"),
 )
+_CYCLES = "Cycles with an entry in the audit log; of helios every cycle, where recorded"
 BY_SERVICE = declare_fields(
     ("Day", "day", FieldKind.TEXT, 10, "Day, on the cluster's clock"),
     ("Service", "service", FieldKind.TEXT, 12, "Service; helios: control itself"),
     ("Mode", "mode", FieldKind.TEXT, 8, "Its mode at the day's end"),
     ("ModeChgs", "mode_changes", FieldKind.COUNT, 8, "How often its mode changed that day"),
-    (
-        "Cycles",
-        "cycles",
-        FieldKind.COUNT,
-        6,
-        "Cycles with an entry in the audit log; of helios every cycle, where recorded",
-    ),
+    ("Cycles", "cycles", FieldKind.COUNT, 6, _CYCLES),
     ("Proposed", "proposed", FieldKind.COUNT, 8, "Changes of jobs and nodes; what already was so is not counted"),
     ("Done", "done", FieldKind.COUNT, 4, "Written and read back"),
     ("Would", "would", FieldKind.COUNT, 5, "Of a shadow: would have been written"),
@@ -54,6 +49,9 @@ BY_SERVICE = declare_fields(
     ("Gone", "gone", FieldKind.COUNT, 5, "The job started or ended meanwhile, or there is no such node"),
     ("Suspended", "suspended", FieldKind.COUNT, 9, "Cycles in which Helios was suspended and wrote nothing"),
     ("SuspendedReason", "suspended_reason", FieldKind.TEXT, 30, "The most frequent reason why it was suspended"),
+)
+SHOWN_BY_SERVICE = tuple(
+    field.name for field in BY_SERVICE if field.name not in {"ModeChgs", "Postponed", "Gone", "SuspendedReason"}
 )
 
 
@@ -124,26 +122,14 @@ def service_days(
         audit entry are known.
     """
     known = cycles is not None and not cycles.empty
-    lines = pd.concat([_of_decisions(decisions, cycles_known=known), _of_cycles(cycles)], ignore_index=True)
-    table = _dated(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
+    lines = pd.concat([_count_decisions(decisions, cycles_known=known), _count_cycles(cycles)], ignore_index=True)
+    table = _with_days(lines.sort_values("at", kind="stable", ignore_index=True), timezone)
     if services:
         table = table[table["service"].isin(list(services))]
     return ReportTable(
         title=title,
         fields=BY_SERVICE,
-        shown=(
-            "Day",
-            "Service",
-            "Mode",
-            "Cycles",
-            "Proposed",
-            "Done",
-            "Would",
-            "Refused",
-            "Mismatch",
-            "Failed",
-            "Suspended",
-        ),
+        shown=SHOWN_BY_SERVICE,
         rows=_by_day_and_service(table),
         empty="Nothing was decided in this window.",
         notes=() if known else ("Only cycles with an entry in the audit log are counted.",),
@@ -151,22 +137,22 @@ def service_days(
     )
 
 
-def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
+def _count_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFrame:
     """Return what is counted of each audit entry.
 
     Outcomes of changes, and suspended cycles unless the table of cycles counts them.
     """
     rows = with_results(decisions)
-    of_a_cycle = (rows["action"] == OF_A_CYCLE).to_numpy()
+    about_cycle = (rows["action"] == CYCLE).to_numpy()
     known = rows["result"].isin(RESULTS).to_numpy()
     # Control records a suspended cycle only when its reasons change, so the table of cycles counts better.
-    suspended = of_a_cycle & ~known & (not cycles_known)
+    suspended = about_cycle & ~known & (not cycles_known)
     return pd.DataFrame(
         {
             "at": rows["decided_at"].array,
             "service": rows["service"].astype("object").array,
             "mode": rows["mode"].astype("object").array,
-            "proposed": known & ~of_a_cycle,
+            "proposed": known & ~about_cycle,
             "is_suspended": suspended,
             "suspended_reason": rows["reason"].astype("object").where(pd.Series(suspended, index=rows.index)).array,
             **{f"is_{name}": (rows["result"] == name).fillna(False).to_numpy() for name in RESULTS},
@@ -174,9 +160,9 @@ def _of_decisions(decisions: pd.DataFrame, *, cycles_known: bool) -> pd.DataFram
     )
 
 
-def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
+def _count_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
     if cycles is None or cycles.empty:
-        return _of_decisions(DECISIONS.empty(), cycles_known=True)
+        return _count_decisions(DECISIONS.empty(), cycles_known=True)
     suspended = cycles["suspended"].astype("str").str.replace("\n", "; ").astype("object")
     suspended = suspended.where(suspended.notna() & (suspended != ""))
     counts = dict.fromkeys(["proposed", *(f"is_{name}" for name in RESULTS)], False)
@@ -192,7 +178,7 @@ def _of_cycles(cycles: pd.DataFrame | None) -> pd.DataFrame:
     )
 
 
-def _dated(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
+def _with_days(table: pd.DataFrame, timezone: str) -> pd.DataFrame:
     before = table.groupby("service")["mode"].transform(lambda modes: modes.ffill().shift())
     # Control itself has no mode: its entries have off, active or paused there.
     changed = before.notna() & table["mode"].notna() & (before != table["mode"]) & (table["service"] != CONTROL)
@@ -208,10 +194,10 @@ def _by_day_and_service(table: pd.DataFrame) -> pd.DataFrame:
     # Control itself has no mode: its entries have off, active or paused there.
     rows["mode"] = groups["mode"].last().where(rows.index.get_level_values("service") != CONTROL)
     rows["cycles"] = groups["at"].nunique()
-    rows["suspended_reason"] = groups["suspended_reason"].agg(_commonest)
+    rows["suspended_reason"] = groups["suspended_reason"].agg(_most_frequent)
     return rows.reset_index()
 
 
-def _commonest(reasons: pd.Series[Any]) -> str | None:
+def _most_frequent(reasons: pd.Series[Any]) -> str | None:
     counts = reasons.value_counts()
     return None if counts.empty else str(counts.index[0])

@@ -20,7 +20,7 @@ from helios.actions import Result
 from helios.model.hostlist import fold
 from helios.report.admin.decisions import service_days, with_results
 from helios.report.admin.predictions import prediction_accuracy, worst_predictions
-from helios.report.admin.queue import levels, queue_at
+from helios.report.admin.queue import epoch_s, levels, queue_at
 from helios.report.admin.sacct_format import (
     CUT,
     FieldKind,
@@ -36,6 +36,7 @@ from helios.report.charts import BLUE, GREY, ORANGE, PALE, canvas, date_axis, lo
 from helios.report.energy import EnergyLedger, energy_answer, energy_sentences, savings
 from helios.report.energy_charts import nodes_over_time, saved_by_day
 from helios.report.html import PageSection, render_sections
+from helios.report.tables import counted
 from helios.units import change, duration, duration_in_words, percent
 
 WEEKS_BEFORE = 4
@@ -146,68 +147,66 @@ class Digest:
 
 def nightly_digest(night: Night) -> Digest:
     """Compute the content of a nightly report."""
-    zone, predictions = night.timezone, night.predictions
+    zone = night.timezone
     daily = daily_waits(night)
     services = service_days(night.decisions, cycles=night.cycles, title="Services", timezone=zone)
-    submitted, ended = _of_the_day(night, "submitted_at"), _of_the_day(night, "ended_at")
-    partitions = usage_by(
-        "partition", submitted, predictions=predictions, at=night.end, title="Partitions", timezone=zone
-    )
-    waiting = queue_at(night.jobs, predictions=predictions, at=night.end, title="Waiting longest", timezone=zone)
-    failed_wakes, alarms = list(_failed_wakes(night.decisions)), list(_alarms(night.decisions))
+    submitted, ended = _jobs_of_day(night, "submitted_at"), _jobs_of_day(night, "ended_at")
+    at_end: Any = {"predictions": night.predictions, "at": night.end, "timezone": zone}
+    partitions = usage_by("partition", submitted, title="Partitions", **at_end)
+    waiting = queue_at(night.jobs, title="Waiting longest", **at_end)
+    waiting = replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None)
+    shadow = shadow_table(night.shadow, title="The shadow's day")
+    decisions, failed_wakes = night.decisions, list(_failed_wake_sentences(night.decisions))
+    alarms = [
+        *_result_sentences(
+            night.decisions, Result.MISMATCH, "Something else was read back than was written: {:,} times"
+        ),
+        *_result_sentences(decisions, Result.FAILED, "The cluster refused or did not answer: {:,} times"),
+    ]
+    refused = _result_sentences(decisions, Result.REFUSED, "{:,} changes were refused by guards")
     did = [
         *failed_wakes,
-        *_acts(services),
+        *_change_sentences(services),
         *alarms,
-        *_refusals(night.decisions),
-        *_suspensions(night.cycles, services),
+        *refused,
+        *_suspension_sentences(night.cycles, services),
     ]
     columns = "service%-8,mode%-6,cycles,proposed,done,would,refused,mismatch,failed,suspended"
     sections = [
-        PageSection(title="What Helios did", sentences=did, tables=[_shown(services, columns)]),
+        PageSection(title="What Helios did", sentences=did, tables=[_select(services, columns)]),
         PageSection(
             title="How long jobs waited",
-            sentences=list(_waits(daily)),
+            sentences=list(_wait_sentences(daily)),
             figures=[partial(waits_by_day, daily, zone)],
             tables=[
-                _days(daily, night),
-                _shown(partitions, "partition,jobs,meanwait,p50wait,p95wait,maxwait,failed", most=MOST_PARTITIONS),
+                _waits_table(daily, night),
+                _select(partitions, "partition,jobs,meanwait,p50wait,p95wait,maxwait,failed", most=MOST_PARTITIONS),
             ],
         ),
         PageSection(
             title="Who waits longest",
-            sentences=list(_waiters(waiting, at=_end_of(night))),
+            sentences=list(_queue_sentences(waiting, at=_report_end(night))),
             figures=[partial(queue_by_hour, levels(night.jobs, edges_s=_hours(night)), zone)],
-            tables=[
-                _shown(
-                    replace(waiting, rows=waiting.rows[waiting.rows["waiting"] > 0], total=None),
-                    "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob",
-                    most=MOST_WAITING,
-                )
-            ],
+            tables=[_select(waiting, "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob", most=MOST_WAITING)],
         ),
         *([_energy_section(night.energy)] if night.energy else []),
         *([PageSection(title="Whether the order helps", sentences=night.order)] if night.order else []),
         PageSection(
-            title="How far off predictions were", sentences=list(_accuracy(ended, night)), tables=[_worst(ended, night)]
+            title="How far off predictions were",
+            sentences=list(_accuracy_sentences(ended, night)),
+            tables=[_worst_table(ended, night)],
         ),
         PageSection(
             title="What the shadow would have changed",
             sentences=night.shadow.sentences,
-            tables=[
-                _shown(shadow_table(night.shadow, title="The shadow's day"), "line,meanwait,p50wait,p99wait,maxwait")
-            ],
+            tables=[_select(shadow, "line,meanwait,p50wait,p99wait,maxwait")],
             notes=night.shadow.notes,
         ),
     ]
     alarming = bool(failed_wakes or alarms)
+    subject = _subject(night, services, daily, alarming=alarming)
     return Digest(
-        cluster=night.cluster,
-        timezone=zone,
-        begin=night.begin,
-        subject=_subject(night, services, daily, alarming=alarming),
-        alarming=alarming,
-        sections=sections,
+        cluster=night.cluster, timezone=zone, begin=night.begin, subject=subject, alarming=alarming, sections=sections
     )
 
 
@@ -258,29 +257,29 @@ def as_mail(digest: Digest, *, page: str, page_name: str, recipient: str) -> byt
 
 
 def _lines(digest: Digest) -> Iterator[str]:
-    yield from _wrapped(digest.subject)
+    yield from _wrap(digest.subject)
     yield "=" * WIDTH
     for section in digest.sections:
         yield from ("", section.title.upper())
         for sentence in (*section.sentences, *section.notes):
-            yield from _wrapped(write_values(sentence, FieldKind.TEXT), "* ", "  ")
+            yield from _wrap(write_values(sentence, FieldKind.TEXT), "* ", "  ")
         for table in section.tables:
             if isinstance(table, ReportTable) and len(table.rows):
                 lines = as_lines(table, chosen_fields(table, None))
                 yield from ("", table.title[:WIDTH])
                 yield from (line if len(line) <= WIDTH else line[: WIDTH - 1] + CUT for line in lines)
     yield ""
-    yield from _wrapped(f"Times on the cluster's own clock ({digest.timezone}).")
+    yield from _wrap(f"Times on the cluster's own clock ({digest.timezone}).")
 
 
-def _wrapped(text: str, first: str = "", then: str = "") -> list[str]:
+def _wrap(text: str, first: str = "", then: str = "") -> list[str]:
     """Wrap text at ``WIDTH`` columns, keeping each number with its unit."""
     tied = re.sub(r"(?<=\d) (?=(?:h|min|s|days?|%|weeks)\b)", TIE, text)
     lines = textwrap.wrap(tied, WIDTH, initial_indent=first, subsequent_indent=then)
     return [line.replace(TIE, " ") for line in lines]
 
 
-def _shown(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
+def _select(table: ReportTable, columns: str, *, most: int | None = None) -> ReportTable:
     """Return the first rows of a table with columns as ``--format`` names them."""
     return replace(
         table, shown=tuple(columns.split(",")), rows=table.rows.head(len(table.rows) if most is None else most)
@@ -289,7 +288,7 @@ def _shown(table: ReportTable, columns: str, *, most: int | None = None) -> Repo
 
 def _energy_section(energy: NightEnergy) -> PageSection:
     before = [savings(energy.days)] if energy.days.slept and energy.days.days > 1 else []
-    table = _shown(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
+    table = _select(energy_answer(energy.day), "partition,busyh,idleh,asleeph,kwh,cost,idlekwh,saved,vs30min")
     return PageSection(
         title="What nodes asleep saved",
         sentences=[*energy_sentences(energy.day), *before],
@@ -307,7 +306,7 @@ def daily_waits(night: Night) -> pd.DataFrame:
     """
     local = pd.Timestamp(night.begin).tz_convert(night.timezone)
     days = [local - pd.DateOffset(days=back) for back in range(7 * WEEKS_BEFORE, 0, -1)]
-    edges_s = _edges([*days, local, pd.Timestamp(night.end)])
+    edges_s = epoch_s([*days, local, pd.Timestamp(night.end)])
     rows = levels(night.jobs, edges_s=edges_s)
     started_s = night.jobs["started_at"].to_numpy(dtype="datetime64[s]").astype(np.int64)
     day = np.searchsorted(edges_s, started_s, side="right") - 1
@@ -316,16 +315,12 @@ def daily_waits(night: Night) -> pd.DataFrame:
     return rows.assign(p50_wait_s=p50, p95_wait_s=p95)
 
 
-def _edges(moments: list[pd.Timestamp]) -> NDArray[np.int64]:
-    return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
-
-
 def _hours(night: Night) -> NDArray[np.int64]:
-    first, last = _edges([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
+    first, last = epoch_s([pd.Timestamp(night.begin), pd.Timestamp(night.end)])
     return np.append(np.arange(first, last, 3_600, dtype=np.int64), last)
 
 
-def _of_the_day(night: Night, column: str) -> pd.DataFrame:
+def _jobs_of_day(night: Night, column: str) -> pd.DataFrame:
     """Return the jobs whose time ``column`` falls in the day.
 
     Predictions are compared on the jobs that ended in the day: of those submitted in it, mostly short ones have ended.
@@ -342,7 +337,7 @@ def _total(services: ReportTable, column: str) -> int:
 def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarming: bool) -> str:
     done, would = _total(services, "done"), _total(services, "would")
     acted = f"{done:,} changes" if done else f"shadow: {would:,} would change" if would else "nothing changed"
-    mean, before = daily["mean_wait_s"].iloc[-1], _before(daily, "mean_wait_s")
+    mean, before = daily["mean_wait_s"].iloc[-1], _mean_before(daily, "mean_wait_s")
     waited = "no waits known" if np.isnan(mean) else f"mean wait {duration_in_words(mean)}"
     against = f" ({change(mean, before)})" if before and not np.isnan(mean) else ""
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
@@ -350,7 +345,7 @@ def _subject(night: Night, services: ReportTable, daily: pd.DataFrame, *, alarmi
     return f"[helios] {night.cluster} {day:%Y-%m-%d}: {attention}{acted}; {waited}{against}"
 
 
-def _acts(services: ReportTable) -> Iterator[str]:
+def _change_sentences(services: ReportTable) -> Iterator[str]:
     done, would = _total(services, "done"), _total(services, "would")
     if not done and not would:
         yield "Helios changed nothing on the cluster."
@@ -360,7 +355,7 @@ def _acts(services: ReportTable) -> Iterator[str]:
         yield f"In shadow it would have changed something {would:,} times; nothing of that was written."
 
 
-def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
+def _failed_wake_sentences(decisions: pd.DataFrame) -> Iterator[str]:
     """Name the nodes that did not wake and need a person."""
     failed = decisions[(decisions["action"] == FAILED_WAKE).to_numpy(dtype=bool)]
     if nodes := fold(failed["target"].astype("str")):
@@ -370,32 +365,19 @@ def _failed_wakes(decisions: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _alarms(decisions: pd.DataFrame) -> Iterator[str]:
-    """Describe mismatches and failures with their most frequent reasons."""
-    rows = with_results(decisions[(decisions["action"] != FAILED_WAKE).to_numpy(dtype=bool)])
-    for result, what in (
-        (Result.MISMATCH, "Something else was read back than was written"),
-        (Result.FAILED, "The cluster refused or did not answer"),
-    ):
-        found = rows[(rows["result"] == str(result)).fillna(False).to_numpy()]
-        if len(found):
-            yield f"{what}: {len(found):,} times{_reasons(found['remark'])}."
-
-
-def _refusals(decisions: pd.DataFrame) -> Iterator[str]:
+def _result_sentences(decisions: pd.DataFrame, result: Result, what: str) -> Iterator[str]:
+    """Count the changes with a result, and name its most frequent reasons."""
     rows = with_results(decisions)
-    found = rows[(rows["result"] == str(Result.REFUSED)).fillna(False).to_numpy()]
-    if len(found):
-        yield f"{len(found):,} proposals were refused by guards{_reasons(found['remark'])}."
-
-
-def _reasons(remarks: pd.Series[Any]) -> str:
+    chosen = (rows["result"] == str(result)) & (rows["action"] != FAILED_WAKE)
+    remarks = rows["remark"][chosen.fillna(False).to_numpy(dtype=bool)]
+    if remarks.empty:
+        return
     counts = remarks[remarks.astype("str").str.len() > 0].value_counts().head(MOST_REASONS)
-    named = "; ".join(f"{reason} ({number:,})" for reason, number in counts.items())
-    return f": {named}" if named else ""
+    reasons = "; ".join(f"{reason} ({number:,})" for reason, number in counts.items())
+    yield f"{what.format(len(remarks))}{': ' if reasons else ''}{reasons}."
 
 
-def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
+def _suspension_sentences(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     suspended = _total(services, "suspended")
     if not suspended:
         return
@@ -405,7 +387,7 @@ def _suspensions(cycles: pd.DataFrame, services: ReportTable) -> Iterator[str]:
     yield f"Helios was suspended (it wrote nothing) in {suspended:,}{of} cycles{why}."
 
 
-def _before(daily: pd.DataFrame, column: str) -> float | None:
+def _mean_before(daily: pd.DataFrame, column: str) -> float | None:
     """Return the mean of a column over the days before.
 
     Weighted by the jobs that started on each day; None where none started.
@@ -417,8 +399,8 @@ def _before(daily: pd.DataFrame, column: str) -> float | None:
     return float(np.average(known[column], weights=known["started"]))
 
 
-def _waits(daily: pd.DataFrame) -> Iterator[str]:
-    day, before = daily.iloc[-1], _before(daily, "mean_wait_s")
+def _wait_sentences(daily: pd.DataFrame) -> Iterator[str]:
+    day, before = daily.iloc[-1], _mean_before(daily, "mean_wait_s")
     if np.isnan(day["mean_wait_s"]):
         yield "No job is known to have started that day."
         return
@@ -431,15 +413,15 @@ def _waits(daily: pd.DataFrame) -> Iterator[str]:
     if before is None:
         yield "No job is known to have started in the four weeks before."
     elif abs(mean - before) <= max(SAME * before, 1.0):
-        yield f"That is as in {_before_it(daily)}: {duration_in_words(before)} on average."
+        yield f"That is as in {_earlier_days(daily)}: {duration_in_words(before)} on average."
     else:
         yield (
-            f"That is {'longer' if mean > before else 'shorter'} than in {_before_it(daily)}: "
+            f"That is {'longer' if mean > before else 'shorter'} than in {_earlier_days(daily)}: "
             f"{duration_in_words(before)} on average ({change(mean, before)})."
         )
 
 
-def _before_it(daily: pd.DataFrame) -> str:
+def _earlier_days(daily: pd.DataFrame) -> str:
     """Name the days before that the history knows.
 
     A young history does not know all of them.
@@ -448,7 +430,7 @@ def _before_it(daily: pd.DataFrame) -> str:
     return f"the {WEEKS_BEFORE} weeks before" if known == 7 * WEEKS_BEFORE else f"{known} days of the weeks before"
 
 
-def _end_of(night: Night) -> str:
+def _report_end(night: Night) -> str:
     """Name the moment up to which the report counts.
 
     The end of the day, or the time of day where the day is not over yet.
@@ -457,22 +439,18 @@ def _end_of(night: Night) -> str:
     return "At the end of the day" if last == last.normalize() else f"At {last:%H:%M}, the day not being over,"
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _waiters(waiting: ReportTable, *, at: str) -> Iterator[str]:
-    rows = waiting.rows[waiting.rows["waiting"] > 0]
+def _queue_sentences(waiting: ReportTable, *, at: str) -> Iterator[str]:
+    rows = waiting.rows
     if rows.empty:
         yield f"{at} nobody waited."
         return
     first = rows.iloc[0]
-    waited = f"{_counted(int(rows['waiting'].sum()), 'job')} of {_counted(rows['user'].nunique(), 'user')} waited"
+    waited = f"{counted(int(rows['waiting'].sum()), 'job')} of {counted(rows['user'].nunique(), 'user')} waited"
     job = f"job {first['oldest_job']} of {first['user']} in {first['partition']}"
     yield f"{at} {waited}; longest, {duration_in_words(first['oldest_wait_s'])}, {job}."
 
 
-def _accuracy(ended: pd.DataFrame, night: Night) -> Iterator[str]:
+def _accuracy_sentences(ended: pd.DataFrame, night: Night) -> Iterator[str]:
     accuracy = prediction_accuracy(
         ended, predictions=night.predictions, past=night.past, title="", by="all", timezone=night.timezone
     )
@@ -480,15 +458,13 @@ def _accuracy(ended: pd.DataFrame, night: Night) -> Iterator[str]:
         yield "No job that had been predicted ended that day."
         return
     row = accuracy.rows.iloc[0]
-    naive = "" if np.isnan(row["naive_off_by"]) else (
-        f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f} of the "
-        "user's last run"
-    )  # fmt: skip
+    both = f"; on the jobs where both say something, {row['same_off_by']:.1f} against {row['naive_off_by']:.1f}"
+    naive = "" if np.isnan(row["naive_off_by"]) else f"{both} of the user's last run"
     yield f"Half of {int(row['jobs']):,} jobs that ended were predicted within a factor of {row['off_by']:.1f}{naive}."
     yield f"{percent(row['inside'])} lay between the predicted p10 and p90; 80 % is right."
 
 
-def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
+def _waits_table(daily: pd.DataFrame, night: Night) -> ReportTable:
     columns = ["mean_wait_s", "p50_wait_s", "p95_wait_s"]
     before = daily.iloc[:-1]
     day = pd.Timestamp(night.begin).tz_convert(night.timezone)
@@ -497,24 +473,19 @@ def _days(daily: pd.DataFrame, night: Night) -> ReportTable:
         {
             "line": f"{WEEKS_BEFORE} weeks before, a day",
             "started": before.loc[before["started"] > 0, "started"].mean(),
-            **{name: _before(daily, name) for name in columns},
+            **{name: _mean_before(daily, name) for name in columns},
             "longest_wait_s": before["longest_wait_s"].max(),
         },
     ]
     return ReportTable(
-        title="Waits of the jobs that started",
-        fields=DAYS,
-        shown=tuple(field.name for field in DAYS),
-        rows=pd.DataFrame(rows),
-        timezone=night.timezone,
+        title="Waits of the jobs that started", fields=DAYS, rows=pd.DataFrame(rows), timezone=night.timezone
     )
 
 
-def _worst(ended: pd.DataFrame, night: Night) -> ReportTable:
+def _worst_table(ended: pd.DataFrame, night: Night) -> ReportTable:
     return ReportTable(
         title="Worst predictions",
         fields=WORST,
-        shown=tuple(field.name for field in WORST),
         rows=worst_predictions(ended, night.predictions, most=MOST_WORST),
         empty="No predicted job ended that day.",
         timezone=night.timezone,

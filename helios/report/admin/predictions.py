@@ -17,6 +17,7 @@ from helios.report.history import SIZE_EDGES, SIZES
 
 BY = ("all", "source", "size", "day", "partition", "user")
 SHOWN_BY = ("all", "source", "size", "day")
+_LAST_RUN = "OffBy of a rule without a model: the run time of the user's last ended job"
 FIELDS = declare_fields(
     ("By", "by", FieldKind.TEXT, 9, "What the line groups by: all, source, size, day, ..."),
     ("Group", "group", FieldKind.TEXT, 24, "Which of them; sizes are GPUs, 0 a CPU job"),
@@ -25,13 +26,7 @@ FIELDS = declare_fields(
     ("Bias", "bias", FieldKind.FACTOR, 6, "Predicted over true run time, median; above 1.0x: predicted too long"),
     ("Inside", "inside", FieldKind.SHARE, 7, "Share inside the predicted p10 to p90; 80% is right"),
     ("Above", "above", FieldKind.SHARE, 6, "Share that ran longer than their p90; 10% is right"),
-    (
-        "LastRun",
-        "naive_off_by",
-        FieldKind.FACTOR,
-        7,
-        "OffBy of a rule without a model: the run time of the user's last ended job",
-    ),
+    ("LastRun", "naive_off_by", FieldKind.FACTOR, 7, _LAST_RUN),
     ("Same", "same_off_by", FieldKind.FACTOR, 7, "OffBy of the prediction over these same jobs"),
     ("Better", "better", FieldKind.SHARE, 7, "Share of these jobs where the prediction was nearer; a draw counts half"),
     ("LogError", "median_abs_log_error", FieldKind.FACTOR, 8, "Median abs(log1p(predicted) - log1p(true))"),
@@ -69,25 +64,21 @@ def prediction_accuracy(
     """
     if by is not None and by not in BY:
         raise UsageError(f"--by {by!r} is not understood.", hint=f"Choose from: {', '.join(BY)}")
-    judged = _judged(jobs, predictions, past)
-    parts = [
-        _figures(judged, name, groups)
-        for name, groups in _groupings(judged, SHOWN_BY if by is None else (by,), timezone)
-    ]
-    rows = (
-        pd.concat(parts, ignore_index=True) if len(judged) else pd.DataFrame(columns=[field.column for field in FIELDS])
-    )
-    lacking = int(judged["naive"].isna().sum())
-    notes = (
-        f"{lacking:,} of {len(judged):,} jobs have no ended job of the same user before them: LastRun leaves them out.",
+    table = _with_errors(jobs, predictions, past)
+    groupings = _groupings(table, SHOWN_BY if by is None else (by,), timezone)
+    parts = [_figures(table, name, groups) for name, groups in groupings]
+    rows = pd.concat(parts, ignore_index=True)
+    lacking = int(table["naive"].isna().sum())
+    note = (
+        f"{lacking:,} of {len(table):,} jobs have no ended job of the same user before them: LastRun leaves them out."
     )
     return ReportTable(
         title=title,
         fields=FIELDS,
         shown=("By", "Group", "Jobs", "OffBy", "Bias", "Inside", "Above", "LastRun", "Same", "Better"),
         rows=rows,
-        empty=_nothing(jobs, predictions),
-        notes=notes if lacking else (),
+        empty=_empty_text(jobs, predictions),
+        notes=(note,) if lacking else (),
         timezone=timezone,
     )
 
@@ -137,10 +128,10 @@ def worst_predictions(jobs: pd.DataFrame, predictions: pd.DataFrame, *, most: in
     )
 
 
-def _judged(jobs: pd.DataFrame, predictions: pd.DataFrame, past: pd.DataFrame) -> pd.DataFrame:
+def _with_errors(jobs: pd.DataFrame, predictions: pd.DataFrame, past: pd.DataFrame) -> pd.DataFrame:
     table = _ended_and_predicted(jobs, predictions)
-    run_s = table["run_time_s"].to_numpy(dtype=np.float64)
-    p10_s, p50_s, p90_s = (table[name].to_numpy(dtype=np.float64) for name in ("p10_s", "p50_s", "p90_s"))
+    columns = ("run_time_s", "p10_s", "p50_s", "p90_s")
+    run_s, p10_s, p50_s, p90_s = (table[name].to_numpy(dtype=np.float64) for name in columns)
     log_error = np.log1p(p50_s) - np.log1p(run_s)
     naive = np.abs(np.log1p(last_ended_run_s(table, past)) - np.log1p(run_s))
     mine = np.abs(log_error)
@@ -163,21 +154,21 @@ def _ended_and_predicted(jobs: pd.DataFrame, predictions: pd.DataFrame) -> pd.Da
     return table[(table["p50_s"].notna() & table["run_time_s"].notna()).to_numpy()]
 
 
-def _groupings(judged: pd.DataFrame, names: tuple[str, ...], timezone: str) -> Iterator[tuple[str, pd.Series]]:
+def _groupings(table: pd.DataFrame, names: tuple[str, ...], timezone: str) -> Iterator[tuple[str, pd.Series]]:
     for name in names:
         if name == "all":
-            yield name, pd.Series("", index=judged.index, dtype="object")
+            yield name, pd.Series("", index=table.index, dtype="object")
         elif name == "size":
-            place = np.searchsorted(SIZE_EDGES, judged["gpus"].to_numpy(), side="left")
-            yield name, pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=judged.index)
+            place = np.searchsorted(SIZE_EDGES, table["gpus"].to_numpy(), side="left")
+            yield name, pd.Series(pd.Categorical.from_codes(place, pd.Index(SIZES), ordered=True), index=table.index)
         elif name == "day":
-            yield name, judged["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
+            yield name, table["submitted_at"].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d")
         else:
-            yield name, judged[name].astype("object").fillna(UNKNOWN)
+            yield name, table[name].astype("object").fillna(UNKNOWN)
 
 
-def _figures(judged: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
-    groups = judged.assign(of=of).groupby("of", observed=True, sort=True)
+def _figures(table: pd.DataFrame, by: str, of: pd.Series) -> pd.DataFrame:
+    groups = table.assign(of=of).groupby("of", observed=True, sort=True)
     rows = groups.agg(
         jobs=("off", "size"),
         off=("off", "median"),
@@ -200,7 +191,7 @@ def _factor(predicted_s: Floats, true_s: Floats) -> Floats:
     return np.asarray(np.exp(np.abs(np.log1p(predicted_s) - np.log1p(true_s))), dtype=np.float64)
 
 
-def _nothing(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
+def _empty_text(jobs: pd.DataFrame, predictions: pd.DataFrame) -> str:
     if jobs.empty:
         return "No job was submitted in this window."
     if predictions.empty:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -71,7 +72,7 @@ def queue_at(
     """
     jobs = jobs[(jobs["submitted_at"] <= pd.Timestamp(at)).to_numpy()]
     held = jobs[waiting_at(jobs, at) | running_at(jobs, at)]
-    table = _held_at(with_first_prediction(held, predictions), at)
+    table = _waiting_and_running(with_first_prediction(held, predictions), at)
     rows = _by_partition_and_user(table)
     gpus = bool(table["waiting_gpus"].any() or table["running_gpus"].any())
     size = "GPUs" if gpus else "CPUs"
@@ -127,8 +128,11 @@ def steps(since: datetime, until: datetime, *, timezone: str) -> NDArray[np.int6
     whole_days = step // timedelta(days=1)
     begin = first.normalize() if whole_days else first.floor(step, ambiguous=True, nonexistent="shift_forward")
     edges = pd.date_range(begin, last, freq=pd.DateOffset(days=whole_days) if whole_days else step)
-    inner = edges[(edges > first) & (edges < last)]
-    moments = [first, *inner, last]
+    return epoch_s([first, *edges[(edges > first) & (edges < last)], last])
+
+
+def epoch_s(moments: Sequence[pd.Timestamp]) -> NDArray[np.int64]:
+    """Return moments in whole seconds since the epoch."""
     return np.array([int(moment.timestamp()) for moment in moments], dtype=np.int64)
 
 
@@ -137,28 +141,21 @@ def levels(jobs: pd.DataFrame, *, edges_s: NDArray[np.int64]) -> pd.DataFrame:
     last_s = int(edges_s[-1])
     started, submitted = (_step_of(_seconds(jobs[name]), edges_s) for name in ("started_at", "submitted_at"))
     waited = pd.Series(wait_s(jobs)).groupby(started).agg(["mean", "max"]).reindex(range(len(edges_s) - 1))
+    figures = {
+        "time": pd.to_datetime(edges_s[:-1], unit="s", utc=True),
+        "submitted": np.bincount(submitted[submitted >= 0], minlength=len(edges_s) - 1),
+        "started": np.bincount(started[started >= 0], minlength=len(edges_s) - 1),
+    }
+    for name in ("waiting", "running"):
+        begins_s, ends_s, gpus = _intervals(jobs, waiting=name == "waiting", last_s=last_s)
+        for column, weight in ((name, None), (f"{name}_gpus", gpus)):
+            figures[column] = mean_level_over_time(begins_s=begins_s, ends_s=ends_s, weight=weight, edges_s=edges_s)
     return pd.DataFrame(
-        {
-            "time": pd.to_datetime(edges_s[:-1], unit="s", utc=True),
-            "submitted": np.bincount(submitted[submitted >= 0], minlength=len(edges_s) - 1),
-            "started": np.bincount(started[started >= 0], minlength=len(edges_s) - 1),
-            **_mean_levels("waiting", *_intervals(jobs, waiting=True, last_s=last_s), edges_s=edges_s),
-            **_mean_levels("running", *_intervals(jobs, waiting=False, last_s=last_s), edges_s=edges_s),
-            "mean_wait_s": waited["mean"].to_numpy(),
-            "longest_wait_s": waited["max"].to_numpy(),
-        }
+        figures | {"mean_wait_s": waited["mean"].to_numpy(), "longest_wait_s": waited["max"].to_numpy()}
     )
 
 
-def _mean_levels(name: str, begins_s: Times, ends_s: Times, gpus: Times, *, edges_s: Times) -> dict[str, Any]:
-    """Return how many jobs, and GPUs, there were on average in each step."""
-    return {
-        name: mean_level_over_time(begins_s=begins_s, ends_s=ends_s, edges_s=edges_s),
-        f"{name}_gpus": mean_level_over_time(begins_s=begins_s, ends_s=ends_s, weight=gpus, edges_s=edges_s),
-    }
-
-
-def _held_at(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
+def _waiting_and_running(held: pd.DataFrame, at: datetime) -> pd.DataFrame:
     """Return what is counted, a row for each job that waits or runs."""
     waits, runs = waiting_at(held, at), running_at(held, at)
     gpus = held["gpus"].to_numpy(dtype=np.float64)
@@ -241,6 +238,5 @@ def _age_notes(jobs: pd.DataFrame, at: datetime) -> list[str]:
     last = jobs["submitted_at"].max()
     if jobs.empty or pd.Timestamp(at) - last < STALE:
         return []
-    return [
-        f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC: what came since is missing."
-    ]
+    known = f"The last submission that the warehouse knows is of {last:%Y-%m-%d %H:%M} UTC"
+    return [f"{known}: what came since is missing."]

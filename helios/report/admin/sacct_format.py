@@ -9,7 +9,7 @@ ends in ``+``. Unlike sacct, a number is never cut: its column grows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
@@ -87,7 +87,7 @@ class ReportTable:
     fields : tuple of Field
         In the order in which ``--helpformat`` lists them.
     shown : tuple of str
-        Names of the fields shown unless others are asked for; they fit 100 columns.
+        Names of the fields shown unless others are asked for; they fit 100 columns. Empty: all.
     rows : DataFrame
         A column for each of ``fields``.
     total : mapping, optional
@@ -102,7 +102,7 @@ class ReportTable:
 
     title: str
     fields: tuple[Field, ...]
-    shown: tuple[str, ...]
+    shown: tuple[str, ...] = ()
     rows: pd.DataFrame
     total: Mapping[str, Any] | None = None
     empty: str = "Nothing."
@@ -121,10 +121,24 @@ def chosen_fields(answer: ReportTable, asked: str | None) -> list[Field]:
         No field is named, a field is unknown (the hint lists the known ones), or a width is no number.
     """
     by_name = {field.name.lower(): field for field in answer.fields}
-    parts = list(answer.shown) if asked is None else [part.strip() for part in asked.split(",") if part.strip()]
+    known = f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
+    parts = answer.shown or tuple(by_name)
+    if asked is not None:
+        parts = tuple(part.strip() for part in asked.split(",") if part.strip())
     if not parts:
-        raise UsageError("--format names no field.", hint=_fields_there_are(answer))
-    return [_chosen(part, by_name, answer) for part in parts]
+        raise UsageError("--format names no field.", hint=known)
+    chosen = []
+    for part in parts:
+        name, percent_sign, width = part.partition("%")
+        field = by_name.get(name.strip().lower())
+        if field is None:
+            raise UsageError(f"--format: there is no field {name.strip()!r} here.", hint=known)
+        if percent_sign and not re.fullmatch(r"-?[1-9]\d{0,3}", width):
+            raise UsageError(
+                f"--format: {part!r} has no width after its %.", hint=f"Write {field.name}%20, to the left %-20"
+            )
+        chosen.append(replace(field, width=int(width), exact=True) if percent_sign else field)
+    return chosen
 
 
 def listing(fields: Iterable[Field]) -> list[str]:
@@ -140,21 +154,26 @@ def as_lines(answer: ReportTable, fields: Sequence[Field], *, header: bool = Tru
     cells = _texts(answer, fields)
     last = {} if answer.total is None or answer.rows.empty else answer.total
     total = [write_values(last.get(field.column), field.kind, timezone=answer.timezone) for field in fields]
-    widths = [
-        abs(field.width)
-        if field.exact or field.kind is FieldKind.TEXT
-        else max(abs(field.width), *map(len, (*column, whole)))
-        for field, column, whole in zip(fields, cells, total, strict=True)
-    ]
+    widths = []
+    for field, column, whole in zip(fields, cells, total, strict=True):
+        grows = not field.exact and field.kind is not FieldKind.TEXT
+        widths.append(max(abs(field.width), *map(len, (*column, whole))) if grows else abs(field.width))
+
+    def line(texts: Sequence[str]) -> str:
+        held = []
+        for text, field, width in zip(texts, fields, widths, strict=True):
+            cut = text if len(text) <= width else text[: width - 1] + CUT
+            held.append(cut.ljust(width) if field.is_left else cut.rjust(width))
+        return " ".join(held).rstrip()
+
     rule = " ".join("-" * width for width in widths)
     if header:
-        yield _line([field.name for field in fields], fields, widths)
+        yield line([field.name for field in fields])
         yield rule
-    for row in zip(*cells, strict=True):
-        yield _line(row, fields, widths)
+    yield from map(line, zip(*cells, strict=True))
     if last:
         yield rule
-        yield _line(total, fields, widths)
+        yield line(total)
 
 
 def as_parsable(
@@ -198,17 +217,7 @@ def write_values(value: Any, kind: FieldKind, *, timezone: str = "UTC") -> str:
         return pd.Timestamp(value).tz_convert(timezone).strftime("%Y-%m-%dT%H:%M:%S")
     if kind is FieldKind.TEXT:
         return re.sub(r"[\x00-\x1f\x7f]+", " ", str(value))
-    return _write_number(float(value), kind)
-
-
-def _write_number(number: float, kind: FieldKind) -> str:
-    if kind is FieldKind.LENGTH:
-        return slurm_length(number)
-    if kind is FieldKind.SHARE:
-        return f"{100 * number:.1f}%"
-    if kind is FieldKind.DECIMAL:
-        return f"{number:.1f}"
-    return f"{round(number)}" if kind is FieldKind.COUNT else f"{number:.{0 if number >= 1000 else 1}f}x"
+    return _NUMBERS[kind](float(value))
 
 
 def slurm_length(seconds: float) -> str:
@@ -223,22 +232,13 @@ def slurm_length(seconds: float) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def _chosen(part: str, by_name: Mapping[str, Field], answer: ReportTable) -> Field:
-    name, _, width = part.partition("%")
-    field = by_name.get(name.strip().lower())
-    if field is None:
-        raise UsageError(f"--format: there is no field {name.strip()!r} here.", hint=_fields_there_are(answer))
-    if "%" not in part:
-        return field
-    if not re.fullmatch(r"-?[1-9]\d{0,3}", width):
-        raise UsageError(
-            f"--format: {part!r} has no width after its %.", hint=f"Write {field.name}%20, to the left %-20"
-        )
-    return replace(field, width=int(width), exact=True)
-
-
-def _fields_there_are(answer: ReportTable) -> str:
-    return f"Fields are: {', '.join(field.name for field in answer.fields)}. What they mean: --helpformat"
+_NUMBERS: Mapping[FieldKind, Callable[[float], str]] = {
+    FieldKind.LENGTH: slurm_length,
+    FieldKind.SHARE: lambda share: f"{100 * share:.1f}%",
+    FieldKind.DECIMAL: lambda number: f"{number:.1f}",
+    FieldKind.COUNT: lambda number: f"{round(number)}",
+    FieldKind.FACTOR: lambda factor: f"{factor:.{0 if factor >= 1000 else 1}f}x",
+}
 
 
 def _texts(answer: ReportTable, fields: Sequence[Field]) -> list[list[str]]:
@@ -246,14 +246,6 @@ def _texts(answer: ReportTable, fields: Sequence[Field]) -> list[list[str]]:
         [write_values(value, field.kind, timezone=answer.timezone) for value in answer.rows[field.column].tolist()]
         for field in fields
     ]
-
-
-def _line(texts: Sequence[str], fields: Sequence[Field], widths: Sequence[int]) -> str:
-    cells = []
-    for text, field, width in zip(texts, fields, widths, strict=True):
-        held = text if len(text) <= width else text[: width - 1] + CUT
-        cells.append(held.ljust(width) if field.is_left else held.rjust(width))
-    return " ".join(cells).rstrip()
 
 
 def _plain(value: Any) -> Any:
@@ -270,6 +262,7 @@ WORDS = "now, now-1days, today, yesterday, midnight, noon, 2026-11-01, 2026-11-0
 UNITS_S = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
 _FROM_NOW = re.compile(r"now([+-])(\d{1,6})([a-z]*)")
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
@@ -291,13 +284,31 @@ def moment_in_words(text: str, *, now: datetime, timezone: str) -> datetime:
     UsageError
         It is none of these.
     """
-    word = text.strip()
-    local = now.astimezone(zone(timezone))
-    if found := _FROM_NOW.fullmatch(word.lower()):
-        return (now + int(f"{found[1]}1") * int(found[2]) * _unit(found[3], text)).astimezone(UTC)
-    if (named := _named(word.lower(), local)) is not None:
-        return named.astimezone(UTC)
-    return _dated(word, local).astimezone(UTC)
+    word, local = text.strip(), now.astimezone(zone(timezone))
+    midnight = _begin(local)
+    named = {
+        "now": local,
+        "today": midnight,
+        "midnight": midnight,
+        "noon": midnight.replace(hour=12),
+        "yesterday": midnight - timedelta(days=1),
+    }
+    if word.lower() in named:
+        return named[word.lower()].astimezone(UTC)
+    try:
+        if found := _FROM_NOW.fullmatch(word.lower()):
+            return (now + int(f"{found[1]}{found[2]}") * _unit(found[3])).astimezone(UTC)
+        if _CLOCK.fullmatch(word):
+            clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
+            return datetime.combine(local.date(), clock, local.tzinfo).astimezone(UTC)
+        if not _DATE.match(word):
+            raise ValueError(word)
+        read = datetime.fromisoformat(word)
+    except ValueError as reason:
+        raise UsageError(
+            f"{word!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}"
+        ) from reason
+    return (read if read.tzinfo else read.replace(tzinfo=local.tzinfo)).astimezone(UTC)
 
 
 def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
@@ -310,43 +321,15 @@ def local_day(day: datetime, *, timezone: str) -> tuple[datetime, datetime]:
     return begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC)
 
 
-def _unit(name: str, text: str) -> timedelta:
+def _unit(name: str) -> timedelta:
+    """Return a unit of which at least three letters, or the first one, are given."""
     for unit, seconds in UNITS_S.items():
         if name and f"{unit}s".startswith(name) and (len(name) >= 3 or name == unit[0]):
             return timedelta(seconds=seconds)
     if name:
-        raise _not_understood(text)
+        raise ValueError(name)
     return timedelta(seconds=1)
-
-
-def _named(word: str, local: datetime) -> datetime | None:
-    midnight = _begin(local)
-    named = {
-        "now": local,
-        "today": midnight,
-        "midnight": midnight,
-        "noon": midnight.replace(hour=12),
-        "yesterday": midnight - timedelta(days=1),
-    }
-    return named.get(word)
-
-
-def _dated(word: str, local: datetime) -> datetime:
-    try:
-        if _CLOCK.fullmatch(word):
-            clock = time.fromisoformat(word.zfill(5 if word.count(":") == 1 else 8))
-            return datetime.combine(local.date(), clock, local.tzinfo)
-        read = datetime.fromisoformat(word) if re.match(r"\d{4}-\d{2}-\d{2}", word) else None
-    except ValueError:
-        read = None
-    if read is None:
-        raise _not_understood(word)
-    return read if read.tzinfo else read.replace(tzinfo=local.tzinfo)
 
 
 def _begin(local: datetime) -> datetime:
     return local.replace(hour=0, minute=0, second=0, microsecond=0)
-
-
-def _not_understood(text: str) -> UsageError:
-    return UsageError(f"{text!r} is not a moment that is understood.", hint=f"Write it as one of: {WORDS}")

@@ -6,7 +6,7 @@ It rests on a replay of that day; ``LIMITS`` says what that leaves out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -124,16 +124,13 @@ class ShadowDay:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        waits = {
-            name: None if found is None else asdict(found)
-            for name, found in (("recorded", self.recorded), ("without", self.without), ("with", self.with_decisions))
-        }
+        waits = {"recorded": self.recorded, "without": self.without, "with": self.with_decisions}
         return {
             "day": self.begin.isoformat(),
             "decided": self.decided,
             "earlier": self.earlier,
             "later": self.later,
-            **waits,
+            **{name: found and asdict(found) for name, found in waits.items()},
             "moved": self.moved.to_dict(orient="records"),
             "notes": list(self.notes),
         }
@@ -158,8 +155,10 @@ def decided_urgencies(decisions: pd.DataFrame) -> dict[str, float]:
     mine = (rows["mode"] == Mode.SHADOW) & (rows["action"] == "Reorder") & (rows["result"] == Result.WOULD)
     urgencies: dict[str, float] = {}
     for target, *texts in rows[mine.to_numpy()][["target", "after", "remark"]].itertuples(index=False):
-        if (found := _urgency_in(texts)) is not None:
-            urgencies.setdefault(str(target), found)
+        written = [text for text in texts if isinstance(text, str)]
+        found = (pattern.search(text) for text in written for pattern in (_URGENCY, _SITE_FACTOR))
+        if number := next(filter(None, found), None):
+            urgencies.setdefault(str(target), float(number[1]))
     return urgencies
 
 
@@ -168,10 +167,8 @@ def replayed_urgencies(jobs: pd.DataFrame, decided: Mapping[str, float]) -> NDAr
 
     Its own, or that of its array's record; 0: nothing was decided.
     """
-    own = jobs["job_id"].astype("object").map(decided)
-    of_array = jobs["array_job_id"].astype("object").map(decided)
-    found = own.astype("float64").fillna(of_array.astype("float64")).fillna(0.0)
-    return np.asarray(found, dtype=np.float64)
+    own, of_array = (jobs[name].astype("object").map(decided).astype("float64") for name in ("job_id", "array_job_id"))
+    return np.asarray(own.fillna(of_array).fillna(0.0), dtype=np.float64)
 
 
 def moved_jobs(
@@ -207,13 +204,11 @@ def shadow_table(day: ShadowDay, *, title: str) -> ReportTable:
         ("replayed, site's own order", day.without),
         ("replayed, as decided", day.with_decisions),
     )
-    rows = pd.DataFrame([{"line": name, **asdict(waits)} for name, waits in lines if waits is not None])
-    columns = [field.column for field in FIELDS]
+    rows = [{"line": name, **asdict(waits)} for name, waits in lines if waits is not None]
     return ReportTable(
         title=title,
         fields=FIELDS,
-        shown=tuple(field.name for field in FIELDS),
-        rows=rows[columns] if len(rows) else pd.DataFrame(columns=columns),
+        rows=pd.DataFrame(rows, columns=[field.column for field in FIELDS]),
         empty="Nothing of that day can be compared.",
         notes=day.notes,
         timezone=day.timezone,
@@ -225,7 +220,6 @@ def moved_table(day: ShadowDay, *, most: int) -> ReportTable:
     return ReportTable(
         title="Jobs that would have moved furthest",
         fields=MOVED,
-        shown=tuple(field.name for field in MOVED),
         rows=day.moved.head(most),
         empty="No job would have moved by more than a minute.",
         timezone=day.timezone,
@@ -251,11 +245,3 @@ def _sentences(day: ShadowDay) -> Iterator[str]:
     if abs(would - longest) > max(SAME * longest, MOVED_S):
         verb = "falls" if would < longest else "grows"
         yield f"The longest wait {verb} from {duration_in_words(longest)} to {duration_in_words(would)}."
-
-
-def _urgency_in(texts: Iterable[Any]) -> float | None:
-    for text in texts:
-        for pattern in (_URGENCY, _SITE_FACTOR):
-            if isinstance(text, str) and (found := pattern.search(text)):
-                return float(found[1])
-    return None

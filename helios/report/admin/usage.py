@@ -30,11 +30,7 @@ Flags = NDArray[np.bool_]
 
 
 def select_jobs(
-    jobs: pd.DataFrame,
-    *,
-    users: Collection[str] = (),
-    accounts: Collection[str] = (),
-    partitions: Collection[str] = (),
+    jobs: pd.DataFrame, *, users: Collection[str] = (), accounts: Collection[str] = (), partitions: Collection[str] = ()
 ) -> pd.DataFrame:
     """Return the jobs of the named users, accounts and partitions.
 
@@ -148,13 +144,7 @@ GROUPS = {"user": "User", "account": "Account", "partition": "Partition"}
 
 
 def usage_by(
-    group: str,
-    jobs: pd.DataFrame,
-    *,
-    predictions: pd.DataFrame,
-    at: datetime,
-    title: str,
-    timezone: str = "UTC",
+    group: str, jobs: pd.DataFrame, *, predictions: pd.DataFrame, at: datetime, title: str, timezone: str = "UTC"
 ) -> ReportTable:
     """Report jobs, hours, waits and failures by group.
 
@@ -203,7 +193,7 @@ def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
     hours = used_s(jobs, at) / 3600
     gpu_hours = hours * jobs["gpus"].to_numpy()
     cpu_hours = hours * np.nan_to_num(jobs["cpus"].to_numpy(dtype=np.float64))
-    judged = (jobs["run_time_s"].notna() & jobs["state"].notna()).to_numpy()
+    known = (jobs["run_time_s"].notna() & jobs["state"].notna()).to_numpy()
     failed, waiting = is_in(jobs, FAILURES), waiting_at(jobs, at)
     waited = wait_s(jobs)
     # A start after the window's end is not known at that end.
@@ -217,8 +207,8 @@ def _table(jobs: pd.DataFrame, group: str, at: datetime) -> pd.DataFrame:
             "wait_s": waited,
             "longest_s": np.where(waiting, wait_so_far_s(jobs, at), waited),
             "run_time_s": jobs["run_time_s"].to_numpy(dtype=np.float64),
-            "failed": np.where(judged, failed.astype(np.float64), np.nan),
-            "timeout": np.where(judged, is_in(jobs, {JobState.TIMEOUT}).astype(np.float64), np.nan),
+            "failed": np.where(known, failed.astype(np.float64), np.nan),
+            "timeout": np.where(known, is_in(jobs, {JobState.TIMEOUT}).astype(np.float64), np.nan),
             "lost_gpu_hours": gpu_hours * failed,
             "lost_cpu_hours": cpu_hours * failed,
             "over_asked": _over_asked(jobs),

@@ -230,7 +230,7 @@ def test_a_pause_without_a_database_reaches_the_daemon_of_the_nodes_or_says_what
     beside = tmp_path / "state-power"
     beside.mkdir()
     if not there:  # as of another user
-        monkeypatch.setattr("helios.cli.control._pauses_the_nodes_daemon", lambda *_, **__: False)
+        monkeypatch.setattr("helios.cli.control._pause_nodes_daemon", lambda *_, **__: False)
     said = pause_command(monkeypatch, tmp_path / "state", f"sqlite:///{tmp_path}/no/helios.db")
     assert (beside / PAUSE_FILE).exists() is there
     assert (f"touch {beside / PAUSE_FILE}" in " ".join(said.split())) is not there

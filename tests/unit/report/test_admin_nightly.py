@@ -120,7 +120,7 @@ def test_a_refusal_is_told_with_its_commonest_reasons_and_is_no_alarm() -> None:
     found = digest(decisions=decisions)
     text = said("What Helios did", found)
     assert not found.alarming
-    assert "5 proposals were refused by guards: held (2)" in text
+    assert "5 changes were refused by guards: held (2)" in text
     assert text.count("(1)") == 2
 
 

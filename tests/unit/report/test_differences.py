@@ -101,7 +101,7 @@ def test_of_few_days_nothing_is_told_and_it_is_said() -> None:
     found = one_replay(3, gain_s=600, spread_s=100)
     assert found.over is None
     assert found.others[0].differences["mean_wait_s"].low is None
-    assert "nothing tells how sure" in found.told
+    assert "nothing tells how sure" in found.method
     assert found.to_json()["others"][0]["differences"]["mean_wait_s"]["no_difference"] is None
 
 

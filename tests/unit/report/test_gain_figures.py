@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helios.report import whatif_charts
-from helios.report.whatif import Named, WhatIf, by_user
+from helios.report.whatif import JobNames, WhatIf, by_user
 from tests.unit.report.replays import a_run, a_what_if, qssf
 
 N = 60
@@ -21,7 +21,7 @@ def a_result(*, partitions: int = 2, every_s: int = 3_600) -> WhatIf:
     return a_what_if(
         *(replace(run, users=users) for run in runs),
         partitions={f"part{place}": 8 for place in range(partitions)},
-        named=Named(
+        named=JobNames(
             job_ids=np.arange(N).astype(str).astype(object),
             partition=(np.arange(N) % partitions).astype(np.int32),
             users=("ann", "bob", "cy", "<dee>", "$e$"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helios.report.whatif import (
     GroupGain,
-    Named,
+    JobNames,
     Run,
     WhatIf,
     biggest_users,
@@ -25,7 +25,7 @@ def named(before: list[int], after: list[int], *, users: str, gpus: list[int] | 
     letters = sorted(set(users) - {"."})
     codes = np.array([letters.index(user) if user != "." else -1 for user in users])
     runs = [replace(run(waits, gpus=gpus), users=codes) for run, waits in ((a_run, before), (qssf, after))]
-    what_they_are = Named(
+    what_they_are = JobNames(
         job_ids=np.array([f"j{place}" for place in range(len(users))], dtype=object),
         partition=np.zeros(len(users), dtype=np.int32),
         users=tuple(letters),

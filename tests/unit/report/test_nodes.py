@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from helios.model import APPLIED_NODE_CHANGES, DECISIONS, NODE_TALLIES
-from helios.report.nodes import NodeExplanation, NodeStatus, together
+from helios.report.nodes import NodeExplanation, NodeStatus, group_decisions
 from helios.testing import NOON
 
 
@@ -25,7 +25,7 @@ def test_nodes_of_which_the_same_is_said_share_a_row() -> None:
     lines = DECISIONS.conform(
         pd.DataFrame([a_line("n1"), a_line("n2"), a_line("n9", reason="asleep"), a_line("n3"), a_line("")])
     )
-    assert together(lines) == [
+    assert group_decisions(lines) == [
         ("n[1-3]", "node_fill_order", "FillFirst", "done", "idle: after the busy ones"),
         ("n9", "node_fill_order", "FillFirst", "done", "asleep"),
     ]
