@@ -41,10 +41,6 @@ def zone_name(name: str) -> str:
     return name
 
 
-def _only_qssf() -> dict[str, dict[str, Any]]:
-    return {"qssf": {}}
-
-
 RENAMED_KEYS = {
     ("control", "raises_to_bench"): "failures_to_suspend",
     ("daemon", "turn_s"): "cycle_s",
@@ -57,152 +53,136 @@ RENAMED_SERVICES = {"packing": "node_fill_order"}
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Database(_Section):
     """Location of the warehouse."""
 
-    url: str = Field(
-        default_factory=lambda: f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}",
-        description="SQLAlchemy URL of the warehouse: sqlite:///FILE or postgresql://USER@HOST/NAME",
-    )
+    url: str = Field(default_factory=lambda: f"sqlite:///{platformdirs.user_data_path('helios') / 'helios.db'}")
+    """SQLAlchemy URL of the warehouse: sqlite:///FILE or postgresql://USER@HOST/NAME"""
 
 
 class Ingest(_Section):
     """Reading of history files."""
 
-    timezone: Annotated[str, AfterValidator(zone_name)] = Field(
-        default="UTC", description="Time zone assumed for times that carry none"
-    )
+    timezone: Annotated[str, AfterValidator(zone_name)] = "UTC"
+    """Time zone assumed for times that carry none"""
 
 
 class Model(_Section):
     """Training and evaluation of the duration predictor."""
 
-    seed: int = Field(default=0, ge=0, description="Seed of the training; the same seed gives the same model")
-    dask: str = Field(
-        default="", description="Dask scheduler on whose workers models are trained (tcp://HOST:8786); empty: here"
-    )
-    test_fraction: float = Field(
-        default=0.3,
-        gt=0,
-        lt=1,
-        description="Last part of the history, by submission, on which a model is judged",
-    )
-    judged_days: float = Field(
-        default=7, ge=0.5, description="Last days on which a night's model is judged before it takes charge"
-    )
-    kept: int = Field(
-        default=30, ge=1, description="Newest models that are kept; the active one and the one before it always are"
-    )
+    seed: int = Field(default=0, ge=0)
+    """Seed of the training; the same seed gives the same model"""
+    dask: str = ""
+    """Dask scheduler on whose workers models are trained (tcp://HOST:8786); empty: here"""
+    test_fraction: float = Field(default=0.3, gt=0, lt=1)
+    """Last part of the history, by submission, on which a model is judged"""
+    judged_days: float = Field(default=7, ge=0.5)
+    """Last days on which a night's model is judged before it takes charge"""
+    kept: int = Field(default=30, ge=1)
+    """Newest models that are kept; the active one and the one before it always are"""
 
 
 class WhatIfSettings(_Section):
     """Replay of history."""
 
-    gpus_per_node: int = Field(default=8, ge=1, description="GPUs of a node, where the command does not say")
-    default_time_limit_s: int = Field(
-        default=7 * DAY_S, ge=1, description="Time limit assumed for jobs that have none, s"
-    )
+    gpus_per_node: int = Field(default=8, ge=1)
+    """GPUs of a node, where the command does not say"""
+    default_time_limit_s: int = Field(default=7 * DAY_S, ge=1)
+    """Time limit assumed for jobs that have none, s"""
 
 
 class SlurmSettings(_Section):
     """Connection to the cluster."""
 
-    backend: Literal["auto", "pyslurm", "commands"] = Field(
-        default="auto", description="auto: pyslurm where it fits the controller's release, else Slurm's commands"
-    )
-    python: str = Field(
-        default="",
-        description="Python that has pyslurm, for the worker process, with what must stand before it "
-        "(chroot /srv/slurm python3); empty: the one that runs Helios",
-    )
-    commands: str = Field(default="", description="Folder of Slurm's commands; empty: found on PATH")
-    timeout_s: float = Field(default=30, gt=0, description="Longest wait for one answer of the cluster, s")
-    site_factor_most: int = Field(
-        default=10_000,
-        ge=137,
-        le=1_000_000_000,
-        description="Bound of the SiteFactor that Helios writes, either way; compare with your PriorityWeight*",
-    )
-    writes_per_cycle: int = Field(
-        default=500, ge=1, description="Most jobs changed in one cycle; the rest wait for the next"
-    )
+    backend: Literal["auto", "pyslurm", "commands"] = "auto"
+    """auto: pyslurm where it fits the controller's release, else Slurm's commands"""
+    python: str = ""
+    """Python that has pyslurm, for the worker process, with what must stand before it (chroot /srv/slurm python3);
+    empty: the one that runs Helios"""
+    commands: str = ""
+    """Folder of Slurm's commands; empty: found on PATH"""
+    timeout_s: float = Field(default=30, gt=0)
+    """Longest wait for one answer of the cluster, s"""
+    site_factor_most: int = Field(default=10_000, ge=137, le=1_000_000_000)
+    """Bound of the SiteFactor that Helios writes, either way; compare with your PriorityWeight*"""
+    writes_per_cycle: int = Field(default=500, ge=1)
+    """Most jobs changed in one cycle; the rest wait for the next"""
 
 
 class Control(_Section):
     """Limits of services, and conditions under which nothing is done."""
 
-    state_folder: str = Field(
-        default_factory=lambda: str(platformdirs.user_state_path("helios")),
-        description="Where the pause file, the hook's table and the daemon's health lie",
-    )
-    lease_s: int = Field(default=180, ge=10, description="How long the one writer's lease lasts without renewal, s")
-    oldest_history_s: int = Field(
-        default=3600, ge=60, description="No writes when the history was read longer ago than this, s"
-    )
-    oldest_model_s: int = Field(
-        default=14 * DAY_S, ge=3600, description="No writes when the model is older than this, s"
-    )
-    clock_skew_s: float = Field(
-        default=30, gt=0, description="No writes when the controller's clock differs by more, s"
-    )
-    most_of_one_user: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="Largest share of the jobs put ahead of others' in a partition that one user may have",
-    )
-    mismatches_to_open: int = Field(
-        default=5, ge=1, description="Cycles with failures or mismatches in a row that open the breaker"
-    )
-    breaker_s: int = Field(default=900, ge=1, description="How long an open breaker suspends Helios, s")
-    failures_to_suspend: int = Field(
-        default=3, ge=1, description="Cycles in a row in which a service fails before it is suspended"
-    )
+    state_folder: str = Field(default_factory=lambda: str(platformdirs.user_state_path("helios")))
+    """Where the pause file, the hook's table and the daemon's health lie"""
+    lease_s: int = Field(default=180, ge=10)
+    """How long the one writer's lease lasts without renewal, s"""
+    oldest_history_s: int = Field(default=3600, ge=60)
+    """No writes when the history was read longer ago than this, s"""
+    oldest_model_s: int = Field(default=14 * DAY_S, ge=3600)
+    """No writes when the model is older than this, s"""
+    clock_skew_s: float = Field(default=30, gt=0)
+    """No writes when the controller's clock differs by more, s"""
+    most_of_one_user: float = Field(default=0.5, gt=0, le=1)
+    """Largest share of the jobs put ahead of others' in a partition that one user may have"""
+    mismatches_to_open: int = Field(default=5, ge=1)
+    """Cycles with failures or mismatches in a row that open the breaker"""
+    breaker_s: int = Field(default=900, ge=1)
+    """How long an open breaker suspends Helios, s"""
+    failures_to_suspend: int = Field(default=3, ge=1)
+    """Cycles in a row in which a service fails before it is suspended"""
 
 
 class HistorySettings(_Section):
     """Reading of the cluster's own history."""
 
-    start: str = Field(default="", description="Where the first reading begins (2026-09-01); empty: 30 days ago")
-    window_s: int = Field(default=DAY_S, ge=60, description="Longest stretch asked of the accounting at once, s")
-    overlap_s: int = Field(default=3600, ge=0, description="How far before the watermark every reading begins again, s")
-    jobs_for_predictions: int = Field(
-        default=100_000, ge=1_000, description="Last jobs that predictions of the pending ones look back on"
-    )
+    start: str = ""
+    """Where the first reading begins (2026-09-01); empty: 30 days ago"""
+    window_s: int = Field(default=DAY_S, ge=60)
+    """Longest stretch asked of the accounting at once, s"""
+    overlap_s: int = Field(default=3600, ge=0)
+    """How far before the watermark every reading begins again, s"""
+    jobs_for_predictions: int = Field(default=100_000, ge=1_000)
+    """Last jobs that predictions of the pending ones look back on"""
 
 
 class DaemonSettings(_Section):
     """Times of the daemon's tasks, its address and its logs."""
 
-    cycle_s: int = Field(default=60, ge=1, description="Time between cycles of the services, s")
-    ingest_s: int = Field(default=300, ge=30, description="Time between readings of the accounting, s")
-    nightly: str = Field(
-        default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="Local time of the nightly analysis"
-    )
-    listen: str = Field(default="127.0.0.1:9842", description="HOST:PORT of /metrics and /healthz; empty: not served")
-    release_on_stop: bool = Field(default=True, description="Revert everything that Helios set when the daemon stops")
-    logs: Literal["text", "json"] = Field(default="text", description="Form of the log lines")
+    cycle_s: int = Field(default=60, ge=1)
+    """Time between cycles of the services, s"""
+    ingest_s: int = Field(default=300, ge=30)
+    """Time between readings of the accounting, s"""
+    nightly: str = Field(default="02:30", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    """Local time of the nightly analysis"""
+    listen: str = "127.0.0.1:9842"
+    """HOST:PORT of /metrics and /healthz; empty: not served"""
+    release_on_stop: bool = True
+    """Revert everything that Helios set when the daemon stops"""
+    logs: Literal["text", "json"] = "text"
+    """Form of the log lines"""
 
 
 class Hook(_Section):
     """The table for job_submit.lua."""
 
-    publish: bool = Field(default=False, description="Publish the table whenever the model or the history changes")
-    lasts_s: int = Field(default=7200, ge=60, description="Age at which the hook no longer believes the table, s")
-    most_rows: int = Field(default=20_000, ge=1, le=200_000, description="Most rows of the table")
+    publish: bool = False
+    """Publish the table whenever the model or the history changes"""
+    lasts_s: int = Field(default=7200, ge=60)
+    """Age at which the hook no longer believes the table, s"""
+    most_rows: int = Field(default=20_000, ge=1, le=200_000)
+    """Most rows of the table"""
 
 
 class ReportSettings(_Section):
     """The nightly report."""
 
-    folder: str = Field(
-        default_factory=lambda: str(platformdirs.user_data_path("helios") / "reports"),
-        description="Where the nightly pages and mail texts are put",
-    )
-    keep: int = Field(default=60, ge=1, description="Nightly reports kept")
+    folder: str = Field(default_factory=lambda: str(platformdirs.user_data_path("helios") / "reports"))
+    """Where the nightly pages and mail texts are put"""
+    keep: int = Field(default=60, ge=1)
+    """Nightly reports kept"""
 
 
 class Retention(_Section):
@@ -211,71 +191,53 @@ class Retention(_Section):
     Jobs, nodes and applied changes are kept for ever.
     """
 
-    audit_days: int = Field(default=400, ge=60, description="Days of decisions kept in the audit")
-    shadow_days: int = Field(
-        default=60, ge=7, description="Days of decisions kept that services in shadow only would have made"
-    )
-    cycles_days: int = Field(default=400, ge=7, description="Days of cycles kept, a row each")
-    predictions_days: int = Field(
-        default=400, ge=60, description="Days after a job's submission for which its predictions are kept"
-    )
-    readings_days: int = Field(
-        default=60,
-        ge=7,
-        description="Days for which notes about readings of the accounting are kept, with their rejects",
-    )
+    audit_days: int = Field(default=400, ge=60)
+    """Days of decisions kept in the audit"""
+    shadow_days: int = Field(default=60, ge=7)
+    """Days of decisions kept that services in shadow only would have made"""
+    cycles_days: int = Field(default=400, ge=7)
+    """Days of cycles kept, a row each"""
+    predictions_days: int = Field(default=400, ge=60)
+    """Days after a job's submission for which its predictions are kept"""
+    readings_days: int = Field(default=60, ge=7)
+    """Days for which notes about readings of the accounting are kept, with their rejects"""
 
 
 class DemandSettings(_Section):
     """Forecasts of the demand for nodes."""
 
-    holidays: str = Field(
-        default="", description="Days on which people rest, by commas: 2026-12-25, 2026-12-28..2027-01-03"
-    )
-    history_days: int = Field(
-        default=180, ge=7, description="Days of history that forecasts learn from, where there are as many"
-    )
+    holidays: str = ""
+    """Days on which people rest, by commas: 2026-12-25, 2026-12-28..2027-01-03"""
+    history_days: int = Field(default=180, ge=7)
+    """Days of history that forecasts learn from, where there are as many"""
 
 
 class Power(_Section):
     """Limits for putting nodes to sleep, which no service can change."""
 
-    mechanism: Literal["sleep", "keep_awake"] = Field(
-        default="sleep",
-        description="sleep: Helios puts nodes to sleep; keep_awake: Slurm's idle timer does, and Helios says which "
-        "nodes it must leave awake (SuspendExcNodes; Slurm 23.02 or newer)",
-    )
-    never: str = Field(
-        default="", description="Nodes never put to sleep, beside Slurm's own exclusions: login1, gpu[01-04]"
-    )
-    most_in_transition: float = Field(
-        default=0.1, gt=0, le=1, description="Largest share of the nodes falling asleep or waking at once; at least one"
-    )
-    most_asleep: float = Field(
-        default=0.8, gt=0, le=1, description="Largest share of the nodes of a partition that Helios may have asleep"
-    )
-    cycles_per_day: int = Field(
-        default=4, ge=1, description="Most times in 24 hours that one node is put to sleep by Helios"
-    )
-    idle_s: int = Field(
-        default=300, ge=0, description="A node is put to sleep only when it has been idle for so long, s"
-    )
-    payback_s: int = Field(
-        default=3600, ge=0, description="A node that Helios put to sleep is not woken ahead of need sooner, s"
-    )
-    failures_to_protect: int = Field(
-        default=3, ge=1, description="Failed wakes in 24 hours, of all nodes, after which nothing is put to sleep"
-    )
-    wake_on_stop: bool = Field(
-        default=True,
-        description="Wake what Helios put to sleep when its daemon stops; else it stays asleep until needed",
-    )
-    tiers: int = Field(
-        default=4, ge=2, le=16, description="Most values a node's Weight is raised by, to say which are filled first"
-    )
-    racks: str = Field(
-        default="", description="Racks where Slurm's topology does not tell: r1=gpu[01-08]; r2=gpu[09-16]"
-    )
+    mechanism: Literal["sleep", "keep_awake"] = "sleep"
+    """sleep: Helios puts nodes to sleep; keep_awake: Slurm's idle timer does, and Helios says which nodes it must
+    leave awake (SuspendExcNodes; Slurm 23.02 or newer)"""
+    never: str = ""
+    """Nodes never put to sleep, beside Slurm's own exclusions: login1, gpu[01-04]"""
+    most_in_transition: float = Field(default=0.1, gt=0, le=1)
+    """Largest share of the nodes falling asleep or waking at once; at least one"""
+    most_asleep: float = Field(default=0.8, gt=0, le=1)
+    """Largest share of the nodes of a partition that Helios may have asleep"""
+    cycles_per_day: int = Field(default=4, ge=1)
+    """Most times in 24 hours that one node is put to sleep by Helios"""
+    idle_s: int = Field(default=300, ge=0)
+    """A node is put to sleep only when it has been idle for so long, s"""
+    payback_s: int = Field(default=3600, ge=0)
+    """A node that Helios put to sleep is not woken ahead of need sooner, s"""
+    failures_to_protect: int = Field(default=3, ge=1)
+    """Failed wakes in 24 hours, of all nodes, after which nothing is put to sleep"""
+    wake_on_stop: bool = True
+    """Wake what Helios put to sleep when its daemon stops; else it stays asleep until needed"""
+    tiers: int = Field(default=4, ge=2, le=16)
+    """Most values a node's Weight is raised by, to say which are filled first"""
+    racks: str = ""
+    """Racks where Slurm's topology does not tell: r1=gpu[01-08]; r2=gpu[09-16]"""
 
 
 class Energy(_Section):
@@ -284,20 +246,30 @@ class Energy(_Section):
     Replace the defaults by your own measurements.
     """
 
-    node_idle_w: float = Field(default=800, ge=0, description="A node that is awake, without load, W")
-    gpu_busy_w: float = Field(default=250, ge=0, description="What each GPU that a job holds adds, W")
-    cpu_busy_w: float = Field(default=0, ge=0, description="What each CPU that a job holds adds, W")
-    node_sleep_w: float = Field(default=15, ge=0, description="A node asleep (its management controller), W")
-    boot_w: float = Field(default=1000, ge=0, description="A node while it wakes or falls asleep, W")
-    boot_s: float = Field(default=300, ge=0, description="Time to wake, s, where it has not been measured")
-    shutdown_s: float = Field(default=120, ge=0, description="Time to fall asleep, s, where it has not been measured")
-    cooling_factor: float = Field(default=1.3, ge=1, description="Energy of the building for each of the nodes (PUE)")
-    price_per_kwh: float = Field(default=0.2, ge=0, description="Price of a kWh")
-    currency: str = Field(default="EUR", min_length=1, description="Of that price")
-    co2_g_per_kwh: float = Field(default=350, ge=0, description="Carbon dioxide of a kWh, g")
-    hourly: str = Field(
-        default="", description="CSV file of hourly price and carbon: time,price_per_kwh,co2_g_per_kwh; empty: constant"
-    )
+    node_idle_w: float = Field(default=800, ge=0)
+    """A node that is awake, without load, W"""
+    gpu_busy_w: float = Field(default=250, ge=0)
+    """What each GPU that a job holds adds, W"""
+    cpu_busy_w: float = Field(default=0, ge=0)
+    """What each CPU that a job holds adds, W"""
+    node_sleep_w: float = Field(default=15, ge=0)
+    """A node asleep (its management controller), W"""
+    boot_w: float = Field(default=1000, ge=0)
+    """A node while it wakes or falls asleep, W"""
+    boot_s: float = Field(default=300, ge=0)
+    """Time to wake, s, where it has not been measured"""
+    shutdown_s: float = Field(default=120, ge=0)
+    """Time to fall asleep, s, where it has not been measured"""
+    cooling_factor: float = Field(default=1.3, ge=1)
+    """Energy of the building for each of the nodes (PUE)"""
+    price_per_kwh: float = Field(default=0.2, ge=0)
+    """Price of a kWh"""
+    currency: str = Field(default="EUR", min_length=1)
+    """Of that price"""
+    co2_g_per_kwh: float = Field(default=350, ge=0)
+    """Carbon dioxide of a kWh, g"""
+    hourly: str = ""
+    """CSV file of hourly price and carbon: time,price_per_kwh,co2_g_per_kwh; empty: constant"""
 
 
 class Settings(_Section):
@@ -318,7 +290,7 @@ class Settings(_Section):
     power: Power = Field(default_factory=Power)
     energy: Energy = Field(default_factory=Energy)
     services: dict[str, dict[str, Any]] = Field(
-        default_factory=_only_qssf,
+        default_factory=lambda: dict[str, dict[str, Any]](qssf={}),
         description="Services that run, a table [services.NAME] of options each; qssf if none is named",
     )
 
@@ -404,10 +376,7 @@ def load_configuration(*, environment: Mapping[str, str], folder: Path) -> Confi
     )
     values: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    for section, name, value, origin in [
-        *_from_file(path, document),
-        *_from_environment(environment),
-    ]:
+    for section, name, value, origin in (*_from_file(path, document), *_from_environment(environment)):
         values.setdefault(section, {})[name] = value
         origins[f"{section}.{name}"] = origin
     try:
@@ -447,7 +416,7 @@ def _keys() -> Iterator[tuple[str, str, str, str]]:
             continue  # each service declares its own options
         assert isinstance(declared.annotation, type) and issubclass(declared.annotation, _Section)
         for name, field in declared.annotation.model_fields.items():
-            yield section, name, f"{section}.{name}", field.description or ""
+            yield section, name, f"{section}.{name}", " ".join((field.description or "").split())
 
 
 def _variable(section: str, name: str) -> str:

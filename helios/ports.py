@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from helios.actions import Action, JobAction, NodeAction, NodeOutcome, Outcome
 from helios.choices import Domain  # noqa: F401 - services name theirs, and find it with the other interfaces
-from helios.model import Batch, Snapshot
-
-
-class Source(Protocol):
-    """A history file of one format, or a live accounting database."""
-
-    def read(self) -> Iterator[Batch]:
-        """Yield the history in batches, oldest line first."""
-        ...
+from helios.model import Snapshot
 
 
 class RunTime(NamedTuple):

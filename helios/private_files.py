@@ -138,8 +138,6 @@ def hand_over(handle: int, path: Path) -> None:
 def tighten(path: Path) -> None:
     """Take the access of other accounts from a file.
 
-    Also the group's right to write. Only a file of one's own in a folder of one's own is changed; errors are ignored.
-
     Also the group's right to write. Only a file of one's own in a folder of one's own is changed, and errors are
     ignored.
 

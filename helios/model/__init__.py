@@ -5,6 +5,8 @@ Bulk data travels as pandas frames with these columns; every package checks the 
 ``tests/unit/test_model.py`` checks that schema and frames agree.
 """
 
+# ruff: noqa: F401 - the names are for others
+
 from helios.model.audit import (
     APPLIED_CHANGES,
     APPLIED_NODE_CHANGES,
@@ -42,49 +44,3 @@ from helios.model.slurm_site import (
     SlurmSite,
 )
 from helios.model.snapshot import QUEUE, Snapshot, plain_values
-
-__all__ = [
-    "APPLIED_CHANGES",
-    "APPLIED_NODE_CHANGES",
-    "COVERAGE",
-    "CYCLES",
-    "DECISIONS",
-    "JOBS",
-    "MODES",
-    "NODES",
-    "NODE_EVENTS",
-    "NODE_STATES",
-    "NODE_TALLIES",
-    "PREDICTIONS",
-    "PROMOTIONS",
-    "QUEUE",
-    "REJECTS",
-    "SIZES",
-    "STEP_S",
-    "TIME",
-    "AuditStep",
-    "Batch",
-    "Column",
-    "Demand",
-    "FrameKind",
-    "JobState",
-    "Mode",
-    "ModelRecord",
-    "NodeGroup",
-    "NodePower",
-    "NodeSeries",
-    "PartitionRules",
-    "PowerSettings",
-    "PriorityRules",
-    "QosRules",
-    "SchedulingRules",
-    "Share",
-    "SlurmSite",
-    "Snapshot",
-    "in_submission_order",
-    "plain_values",
-    "pool_names",
-    "pools",
-    "seconds_of",
-    "with_sizes_requested",
-]

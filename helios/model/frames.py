@@ -126,9 +126,11 @@ def _missing(column: Column, index: pd.Index[Any]) -> pd.Series[Any]:
     return pd.Series(fill, index=index, dtype=column.dtype, name=column.name)
 
 
-def columns(*declared: tuple[str, str, str]) -> tuple[Column, ...]:
-    """Return columns from (name, dtype, meaning)."""
-    return tuple(Column(name=name, dtype=dtype, doc=doc) for name, dtype, doc in declared)
+def frame_kind(name: str, *declared: tuple[str, str, str]) -> FrameKind:
+    """Return a kind of frame, each column from (name, dtype, meaning)."""
+    return FrameKind(
+        name=name, columns=tuple(Column(name=column, dtype=dtype, doc=doc) for column, dtype, doc in declared)
+    )
 
 
 def seconds_of(times: pd.Series[Any]) -> NDArray[np.float64]:

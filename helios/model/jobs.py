@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from helios.model.frames import TIME, FrameKind, columns
+from helios.model.frames import TIME, frame_kind
 
 
 class JobState(StrEnum):
@@ -32,86 +32,76 @@ class JobState(StrEnum):
     REVOKED = "REVOKED"
 
 
-JOBS = FrameKind(
-    name="jobs",
-    columns=columns(
-        ("job_id", "str", "The site's id (Slurm: JobIDRaw); unique with submit time and restart"),
-        ("restart", "int32", "0 for the first run, then 1, 2, ... for each requeue of that id and time"),
-        ("array_job_id", "str", "Slurm array master id; missing: not an array task, or unknown"),
-        ("array_task_id", "str", "Slurm array task id; missing as above"),
-        ("het_job_id", "str", "Slurm heterogeneous job id; missing: not one, or unknown"),
-        ("het_job_offset", "float64", "Component number within a heterogeneous job"),
-        ("name", "str", "Job name as submitted (some sites publish a hash)"),
-        ("user", "category", "Who submitted; missing: unknown"),
-        ("group", "category", "Unix group"),
-        ("account", "category", "Slurm account"),
-        ("qos", "category", "Slurm QOS"),
-        ("partition", "category", "Partition (the paper's virtual cluster); missing: unknown"),
-        ("state", "category", "A JobState; missing: unknown"),
-        ("exit_code", "category", "Slurm's exit:signal"),
-        ("submitted_at", TIME, "Submission; never missing"),
-        ("eligible_at", TIME, "When it could first have started; missing: unknown"),
-        ("started_at", TIME, "Start of the last run; missing: not started, or unknown"),
-        ("ended_at", TIME, "End of the last run; missing: not ended, or unknown"),
-        ("run_time_s", "float64", "End minus start of the last run, s; NaN: not ended, or unknown"),
-        ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
-        ("nodes", "float64", "Nodes allocated, else requested; NaN: unknown"),
-        ("cpus", "float64", "CPUs allocated, else requested; NaN: unknown"),
-        ("gpus", "int32", "GPUs allocated, else requested; 0: a CPU job"),
-        ("nodes_requested", "float64", "Nodes requested; NaN: unknown, or as ``nodes``"),
-        ("cpus_requested", "float64", "CPUs requested; NaN: unknown, or as ``cpus``"),
-        ("gpus_requested", "float64", "GPUs requested; NaN: unknown, or as ``gpus``"),
-        ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or untyped"),
-        ("memory_mib", "float64", "Memory requested for the whole job, MiB; NaN: unknown"),
-        ("tres_requested", "category", "Slurm's ReqTRES text"),
-        ("tres_allocated", "category", "Slurm's AllocTRES text"),
-        ("node_list", "category", "Slurm's NodeList text"),
-    ),
+JOBS = frame_kind(
+    "jobs",
+    ("job_id", "str", "The site's id (Slurm: JobIDRaw); unique with submit time and restart"),
+    ("restart", "int32", "0 for the first run, then 1, 2, ... for each requeue of that id and time"),
+    ("array_job_id", "str", "Slurm array master id; missing: not an array task, or unknown"),
+    ("array_task_id", "str", "Slurm array task id; missing as above"),
+    ("het_job_id", "str", "Slurm heterogeneous job id; missing: not one, or unknown"),
+    ("het_job_offset", "float64", "Component number within a heterogeneous job"),
+    ("name", "str", "Job name as submitted (some sites publish a hash)"),
+    ("user", "category", "Who submitted; missing: unknown"),
+    ("group", "category", "Unix group"),
+    ("account", "category", "Slurm account"),
+    ("qos", "category", "Slurm QOS"),
+    ("partition", "category", "Partition (the paper's virtual cluster); missing: unknown"),
+    ("state", "category", "A JobState; missing: unknown"),
+    ("exit_code", "category", "Slurm's exit:signal"),
+    ("submitted_at", TIME, "Submission; never missing"),
+    ("eligible_at", TIME, "When it could first have started; missing: unknown"),
+    ("started_at", TIME, "Start of the last run; missing: not started, or unknown"),
+    ("ended_at", TIME, "End of the last run; missing: not ended, or unknown"),
+    ("run_time_s", "float64", "End minus start of the last run, s; NaN: not ended, or unknown"),
+    ("time_limit_s", "float64", "The user's time limit, s; inf: UNLIMITED; NaN: unknown"),
+    ("nodes", "float64", "Nodes allocated, else requested; NaN: unknown"),
+    ("cpus", "float64", "CPUs allocated, else requested; NaN: unknown"),
+    ("gpus", "int32", "GPUs allocated, else requested; 0: a CPU job"),
+    ("nodes_requested", "float64", "Nodes requested; NaN: unknown, or as ``nodes``"),
+    ("cpus_requested", "float64", "CPUs requested; NaN: unknown, or as ``cpus``"),
+    ("gpus_requested", "float64", "GPUs requested; NaN: unknown, or as ``gpus``"),
+    ("gpu_type", "category", "GRES type of the GPUs; missing: unknown or untyped"),
+    ("memory_mib", "float64", "Memory requested for the whole job, MiB; NaN: unknown"),
+    ("tres_requested", "category", "Slurm's ReqTRES text"),
+    ("tres_allocated", "category", "Slurm's AllocTRES text"),
+    ("node_list", "category", "Slurm's NodeList text"),
 )
 
-REJECTS = FrameKind(
-    name="rejects",
-    columns=columns(
-        ("line", "int64", "Line number in the file, from 1"),
-        ("reason", "category", "Why the row makes no sense; few distinct values, to be counted"),
-        ("text", "str", "The line as read, undecodable bytes escaped, at most 2,000 characters"),
-    ),
+REJECTS = frame_kind(
+    "rejects",
+    ("line", "int64", "Line number in the file, from 1"),
+    ("reason", "category", "Why the row makes no sense; few distinct values, to be counted"),
+    ("text", "str", "The line as read, undecodable bytes escaped, at most 2,000 characters"),
 )
 
-NODES = FrameKind(
-    name="nodes",
-    columns=columns(
-        ("name", "str", "Node name"),
-        ("partition", "category", "Partition; a node of several partitions has a row for each"),
-        ("cpus", "float64", "CPUs"),
-        ("gpus", "int32", "GPUs"),
-        ("gpu_type", "category", "GRES type"),
-        ("memory_mib", "float64", "Memory, MiB"),
-    ),
+NODES = frame_kind(
+    "nodes",
+    ("name", "str", "Node name"),
+    ("partition", "category", "Partition; a node of several partitions has a row for each"),
+    ("cpus", "float64", "CPUs"),
+    ("gpus", "int32", "GPUs"),
+    ("gpu_type", "category", "GRES type"),
+    ("memory_mib", "float64", "Memory, MiB"),
 )
 
-NODE_EVENTS = FrameKind(
-    name="node_events",
-    columns=columns(
-        ("node", "str", "Node name"),
-        ("state", "category", "Slurm node state during the event"),
-        ("started_at", TIME, "Start of the event"),
-        ("ended_at", TIME, "End of the event; missing: lasts"),
-        ("reason", "str", "Reason given, if any"),
-    ),
+NODE_EVENTS = frame_kind(
+    "node_events",
+    ("node", "str", "Node name"),
+    ("state", "category", "Slurm node state during the event"),
+    ("started_at", TIME, "Start of the event"),
+    ("ended_at", TIME, "End of the event; missing: lasts"),
+    ("reason", "str", "Reason given, if any"),
 )
 
-PREDICTIONS = FrameKind(
-    name="predictions",
-    columns=columns(
-        ("p10_s", "float64", "Run time that 10 % of such jobs stay below, s"),
-        ("p50_s", "float64", "Median run time, s"),
-        ("p90_s", "float64", "Run time that 90 % of such jobs stay below, s"),
-        ("typical_s", "float64", "Best single guess of the run time, s"),
-        ("mean_s", "float64", "Mean run time, s"),
-        ("truncated_mean_s", "float64", "Mean run time if none took longer than 8 hours, s"),
-        ("source", "category", "Model id, or the fallback that was used"),
-    ),
+PREDICTIONS = frame_kind(
+    "predictions",
+    ("p10_s", "float64", "Run time that 10 % of such jobs stay below, s"),
+    ("p50_s", "float64", "Median run time, s"),
+    ("p90_s", "float64", "Run time that 90 % of such jobs stay below, s"),
+    ("typical_s", "float64", "Best single guess of the run time, s"),
+    ("mean_s", "float64", "Mean run time, s"),
+    ("truncated_mean_s", "float64", "Mean run time if none took longer than 8 hours, s"),
+    ("source", "category", "Model id, or the fallback that was used"),
 )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.errors import FrameInvalid
-from helios.model.frames import TIME, FrameKind, columns
+from helios.model.frames import TIME, frame_kind
 
 STEP_S = 600
 """Length of a step of node demand, s; the published CES decides every ten minutes."""
@@ -31,28 +31,26 @@ class NodePower(StrEnum):
     """It is powering up and does not run jobs yet."""
 
 
-NODE_STATES = FrameKind(
-    name="node states",
-    columns=columns(
-        ("name", "str", "Node name"),
-        ("partitions", "category", "Its partitions, by commas"),
-        ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
-        ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
-        ("power", "category", "A NodePower; missing: it is down, or does not answer"),
-        ("excluded_reason", "category", "Why Helios must not change its power, for a person; missing: it may"),
-        ("kept_awake", "int32", "1: the cluster's own keep-awake list (SuspendExcNodes) names it, whoever put it in"),
-        ("rack", "category", "Rack or leaf switch; missing: unknown"),
-        ("cpus", "float64", "CPUs"),
-        ("cpus_held", "float64", "CPUs held by jobs"),
-        ("gpus", "int32", "GPUs"),
-        ("gpus_held", "int32", "GPUs held by jobs"),
-        ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
-        ("memory_mib", "float64", "Memory, MiB"),
-        ("weight", "float64", "Slurm's weight: lowest is filled first"),
-        ("features", "category", "Active features, by commas; missing: none"),
-        ("idle_since", TIME, "When its last job left; missing: unknown or busy"),
-        ("reason", "str", "Reason an admin or Slurm gave for its state"),
-    ),
+NODE_STATES = frame_kind(
+    "node states",
+    ("name", "str", "Node name"),
+    ("partitions", "category", "Its partitions, by commas"),
+    ("state", "category", "Slurm's base state: IDLE, ALLOCATED, MIXED, DOWN, ..."),
+    ("flags", "category", "Slurm's state flags by +, as DRAIN or POWERED_DOWN; missing: none"),
+    ("power", "category", "A NodePower; missing: it is down, or does not answer"),
+    ("excluded_reason", "category", "Why Helios must not change its power, for a person; missing: it may"),
+    ("kept_awake", "int32", "1: the cluster's own keep-awake list (SuspendExcNodes) names it, whoever put it in"),
+    ("rack", "category", "Rack or leaf switch; missing: unknown"),
+    ("cpus", "float64", "CPUs"),
+    ("cpus_held", "float64", "CPUs held by jobs"),
+    ("gpus", "int32", "GPUs"),
+    ("gpus_held", "int32", "GPUs held by jobs"),
+    ("gpu_type", "category", "GRES type of the GPUs; missing: none or untyped"),
+    ("memory_mib", "float64", "Memory, MiB"),
+    ("weight", "float64", "Slurm's weight: lowest is filled first"),
+    ("features", "category", "Active features, by commas; missing: none"),
+    ("idle_since", TIME, "When its last job left; missing: unknown or busy"),
+    ("reason", "str", "Reason an admin or Slurm gave for its state"),
 )
 
 

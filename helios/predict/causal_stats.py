@@ -11,99 +11,38 @@ Straub 1970).
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helios.jit import Table, cached_jit, inline_jit
 
-
-class FeatureColumns(NamedTuple):
-    """Columns of a row of features.
-
-    The job's request comes first, then its history.
-    """
-
-    gpus: int
-    log_cpus: int
-    log_nodes: int
-    log_limit: int
-    log_memory: int
-    hour: int
-    weekday: int
-    anchor: int
-    anchor_sd: int
-    global_mean: int
-    partition_mean: int
-    request_mean: int
-    account_mean: int
-    user_mean: int
-    user_limit_mean: int
-    user_any_limit_mean: int
-    user_size_mean: int
-    user_family_mean: int
-    user_name_mean: int
-    user_any_limit_sd: int
-    user_by_limit: int
-    user_limit_by_limit: int
-    user_any_limit_by_limit: int
-    user_last_1: int
-    user_last_2: int
-    user_last_3: int
-    user_any_limit_last_1: int
-    user_any_limit_last_2: int
-    user_size_last_1: int
-    user_size_last_2: int
-    user_size_last_3: int
-    user_name_last_1: int
-    request_last_1: int
-    request_last_2: int
-    partition_last_1: int
-    user_recent_median: int
-    user_recent_least: int
-    user_recent_most: int
-    neighbour_mean: int
-    neighbour_sd: int
-    neighbour_weight: int
-    nearest: int
-    nearest_distance: int
-    user_limit_share: int
-    user_last_share: int
-    user_failed_share: int
-    user_last_failed: int
-    user_ended: int
-    user_size_ended: int
-    user_end_gap: int
-    user_any_limit_end_gap: int
-    user_submitted: int
-    user_unended: int
-    user_size_unended: int
-    user_unended_age: int
-    user_size_unended_age: int
-    user_submission_gap: int
-    user_size_submission_gap: int
-    user_burst: int
-
-
-FEATURES = FeatureColumns._fields
-COLUMN = FeatureColumns(*range(len(FEATURES)))
+FEATURES = (
+    *("gpus", "log_cpus", "log_nodes", "log_limit", "log_memory", "hour", "weekday"),
+    *("anchor", "anchor_sd", "global_mean", "partition_mean", "request_mean", "account_mean", "user_mean"),
+    *("user_limit_mean", "user_any_limit_mean", "user_size_mean", "user_family_mean", "user_name_mean"),
+    *("user_any_limit_sd", "user_by_limit", "user_limit_by_limit", "user_any_limit_by_limit"),
+    *("user_last_1", "user_last_2", "user_last_3", "user_any_limit_last_1", "user_any_limit_last_2"),
+    *("user_size_last_1", "user_size_last_2", "user_size_last_3", "user_name_last_1"),
+    *("request_last_1", "request_last_2", "partition_last_1"),
+    *("user_recent_median", "user_recent_least", "user_recent_most"),
+    *("neighbour_mean", "neighbour_sd", "neighbour_weight", "nearest", "nearest_distance"),
+    *("user_limit_share", "user_last_share", "user_failed_share", "user_last_failed"),
+    *("user_ended", "user_size_ended", "user_end_gap", "user_any_limit_end_gap"),
+    *("user_submitted", "user_unended", "user_size_unended", "user_unended_age", "user_size_unended_age"),
+    *("user_submission_gap", "user_size_submission_gap", "user_burst"),
+)
+"""Columns of a row of features. The job's request comes first, then its history."""
+COLUMN: Any = namedtuple("FeatureColumns", FEATURES)(*range(len(FEATURES)))
 """Position of each of ``FEATURES``. Kernels read them as constants."""
 REQUEST_FEATURES, HISTORY_FEATURES = FEATURES[: COLUMN.anchor], FEATURES[COLUMN.anchor :]
 
 LEVELS = (
-    "global",
-    "partition",
-    "request",
-    "account",
-    "user",
-    "user_limit",
-    "user_any_limit",
-    "user_size",
-    "user_family",
-    "user_stem",
-    "user_name",
+    *("global", "partition", "request", "account", "user", "user_limit"),
+    *("user_any_limit", "user_size", "user_family", "user_stem", "user_name"),
 )
 """Groups of alike jobs, from the widest to the narrowest. Shrinkage goes through them in this order."""
 GLOBAL, PARTITION, REQUEST, ACCOUNT, USER, USER_LIMIT = range(6)

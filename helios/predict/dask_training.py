@@ -83,11 +83,12 @@ class DaskTrainer:
             workers = _workers(client, self.address, len(training_set.ended))
             with _told(client, progress, len(workers)) as topic:
                 rows = _dealt(client, workers, training_set)
-                return self._grown(client, workers, rows, topic, _parameters(seed))
+                return self._grown(client, workers, rows, topic, seed)
 
-    def _grown(
-        self, client: Client, workers: Sequence[str], rows: Mapping[str, Any], topic: str, parameters: dict[str, Any]
-    ) -> str:
+    def _grown(self, client: Client, workers: Sequence[str], rows: Mapping[str, Any], topic: str, seed: int) -> str:
+        # Remote training uses as many threads as the worker has.
+        parameters: dict[str, Any] = {name: value for name, value in PARAMETERS.items() if name != "num_threads"}
+        parameters |= {"n_estimators": ROUNDS, "seed": seed, "tree_learner": "data", "time_out": SOCKET_MINUTES}
         estimator = lightgbm.DaskLGBMClassifier(client=client, **parameters)
         growing = _aside(lambda: estimator.fit(**rows, callbacks=[_teller(topic)]))
         waited_s = 0.0
@@ -104,17 +105,6 @@ class DaskTrainer:
         return _WHERE_GROWN.sub("", str(growing.result().booster_.model_to_string()))
 
 
-def _parameters(seed: int) -> dict[str, Any]:
-    here_only = {"num_threads"}  # remote training uses as many threads as the worker has
-    parameters = {name: value for name, value in PARAMETERS.items() if name not in here_only}
-    return parameters | {
-        "n_estimators": ROUNDS,
-        "seed": seed,
-        "tree_learner": "data",
-        "time_out": SOCKET_MINUTES,
-    }
-
-
 @contextmanager
 def _connected(address: str, connect_s: float) -> Iterator[Client]:
     if any(find_spec(name) is None for name in NEEDED):
@@ -122,16 +112,12 @@ def _connected(address: str, connect_s: float) -> Iterator[Client]:
             "Dask is not installed here, and training on other machines needs it.",
             hint="pip install 'helios-slurm[dask]', or train here.",
         )
-    _quiet()
-    with connected(address, connect_s=connect_s, instead="train here.", default=True) as client:
-        yield client
-
-
-def _quiet() -> None:
-    """Silence what lightgbm.dask logs about every port."""
+    # lightgbm.dask logs every port, by default on standard output, which is for results.
     lightgbm_says = getLogger("lightgbm.dask")
     lightgbm_says.setLevel(ERROR)
-    lightgbm.register_logger(lightgbm_says)  # by default it prints on standard output, which is for results
+    lightgbm.register_logger(lightgbm_says)
+    with connected(address, connect_s=connect_s, instead="train here.", default=True) as client:
+        yield client
 
 
 def _workers(client: Client, address: str, n_rows: int) -> tuple[str, ...]:
@@ -155,32 +141,20 @@ def _dealt(client: Client, workers: Sequence[str], training_set: TrainingSet) ->
     Rows are assigned round-robin. With blocks by time each worker would see one period only, but LightGBM takes the
     bins of a feature from one worker's rows.
     """
-
-    def dealt(column: NDArray[Any]) -> Any:
-        return _distributed(
-            client, workers, [np.ascontiguousarray(column[n :: len(workers)]) for n in range(len(workers))]
-        )
-
-    return {
-        "X": dealt(training_set.features),
-        "y": dealt(training_set.ended),
-        "feature_name": list(training_set.names),
-    }
-
-
-def _distributed(client: Client, workers: Sequence[str], hands: Sequence[NDArray[Any]]) -> Any:
     from dask import array  # noqa: PLC0415 - optional
 
-    # direct=False sends through the scheduler, since this machine may not reach the workers. hash=False keeps equal
-    # arrays apart, which would otherwise become one.
-    there = [
-        client.scatter(hand, workers=[worker], direct=False, hash=False)
-        for worker, hand in zip(workers, hands, strict=True)
-    ]
-    blocks = [
-        array.from_delayed(block, shape=hand.shape, dtype=hand.dtype) for block, hand in zip(there, hands, strict=True)
-    ]
-    return array.concatenate(blocks)
+    def dealt(column: NDArray[Any]) -> Any:
+        blocks = []
+        for n, worker in enumerate(workers):
+            hand = np.ascontiguousarray(column[n :: len(workers)])
+            # direct=False sends through the scheduler, since this machine may not reach the workers. hash=False keeps
+            # equal arrays apart, which would otherwise become one.
+            there = client.scatter(hand, workers=[worker], direct=False, hash=False)
+            blocks.append(array.from_delayed(there, shape=hand.shape, dtype=hand.dtype))
+        return array.concatenate(blocks)
+
+    names = list(training_set.names)
+    return {"X": dealt(training_set.features), "y": dealt(training_set.ended), "feature_name": names}
 
 
 @contextmanager

@@ -255,27 +255,19 @@ DENSE = 0.3
 
 
 @inline_jit
-def _below(at: Any, p: Any, t: float) -> Any:
-    """Return P(T <= t), interpolated on a grid."""
-    j = np.searchsorted(at, t)
-    if j == 0:
-        return p[0] * t / max(at[0], 1e-9)
-    if j >= len(at):
-        return p[-1]
-    width = at[j] - at[j - 1]
-    return p[j - 1] + (p[j] - p[j - 1]) * ((t - at[j - 1]) / width if width > 0.0 else 0.5)
+def interpolate(xs: Any, ys: Any, x: float) -> Any:
+    """Return the height at ``x`` of a line through ascending points.
 
-
-@inline_jit
-def time_at(at: Any, p: Any, level: float) -> Any:
-    """Return the time by which a run has ended with probability ``level``."""
-    j = np.searchsorted(p, level)
+    It rises from 0 at 0 to the first point, and is level after the last. With times and probabilities it is P(T <= x),
+    with the two exchanged the time by which a run has ended with probability ``x``.
+    """
+    j = np.searchsorted(xs, x)
     if j == 0:
-        return at[0] * level / max(p[0], 1e-9)
-    if j >= len(at):
-        return at[-1]
-    height = p[j] - p[j - 1]
-    return at[j - 1] + (at[j] - at[j - 1]) * ((level - p[j - 1]) / height if height > 0.0 else 0.5)
+        return ys[0] * x / max(xs[0], 1e-9)
+    if j >= len(xs):
+        return ys[-1]
+    width = xs[j] - xs[j - 1]
+    return ys[j - 1] + (ys[j] - ys[j - 1]) * ((x - xs[j - 1]) / width if width > 0.0 else 0.5)
 
 
 @inline_jit
@@ -285,7 +277,7 @@ def splice_tail(at: Any, p: Any, tail: Any) -> None:
     ``tail`` has times and survival from there.
     """
     times, survival = tail[0], tail[1]
-    there = _below(at, p, times[0])
+    there = interpolate(at, p, times[0])
     n = tail.shape[1]
     for place in range(len(at)):
         if at[place] > times[0]:
@@ -303,8 +295,8 @@ def _typical(at: Any, p: Any) -> float:
     """Return the middle of the densest window of +-``DENSE``."""
     most, found = -1.0, 0.0
     for k in range(47):
-        t = time_at(at, p, 0.04 + 0.02 * k)
-        within = _below(at, p, t + DENSE) - _below(at, p, max(t - DENSE, 0.0))
+        t = interpolate(p, at, 0.04 + 0.02 * k)
+        within = interpolate(at, p, t + DENSE) - interpolate(at, p, max(t - DENSE, 0.0))
         if within > most + 1e-6:
             most, found = within, t
     return found
@@ -344,13 +336,13 @@ def read_off(at: Any, p: Any, untrained: Any, low: float, high: float, out: Any)
 
     p10 and p90 are read off at the levels ``low`` and ``high``.
     """
-    median = time_at(at, p, 0.5)
-    out[RUN_TIME.p10] = np.expm1(min(time_at(at, p, low), median))
+    median = interpolate(p, at, 0.5)
+    out[RUN_TIME.p10] = np.expm1(min(interpolate(p, at, low), median))
     out[RUN_TIME.p50] = np.expm1(median)
-    out[RUN_TIME.p90] = np.expm1(max(time_at(at, p, high), median))
+    out[RUN_TIME.p90] = np.expm1(max(interpolate(p, at, high), median))
     out[RUN_TIME.typical] = np.expm1(_typical(at, p))
     total = 0.0
     for k in range(19):
-        total += time_at(at, p, 0.05 + 0.05 * k)
+        total += interpolate(p, at, 0.05 + 0.05 * k)
     out[RUN_TIME.log_mean] = total / 19.0
     _means(at, p, untrained, out)

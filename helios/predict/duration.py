@@ -255,7 +255,7 @@ def train_on(
         until_s = int(table.ended_s[ended].max()) + 1
         until = datetime.fromtimestamp(until_s, UTC)
     back_s = _held_back_from(table, ended)
-    grow = partial(_grow, walk, seed=seed, trainer=trainer)
+    grow = partial(grow_trees, walk.timeline, seed=seed, trainer=trainer)
     if len(_ended_before(table, back_s)) < FEWEST_JOBS:
         walk.to(until_s)
         return DurationModel(cluster=cluster, trees=grow(until, progress=progress))
@@ -283,11 +283,7 @@ def refit(model: DurationModel, walk: RecordedWalk, *, until: datetime, seed: in
 
     Its choice of the predictor and its calibration are kept.
     """
-    return replace(model, trees=_grow(walk, until, seed=seed), backtest=None)
-
-
-def _grow(walk: RecordedWalk, until: datetime, **options: Any) -> Trees:
-    return grow_trees(walk.timeline, until, **options)
+    return replace(model, trees=grow_trees(walk.timeline, until, seed=seed), backtest=None)
 
 
 def grow_trees(

@@ -23,6 +23,8 @@ from helios.predict.job_table import JobTable
 from helios.predict.scores import EvaluationSet, Scores, evaluation_set, scores_for
 from helios.predict.timeline import RecordedWalk, empty_levels, untrained
 
+SHRINKAGE_PREDICTS = "Shrinkage predicted the held-back jobs better than the trees did, so it predicts and they do not."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
@@ -136,9 +138,13 @@ def evaluate(
     shrinkage.to(_end(table), model=untrained())
     judged = evaluation_set(table, walk.timeline.state.features, tested)
     figures = scores_for(walk.predicted[tested], judged)
+    again = np.isfinite(walk.at_start[tested, :1])
+    at_start = np.where(again, walk.at_start[tested], walk.predicted[tested])
     controls = _controls(table, walk.timeline.state.features, taught, tested, judged)
     controls["shrinkage"] = scores_for(shrinkage.predicted[tested], judged)
-    repeated = [f"The model was trained again {trainings} times during the test."] if trainings else []
+    notes = [] if model.trained else [SHRINKAGE_PREDICTS]
+    if trainings:
+        notes.append(f"The model was trained again {trainings} times during the test.")
     return Evaluation(
         cluster=cluster,
         train_until=moment,
@@ -147,14 +153,9 @@ def evaluate(
         model_id=model.model_id,
         model=model,
         figures=figures,
-        figures_at_start=_figures_at_start(walk, tested, judged),
+        figures_at_start=scores_for(at_start, judged) if again.any() else None,
         controls=controls,
-        notes=(
-            *_untrained_note(model),
-            *repeated,
-            *_better_controls(figures, controls),
-            *_notes(table, tested, judged),
-        ),
+        notes=(*notes, *_notes(table, tested, judged, figures, controls)),
     )
 
 
@@ -204,17 +205,6 @@ def _end(table: JobTable) -> int:
     return int(max(table.submitted_s[-1], started_s.max(initial=0))) + 1
 
 
-def _figures_at_start(walk: RecordedWalk, tested: NDArray[np.int64], judged: EvaluationSet) -> Scores | None:
-    """Evaluate predictions of ``tested`` that are made again at each start.
-
-    None where no job is known to have waited.
-    """
-    again = np.isfinite(walk.at_start[tested, 0])
-    if not again.any():
-        return None
-    return scores_for(np.where(again[:, None], walk.at_start[tested], walk.predicted[tested]), judged)
-
-
 def _controls(
     table: JobTable,
     features: NDArray[np.float32],
@@ -235,26 +225,20 @@ def _controls(
     }
 
 
-def _untrained_note(model: DurationModel) -> list[str]:
-    """Return a note if shrinkage predicts in place of the trees."""
-    if model.trained:
-        return []
-    return ["Shrinkage predicted the held-back jobs better than the trees did, so it predicts and they do not."]
-
-
-def _better_controls(figures: Scores, controls: Mapping[str, Scores]) -> list[str]:
-    """Return a note if controls order jobs better than the model does."""
-    mine = figures.spearman or 0.0
+def _notes(
+    table: JobTable,
+    tested: NDArray[np.int64],
+    judged: EvaluationSet,
+    figures: Scores,
+    controls: Mapping[str, Scores],
+) -> list[str]:
+    """Return the limits of the scores, for a person."""
+    notes, mine = [], figures.spearman or 0.0
     better = [f"{name} ({its.spearman:.2f})" for name, its in controls.items() if its.spearman and its.spearman > mine]
-    if not better:
-        return []
-    return [
-        f"The model orders these jobs worse (rank correlation {mine:.2f}) than a control does: {', '.join(better)}."
-    ]
-
-
-def _notes(table: JobTable, tested: NDArray[np.int64], judged: EvaluationSet) -> tuple[str, ...]:
-    notes = []
+    if better:
+        notes.append(
+            f"The model orders these jobs worse (rank correlation {mine:.2f}) than a control does: {', '.join(better)}."
+        )
     largest = float(judged.groups["top_user"].mean())
     if not (table.user[tested] >= 0).any():
         notes.append("No user is known: the control user_last is one number for all jobs.")
@@ -267,4 +251,4 @@ def _notes(table: JobTable, tested: NDArray[np.int64], judged: EvaluationSet) ->
     untimed = int((~np.isfinite(table.run_time_s)).sum())
     if untimed:
         notes.append(f"{untimed:,} jobs without a known run time count as submissions only.")
-    return tuple(notes)
+    return notes

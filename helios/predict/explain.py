@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.jit import cached_jit
 from helios.ports import RUN_TIME
 from helios.predict.causal_stats import (
     COLUMN,
@@ -32,7 +31,7 @@ from helios.predict.causal_stats import (
 )
 from helios.predict.distribution import PAIR_FEATURES
 from helios.predict.duration import SHRINKAGE, DurationModel
-from helios.predict.job_table import JobTable, group_columns
+from helios.predict.job_table import JobTable, group_columns, nearness
 from helios.predict.model_text import trees_alone
 from helios.predict.timeline import RecordedWalk, Timeline, untrained
 
@@ -45,8 +44,6 @@ from helios.predict.timeline import RecordedWalk, Timeline, untrained
 
 BASES = ("user+size", "user", "group", "size", "all")
 """Codes of :func:`fallback_level` by position, from the narrowest group to the widest."""
-
-_USER_SIZE, _USER, _GROUP, _SIZE, _ALL = range(len(BASES))
 
 
 def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
@@ -62,26 +59,10 @@ def fallback_level(features: NDArray[np.float32]) -> NDArray[np.int8]:
     int8 array of shape (n,)
         Positions in ``BASES``. The prediction of an unknown user's job never rests on jobs of a user.
     """
-    return np.asarray(_bases(features))
-
-
-@cached_jit
-def _bases(features: Any) -> Any:
-    bases = np.empty(len(features), dtype=np.int8)
-    for row in range(len(features)):
-        known = features[row]
-        # log1p of the number of ended jobs. For an unknown user it is NaN, which is not above 0.
-        if known[COLUMN.user_size_ended] > 0:
-            bases[row] = _USER_SIZE
-        elif known[COLUMN.user_ended] > 0:
-            bases[row] = _USER
-        elif not np.isnan(known[COLUMN.account_mean]):
-            bases[row] = _GROUP
-        elif not np.isnan(known[COLUMN.request_last_1]):
-            bases[row] = _SIZE
-        else:
-            bases[row] = _ALL
-    return bases
+    # log1p of the number of ended jobs. For an unknown user it is NaN, which is not above 0.
+    own, users = features[:, COLUMN.user_size_ended] > 0, features[:, COLUMN.user_ended] > 0
+    group, size = (~np.isnan(features[:, column]) for column in (COLUMN.account_mean, COLUMN.request_last_1))
+    return np.asarray(np.select([own, users, group, size], range(4), len(BASES) - 1), dtype=np.int8)
 
 
 # Past jobs that had ended by a job's submission: the most similar ones, and the last ones of the prediction's basis.
@@ -99,8 +80,6 @@ OTHER_PARTITION, OTHER_STEM, OTHER_NAME, OTHER_USER, OTHER_ACCOUNT = 1.0, 2.0, 0
 values were chosen."""
 AGE = 0.1
 """Distance for each factor e in the number of jobs of the same kind (same request and user) that ended since."""
-UNKNOWN_LIMIT, UNLIMITED, UNKNOWN_SIZE = -5.0, 20.0, -1.0
-"""Values in place of a logarithm, as in the features. An unknown limit is close to another unknown one only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +149,7 @@ def similar_jobs(table: JobTable, *, most: int = 5) -> tuple[SimilarJob, ...]:
         others = ended[~own]
         account = (table.account[others] == table.account[-1]) & (table.account[-1] >= 0)
         stem = (table.stem[others] == table.stem[-1]) & (table.stem[-1] >= 0)
-        size = _size(table)
+        size = nearness(table)[:, 0]
         kin = others[account | stem | (size[others] == size[-1])]
         chosen += _nearest(table, kin, most - len(chosen))
     return tuple(chosen)
@@ -218,7 +197,7 @@ def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np
     So an old job of a rare kind is not displaced by many newer jobs of a common kind.
     """
     same_stem = table.stem == table.stem[-1]  # not the stem itself: if all names differed, all jobs would have age 0
-    columns = (_size(table), _limit(table), table.partition, same_stem, table.user)
+    columns = (*nearness(table)[:, :3].T, same_stem, table.user)
     kind = np.zeros(len(newest_first), dtype=np.int64)
     for column in columns:
         codes, values = pd.factorize(column[newest_first])
@@ -228,7 +207,7 @@ def _newer_alike(table: JobTable, newest_first: NDArray[np.int64]) -> NDArray[np
 
 def _apart(table: JobTable, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """Return the distances of ``rows`` from the last job, by property."""
-    size, limit = _size(table), _limit(table)
+    size, limit = nearness(table)[:, :2].T
     cpu_or_gpu = (table.gpus[rows] > 0) != (table.gpus[-1] > 0)
     other_stem = table.stem[rows] != table.stem[-1]
     other_name = table.name[rows] != table.name[-1]
@@ -240,14 +219,6 @@ def _apart(table: JobTable, rows: NDArray[np.int64]) -> dict[str, NDArray[np.flo
         "user": OTHER_USER * ((table.user[rows] != table.user[-1]) & (table.user[-1] >= 0)),
         "account": OTHER_ACCOUNT * (table.account[rows] != table.account[-1]),
     }
-
-
-def _size(table: JobTable) -> NDArray[np.float64]:
-    return np.nan_to_num(np.log1p(table.size), nan=UNKNOWN_SIZE)
-
-
-def _limit(table: JobTable) -> NDArray[np.float64]:
-    return np.nan_to_num(np.log1p(table.time_limit_s), nan=UNKNOWN_LIMIT, posinf=UNLIMITED)
 
 
 PRIOR, NEIGHBOURHOOD, DISTRIBUTION = "prior", "neighbours", "distribution"

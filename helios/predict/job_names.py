@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -34,6 +35,7 @@ _NO_WORD = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|[\W_])+")
 _EXTENSION = re.compile(r"\.[a-z]{1,6}$")
 
 
+@lru_cache(maxsize=65_536)
 def split_words(name: str) -> str:
     """Return the words of a job's name in lower case, in order.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
@@ -12,29 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from helios.jit import cached_jit
-from helios.model import JOBS, PREDICTIONS, in_submission_order
+from helios.model import JOBS, PREDICTIONS, QUEUE, in_submission_order
 from helios.ports import RUN_TIME
-from helios.predict.causal_stats import (
-    _BURST,
-    _LAST_SUBMIT_S,
-    _SUBMITTED,
-    _UNENDED,
-    _UNENDED_SUM_S,
-    BURST_GAP_S,
-    FEATURES,
-    LEVELS,
-    NEVER_S,
-    REQUEST_FEATURES,
-    USER,
-    CausalStats,
-    Events,
-    empty_stats,
-    replay_events,
-)
+from helios.predict.causal_stats import LEVELS
 from helios.predict.explain import BASES, fallback_level
-from helios.predict.job_table import Categories, JobTable, event_order
-from helios.predict.live_runs import LiveRuns, more_room
+from helios.predict.job_table import ASKED, JobTable, event_order, nearness
+from helios.predict.live_history import NOTHING_UNENDED, Categories, LiveHistory, Unended
 from helios.predict.timeline import started_s, untrained
 
 if TYPE_CHECKING:
@@ -67,7 +49,7 @@ class LivePredictor:
         self._timezone = timezone
         self._told: set[tuple[str, int, int]] = set()
         self._not_yet_past = JOBS.empty()
-        self._memory, self._runs, self._vocabulary = OnlineStats(), LiveRuns(), Categories()
+        self._history, self._vocabulary = LiveHistory(), Categories()
         self._lock = Lock()
         self.learn(history)
 
@@ -147,78 +129,64 @@ class LivePredictor:
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Return predictions, columns of ``RunTime``, and the features of the jobs."""
         moment = pd.Timestamp(now).floor("s")
-        model = self.model
+        local, now_s, model = moment.tz_convert(self._timezone), int(moment.timestamp()), self.model
         with self._lock:
-            self._learn_until(moment)
-            memory, vocabulary = self._memory, self._vocabulary.aside()
-            local = moment.tz_convert(self._timezone)
+            self._learn_until(now_s)
+            vocabulary = self._vocabulary.aside()
             asked = JobTable.from_queue(
                 pending,
-                submitted_s=np.full(len(pending), int(moment.timestamp())),
+                submitted_s=np.full(len(pending), now_s),
                 hour=float(local.hour),
                 weekday=float(local.weekday()),
                 coding=vocabulary,
             )
-            groups = vocabulary.groups(asked)
+            events = event_order(asked, groups=vocabulary.groups(asked))
             frames = [frame for frame in (running, self._not_yet_past) if frame is not None and len(frame)]
-            unended = [_unended(frame, asked=asked, vocabulary=vocabulary) for frame in frames]
-            events, now_s = event_order(asked, groups=groups), int(moment.timestamp())
-            features, history = memory.describe(
+            unended = [_unended(frame, asked, now_s, vocabulary) for frame in frames]
+            return self._history.predict(
                 events,
-                unended=np.concatenate([groups[:0], *(of_some for of_some, _ in unended)]),
-                unended_submitted_s=np.concatenate([asked.submitted_s[:0], *(when_s for _, when_s in unended)]),
-                now_s=now_s,
-            )
-            begun = [_running(frame, now_s, vocabulary) for frame in frames]
-            found = self._runs.predict(
-                events,
-                features,
-                history,
-                running=[events for events, _ in begun],
-                since_s=np.concatenate([np.empty(0, dtype=np.int64), *(since_s for _, since_s in begun)]),
+                Unended(*map(np.concatenate, zip(NOTHING_UNENDED, *unended, strict=True))),
                 now_s=now_s,
                 model=model.kernel if model else untrained(),
                 levels=model.levels if model else None,
             )
-        return found, features
 
-    def _learn_until(self, moment: pd.Timestamp) -> None:
-        """Learn from the jobs that ended strictly before ``moment``."""
+    def _learn_until(self, now_s: int) -> None:
+        """Learn from the jobs that ended strictly before a moment."""
         told = self._not_yet_past
-        past = ((told["ended_at"] < moment) & (told["submitted_at"] < moment)).to_numpy()
+        past = (_seconds(told["ended_at"])[0] < now_s) & (_seconds(told["submitted_at"])[0] < now_s)
         if past.any():
             table = JobTable.from_frame(told[past], coding=self._vocabulary)
-            groups = self._vocabulary.groups(table)
-            events = event_order(table, groups=groups)
-            self._memory.learn(events, table.ended_s)
-            self._runs.learn(events, started_s(table), table.ended_s)
+            events = event_order(table, groups=self._vocabulary.groups(table))
+            self._history.learn(events, started_s(table), table.ended_s)
             self._not_yet_past = told[~past]
 
 
-def _unended(
-    jobs: pd.DataFrame, *, asked: JobTable, vocabulary: Categories
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return groups and submission times of unended jobs that features need.
+def _seconds(times: pd.Series[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return times in s since the epoch, and which of them are known."""
+    micros = times.array.to_numpy(dtype="datetime64[us]")
+    return micros.astype(np.int64) // 1_000_000, ~np.isnat(micros)
 
-    They were submitted before the jobs ``asked``, by the same users, because features do not use other users' unended
-    jobs.
+
+def _unended(jobs: pd.DataFrame, asked: JobTable, now_s: int, vocabulary: Categories) -> Unended:
+    """Return the jobs of a frame that have not ended.
+
+    Features need those of the users who ask, submitted before. Of running jobs, those with neither the user nor the
+    request of any job asked about count as running alone, and their groups are left out, which take most of the time.
     """
-    submitted_s = jobs["submitted_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
-    theirs = np.isin(vocabulary.codes("user", jobs["user"].array), asked.user) & (submitted_s < asked.submitted_s[0])
-    table = JobTable.from_queue(
-        jobs, rows=theirs, submitted_s=submitted_s[theirs], hour=np.nan, weekday=np.nan, coding=vocabulary
-    )
-    return vocabulary.groups(table), table.submitted_s
-
-
-def _running(frame: pd.DataFrame, now_s: int, vocabulary: Categories) -> tuple[Events, NDArray[np.int64]]:
-    """Return the jobs whose start is known and past, and their starts."""
-    since_s = frame["started_at"].array.to_numpy(dtype="datetime64[us]").astype(np.int64) // 1_000_000
-    begun = frame["started_at"].notna().to_numpy() & (since_s < now_s)
-    table = JobTable.from_queue(
-        frame, rows=begun, submitted_s=since_s[begun], hour=np.nan, weekday=np.nan, coding=vocabulary
-    )
-    return event_order(table, groups=vocabulary.groups(table)), since_s[begun]
+    QUEUE.check(jobs, columns=ASKED)
+    (submitted_s, _), (since_s, started) = _seconds(jobs["submitted_at"]), _seconds(jobs["started_at"])
+    begun = started & (since_s < now_s)
+    own = np.isin(vocabulary.codes("user", jobs["user"].array), asked.user)
+    limit_s = jobs["time_limit_s"].to_numpy()
+    alike = np.isin(jobs["gpus"].to_numpy(), asked.gpus) & (np.isin(limit_s, asked.time_limit_s) | np.isnan(limit_s))
+    theirs = own & (submitted_s < now_s)
+    needed = theirs | (begun & (own | alike))
+    groups, near = np.full((len(jobs), len(LEVELS)), -1, dtype=np.int32), np.zeros((len(jobs), 4))
+    if needed.any():
+        table = JobTable.from_queue(jobs, rows=needed, submitted_s=submitted_s[needed], coding=vocabulary)
+        groups[needed], near[needed] = vocabulary.groups(table), nearness(table)
+    return Unended(groups[theirs], submitted_s[theirs], groups[begun], near[begun], since_s[begun])
 
 
 def _as_frame(
@@ -237,194 +205,6 @@ def _as_frame(
 @lru_cache(maxsize=4)
 def _sources(*names: str) -> pd.CategoricalDtype:
     return pd.CategoricalDtype(pd.Index(names, dtype="str"))
-
-
-# Statistics of ended jobs that a live predictor extends, and queries without changing them.
-#
-# The sums are those of :mod:`helios.predict.causal_stats`, and its kernels update them. Here they have room for new
-# groups and accept submissions in any order. A query works on a small copy of its groups, so that what it assumes
-# (running and waiting jobs) is discarded with the copy.
-
-_ROOM = 1024
-_NO_JOBS = np.empty(0, dtype=np.int64)
-# A submission without a group. Ends before it are learned, and it changes nothing itself.
-_NOBODY = Events(
-    submitted_s=np.array([NEVER_S]),
-    log_run=np.full(1, np.nan),
-    limit_share=np.full(1, np.nan),
-    failed=np.full(1, np.nan),
-    request=np.zeros((1, len(REQUEST_FEATURES)), dtype=np.float32),
-    nearness=np.zeros((1, 4)),
-    groups=np.full((1, len(LEVELS)), -1, dtype=np.int32),
-)
-
-
-class OnlineStats:
-    """``CausalStats`` that grows with new groups.
-
-    It has ended jobs only.
-    """
-
-    def __init__(self) -> None:
-        # One empty group and user, the initial value of every new group.
-        self._blank = empty_stats(replace(_NOBODY, groups=np.zeros_like(_NOBODY.groups)))
-        self._history = _padded(self._blank, groups=_ROOM, users=_ROOM)
-        self._n_groups = self._n_users = 0
-        self._submissions: dict[int, NDArray[np.int64]] = {}
-
-    def learn(self, events: Events, ended_s: NDArray[np.int64]) -> None:
-        """Add jobs that have ended.
-
-        Older submissions may come after younger ones. Ends count in the order of the calls, and those of one call by
-        their time, then by row.
-
-        Parameters
-        ----------
-        events : Events
-            In submission order.
-        ended_s : int64 array, s since the epoch
-        """
-        self._make_room(events.groups)
-        _submit(self._history.counts, events.groups, events.submitted_s)
-        order = np.argsort(ended_s, kind="stable")
-        with_nobody = Events(*_joined(_NOBODY, events))
-        unread = np.empty((1, len(FEATURES)), dtype=np.float32)
-        replay_events(self._history, with_nobody, np.zeros(1, dtype=np.int64), order + 1, ended_s[order], 0, unread)
-        for user, submitted_s in _by_group(events.groups[:, USER], events.submitted_s):
-            earlier = self._submissions.get(user, _NO_JOBS)
-            self._submissions[user] = np.sort(np.concatenate((earlier, submitted_s)))
-
-    def describe(
-        self, asked: Events, *, unended: NDArray[np.int32], unended_submitted_s: NDArray[np.int64], now_s: int
-    ) -> tuple[NDArray[np.float32], CausalStats]:
-        """Return the features of jobs submitted now, and their users' statistics.
-
-        The statistics kept here are not changed.
-
-        Parameters
-        ----------
-        asked : Events
-            Unknown group numbers are new groups.
-        unended : int32 array of shape (n, len(LEVELS))
-            Groups of jobs that have been submitted and have not ended.
-        unended_submitted_s : int64 array of shape (n,)
-            Submission of these jobs, s since the epoch.
-
-        Returns
-        -------
-        features : float32 array of shape (len(asked.submitted_s), len(FEATURES))
-        users : CausalStats
-            Its rings are those of the users in ``asked``, by their group numbers.
-        """
-        numbers = np.unique(asked.groups[asked.groups >= 0])
-        near = _renumbered(asked.groups, numbers)
-        history = self._copy_of(numbers, users=np.unique(near[near[:, USER] >= 0, USER]))
-        others = _renumbered(unended, numbers)
-        _submit(history.counts, others, unended_submitted_s)
-        self._count_bursts(history, numbers, others[:, USER], unended_submitted_s, now_s)
-        features = np.empty((len(near), len(FEATURES)), dtype=np.float32)
-        replay_events(history, replace(asked, groups=near), np.arange(len(near)), _NO_JOBS, _NO_JOBS, 0, features)
-        ring_of = np.full(int(numbers.max(initial=-1)) + 1, -1, dtype=np.int32)
-        ring_of[numbers] = history.ring_of
-        return features, replace(history, ring_of=ring_of)
-
-    def _make_room(self, groups: NDArray[np.int32]) -> None:
-        users = np.unique(groups[groups[:, USER] >= 0, USER])
-        n_groups, n_users = max(self._n_groups, int(groups.max(initial=-1)) + 1), self._n_users + len(users)
-        # One more than needed, because the row after the last one stands for unknown groups.
-        more_groups = more_room(len(self._history.sums), n_groups + 1)
-        more_users = more_room(len(self._history.rings), n_users + 1)
-        if more_groups or more_users:
-            more = _padded(self._blank, groups=more_groups, users=more_users)
-            self._history = CausalStats(*_joined(self._history, more))
-        fresh = users[self._history.ring_of[users] < 0]
-        self._history.ring_of[fresh] = np.arange(self._n_users, self._n_users + len(fresh), dtype=np.int32)
-        self._n_groups, self._n_users = n_groups, self._n_users + len(fresh)
-
-    def _copy_of(self, numbers: NDArray[np.int32], *, users: NDArray[np.int32]) -> CausalStats:
-        """Return a copy of the groups ``numbers``, renumbered by position.
-
-        ``users`` are such positions.
-        """
-        rows = np.minimum(numbers, self._n_groups)
-        rings = self._history.ring_of[rows[users]]
-        rings = np.where(rings < 0, self._n_users, rings)
-        ring_of = np.full(len(rows), -1, dtype=np.int32)
-        ring_of[users] = np.arange(len(users), dtype=np.int32)
-        return CausalStats(
-            sums=self._history.sums[rows],
-            counts=self._history.counts[rows],
-            rings=self._history.rings[rings],
-            ring_of=ring_of,
-            ring_length=self._history.ring_length[rings],
-        )
-
-    def _count_bursts(
-        self,
-        history: CausalStats,
-        numbers: NDArray[np.int32],
-        users: NDArray[np.int32],
-        submitted_s: NDArray[np.int64],
-        now_s: int,
-    ) -> None:
-        """Set how many jobs each user has submitted in a row.
-
-        The count of other groups is never read.
-        """
-        unended = dict(_by_group(users, submitted_s))
-        lately = (history.ring_of >= 0) & (history.counts[:, _LAST_SUBMIT_S] >= now_s - BURST_GAP_S)
-        for user in np.flatnonzero(lately).tolist():
-            known = self._submissions.get(int(numbers[user]), _NO_JOBS)
-            times = np.sort(np.concatenate((known, unended.get(user, _NO_JOBS))))
-            apart = np.flatnonzero(np.diff(times) > BURST_GAP_S)
-            history.counts[user, _BURST] = len(times) - (apart[-1] + 1 if len(apart) else 0)
-
-
-def _padded(blank: CausalStats, *, groups: int, users: int) -> CausalStats:
-    """Return empty statistics of so many groups and users."""
-    return CausalStats(
-        sums=np.repeat(blank.sums, groups, axis=0),
-        counts=np.repeat(blank.counts, groups, axis=0),
-        rings=np.repeat(blank.rings, users, axis=0),
-        ring_of=np.full(groups, -1, dtype=np.int32),
-        ring_length=np.repeat(blank.ring_length, users),
-    )
-
-
-def _joined(first: Any, second: Any) -> list[Any]:
-    return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-
-
-def _renumbered(groups: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return groups as positions in ``numbers``, which ascend.
-
-    -1 for no group, and for a group that is not in ``numbers``.
-    """
-    if not len(numbers):
-        return np.full_like(groups, -1)
-    found = np.minimum(np.searchsorted(numbers, groups), len(numbers) - 1)
-    return np.where(numbers[found] == groups, found, -1).astype(np.int32)
-
-
-def _by_group(groups: NDArray[np.int32], values: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return the values of each group but -1."""
-    order = np.argsort(groups, kind="stable")
-    found, first = np.unique(groups[order], return_index=True)
-    parts = np.split(values[order], first[1:]) if len(found) else []
-    return [(group, part) for group, part in zip(found.tolist(), parts, strict=True) if group >= 0]
-
-
-@cached_jit
-def _submit(counts: Any, groups: Any, submitted_s: Any) -> None:
-    for job in range(len(groups)):
-        for group in groups[job]:
-            if group < 0:
-                continue
-            count = counts[group]
-            count[_SUBMITTED] += 1
-            count[_UNENDED] += 1
-            count[_UNENDED_SUM_S] += submitted_s[job]
-            count[_LAST_SUBMIT_S] = max(count[_LAST_SUBMIT_S], submitted_s[job])
 
 
 # Remaining run time of a running job: its prediction, given that it has not ended.

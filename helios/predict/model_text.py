@@ -39,15 +39,8 @@ _RANGE = re.compile(rf"none|\[{_BOUND}:{_BOUND}\]")
 _END = "end of trees\n"
 
 _HEADER = (
-    "version",
-    "num_class",
-    "num_tree_per_iteration",
-    "label_index",
-    "max_feature_idx",
-    "objective",
-    "feature_names",
-    "feature_infos",
-    "tree_sizes",
+    *("version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective"),
+    *("feature_names", "feature_infos", "tree_sizes"),
 )
 _FIXED = {"num_class": "1", "num_tree_per_iteration": "1", "label_index": "0"}
 _OF_SPLITS = {"split_feature": _INTS, "split_gain": _FLOATS, "threshold": _THRESHOLDS, "decision_type": _INTS}
@@ -55,13 +48,11 @@ _OF_SPLITS |= {"left_child": _INTS, "right_child": _INTS}
 _OF_SPLITS |= {"internal_value": _FLOATS, "internal_weight": _FLOATS, "internal_count": _INTS}
 _OF_LEAVES = {"leaf_value": _FLOATS, "leaf_weight": _FLOATS, "leaf_count": _INTS}
 _OF_TREE = (
-    "num_leaves",
-    "num_cat",
+    *("num_leaves", "num_cat"),
     *("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child"),
     *("leaf_value", "leaf_weight", "leaf_count"),
     *("internal_value", "internal_weight", "internal_count"),
-    "is_linear",
-    "shrinkage",
+    *("is_linear", "shrinkage"),
 )
 
 

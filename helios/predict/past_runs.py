@@ -11,8 +11,9 @@ All times are log1p of seconds. The kernels serve a recorded trace at once and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections import namedtuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,39 +46,10 @@ ANCHORS = (
     *("near_weight", "started_weight", "request_weight", "key_ended", "last_two_apart"),
 )
 """Numbers that describe the samples of a job, log1p s or weights."""
-
-
-class AnchorColumns(NamedTuple):
-    """Positions of ``ANCHORS``."""
-
-    key_last_1: int
-    key_last_2: int
-    near_p10: int
-    near_p25: int
-    near_p50: int
-    near_p75: int
-    near_p90: int
-    request_p10: int
-    request_p25: int
-    request_p50: int
-    request_p75: int
-    request_p90: int
-    started_p10: int
-    started_p50: int
-    started_p90: int
-    running: int
-    running_longest: int
-    running_alike: int
-    running_alike_longest: int
-    running_alike_mean: int
-    near_weight: int
-    started_weight: int
-    request_weight: int
-    key_ended: int
-    last_two_apart: int
-
-
-ANCHOR = AnchorColumns(*range(len(ANCHORS)))
+ANCHOR: Any = namedtuple("AnchorColumns", ANCHORS)(*range(len(ANCHORS)))
+"""Position of each of ``ANCHORS``."""
+FIVE_LEVELS = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
+"""Levels of the quantiles of a sample that are anchors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +108,13 @@ class Samples(Table):
     anchors : float64 array of shape (len(ANCHORS),)
     """
 
-    value: NDArray[np.float64]
-    mass: NDArray[np.float64]
-    length: NDArray[np.int64]
-    rest: NDArray[np.float64]
-    longest: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    anchors: NDArray[np.float64]
+    value: NDArray[np.float64] = field(default_factory=lambda: np.zeros((5, ALL_STARTS)))
+    mass: NDArray[np.float64] = field(default_factory=lambda: np.zeros((5, ALL_STARTS)))
+    length: NDArray[np.int64] = field(default_factory=lambda: np.zeros(5, dtype=np.int64))
+    rest: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
+    longest: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
+    weight: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
+    anchors: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(ANCHORS)))
 
 
 def empty_past(groups: NDArray[np.int32]) -> PastRuns:
@@ -187,27 +159,14 @@ def blank_sample_state() -> NDArray[np.float64]:
     return np.array([0.0, -1e9, 0.0, 0.0])
 
 
-def empty_samples() -> Samples:
-    """Return room for the samples of one job."""
-    return Samples(
-        value=np.zeros((5, ALL_STARTS)),
-        mass=np.zeros((5, ALL_STARTS)),
-        length=np.zeros(5, dtype=np.int64),
-        rest=np.zeros(5),
-        longest=np.zeros(5),
-        weight=np.zeros(5),
-        anchors=np.zeros(len(ANCHORS)),
-    )
-
-
 @inline_jit
 def note_start(past: Any, groups: Any, job: int, started_s: int) -> None:
-    """Add a job that started. A group without a ring is skipped."""
+    """Add a job that started. No group, and one without a ring, is skipped."""
     past.started_s[job] = started_s
     user, request = groups[job, USER], groups[job, REQUEST]
     if user >= 0 and past.ring_of[user] >= 0:
         _insert(past.started_s, past.user_starts, past.user_count, past.ring_of[user], job)
-    if past.ring_of[request] >= 0:
+    if request >= 0 and past.ring_of[request] >= 0:
         _insert(past.started_s, past.request_starts, past.request_count, past.ring_of[request], job)
     _insert(past.started_s, past.all_starts, past.all_count, 0, job)
 
@@ -284,6 +243,13 @@ def _quantile(value: Any, mass: Any, n: int, level: float) -> Any:
 
 
 @inline_jit
+def _note_quantiles(anchors: Any, first: int, value: Any, mass: Any, n: int) -> None:
+    """Set the five quantiles of a sample, from the anchor ``first`` on."""
+    for k in range(len(FIVE_LEVELS)):
+        anchors[first + k] = _quantile(value, mass, n, FIVE_LEVELS[k])
+
+
+@inline_jit
 def _distance(a: Any, b: Any) -> Any:
     """Return how unlike two jobs are in size, limit, partition and name."""
     return abs(a[0] - b[0]) + abs(a[1] - b[1]) + (a[2] != b[2]) + 2.0 * (a[3] != b[3])
@@ -319,11 +285,7 @@ def _sample_ended(past: Any, history: Any, groups: Any, nearness: Any, job: int,
     if n > 0:
         mass[:n] /= total
         _sort(value, mass, n)
-        anchors[ANCHOR.near_p10] = _quantile(value, mass, n, 0.1)
-        anchors[ANCHOR.near_p25] = _quantile(value, mass, n, 0.25)
-        anchors[ANCHOR.near_p50] = _quantile(value, mass, n, 0.5)
-        anchors[ANCHOR.near_p75] = _quantile(value, mass, n, 0.75)
-        anchors[ANCHOR.near_p90] = _quantile(value, mass, n, 0.9)
+        _note_quantiles(anchors, ANCHOR.near_p10, value, mass, n)
     samples.length[NEAR], samples.weight[NEAR] = n, total
     if key < 0:
         return
@@ -375,10 +337,7 @@ def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now
                 alike_sum += so_far
                 longest = anchors[ANCHOR.running_alike_longest]
                 anchors[ANCHOR.running_alike_longest] = max(so_far, longest) if alike > 1 else so_far
-    _sort(value, mass, n)
-    samples.rest[STARTED_BY_USER] = _censor(mass, n)
-    samples.longest[STARTED_BY_USER] = value[n - 1] if n > 0 else 0.0
-    samples.length[STARTED_BY_USER], samples.weight[STARTED_BY_USER] = n, total
+    _set_started(samples, STARTED_BY_USER, n, total)
     anchors[ANCHOR.started_p10] = _quantile(value, mass, n, 0.1)
     anchors[ANCHOR.started_p50] = _quantile(value, mass, n, 0.5)
     anchors[ANCHOR.started_p90] = _quantile(value, mass, n, 0.9)
@@ -390,29 +349,11 @@ def _sample_started_by_user(past: Any, groups: Any, nearness: Any, job: int, now
 @inline_jit
 def _sample_started_alike(past: Any, groups: Any, job: int, now: int, samples: Any) -> None:
     """Take the sample of the same request's jobs that started last."""
-    anchors = samples.anchors
     ring = past.ring_of[groups[job, REQUEST]]
-    length = past.request_count[ring]
     value, mass = samples.value[STARTED_ALIKE], samples.mass[STARTED_ALIKE]
-    n, total = 0, 0.0
-    for age in range(min(length, REQUEST_STARTS)):
-        other = past.request_starts[ring, (length - 1 - age) % REQUEST_STARTS]
-        so_far = _age(past, other, now)
-        if np.isnan(so_far):
-            continue
-        weight = 1.0 / (1.0 + age / 32.0)
-        value[n], mass[n] = so_far, weight if past.ended[other] else -weight
-        n += 1
-        total += weight
-    _sort(value, mass, n)
-    samples.rest[STARTED_ALIKE] = _censor(mass, n)
-    samples.longest[STARTED_ALIKE] = value[n - 1] if n > 0 else 0.0
-    samples.length[STARTED_ALIKE], samples.weight[STARTED_ALIKE] = n, total
-    anchors[ANCHOR.request_p10] = _quantile(value, mass, n, 0.1)
-    anchors[ANCHOR.request_p25] = _quantile(value, mass, n, 0.25)
-    anchors[ANCHOR.request_p50] = _quantile(value, mass, n, 0.5)
-    anchors[ANCHOR.request_p75] = _quantile(value, mass, n, 0.75)
-    anchors[ANCHOR.request_p90] = _quantile(value, mass, n, 0.9)
+    n, total = _take_started(past, past.request_starts[ring], past.request_count[ring], 32.0, now, value, mass)
+    _set_started(samples, STARTED_ALIKE, n, total)
+    _note_quantiles(samples.anchors, ANCHOR.request_p10, value, mass, n)
 
 
 @inline_jit
@@ -421,13 +362,7 @@ def _sample_started(past: Any, now: int, samples: Any) -> None:
     length, state = past.all_count[0], past.sample_state
     if length - state[1] >= min(ALL_AGAIN, 1 + length // ALL_AGAIN):
         value, mass = past.sample[0], past.sample[1]
-        n = 0
-        for age in range(min(length, ALL_STARTS)):
-            other = past.all_starts[0, (length - 1 - age) % ALL_STARTS]
-            so_far = _age(past, other, now)
-            if not np.isnan(so_far):
-                value[n], mass[n] = so_far, 1.0 if past.ended[other] else -1.0
-                n += 1
+        n, _ = _take_started(past, past.all_starts[0], length, np.inf, now, value, mass)
         _sort(value, mass, n)
         state[2] = _censor(mass, n)
         state[0], state[1], state[3] = n, length, value[n - 1] if n > 0 else 0.0
@@ -435,6 +370,36 @@ def _sample_started(past: Any, now: int, samples: Any) -> None:
     samples.value[STARTED, :n], samples.mass[STARTED, :n] = past.sample[0, :n], past.sample[1, :n]
     samples.length[STARTED], samples.weight[STARTED] = n, float(n)
     samples.rest[STARTED], samples.longest[STARTED] = state[2], state[3]
+
+
+@inline_jit
+def _take_started(  # noqa: PLR0917 - as above
+    past: Any, starts: Any, length: int, decay: float, now: int, value: Any, mass: Any
+) -> tuple[int, float]:
+    """Take the last jobs of a ring of starts, and return their number and weight.
+
+    The ``decay``-th newest weighs half. The mass of a job that still runs is negative.
+    """
+    n, total = 0, 0.0
+    for age in range(min(length, len(starts))):
+        other = starts[(length - 1 - age) % len(starts)]
+        so_far = _age(past, other, now)
+        if not np.isnan(so_far):
+            weight = 1.0 / (1.0 + age / decay)
+            value[n], mass[n] = so_far, weight if past.ended[other] else -weight
+            n += 1
+            total += weight
+    return n, total
+
+
+@inline_jit
+def _set_started(samples: Any, sample: int, n: int, total: float) -> None:
+    """Finish a sample of started jobs."""
+    value, mass = samples.value[sample], samples.mass[sample]
+    _sort(value, mass, n)
+    samples.rest[sample] = _censor(mass, n)
+    samples.longest[sample] = value[n - 1] if n > 0 else 0.0
+    samples.length[sample], samples.weight[sample] = n, total
 
 
 @inline_jit

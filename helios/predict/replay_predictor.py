@@ -15,7 +15,7 @@ from helios.model import JOBS
 from helios.ports import HORIZON_S, RUN_TIME
 from helios.predict.duration import SHRINKAGE, DurationModel, grow_trees
 from helios.predict.job_table import JobTable
-from helios.predict.timeline import RecordedWalk, known_events, note_ended, note_started, untrained
+from helios.predict.timeline import RecordedWalk, note_ended, note_started, untrained
 
 FIRST_FIT_JOBS = 1_000
 WARM_SHARE = 0.25
@@ -139,7 +139,7 @@ class ReplayTrainedPredictor:
         if model is not None:
             walk.set_levels(model.levels or walk.levels())
             self._timeline.model = model.kernel
-        self._known = known_events(walk, np.nan_to_num(table.run_time_s).round().astype(np.int64))
+        self._known = walk.known_events(np.nan_to_num(table.run_time_s).round().astype(np.int64))
         self._model, self._seed, self._refit, self._refit_every_s = model, seed, refit, refit_every_s
         self._fitted_s = int(model.trained_until.timestamp()) if model else None
         self._next_fit = max(FIRST_FIT_JOBS, 2 * model.jobs if model else 0)

@@ -222,10 +222,11 @@ def scores_for(predicted: NDArray[np.float64], judged: EvaluationSet) -> Scores:
     truth = judged.run_time_s
     error = np.abs(guess - truth)
     relative = error / np.maximum(truth, 1.0)
+    of_bursts = pd.DataFrame({"predicted": score, "true": truth}).groupby(judged.burst).median()
     scores = Scores(
         **asdict(predictor_score(predicted, truth)),
         spearman_90=_spearman_90(score, judged),
-        spearman_by_burst=spearman(*_medians_of_bursts(score, judged)),
+        spearman_by_burst=spearman(*of_bursts.to_numpy().T),
         mae_s=float(error.mean()),
         within_10pct=float((relative <= 0.1).mean()),
         within_50pct=float((relative <= 0.5).mean()),
@@ -260,13 +261,6 @@ def predictor_score(predicted: NDArray[np.float64], truth_s: NDArray[np.float64]
         bias_log=float(log_error.mean()),
         coverage_p10_p90=None if inside is None else float(inside.mean()),
     )
-
-
-def _medians_of_bursts(
-    score: NDArray[np.float64], judged: EvaluationSet
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    both = pd.DataFrame({"predicted": score, "true": judged.run_time_s}).groupby(judged.burst).median()
-    return both["predicted"].to_numpy(), both["true"].to_numpy()
 
 
 def spearman(predicted: NDArray[np.float64], truth: NDArray[np.float64]) -> float | None:

@@ -12,7 +12,7 @@ Learned from ends alone, all jobs would seem short.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,16 +45,16 @@ from helios.predict.distribution import (
     describe_pair_job,
     describe_thresholds,
     draw_thresholds,
+    interpolate,
     lay_grid,
     pool,
     read_off,
     splice_tail,
     step_trees,
-    time_at,
 )
 from helios.predict.job_table import JobTable, event_order
 from helios.predict.model_text import MOST_LEAVES
-from helios.predict.past_runs import PastRuns, Samples, empty_past, empty_samples, note_end, note_start, take_samples
+from helios.predict.past_runs import PastRuns, Samples, empty_past, note_end, note_start, take_samples
 from helios.predict.scores import ALIKE_BURST_GAP_S, LOG_ALIKE_GAP, LOG_FEW, LOG_USER_GAP
 from helios.predict.trees import parse_trees
 
@@ -138,6 +138,21 @@ class Model(Table):
 
 
 @dataclass(frozen=True, eq=False)
+class Heap(Table):
+    """Moments with an item each, the earliest first, of equal ones the smallest item.
+
+    Attributes
+    ----------
+    moment_s, item : int64 arrays of shape (n,)
+    length : int64 array of shape (1,)
+    """
+
+    moment_s: NDArray[np.int64]
+    item: NDArray[np.int64]
+    length: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Waiting(Table):
     """What is kept of each job until it has taught the calibration.
 
@@ -151,9 +166,8 @@ class Waiting(Table):
     weight : float32 array of shape (n,)
     of_user : float64 array of shape (n_users, 2)
     burst_last_s, burst_length : int64 arrays of shape (n_groups,)
-    heap_s, heap_bound : int64 arrays of shape (2 n,)
-        A heap of moments, with 2 x job + side.
-    heap_length : int64 array of shape (1,)
+    bounds : Heap
+        When jobs reach their bounds, each as 2 x job + side.
     """
 
     level: NDArray[np.float32]
@@ -164,27 +178,25 @@ class Waiting(Table):
     of_user: NDArray[np.float64]
     burst_last_s: NDArray[np.int64]
     burst_length: NDArray[np.int64]
-    heap_s: NDArray[np.int64]
-    heap_bound: NDArray[np.int64]
-    heap_length: NDArray[np.int64]
+    bounds: Heap
 
 
 @dataclass(frozen=True, eq=False)
 class Scratch(Table):
     """Room for the answer to one question."""
 
-    samples: Samples
-    by_grid: NDArray[np.float64]
-    by_pairs: NDArray[np.float64]
-    of_grid: NDArray[np.float32]
-    of_pairs: NDArray[np.float32]
-    of_job: NDArray[np.float32]
-    at: NDArray[np.float64]
-    p: NDArray[np.float64]
-    pairs_at: NDArray[np.float64]
-    difference: NDArray[np.float64]
-    stack: NDArray[np.int64]
-    pooled: NDArray[np.float64]
+    samples: Samples = field(default_factory=Samples)
+    by_grid: NDArray[np.float64] = field(default_factory=lambda: np.zeros((6, GRID)))
+    by_pairs: NDArray[np.float64] = field(default_factory=lambda: np.zeros((6, THRESHOLDS)))
+    of_grid: NDArray[np.float32] = field(default_factory=lambda: np.zeros((N_THRESHOLD, GRID), dtype=np.float32))
+    of_pairs: NDArray[np.float32] = field(default_factory=lambda: np.zeros((N_THRESHOLD, THRESHOLDS), dtype=np.float32))
+    of_job: NDArray[np.float32] = field(default_factory=lambda: np.zeros(N_JOB, dtype=np.float32))
+    at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(GRID))
+    p: NDArray[np.float64] = field(default_factory=lambda: np.zeros(GRID))
+    pairs_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(THRESHOLDS))
+    difference: NDArray[np.float64] = field(default_factory=lambda: np.zeros(GRID + 1))
+    stack: NDArray[np.int64] = field(default_factory=lambda: np.zeros((MOST_LEAVES, 3), dtype=np.int64))
+    pooled: NDArray[np.float64] = field(default_factory=lambda: np.zeros(GRID))
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,23 +218,21 @@ def empty_levels() -> Levels:
     return Levels(offsets=np.zeros(shape), counts=np.zeros(shape), outlived=np.array([OUTLIVED_BEFORE]))
 
 
-def empty_state(events: Events, *, levels: Levels | None = None, pairs: bool = True) -> State:
+def empty_state(events: Events, *, pairs: bool) -> State:
     """Return the state before the first job of ``events``.
 
     Parameters
     ----------
-    levels : Levels, optional
-        An earlier calibration to start from. It is copied.
     pairs : bool
         Whether to keep what a model is trained on, 0.9 kB a job.
     """
     n, n_groups = len(events.submitted_s), int(events.groups.max(initial=-1)) + 1
     past = empty_past(events.groups)
-    room = min(n, PAIR_ROOM) if pairs else 0
+    n_pairs = min(n, PAIR_ROOM) if pairs else 0
     return State(
         history=empty_stats(events),
         past=past,
-        levels=Levels(*(part.copy() for part in levels or empty_levels())),
+        levels=empty_levels(),
         waiting=Waiting(
             level=np.full((n, 2), np.nan, dtype=np.float32),
             bound=np.full((n, 2), np.nan, dtype=np.float32),
@@ -232,36 +242,20 @@ def empty_state(events: Events, *, levels: Levels | None = None, pairs: bool = T
             of_user=np.zeros((len(past.user_count), 2)),
             burst_last_s=np.full(n_groups, np.iinfo(np.int64).min // 2),
             burst_length=np.zeros(n_groups, dtype=np.int64),
-            heap_s=np.zeros(2 * n, dtype=np.int64),
-            heap_bound=np.zeros(2 * n, dtype=np.int64),
-            heap_length=np.zeros(1, dtype=np.int64),
+            bounds=_empty_heap(2 * n),
         ),
         features=np.full((n, len(FEATURES)), np.nan, dtype=np.float32),
         pairs=Pairs(
-            threshold=np.zeros((room, THRESHOLDS), dtype=np.float32),
-            of_threshold=np.zeros((room, THRESHOLDS, N_THRESHOLD), dtype=np.float32),
-            of_job=np.zeros((room, N_JOB), dtype=np.float32),
+            threshold=np.zeros((n_pairs, THRESHOLDS), dtype=np.float32),
+            of_threshold=np.zeros((n_pairs, THRESHOLDS, N_THRESHOLD), dtype=np.float32),
+            of_job=np.zeros((n_pairs, N_JOB), dtype=np.float32),
         ),
-        scratch=empty_scratch(),
+        scratch=Scratch(),
     )
 
 
-def empty_scratch() -> Scratch:
-    """Return room for the answer to one question."""
-    return Scratch(
-        samples=empty_samples(),
-        by_grid=np.empty((6, GRID)),
-        by_pairs=np.empty((6, THRESHOLDS)),
-        of_grid=np.empty((N_THRESHOLD, GRID), dtype=np.float32),
-        of_pairs=np.empty((N_THRESHOLD, THRESHOLDS), dtype=np.float32),
-        of_job=np.empty(N_JOB, dtype=np.float32),
-        at=np.empty(GRID),
-        p=np.empty(GRID),
-        pairs_at=np.empty(THRESHOLDS),
-        difference=np.zeros(GRID + 1),
-        stack=np.zeros((MOST_LEAVES, 3), dtype=np.int64),
-        pooled=np.empty(GRID),
-    )
+def _empty_heap(room: int) -> Heap:
+    return Heap(*(np.zeros(length, dtype=np.int64) for length in (room, room, 1)))
 
 
 @inline_jit
@@ -271,7 +265,7 @@ def _start(state: Any, events: Any, job: int, started_s: int) -> None:
     for side in range(2):
         if not np.isnan(waiting.bound[job, side]):
             reached_s = started_s + int(np.expm1(float(waiting.bound[job, side]))) + 1
-            _push(waiting.heap_s, waiting.heap_bound, waiting.heap_length, reached_s, 2 * job + side)
+            _push(waiting.bounds, reached_s, 2 * job + side)
 
 
 @inline_jit
@@ -291,43 +285,48 @@ def note_outlived(levels: Any, log_run: float, log_limit: float) -> None:
 
 
 @inline_jit
-def _push(heap_s: Any, heap: Any, length: Any, moment_s: int, item: int) -> None:
-    """Add a moment to a heap.
-
-    The first of a heap is the earliest, and of equal ones that of the smallest item.
-    """
-    place = length[0]
-    length[0] += 1
+def _push(heap: Any, moment_s: int, item: int) -> None:
+    """Add a moment to a heap."""
+    place = heap.length[0]
+    heap.length[0] += 1
     while place > 0:
         above = (place - 1) // 2
-        if heap_s[above] < moment_s or (heap_s[above] == moment_s and heap[above] <= item):
+        if not _is_before(moment_s, item, heap, above):
             break
-        heap_s[place], heap[place] = heap_s[above], heap[above]
+        heap.moment_s[place], heap.item[place] = heap.moment_s[above], heap.item[above]
         place = above
-    heap_s[place], heap[place] = moment_s, item
+    heap.moment_s[place], heap.item[place] = moment_s, item
 
 
 @inline_jit
-def _pop(heap_s: Any, heap: Any, length: Any) -> Any:
+def _pop(heap: Any) -> Any:
     """Remove the first moment, and return its item."""
-    first = heap[0]
-    length[0] -= 1
-    n = length[0]
-    moment_s, item, place = heap_s[n], heap[n], 0
-    while True:
+    first = heap.item[0]
+    heap.length[0] -= 1
+    n = heap.length[0]
+    moment_s, item, place = heap.moment_s[n], heap.item[n], 0
+    while 2 * place + 1 < n:
         below = 2 * place + 1
-        if below >= n:
-            break
-        if below + 1 < n and (
-            heap_s[below + 1] < heap_s[below] or (heap_s[below + 1] == heap_s[below] and heap[below + 1] < heap[below])
-        ):
+        if below + 1 < n and _is_before(heap.moment_s[below + 1], heap.item[below + 1], heap, below):
             below += 1
-        if heap_s[below] > moment_s or (heap_s[below] == moment_s and heap[below] >= item):
+        if not _is_before(heap.moment_s[below], heap.item[below], heap, n):
             break
-        heap_s[place], heap[place] = heap_s[below], heap[below]
+        heap.moment_s[place], heap.item[place] = heap.moment_s[below], heap.item[below]
         place = below
-    heap_s[place], heap[place] = moment_s, item
+    heap.moment_s[place], heap.item[place] = moment_s, item
     return first
+
+
+@inline_jit
+def _is_before(moment_s: int, item: int, heap: Any, place: int) -> Any:
+    """Return whether a moment comes before the one at ``place`` of a heap."""
+    return moment_s < heap.moment_s[place] or (moment_s == heap.moment_s[place] and item < heap.item[place])
+
+
+@inline_jit
+def _first_s(heap: Any) -> Any:
+    """Return the first moment of a heap, ``NEVER_S`` if it is empty."""
+    return heap.moment_s[0] if heap.length[0] > 0 else NEVER_S
 
 
 @inline_jit
@@ -346,9 +345,8 @@ def _level(state: Any, groups: Any, job: int, side: int) -> Any:
 def _calibrate(state: Any, events: Any, now: int) -> None:
     """Learn from the bounds that jobs have reached before ``now``."""
     waiting, past, levels = state.waiting, state.past, state.levels
-    while waiting.heap_length[0] > 0 and waiting.heap_s[0] < now:
-        moment_s = waiting.heap_s[0]
-        bound = _pop(waiting.heap_s, waiting.heap_bound, waiting.heap_length)
+    while _first_s(waiting.bounds) < now:
+        moment_s, bound = waiting.bounds.moment_s[0], _pop(waiting.bounds)
         job, side = bound // 2, bound % 2
         level, then = _level(state, events.groups, job, side), float(waiting.level[job, side])
         if past.ended[job] and past.ended_s[job] <= moment_s:
@@ -473,15 +471,15 @@ def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: 
     scratch, now, row = state.scratch, events.submitted_s[job], state.features[job]
     _describe(state.history, events, job, row)
     take_samples(state.past, state.history, events.groups, events.nearness, job, now, scratch.samples)
-    room = len(state.pairs.threshold)
-    if room > 0:
+    n_pairs = len(state.pairs.threshold)
+    if n_pairs > 0:
         draw_thresholds(scratch.samples, row[COLUMN.user_last_1], job, scratch.pairs_at)
         describe_thresholds(scratch.pairs_at, scratch.samples, row, scratch.by_pairs, scratch.of_pairs)
-        describe_pair_job(scratch.samples, row, state.pairs.of_job[job % room])
+        describe_pair_job(scratch.samples, row, state.pairs.of_job[job % n_pairs])
         for k in range(THRESHOLDS):
-            state.pairs.threshold[job % room, k] = scratch.pairs_at[k]
+            state.pairs.threshold[job % n_pairs, k] = scratch.pairs_at[k]
             for feature in range(N_THRESHOLD):
-                state.pairs.of_threshold[job % room, k, feature] = scratch.of_pairs[feature, k]
+                state.pairs.of_threshold[job % n_pairs, k, feature] = scratch.of_pairs[feature, k]
     _note(state, events, job, now)
     if predicts:
         distribute(state.scratch, state.levels, model, row)
@@ -490,7 +488,7 @@ def _submit(state: Any, events: Any, model: Any, job: int, predicts: bool, out: 
         waiting.level[job, _LOW], waiting.level[job, _HIGH] = low, high
         waiting.bound[job, _LOW], waiting.bound[job, _HIGH] = np.log1p(out[RUN_TIME.p10]), np.log1p(out[RUN_TIME.p90])
         for k in range(len(_KEPT)):
-            waiting.kept[job, k] = time_at(scratch.at, scratch.p, _KEPT[k])
+            waiting.kept[job, k] = interpolate(scratch.p, scratch.at, _KEPT[k])
     _arrive(state.history, events, job)
 
 
@@ -513,12 +511,12 @@ def predict_submitted(state: Any, events: Any, model: Any, jobs: Any, out: Any) 
 
 @dataclass(frozen=True, eq=False)
 class Known(Table):
-    """Starts and ends that are known and not yet learned, as heaps.
+    """Starts and ends that are known and not yet learned.
 
     Attributes
     ----------
-    starts_s, starts, ends_s, ends : int64 arrays of shape (n,)
-    n_starts, n_ends : int64 arrays of shape (1,)
+    starts, ends : Heap
+        Jobs, by when they start and end.
     noted : bool array of shape (n,)
         Jobs whose start is known.
     run_s : int64 array of shape (n,)
@@ -527,12 +525,8 @@ class Known(Table):
         Ended jobs learned so far whose run time is known.
     """
 
-    starts_s: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    ends_s: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    n_starts: NDArray[np.int64]
-    n_ends: NDArray[np.int64]
+    starts: Heap
+    ends: Heap
     noted: NDArray[np.bool_]
     run_s: NDArray[np.int64]
     learned: NDArray[np.int64]
@@ -544,7 +538,7 @@ def note_started(known: Any, jobs: Any, started_s: Any, before_s: int) -> None:
     for place in range(len(jobs)):
         if started_s[place] < before_s and not known.noted[jobs[place]]:
             known.noted[jobs[place]] = True
-            _push(known.starts_s, known.starts, known.n_starts, started_s[place], jobs[place])
+            _push(known.starts, started_s[place], jobs[place])
 
 
 @cached_jit
@@ -554,22 +548,21 @@ def note_ended(known: Any, jobs: Any, ended_s: Any) -> None:
         job = jobs[place]
         if not known.noted[job]:
             known.noted[job] = True
-            _push(known.starts_s, known.starts, known.n_starts, ended_s[place] - known.run_s[job], job)
-        _push(known.ends_s, known.ends, known.n_ends, ended_s[place], job)
+            _push(known.starts, ended_s[place] - known.run_s[job], job)
+        _push(known.ends, ended_s[place], job)
 
 
 @cached_jit
 def learn_known(state: Any, events: Any, known: Any, now: int) -> None:
     """Learn what is known and happened strictly before ``now``."""
     while True:
-        start_s = known.starts_s[0] if known.n_starts[0] > 0 else NEVER_S
-        end_s = known.ends_s[0] if known.n_ends[0] > 0 else NEVER_S
+        start_s, end_s = _first_s(known.starts), _first_s(known.ends)
         if min(start_s, end_s) >= now:
             return
         if start_s <= end_s:
-            _start(state, events, _pop(known.starts_s, known.starts, known.n_starts), start_s)
+            _start(state, events, _pop(known.starts), start_s)
         else:
-            job = _pop(known.ends_s, known.ends, known.n_ends)
+            job = _pop(known.ends)
             _end(state, events, job, end_s)
             known.learned[0] += not np.isnan(events.log_run[job])
 
@@ -717,28 +710,22 @@ class Timeline:
     ----------
     table : JobTable
         The jobs; they are named by position, and are submitted in this order.
-    model : Model, optional
-        None for the untrained distribution.
-    levels : Levels, optional
-        Calibration to start from.
     pairs : bool
         Whether to keep what training needs.
 
     Attributes
     ----------
     model : Model
-        May be exchanged at any time.
+        At first the untrained distribution. It may be exchanged at any time.
     submissions : int
         Jobs submitted so far.
     """
 
-    def __init__(
-        self, table: JobTable, *, model: Model | None = None, levels: Levels | None = None, pairs: bool = True
-    ) -> None:
+    def __init__(self, table: JobTable, *, pairs: bool) -> None:
         # A replay may submit a job at another moment than the record says.
         self.events = replace(event_order(table), submitted_s=table.submitted_s.copy())
-        self.state = empty_state(self.events, levels=levels, pairs=pairs)
-        self.model = model or untrained()
+        self.state = empty_state(self.events, pairs=pairs)
+        self.model = untrained()
         self.submissions = 0
 
     def learn(self, known: Known, now_s: int) -> None:
@@ -840,7 +827,7 @@ class RecordedWalk:
         other.timeline = copy(self.timeline)
         state = self.timeline.state
         no_pairs = Pairs(*(part[:0] for part in state.pairs))
-        kept = replace(state, levels=levels or state.levels, pairs=no_pairs, scratch=empty_scratch())
+        kept = replace(state, levels=levels or state.levels, pairs=no_pairs, scratch=Scratch())
         other.timeline.state = _copied(kept)
         other.predicted, other.at_start = self.predicted.copy(), self.at_start.copy()
         other._places = self._places.copy()
@@ -848,43 +835,32 @@ class RecordedWalk:
 
     def levels(self) -> Levels:
         """Return the calibration as it is now."""
-        return Levels(*(part.copy() for part in self.timeline.state.levels))
+        levels: Levels = _copied(self.timeline.state.levels)
+        return levels
 
     def set_levels(self, levels: Levels) -> None:
         """Set the calibration from which the walk goes on."""
         for own, new in zip(self.timeline.state.levels, levels, strict=True):
             own[:] = new
 
-    def rest(self) -> Recorded:
-        """Return the recorded starts and ends that are not yet learned."""
-        start, end = self._places
+    def known_events(self, run_s: NDArray[np.int64]) -> Known:
+        """Return the recorded starts and ends that are not yet learned.
+
+        There is room for those of all jobs. ``run_s`` are the run times of the jobs; 0 where unknown.
+        """
+        past, (start, end) = self.timeline.state.past, self._places
         starts, starts_s, ends, ends_s = self._recorded
-        return Recorded(starts[start:], starts_s[start:], ends[end:], ends_s[end:])
-
-
-def known_events(walk: RecordedWalk, run_s: NDArray[np.int64]) -> Known:
-    """Return the recorded starts and ends that ``walk`` has not learned yet.
-
-    There is room for those of all jobs. ``run_s`` are the run times of the jobs; 0 where unknown.
-    """
-    past = walk.timeline.state.past
-    starts, starts_s, ends, ends_s = walk.rest()
-    n = len(run_s)
-    known = Known(
-        starts_s=np.zeros(n, dtype=np.int64),
-        starts=np.zeros(n, dtype=np.int64),
-        ends_s=np.zeros(n, dtype=np.int64),
-        ends=np.zeros(n, dtype=np.int64),
-        n_starts=np.zeros(1, dtype=np.int64),
-        n_ends=np.zeros(1, dtype=np.int64),
-        noted=past.started_s != NEVER_S,
-        run_s=run_s,
-        learned=np.array([np.isfinite(past.log_run).sum()]),
-    )
-    note_started(known, starts, starts_s, NEVER_S)
-    known.noted[ends] = True
-    note_ended(known, ends, ends_s)
-    return known
+        known = Known(
+            starts=_empty_heap(len(run_s)),
+            ends=_empty_heap(len(run_s)),
+            noted=past.started_s != NEVER_S,
+            run_s=run_s,
+            learned=np.array([np.isfinite(past.log_run).sum()]),
+        )
+        note_started(known, starts[start:], starts_s[start:], NEVER_S)
+        known.noted[ends[end:]] = True
+        note_ended(known, ends[end:], ends_s[end:])
+        return known
 
 
 def _copied(value: Any) -> Any:

@@ -105,71 +105,43 @@ def judge(
     window = slice(from_step, len(busy))
     came, came_mean, came_most = (values[window] for values in outcomes(busy))
     sound = np.isfinite(came) & _sound(gaps)[window]
-    case = _Case(
-        ended_s=start_s + (np.arange(len(busy))[window] + 1) * STEP_S,
-        came=came,
-        came_mean=came_mean,
-        came_most=came_most,
-        said=_said(busy, forecasts, window),
-        means={HELIOS: forecasts.mean, PERSISTENCE: persistence(busy)[window]},
-        quantiles={
-            HELIOS: forecasts.most,
-            EMPIRICAL: _empirical(busy, total, from_step, refit_every_s // STEP_S),
-        },
-    )
-    ahead = [(hour, AHEAD_S.index(hour * 3_600)) for hour in JUDGED_H]
-    judged = [(hour, at, np.flatnonzero(sound[:, at])) for hour, at in ahead if sound[:, at].any()]
-    return ForecastVerdict(
-        points=tuple(case.point(method, hour, at, rows) for hour, at, rows in judged for method in case.said),
-        most=tuple(
-            case.most(method, hour, at, rows, level)
-            for hour, at, rows in judged
-            for method in case.quantiles
-            for level in LEVELS
-        ),
-        steps=int((~gaps[window]).sum()),
-    )
+    ended_s = start_s + (np.arange(len(busy))[window] + 1) * STEP_S
+    said = _said(busy, forecasts, window)
+    means = {HELIOS: forecasts.mean, PERSISTENCE: persistence(busy)[window]}
+    quantiles = {HELIOS: forecasts.most, EMPIRICAL: _empirical(busy, total, from_step, refit_every_s // STEP_S)}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """Actual values of a window, and each method's forecasts of them.
-
-    Arrays have the shape (n_steps, n_ahead, ...).
-    """
-
-    ended_s: NDArray[np.int64]
-    came: Values
-    came_mean: Values
-    came_most: Values
-    said: dict[str, tuple[Values, Values]]
-    means: dict[str, Values]
-    quantiles: dict[str, Values]
-
-    def point(self, method: str, hour: int, at: int, rows: NDArray[np.int64]) -> PointScore:
-        truth, said, bound = self.came[rows, at], *(values[rows, at] for values in self.said[method])
-        gain = np.abs(truth - self.said[PERSISTENCE][0][rows, at]) - np.abs(truth - said)
-        alone, mean = method == PERSISTENCE, self.means.get(method)
+    def point_score(method: str, hour: int, at: int, rows: NDArray[np.int64]) -> PointScore:
+        truth, guess, bound = came[rows, at], *(values[rows, at] for values in said[method])
+        gain = np.abs(truth - said[PERSISTENCE][0][rows, at]) - np.abs(truth - guess)
+        alone, mean = method == PERSISTENCE, means.get(method)
         return PointScore(
             method=method,
             horizon_h=hour,
-            smape=smape(truth, said),
-            mae=float(np.abs(truth - said).mean()),
-            pinball=pinball(self.came_most[rows, at], bound, UPPER),
-            mae_mean=None if mean is None else float(np.abs(self.came_mean[rows, at] - mean[rows, at]).mean()),
+            smape=smape(truth, guess),
+            mae=float(np.abs(truth - guess).mean()),
+            pinball=pinball(came_most[rows, at], bound, UPPER),
+            mae_mean=None if mean is None else float(np.abs(came_mean[rows, at] - mean[rows, at]).mean()),
             better=None if alone else float(gain.mean()),
-            sure_by=None if alone else standard_error_of_mean(gain, submitted_s=self.ended_s[rows]),
+            sure_by=None if alone else standard_error_of_mean(gain, submitted_s=ended_s[rows]),
         )
 
-    def most(self, method: str, hour: int, at: int, rows: NDArray[np.int64], level: float) -> MostScore:
-        highest, said = self.came_most[rows, at], self.quantiles[method][rows, at, LEVELS.index(level)]
+    def most_score(method: str, hour: int, at: int, rows: NDArray[np.int64], level: float) -> MostScore:
+        highest, bound = came_most[rows, at], quantiles[method][rows, at, LEVELS.index(level)]
         return MostScore(
             method=method,
             horizon_h=hour,
             level=level,
-            pinball=pinball(highest, said, level),
-            coverage=float(np.mean(highest <= said)),
+            pinball=pinball(highest, bound, level),
+            coverage=float(np.mean(highest <= bound)),
         )
+
+    ahead = [(hour, AHEAD_S.index(hour * 3_600)) for hour in JUDGED_H]
+    judged = [(hour, at, np.flatnonzero(sound[:, at])) for hour, at in ahead if sound[:, at].any()]
+    return ForecastVerdict(
+        points=tuple(point_score(method, *one) for one in judged for method in said),
+        most=tuple(most_score(method, *one, level) for one in judged for method in quantiles for level in LEVELS),
+        steps=int((~gaps[window]).sum()),
+    )
 
 
 def smape(truth: Values, said: Values) -> float:

@@ -55,7 +55,7 @@ def matrix(
 ) -> NDArray[np.float32]:
     """Return the features of the steps ``rows``, of shape (len(rows), n_features)."""
     series = np.full((len(rows), len(SERIES_FEATURES)), np.nan, dtype=np.float32)
-    _describe(busy, total, rows, _LAGS, _WINDOWS, _AHEAD, _KEPT, _EWMA_STEPS, series)
+    _describe(busy, total, rows, series)
     parts = [series, calendar.describe(start_s + (rows + 1) * STEP_S)]
     if state is not None:
         parts.append(state.values[rows])
@@ -68,24 +68,22 @@ def names(state: DemandJobState | None) -> tuple[str, ...]:
 
 
 @cached_jit
-def _describe(  # noqa: PLR0917 - numba kernels are called by position
-    busy: Any, total: Any, rows: Any, lags: Any, windows: Any, ahead: Any, kept: Any, ewma_steps: int, out: Any
-) -> None:
+def _describe(busy: Any, total: Any, rows: Any, out: Any) -> None:
     for place in range(len(rows)):
         row, now = rows[place], busy[rows[place]]
         out[place, 0] = total[row] - now
         column = 1
-        for constant in range(len(kept)):
-            out[place, column] = _decayed(busy, row, kept[constant], ewma_steps) - now
+        for kept in _KEPT:
+            out[place, column] = _decayed(busy, row, kept, _EWMA_STEPS) - now
             column += 1
-        for lag in lags:
+        for lag in _LAGS:
             if row >= lag:
                 out[place, column] = busy[row - lag] - now
             column += 1
-        column = _windows(busy, row, windows, out[place], column)
+        column = _windows(busy, row, out[place], column)
         out[place, column] = _roughness(busy, row, DAY)
         out[place, column + 1] = _roughness(busy, row, 7 * DAY)
-        _seasons(busy, row, ahead, out[place], column + 2)
+        _seasons(busy, row, out[place], column + 2)
 
 
 @inline_jit
@@ -99,10 +97,10 @@ def _decayed(busy: Any, row: int, kept: float, steps: int) -> float:
 
 
 @inline_jit
-def _windows(busy: Any, row: int, windows: Any, out: Any, column: int) -> int:
-    """Set mean, maximum and minimum of the ascending ``windows``."""
+def _windows(busy: Any, row: int, out: Any, column: int) -> int:
+    """Set mean, maximum and minimum of the ascending ``WINDOWS``."""
     now, total, most, least, back = busy[row], 0.0, -np.inf, np.inf, 0
-    for window in windows:
+    for window in _WINDOWS:
         while back < window and back <= row:
             value = busy[row - back]
             total += value
@@ -128,14 +126,12 @@ def _roughness(busy: Any, row: int, steps: int) -> float:
 
 
 @inline_jit
-def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
+def _seasons(busy: Any, row: int, out: Any, column: int) -> None:
     """Set what followed at this hour on the last seven days.
 
     It is the mean change, and the mean rise to the maximum in between.
     """
-    n_ahead = len(ahead)
-    for number in range(n_ahead):
-        steps = ahead[number]
+    for number, steps in enumerate(_AHEAD):
         total, rise, seen = 0.0, 0.0, 0
         for day in range(1, 8):
             then = row - day * DAY
@@ -146,7 +142,7 @@ def _seasons(busy: Any, row: int, ahead: Any, out: Any, column: int) -> None:
             seen += 1
         if seen:
             out[column + number] = total / seen
-            out[column + n_ahead + number] = rise / seen
+            out[column + len(_AHEAD) + number] = rise / seen
 
 
 # Features of jobs: expected ends, waiting jobs, recent arrivals and ends, and daily campaigns.
@@ -176,6 +172,7 @@ _AHEAD_SECONDS = np.array(AHEAD_S, dtype=np.float64)
 
 # Ages at which the hazard may change, each a quarter longer than the one before, from a minute to a month.
 _AGES = np.concatenate([[0.0], 60.0 * 1.25 ** np.arange(50)])
+_ENDS = np.append(_AGES[1:], 1.25 * _AGES[-1])
 _SIZES, _LENGTHS = 3, 15
 # Pseudo-ends by which a class's hazard is shrunk towards that of all jobs, and that of all jobs towards a rule of thumb
 # (half of the jobs that have run for a time end within that time again). Chosen beforehand, not varied.
@@ -281,7 +278,7 @@ def job_state(
     if len(order):
         starts = np.argsort(jobs.started_s, kind="stable")
         ends = np.argsort(jobs.ended_s, kind="stable")
-        _walk(jobs, starts, ends, np.asarray(ends_of_steps_s), _AGES, _AHEAD_SECONDS, _nothing_yet(len(order)), values)
+        _walk(jobs, starts, ends, np.asarray(ends_of_steps_s), _nothing_yet(len(order)), values)
         _recent(jobs, ends, ends_of_steps_s, values)
         _campaigns(jobs, ends_of_steps_s, values)
     return DemandJobState(names=NAMES, values=values)
@@ -395,24 +392,22 @@ def _nothing_yet(n_jobs: int) -> _Moment:
 
 
 @cached_jit
-def _walk(  # noqa: PLR0917 - numba kernels are called by position
-    jobs: Any, starts: Any, ends: Any, at_s: Any, ages: Any, ahead: Any, moment: Any, values: Any
-) -> None:
-    cumulated = _cumulated(moment.died, moment.risked, ages)
+def _walk(jobs: Any, starts: Any, ends: Any, at_s: Any, moment: Any, values: Any) -> None:  # noqa: PLR0917 - kernels are called by position
+    cumulated = _cumulated(moment.died, moment.risked)
     refresh_s = jobs.submitted_s[0] // _REFRESH_S * _REFRESH_S + _REFRESH_S
     step = 0
     while step < len(at_s):
         now = min(refresh_s, at_s[step])
         _arrive(jobs, moment, now)
         _begin(jobs, starts, moment, now)
-        _end(jobs, ends, moment, now, ages)
+        _end(jobs, ends, moment, now)
         running = moment.running[: moment.counts[_RUNNING]]
         if now == refresh_s:
-            cumulated = _refreshed(jobs, running, now, moment.died, moment.risked, ages)
+            cumulated = _refreshed(jobs, running, now, moment.died, moment.risked)
             refresh_s += _REFRESH_S
         if now == at_s[step]:
-            _tell(jobs, running, now, cumulated, ages, ahead, values[step])
-            _tell_queue(jobs, moment, now, values[step, 2 * len(ahead) + 3 :])
+            _tell(jobs, running, now, cumulated, values[step])
+            _tell_queue(jobs, moment, now, values[step, 2 * len(AHEAD_S) + 3 :])
             step += 1
 
 
@@ -439,7 +434,7 @@ def _begin(jobs: Any, starts: Any, moment: Any, now: int) -> None:
 
 
 @inline_jit
-def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
+def _end(jobs: Any, ends: Any, moment: Any, now: int) -> None:
     counts = moment.counts
     while counts[_OVER] < len(ends) and jobs.ended_s[ends[counts[_OVER]]] < now:
         job = ends[counts[_OVER]]
@@ -453,8 +448,8 @@ def _end(jobs: Any, ends: Any, moment: Any, now: int, ages: Any) -> None:
         last = moment.running[counts[_RUNNING]]
         moment.running[place], moment.place_of[last], moment.place_of[job] = last, place, -1
         age = float(jobs.ended_s[job] - jobs.started_s[job])
-        _expose(moment.risked[jobs.kind[job]], age, ages)
-        moment.died[jobs.kind[job], _age(age, ages)] += 1.0
+        _expose(moment.risked[jobs.kind[job]], age)
+        moment.died[jobs.kind[job], _age(age)] += 1.0
 
 
 @inline_jit
@@ -470,20 +465,18 @@ def _tell_queue(jobs: Any, moment: Any, now: int, row: Any) -> None:
 
 
 @inline_jit
-def _tell(  # noqa: PLR0917 - numba kernels are called by position
-    jobs: Any, running: Any, now: int, cumulated: Any, ages: Any, ahead: Any, row: Any
-) -> None:
+def _tell(jobs: Any, running: Any, now: int, cumulated: Any, row: Any) -> None:
     held, large = 0.0, 0.0
-    n_ahead = len(ahead)
+    n_ahead = len(_AHEAD_SECONDS)
     for job in running:
         nodes = jobs.nodes[job]
         held += nodes
         large += nodes if nodes >= 1.0 else 0.0
         hazard = cumulated[jobs.kind[job]]
         age = float(now - jobs.started_s[job])
-        so_far = _at(hazard, age, ages)
+        so_far = _at(hazard, age)
         for number in range(n_ahead):
-            gone = nodes * (1.0 - np.exp(so_far - _at(hazard, age + ahead[number], ages)))
+            gone = nodes * (1.0 - np.exp(so_far - _at(hazard, age + _AHEAD_SECONDS[number])))
             row[1 + number] += gone
             if nodes >= 1.0:
                 row[1 + n_ahead + number] += gone
@@ -493,25 +486,23 @@ def _tell(  # noqa: PLR0917 - numba kernels are called by position
 
 
 @inline_jit
-def _age(age: float, ages: Any) -> int:
+def _age(age: float) -> int:
     """Return the index of the interval of ages that contains ``age``."""
-    if age < ages[1]:
+    if age < _AGES[1]:
         return 0
-    return min(int(np.log(age / 60.0) / np.log(1.25) + 1e-9) + 1, len(ages) - 1)
+    return min(int(np.log(age / 60.0) / np.log(1.25) + 1e-9) + 1, len(_AGES) - 1)
 
 
 @inline_jit
-def _expose(risked: Any, age: float, ages: Any) -> None:
-    last = _age(age, ages)
+def _expose(risked: Any, age: float) -> None:
+    last = _age(age)
     for stretch in range(last):
-        risked[stretch] += ages[stretch + 1] - ages[stretch]
-    risked[last] += age - ages[last]
+        risked[stretch] += _AGES[stretch + 1] - _AGES[stretch]
+    risked[last] += age - _AGES[last]
 
 
 @inline_jit
-def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
-    jobs: Any, running: Any, now: int, died: Any, risked: Any, ages: Any
-) -> Any:
+def _refreshed(jobs: Any, running: Any, now: int, died: Any, risked: Any) -> Any:
     """Decay the past, and return the cumulated hazards.
 
     They include the time at risk of the running jobs so far.
@@ -521,12 +512,12 @@ def _refreshed(  # noqa: PLR0917 - numba kernels are called by position
     risked *= share
     lived = risked.copy()
     for job in running:
-        _expose(lived[jobs.kind[job]], float(now - jobs.started_s[job]), ages)
-    return _cumulated(died, lived, ages)
+        _expose(lived[jobs.kind[job]], float(now - jobs.started_s[job]))
+    return _cumulated(died, lived)
 
 
 @inline_jit
-def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
+def _cumulated(died: Any, risked: Any) -> Any:
     """Return the cumulated hazard at the start of each interval of ages.
 
     The last column is at the end of the last interval.
@@ -534,8 +525,7 @@ def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
     n_kinds, n_ages = died.shape
     summed = np.zeros((n_kinds, n_ages + 1))
     for stretch in range(n_ages):
-        start = ages[stretch]
-        end = ages[stretch + 1] if stretch + 1 < n_ages else 1.25 * start
+        start, end = _AGES[stretch], _ENDS[stretch]
         thumb = 0.7 / max(0.5 * (start + end), 600.0)
         of_all = (died[:, stretch].sum() + _PSEUDO_ENDS) / (risked[:, stretch].sum() + _PSEUDO_ENDS / thumb)
         for kind in range(n_kinds):
@@ -545,8 +535,7 @@ def _cumulated(died: Any, risked: Any, ages: Any) -> Any:
 
 
 @inline_jit
-def _at(summed: Any, age: float, ages: Any) -> float:
-    stretch = _age(age, ages)
-    start = ages[stretch]
-    end = ages[stretch + 1] if stretch + 1 < len(ages) else 1.25 * start
+def _at(summed: Any, age: float) -> float:
+    stretch = _age(age)
+    start, end = _AGES[stretch], _ENDS[stretch]
     return float(summed[stretch] + (summed[stretch + 1] - summed[stretch]) * (age - start) / (end - start))

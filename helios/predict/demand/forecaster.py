@@ -30,6 +30,8 @@ from helios.predict.trees import TreeEnsemble, parse_trees, predict_trees
 # misses in the last weeks (rolling conformal prediction: Gibbs and Candes 2021), as far as there is evidence. What was
 # tried is in docs/experiments.md.
 
+Values = NDArray[np.float64]
+
 ROUNDS = 60
 EVERY = 3
 """Every so many steps one is learned from, as adjacent ones are alike. All steps cost thrice as much and are no
@@ -64,27 +66,32 @@ _EXPECTED: list[dict[str, Any]] = [{"objective": "regression_l1"}]
 _QUANTILES: list[dict[str, Any]] = [{"objective": "quantile", "alpha": level} for level in LEVELS]
 
 
-def learn(
-    known: NDArray[np.float32],
-    now: Values,
-    point: Values,
-    mean: Values,
-    most: Values,
-    *,
-    first: int,
-    until: int,
-    every: int = EVERY,
-) -> tuple[str, ...]:
-    """Train trees for each horizon on steps ``first`` to ``until`` - 1.
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A series with its features and outcomes.
 
-    Parameters
+    Attributes
     ----------
+    busy, total : float64 arrays of shape (n_steps,)
+        Busy nodes and nodes in service at the end of each step.
     known : float32 array of shape (n_steps, n_features)
         Features at the end of each step.
-    now : float64 array of shape (n_steps,)
-        Busy nodes at the end of each step.
     point, mean, most : float64 arrays of shape (n_steps, n_ahead)
-        The actual outcomes. Those that lie at ``until`` or later are not used.
+        The actual outcomes.
+    """
+
+    busy: Values
+    total: Values
+    known: NDArray[np.float32]
+    point: Values
+    mean: Values
+    most: Values
+
+
+def learn(past: _Past, *, first: int, until: int, every: int = EVERY) -> tuple[str, ...]:
+    """Train trees for each horizon on steps ``first`` to ``until`` - 1.
+
+    Outcomes at ``until`` or later are not used, nor those of the first day, whose features look back too far.
 
     Returns
     -------
@@ -93,12 +100,12 @@ def learn(
     """
 
     def of_horizon(number: int) -> list[str]:
-        rows = np.arange(until - AHEAD[number] - 1, first - 1, -every)[::-1]
+        rows = np.arange(until - AHEAD[number] - 1, first + DAY - 1, -every)[::-1]
         leaf = {"min_data_in_leaf": max(_FEWEST_IN_LEAF, _LEAF_PER_HORIZON * AHEAD[number] // every)}
-        binned = lightgbm.Dataset(known[rows], params=_PARAMETERS, free_raw_data=False)
+        binned = lightgbm.Dataset(past.known[rows], params=_PARAMETERS, free_raw_data=False)
         texts = []
-        for came, objectives in ((point, _EXPECTED), (mean, _EXPECTED), (most, _QUANTILES)):
-            binned.set_label(came[rows, number] - now[rows])
+        for came, objectives in ((past.point, _EXPECTED), (past.mean, _EXPECTED), (past.most, _QUANTILES)):
+            binned.set_label(came[rows, number] - past.busy[rows])
             for objective in objectives:
                 # Otherwise LightGBM writes and reads each booster once more.
                 booster = lightgbm.train(_PARAMETERS | objective | leaf, binned, ROUNDS, keep_training_booster=True)
@@ -179,8 +186,6 @@ def missed_shares(rise: Values, told: Values) -> Values:
                 moves[number, place] = move * exceedances / (exceedances + _EXCEEDANCES)
     return moves
 
-
-Values = NDArray[np.float64]
 
 FEWEST_STEPS = 7 * DAY
 HISTORY_STEPS = 180 * DAY
@@ -357,18 +362,6 @@ def walk_forward(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """A series with its features and outcomes."""
-
-    busy: Values
-    total: Values
-    known: NDArray[np.float32]
-    point: Values
-    mean: Values
-    most: Values
-
-
 def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, history_steps: int) -> DemandForecaster:
     """Fit a forecaster to the steps before ``until``.
 
@@ -380,7 +373,7 @@ def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, his
     source = f"now and the rises of {days:.1f} days: to learn takes {FEWEST_STEPS // DAY} days of history"
     if history >= FEWEST_STEPS:
         trust, moves = _tried(past, first, until)
-        forest = parse_trees(_learned(past, first, until))
+        forest = parse_trees(learn(past, first=first, until=until))
         source = f"trees on {days:.0f} days of busy nodes{' and jobs' if with_jobs else ''}"
     return DemandForecaster(
         calendar=calendar,
@@ -394,10 +387,6 @@ def _fitted(past: _Past, until: int, *, calendar: Calendar, with_jobs: bool, his
     )
 
 
-def _learned(past: _Past, first: int, until: int, *, every: int = EVERY) -> tuple[str, ...]:
-    return learn(past.known, past.busy, past.point, past.mean, past.most, first=first + DAY, until=until, every=every)
-
-
 def _rises(past: _Past, first: int, until: int) -> Values:
     return typical_rises(past.most[first:until] - past.busy[first:until, None])
 
@@ -408,7 +397,7 @@ def _tried(past: _Past, first: int, until: int) -> tuple[Values, Values]:
     Trees are trained on the steps before these weeks.
     """
     then = until - held_back(until - first)
-    trees = parse_trees(_learned(past, first, then, every=2 * EVERY))
+    trees = parse_trees(learn(past, first=first, until=then, every=2 * EVERY))
     told = predict_trees(trees, past.known[then:until]).reshape(until - then, _N_AHEAD, 2 + _N_LEVELS)
     now, history = past.busy[then:until, None], until - first
     changes = (past.point[then:until] - now, past.mean[then:until] - now)

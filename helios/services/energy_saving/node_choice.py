@@ -147,30 +147,31 @@ class _Row(NamedTuple):
 
 def _node(row: _Row, pool: str, cycle: int) -> Node:
     busy = bool(row.cpus_held > 0 or row.gpus_held > 0) or row.state in {"ALLOCATED", "MIXED"}
-    alone = bool(_text(row.excluded_reason))
+    alone = bool(text_of(row.excluded_reason))
     return Node(
         name=row.name,
         pool=pool,
         partitions=_words(row.partitions),
-        power=_text(row.power),
-        idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (_text(row.flags) or alone or busy),
+        power=text_of(row.power),
+        idle=row.power == NodePower.AWAKE and row.state == "IDLE" and not (text_of(row.flags) or alone or busy),
         asleep=row.power == NodePower.ASLEEP and not alone,
         busy=busy,
         kept_awake=bool(row.kept_awake),
         cpus=0.0 if pd.isna(row.cpus) else float(row.cpus),
         gpus=float(row.gpus),
         kinds=_words(row.features) | _words(row.gpu_type),
-        rack=_text(row.rack),
+        rack=text_of(row.rack),
         weight=0.0 if pd.isna(row.weight) else float(row.weight),
         idle_since=_LATEST if row.idle_since is None else row.idle_since.replace(tzinfo=UTC),
         cycle=cycle,
     )
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a value of a text column, empty where it is missing."""
     return value if isinstance(value, str) else ""
 
 
 @lru_cache(maxsize=4_096)
 def _words(value: object) -> frozenset[str]:
-    return frozenset(filter(None, (word.strip() for word in _text(value).split(","))))
+    return frozenset(filter(None, (word.strip() for word in text_of(value).split(","))))

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from helios.actions import KeepAwake, NodeAction, PowerDown, PowerUp
 from helios.choices import Domain
 from helios.model import STEP_S, Demand, Snapshot
-from helios.services.energy_saving.node_choice import Node, pool_nodes, to_sleep, to_wake
+from helios.services.energy_saving.node_choice import Node, pool_nodes, text_of, to_sleep, to_wake
 from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import PublishedRule
 from helios.services.energy_saving.tuning import (
     DAY,
     Choice,
-    Goal,
     KnownDemand,
     Memo,
     levels_of,
@@ -80,7 +79,7 @@ def target_levels(
     """
     known = known_demand(demand, place, options)
     if options.rule == "helios":
-        plan = plan_sizing(known, tuning_goal(options), from_step=from_step, memo=memo)
+        plan = plan_sizing(known, options, from_step=from_step, memo=memo)
         return plan.levels[from_step:], plan.choices
     rule = plain_rule() if options.rule == "max_3h" else published_rule(known)
     return levels_of(known, rule.setting, from_step=from_step), ()
@@ -115,17 +114,6 @@ def known_demand(demand: Demand, place: int, options: CesOptions) -> KnownDemand
             reserve=values["sigma"],
             hold_steps=int(values["hold_s"]) // STEP_S,
         ),
-    )
-
-
-def tuning_goal(options: CesOptions) -> Goal:
-    """Return the goal for the choice of the rule."""
-    return Goal(
-        risk=options.risk,
-        wake_ups_per_day=options.wake_ups_per_day,
-        penalty=options.penalty,
-        spare=float(options.spare),
-        weeks=options.weeks,
     )
 
 
@@ -175,9 +163,9 @@ def nodes_wanted_by_queue(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str
     wanted: dict[str, float] = {}
     served: dict[tuple[str, str, bool], _Pool | None] = {}
     for partition, gpu_type, reason, gpus, cpus, asked, tasks in zip(*columns, strict=True):
-        if _text(reason) not in WAITS_FOR_NODES:
+        if text_of(reason) not in WAITS_FOR_NODES:
             continue
-        kind = (_text(partition), _text(gpu_type), gpus > 0)
+        kind = (text_of(partition), text_of(gpu_type), gpus > 0)
         if kind not in served:
             served[kind] = _pool_for(*kind, pools)
         if (pool := served[kind]) is not None:
@@ -224,10 +212,6 @@ def _pool_for(partition: str, gpu_type: str, needs_gpus: bool, pools: Sequence[_
         if pool.partitions & asked and (pool.gpus or not needs_gpus) and (not gpu_type or gpu_type in pool.kinds)
     ]
     return min(fits, key=lambda pool: (-pool.room, pool.name), default=None)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _known(value: float) -> float:

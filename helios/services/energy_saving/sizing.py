@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from helios.jit import cached_jit, inline_jit
@@ -163,16 +164,12 @@ def _score(  # noqa: PLR0917 - numba kernels are called by position
             week[0] += max(total[t] - level, 0.0)
 
 
-@cached_jit
 def highest_of_last(values: NDArray[np.float64], n_steps: int) -> NDArray[np.float64]:
     """Return the maximum over the last ``n_steps`` at each position.
 
     At the beginning it is over as many values as there are.
     """
-    highest = values.copy()
-    for t in range(len(values)):
-        for back in range(1, min(n_steps, t + 1)):
-            highest[t] = max(highest[t], values[t - back])
+    highest: NDArray[np.float64] = pd.Series(values).rolling(n_steps, min_periods=1).max().to_numpy()
     return highest
 
 

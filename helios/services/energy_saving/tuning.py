@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helios.model import STEP_S
+from helios.services.energy_saving.options import CesOptions
 from helios.services.energy_saving.sizing import (
     PublishedRule,
     SizingParameters,
@@ -54,32 +55,6 @@ TIMERS = {"idle timer of 30 min": 4, "idle timer of 1 h": 7}
 """Steps over which a node must have been idle, and one."""
 SHARES, MORE = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12), (0.0, 0.03, 0.06)
 """Reserve when nodes are put to sleep, and what is added to it when some are woken, as shares of the pool."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """Goal of the choice.
-
-    Attributes
-    ----------
-    risk : float, optional
-        Largest share of steps in which fewer nodes are awake than needed, which is the chance that a job at any time
-        meets a shortage. None for no bound of its own.
-    wake_ups_per_day : float, optional
-        Accepted on average. None for no more than the published rule, nor more nodes short, in any week.
-    penalty : float
-        Node hours asleep that a node hour short costs.
-    spare : float
-        Number of idle nodes below which some rules wake nodes ahead of need.
-    weeks : int
-        Most weeks of history over which rules are replayed.
-    """
-
-    risk: float | None
-    wake_ups_per_day: float | None
-    penalty: float
-    spare: float
-    weeks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,7 +178,7 @@ class SizingPlan:
     choices: tuple[tuple[int, Choice], ...]
 
 
-def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
+def plan_sizing(known: KnownDemand, options: CesOptions, *, from_step: int = 0, memo: Memo | None = None) -> SizingPlan:
     """Run the rules from ``from_step`` on, one chosen at each midnight.
 
     Before it all nodes are awake.
@@ -216,11 +191,11 @@ def plan_sizing(known: KnownDemand, goal: Goal, *, from_step: int = 0, memo: Mem
     choices: list[tuple[int, Choice]] = []
     powered, held_until = float("nan"), 0
     memo = {} if memo is None else memo
-    key = _keys(known, goal, day_of)
+    key = _keys(known, options, day_of)
     for first, after in zip(starts, [*starts[1:], len(known.busy)], strict=True):
-        weeks = _weeks_before(known, day_of, int(day_of[first]), goal.weeks)
+        weeks = _weeks_before(known, day_of, int(day_of[first]), options.weeks)
         if (inputs := key(*weeks)) not in memo:
-            memo[inputs] = choose_rule(known.steps(*weeks), goal)
+            memo[inputs] = choose_rule(known.steps(*weeks), options)
         choice = memo[inputs]
         choices.append((first, choice))
         if choice.rule is None:
@@ -259,7 +234,7 @@ def plain_rule() -> Rule:
     return Rule(name=name, setting=SizingParameters(PLAIN, PLAIN_NODES, PLAIN_NODES, 1.0, 0, 0.0))
 
 
-def choose_rule(known: KnownDemand, goal: Goal) -> Choice:
+def choose_rule(known: KnownDemand, options: CesOptions) -> Choice:
     """Return the best rule over the whole weeks at the end of the given steps.
 
     By default that is the published rule, or the one with the most sleep of those that in each of these weeks slept no
@@ -271,7 +246,7 @@ def choose_rule(known: KnownDemand, goal: Goal) -> Choice:
     if n_weeks < LEAST_WEEKS:
         reason = f"forecasts of {count_in_words(n_weeks, 'whole week')} are known, and it takes {LEAST_WEEKS} to choose"
         return Choice(rule=published_rule(known), reason=reason)
-    rules = list(candidate_rules(known, goal.spare))
+    rules = list(candidate_rules(known, float(options.spare)))
     score = score_levels(
         known.busy,
         known.total,
@@ -280,14 +255,14 @@ def choose_rule(known: KnownDemand, goal: Goal) -> Choice:
         powered=_start(known, rules[0].setting, 0),
         week_steps=WEEK,
     )
-    admitted = _admitted(score, goal)
-    value = score.asleep.sum(axis=1) - goal.penalty * score.missing.sum(axis=1)
+    admitted = _admitted(score, options)
+    value = score.asleep.sum(axis=1) - options.penalty * score.missing.sum(axis=1)
     best = int(np.argmax(np.where(admitted, value, -np.inf)))
     chosen = rules[best] if admitted[best] else None
     shown = {0, *(place for place, rule in enumerate(rules) if rule.name in TIMERS or rule.name == plain_rule().name)}
     return Choice(
         rule=chosen,
-        reason=_reason(chosen, goal, n_weeks),
+        reason=_reason(chosen, options, n_weeks),
         hindsight=tuple(
             RuleScore(
                 rule=rules[place].name,
@@ -311,14 +286,14 @@ def _weeks_before(known: KnownDemand, day_of: NDArray[np.int64], day: int, weeks
     return after - WEEK * min(whole, weeks), after
 
 
-def _admitted(score: SizingScore, goal: Goal) -> NDArray[np.bool_]:
+def _admitted(score: SizingScore, options: CesOptions) -> NDArray[np.bool_]:
     n_steps = score.wakes.shape[1] * WEEK
     within = np.ones(len(score.wakes), dtype=np.bool_)
-    if goal.risk is not None:
-        within &= score.short.sum(axis=1) <= goal.risk * n_steps
-    if goal.wake_ups_per_day is not None:
+    if options.risk is not None:
+        within &= score.short.sum(axis=1) <= options.risk * n_steps
+    if options.wake_ups_per_day is not None:
         # None in some weeks does not mean none ever: half a wake-up is left.
-        most = MARGIN_OF_TUNING * goal.wake_ups_per_day * n_steps / DAY
+        most = MARGIN_OF_TUNING * options.wake_ups_per_day * n_steps / DAY
         seldom: NDArray[np.bool_] = score.wakes.sum(axis=1) <= max(most, 0.5)
         return within & seldom
     no_worse = (score.asleep >= score.asleep[0]) & (score.wakes <= score.wakes[0]) & (score.missing <= score.missing[0])
@@ -326,12 +301,12 @@ def _admitted(score: SizingScore, goal: Goal) -> NDArray[np.bool_]:
     return within & every_week
 
 
-def _reason(chosen: Rule | None, goal: Goal, n_weeks: int) -> str:
+def _reason(chosen: Rule | None, options: CesOptions, n_weeks: int) -> str:
     if chosen is None:
         return f"no rule kept to the risk and the wake-ups accepted in the last {n_weeks} weeks, so nothing sleeps"
-    if goal.wake_ups_per_day is not None:
-        most = f"{MARGIN_OF_TUNING:g} x {goal.wake_ups_per_day:g} wake-ups a day"
-        return f"most sleep of the last {n_weeks} weeks at {most} or fewer, less {goal.penalty:g} x node hours short"
+    if options.wake_ups_per_day is not None:
+        most = f"{MARGIN_OF_TUNING:g} x {options.wake_ups_per_day:g} wake-ups a day"
+        return f"most sleep of the last {n_weeks} weeks at {most} or fewer, less {options.penalty:g} x node hours short"
     if chosen.name == PUBLISHED:
         return f"it is better here: no other rule was at least as good in each of the last {n_weeks} weeks"
     return f"no worse than the published rule in each of the last {n_weeks} weeks, and the most sleep of such rules"
@@ -415,13 +390,13 @@ def _used(known: KnownDemand) -> Iterator[tuple[int, int]]:
             yield known.ahead_s.index(coming[0]), known.levels.index(coming[1])
 
 
-def _keys(known: KnownDemand, goal: Goal, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
+def _keys(known: KnownDemand, options: CesOptions, day_of: NDArray[np.int64]) -> Callable[[int, int], bytes]:
     """Return a function that makes the memo's key for some days.
 
     Its parameters are the first step of a day and that of a later day. The key is a digest of all that the choice on
     the days between them depends on. The weeks of adjacent days overlap, so each day is read once.
     """
-    inputs = repr((goal, known.ahead_s, known.levels, known.published)).encode()
+    inputs = repr((options, known.ahead_s, known.levels, known.published)).encode()
     coming = [known.most[:, ahead, level] for ahead, level in _used(known)]
     values = np.column_stack((known.busy, known.total, known.soon, known.later, *coming))
     begins = np.flatnonzero(np.diff(day_of)) + 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helios.services.energy_saving import CesOptions as Goal
 from helios.services.energy_saving import tuning
 from helios.services.energy_saving.sizing import PublishedRule, SizingParameters
 from helios.services.energy_saving.tuning import (
@@ -16,7 +17,6 @@ from helios.services.energy_saving.tuning import (
     PUBLISHED,
     WEEK,
     Choice,
-    Goal,
     KnownDemand,
     candidate_rules,
     choose_rule,
