@@ -553,7 +553,6 @@ def release_nodes(
     activity.add(result.outcomes, now=now)
     return NodeCycleReport(
         **activity.lists(),
-        seen=result.snapshot is not None,
         protected=activity.memory.protected,
         memory=activity.memory,
         **result.report(audit, reason=reason, recorded=recorded),

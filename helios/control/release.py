@@ -69,6 +69,7 @@ class ReleaseResult:
         return {
             "suspended": (f"released: {reason}", *([self.failure] if self.failure else [])),
             **audit.report(),
+            "seen": self.snapshot is not None,
             "recorded": recorded,
             "leads": recorded,
             "remaining": self.remaining,

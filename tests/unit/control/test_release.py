@@ -163,6 +163,7 @@ def test_a_release_without_a_cluster_does_not_claim_to_be_clean(answers: int) ->
     else:
         table.cluster.fail_next(times=9)
     report = let_go(table)
+    assert not report.seen
     assert report.remaining is None
     assert not report.clean
     assert "taking everything back was broken off" in report.suspended[1]
