@@ -72,7 +72,8 @@ class FrameKind:
         FrameInvalid
             A column is not declared, or cannot be converted.
         """
-        self._refuse_undeclared(frame.columns)
+        if undeclared := sorted(set(frame.columns) - set(self.by_name)):
+            raise FrameInvalid(f"a {self.name} frame has no column {', '.join(undeclared)}")
         try:
             return pd.DataFrame(
                 {
@@ -107,11 +108,6 @@ class FrameKind:
             if found[name] is not self._types[name] and str(found[name]) != declared:
                 raise FrameInvalid(f"column {name!r} of a {self.name} frame is {found[name]}, not {declared}")
         return frame
-
-    def _refuse_undeclared(self, names: Iterable[str]) -> None:
-        undeclared = sorted(set(names) - set(self.by_name))
-        if undeclared:
-            raise FrameInvalid(f"a {self.name} frame has no column {', '.join(undeclared)}")
 
 
 def _converted(column: Column, values: pd.Series[Any]) -> pd.Series[Any]:
