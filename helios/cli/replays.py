@@ -86,8 +86,9 @@ def refuse_contradictions(context: typer.Context) -> None:
 
     In a sweep those of one what-if, without a sweep those of one.
     """
-    given = {parameter.opts[0]: context.params[str(parameter.name)] for parameter in context.command.params}
-    sweeps, repeat = given["--sweep"] is not None, given["--repeat"]
+    # Options of the command line itself, such as that for completion, have no value here.
+    given = {option.opts[0]: context.params.get(str(option.name)) for option in context.command.params}
+    sweeps, repeat = given["--sweep"] is not None, context.params["repeat"]
     ignored = [name for name in ((*OF_ONE, "--report") if sweeps else ("--out", "--csv")) if given[name]]
     if ignored and sweeps:
         raise UsageError(f"{', '.join(ignored)} cannot be used with --sweep.", hint="Write it into the plan instead.")
