@@ -25,7 +25,9 @@ sys.dont_write_bytecode = False
 # Commands that tests start with another home find the compiled code all the same.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder()))
 # A mutant needs one example that it fails, not the smallest.
-settings.register_profile("mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+settings.register_profile(
+    "mutants", deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], max_examples=USUAL
+)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
