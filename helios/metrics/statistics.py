@@ -32,7 +32,7 @@ def confidence_interval(
     # Both the draws and the blocks are few, and the uncertainties of the spread add up.
     degrees = n - 1.0 if independent is None else 1 / (1 / (n - 1) + 1 / (independent - 1))
     wider = 1.0 if independent is None else independent / (independent - 1)
-    half = _student_t(degrees) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
+    half = student_t(degrees) * sqrt(wider + 1 / n) * float(np.std(draws, ddof=1))
     return value - half, value + half
 
 
@@ -44,13 +44,13 @@ def mean_interval(values: NDArray[np.float64]) -> tuple[float | None, float | No
     n = len(values)
     if n < 2:
         return None, None
-    mean, half = float(values.mean()), _student_t(n - 1) * float(np.std(values, ddof=1)) / sqrt(n)
+    mean, half = float(values.mean()), student_t(n - 1) * float(np.std(values, ddof=1)) / sqrt(n)
     return mean - half, mean + half
 
 
 def poisson_interval(events: int, days: float) -> tuple[float, float]:
     """Return the exact 95 % interval of a daily rate (Garwood 1936)."""
-    from scipy.special import gammaincinv  # noqa: PLC0415 - see _student_t
+    from scipy.special import gammaincinv  # noqa: PLC0415 - see student_t
 
     low = float(gammaincinv(events, 1 - _UPPER)) if events else 0.0
     return low / days, float(gammaincinv(events + 1, _UPPER)) / days
@@ -66,7 +66,8 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
 
 
-def _student_t(degrees: float) -> float:
+def student_t(degrees: float) -> float:
+    """Return the upper quantile of Student's t at ``CONFIDENCE``."""
     # scipy.stats takes a second to import.
     from scipy.special import stdtrit  # noqa: PLC0415 - a fifth of a second; the tables of most commands need none
 

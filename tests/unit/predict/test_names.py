@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.predict.job_names import LEAST_LIKENESS, LONGEST_NAME, MOST_LEADERS, NO_FAMILY, JobNameFamilies, split_words
+from helios.model.job_names import LONGEST_NAME, split_words
+from helios.predict.job_names import LEAST_LIKENESS, MOST_LEADERS, NO_FAMILY, JobNameFamilies
 from tests.examples import examples
 
 _names = st.lists(

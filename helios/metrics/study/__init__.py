@@ -1,0 +1,1 @@
+"""Statements about a recorded history of a cluster, with intervals over weeks."""

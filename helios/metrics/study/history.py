@@ -1,0 +1,323 @@
+"""Jobs of a cluster as columns, with what they held and waited inside a window of time.
+
+Hours are counted inside the window: what a job holds before or after it is left out. A history that records no starts
+has no moments at which jobs held anything. Its hours are those of the jobs submitted in the window, whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.metrics.study.blocks import Blocks
+from helios.model import JOBS, JobState
+from helios.model.job_names import split_words
+from helios.units import HOUR_S, best_unit
+
+NEVER_S = 2**60
+"""A moment after all others, of what did not happen inside the history or is unknown; s."""
+STATES = ("completed", "cancelled", "failed", "node failed", "timeout", "other", "not ended", "unknown")
+COMPLETED, CANCELLED, FAILED, NODE_FAILED, TIMEOUT, OTHER, NOT_ENDED, UNKNOWN = range(len(STATES))
+_STATE_OF = {
+    JobState.COMPLETED: COMPLETED,
+    JobState.CANCELLED: CANCELLED,
+    JobState.FAILED: FAILED,
+    JobState.OUT_OF_MEMORY: FAILED,
+    JobState.NODE_FAIL: NODE_FAILED,
+    JobState.BOOT_FAIL: NODE_FAILED,
+    JobState.TIMEOUT: TIMEOUT,
+    JobState.DEADLINE: TIMEOUT,
+    JobState.PENDING: NOT_ENDED,
+    JobState.RUNNING: NOT_ENDED,
+    JobState.SUSPENDED: NOT_ENDED,
+    JobState.RESIZING: NOT_ENDED,
+}
+MISSING = -1
+"""Code of a name that a job does not have."""
+LEAST_GPU_JOBS = 0.01
+"""Share of jobs with GPUs from which on a study is one of GPUs."""
+LEAST_KNOWN = 0.5
+"""Share of jobs that ran and have a start, from which on a history has moments."""
+COLUMNS = (
+    *("job_id", "restart", "array_job_id", "name", "user", "account", "partition", "state", "submitted_at"),
+    *("eligible_at", "started_at", "ended_at", "run_time_s", "time_limit_s", "nodes", "cpus", "gpus", "memory_mib"),
+    *("gpu_type", "node_list"),
+)
+"""Columns of ``JOBS`` that a study reads."""
+
+Seconds = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Names:
+    """Values of a text column, each once.
+
+    Attributes
+    ----------
+    code : int32 array of shape (n_jobs,)
+        Position in ``values``; ``MISSING``: none.
+    values : tuple of str
+    """
+
+    code: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    @property
+    def known(self) -> Flags:
+        """Whether each job has a value."""
+        return self.code >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StudyHistory:
+    """Jobs that were submitted in a window, or held or waited for something in it.
+
+    Arrays of shape (n_jobs,), in the order of submission.
+
+    Attributes
+    ----------
+    resource : str
+        ``gpus`` or ``cpus``; sizes and hours are of it.
+    first_s, end_s : int
+        The window, s since the epoch.
+    blocks : Blocks
+        Weeks or days of the window, over which intervals are made.
+    size : int64 array
+        Of the resource; 0: a job without it.
+    submitted_s, eligible_s : int64 arrays
+        ``eligible_s`` is the submission where nothing else is known.
+    started_s, ended_s : int64 arrays
+        ``NEVER_S`` where it did not happen or is unknown.
+    run_time_s : float64 array
+        NaN: unknown, or never ended.
+    state : int8 array
+        Position in ``STATES``.
+    restart : int32 array
+        Number of the run of a requeued job, from 0.
+    has_starts : bool
+        Whether the history has moments of starts and ends. Without them, hours are by submission.
+    repaired : dict of int
+        Jobs whose times make no sense, by what was wrong; such times are taken as unknown.
+    jobs : DataFrame
+        Columns of ``JOBS`` for what else is asked.
+    """
+
+    cluster: str
+    timezone: str
+    resource: str
+    first_s: int
+    end_s: int
+    blocks: Blocks
+    size: Seconds
+    submitted_s: Seconds
+    eligible_s: Seconds
+    started_s: Seconds
+    ended_s: Seconds
+    run_time_s: Floats
+    time_limit_s: Floats
+    cpus: Floats
+    nodes: Floats
+    memory_mib: Floats
+    state: NDArray[np.int8]
+    restart: NDArray[np.int32]
+    user: Names
+    account: Names
+    partition: Names
+    stem: Names
+    gpu_type: Names
+    has_starts: bool
+    repaired: dict[str, int]
+    jobs: pd.DataFrame = field(repr=False)
+
+    @property
+    def unit(self) -> str:
+        """Name of the resource, ``GPU`` or ``CPU``."""
+        return best_unit(self.resource)
+
+    @property
+    def weeks(self) -> float:
+        """Length of the window in weeks."""
+        return (self.end_s - self.first_s) / (7 * 24 * HOUR_S)
+
+    @property
+    def submitted(self) -> Flags:
+        """Whether each job was submitted in the window."""
+        return (self.submitted_s >= self.first_s) & (self.submitted_s < self.end_s)
+
+    @property
+    def sized(self) -> Flags:
+        """Whether each job asks for the resource and was submitted in the window."""
+        return self.submitted & (self.size > 0)
+
+    @property
+    def ran(self) -> Flags:
+        """Whether each job ran, as far as is known."""
+        return (self.started_s < NEVER_S) | (np.nan_to_num(self.run_time_s) > 0)
+
+    @property
+    def wait_s(self) -> Floats:
+        """Time from eligible to start; NaN where it did not start, or no start is known."""
+        return np.where(self.started_s < NEVER_S, self.started_s - self.eligible_s, np.nan).astype(np.float64)
+
+    def hours(self, *, weight: Floats | Seconds | None = None) -> Floats:
+        """Return what each job held in the window, size x time, h.
+
+        Parameters
+        ----------
+        weight : array of shape (n_jobs,), optional
+            Counts in place of the size.
+        """
+        weight = self.size if weight is None else weight
+        if not self.has_starts:
+            return np.where(self.submitted, weight * np.nan_to_num(self.run_time_s), 0.0) / HOUR_S
+        held_s = np.minimum(self.ended_s, self.end_s) - np.maximum(self.started_s, self.first_s)
+        return np.maximum(held_s, 0) * weight / HOUR_S
+
+    def hours_by_block(self, chosen: Flags | None = None, *, weight: Floats | Seconds | None = None) -> Floats:
+        """Return what the chosen jobs held in each block, h."""
+        weight = self.size if weight is None else weight
+        if chosen is not None:
+            weight = np.where(chosen, weight, 0)
+        if not self.has_starts:
+            hours = weight * np.nan_to_num(self.run_time_s) / HOUR_S
+            return self.blocks.sum(self.submitted_s, hours)
+        return self.blocks.spread(self.started_s, self.ended_s, weight) / HOUR_S
+
+    def waits_by_block(self, chosen: Flags | None = None) -> Floats:
+        """Return the time that the chosen jobs waited in each block, job h."""
+        weight = np.ones(len(self.size)) if chosen is None else chosen.astype(np.float64)
+        return self.blocks.spread(self.eligible_s, np.minimum(self.started_s, self.ended_s), weight) / HOUR_S
+
+
+def read_history(
+    jobs: pd.DataFrame,
+    *,
+    cluster: str,
+    timezone: str,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    resource: str | None = None,
+) -> StudyHistory:
+    """Return the jobs of a window as columns.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        The ``COLUMNS`` of ``JOBS``, at least one job.
+    since, until : datetime, optional
+        The window; by default from the first to the last submission.
+    resource : str, optional
+        ``gpus`` or ``cpus``; by default GPUs if at least ``LEAST_GPU_JOBS`` of the jobs ask for some.
+    """
+    JOBS.check(jobs, columns=COLUMNS)
+    submitted_s = _seconds(jobs["submitted_at"])
+    first_s = int(submitted_s.min()) if since is None else int(since.timestamp())
+    end_s = int(submitted_s.max()) + 1 if until is None else int(until.timestamp())
+    resource = resource or _resource(jobs)
+    started_s, ended_s, run_time_s, repaired = _times(jobs, submitted_s)
+    touching = (submitted_s < end_s) & ((submitted_s >= first_s) | (np.minimum(ended_s, NEVER_S - 1) > first_s))
+    ran = np.nan_to_num(run_time_s) > 0
+    has_starts = (
+        bool((started_s[ran] < NEVER_S).mean() >= LEAST_KNOWN) if ran.any() else bool((started_s < NEVER_S).any())
+    )
+    if not has_starts:
+        started_s[:], ended_s[:] = NEVER_S, NEVER_S
+        touching = (submitted_s >= first_s) & (submitted_s < end_s)
+    if not touching.all():
+        jobs = jobs.loc[touching].reset_index(drop=True)
+    eligible_s = _seconds(jobs["eligible_at"])
+    return StudyHistory(
+        cluster=cluster,
+        timezone=timezone,
+        resource=resource,
+        first_s=first_s,
+        end_s=end_s,
+        blocks=Blocks.of_window(first_s, end_s, timezone=timezone),
+        size=jobs[resource].fillna(0).to_numpy(dtype=np.float64).astype(np.int64),
+        submitted_s=submitted_s[touching],
+        # A hold or a start time postpones a job; what is before its submission is a clock that ran backwards.
+        eligible_s=np.where(
+            eligible_s == NEVER_S, submitted_s[touching], np.maximum(eligible_s, submitted_s[touching])
+        ),
+        started_s=started_s[touching],
+        ended_s=ended_s[touching],
+        run_time_s=run_time_s[touching],
+        time_limit_s=jobs["time_limit_s"].to_numpy(dtype=np.float64),
+        cpus=jobs["cpus"].to_numpy(dtype=np.float64),
+        nodes=jobs["nodes"].to_numpy(dtype=np.float64),
+        memory_mib=jobs["memory_mib"].to_numpy(dtype=np.float64),
+        state=_states(jobs["state"]),
+        restart=jobs["restart"].to_numpy(),
+        user=_names(jobs["user"]),
+        account=_names(jobs["account"]),
+        partition=_names(jobs["partition"]),
+        stem=_stems(jobs["name"]),
+        gpu_type=_names(jobs["gpu_type"]),
+        has_starts=has_starts,
+        repaired=repaired,
+        jobs=jobs,
+    )
+
+
+def _resource(jobs: pd.DataFrame) -> str:
+    return "gpus" if float((jobs["gpus"] > 0).mean()) >= LEAST_GPU_JOBS else "cpus"
+
+
+def _seconds(times: pd.Series[Any]) -> Seconds:
+    """Return times as s since the epoch, ``NEVER_S`` where one is missing."""
+    micros = times.to_numpy(dtype="datetime64[us]")
+    return np.where(np.isnat(micros), NEVER_S, micros.astype(np.int64) // 1_000_000)
+
+
+def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, Floats, dict[str, int]]:
+    """Return starts, ends and run times, and how many made no sense."""
+    started_s, ended_s = _seconds(jobs["started_at"]), _seconds(jobs["ended_at"])
+    run_time_s = jobs["run_time_s"].to_numpy(dtype=np.float64).copy()
+    known = np.isfinite(run_time_s)
+    # Only one of the two is recorded in some histories.
+    derived = known & (started_s == NEVER_S) & (ended_s < NEVER_S) & (run_time_s > 0)
+    started_s[derived] = ended_s[derived] - run_time_s[derived].astype(np.int64)
+    open_ended = known & (ended_s == NEVER_S) & (started_s < NEVER_S)
+    ended_s[open_ended] = started_s[open_ended] + run_time_s[open_ended].astype(np.int64)
+    backwards = (ended_s < started_s) & (started_s < NEVER_S)
+    early = (started_s < submitted_s) & ~backwards
+    negative = known & (run_time_s < 0)
+    run_time_s[backwards | negative] = np.nan
+    started_s[backwards] = ended_s[backwards] = NEVER_S
+    repaired = {
+        "ends before its start": int(backwards.sum()),
+        "starts before its submission": int(early.sum()),
+        "has a negative run time": int((negative & ~backwards).sum()),
+    }
+    # Cancelled while it waited: Slurm before 23.02 writes the end as start, too.
+    never_ran = (started_s == ended_s) & (started_s < NEVER_S) & (jobs["state"] == JobState.CANCELLED).to_numpy()
+    started_s[never_ran] = NEVER_S
+    run_time_s[never_ran] = np.nan
+    unknown = ~np.isfinite(run_time_s) & (started_s < NEVER_S) & (ended_s < NEVER_S)
+    run_time_s[unknown] = (ended_s - started_s)[unknown]
+    return started_s, ended_s, run_time_s, {what: count for what, count in repaired.items() if count}
+
+
+def _states(states: pd.Series[Any]) -> NDArray[np.int8]:
+    codes = [_STATE_OF.get(JobState(name), OTHER) for name in states.cat.categories]
+    return np.array([*codes, UNKNOWN], dtype=np.int8)[states.cat.codes.to_numpy()]
+
+
+def _names(column: pd.Series[Any]) -> Names:
+    codes = column.cat.codes.to_numpy().astype(np.int32)
+    return Names(code=codes, values=tuple(str(value) for value in column.cat.categories))
+
+
+def _stems(names: pd.Series[Any]) -> Names:
+    """Return the words of each job's name, without what varies from run to run."""
+    code, distinct = pd.factorize(names)
+    stems = [split_words(str(name)) or None for name in distinct]
+    stem, values = pd.factorize(np.array([*stems, None], dtype=object))
+    return Names(code=stem[code].astype(np.int32), values=tuple(str(value) for value in values))
