@@ -27,6 +27,7 @@ COMMANDS = {
     "try": ("system:try_", "Try Helios on a synthetic month of a GPU cluster."),
     "compile": ("compile:compile_", "Compile beforehand what other commands would compile at their first run."),
     "whatif": ("whatif:commands", "Replay a cluster's jobs under other queue policies, and compare the waits."),
+    "study": ("study:commands", "Say what a history shows of its cluster, and what follows from it."),
     "simulate": ("replays:simulate_", "Replay a cluster's jobs with services acting, and compare the waits."),
     "doctor": ("system:doctor_", "Check the cluster and the state of Helios."),
     "why": ("system:why_", "Say why a job waits, and what Helios did to it."),

@@ -108,12 +108,7 @@ class HistoryOptions:
         from helios.app.history import load_history, read_file  # noqa: PLC0415 - pandas; no help needs it
 
         settings = configuration()
-        if self.trace is None and (given := self.timezone or self.trace_format):
-            option = "--timezone" if self.timezone else "--format"
-            raise UsageError(
-                f"{option} {given} is for files, and the jobs of a loaded cluster are stored as they were read.",
-                hint=f"Leave {option} out, or read a file: --trace FILE",
-            )
+        self.refuse_file_options()
         if self.trace is not None:
             return read_file(
                 self.trace,
@@ -126,6 +121,21 @@ class HistoryOptions:
         history = load_history(url=settings.settings.database.url, cluster=self.cluster)
         progress("Reading the warehouse", 1.0)
         return history
+
+    def refuse_file_options(self) -> None:
+        """Refuse options for files where none is given.
+
+        Raises
+        ------
+        UsageError
+            Such an option was given without ``--trace``.
+        """
+        if self.trace is None and (given := self.timezone or self.trace_format):
+            option = "--timezone" if self.timezone else "--format"
+            raise UsageError(
+                f"{option} {given} is for files, and the jobs of a loaded cluster are stored as they were read.",
+                hint=f"Leave {option} out, or read a file: --trace FILE",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

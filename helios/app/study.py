@@ -1,0 +1,243 @@
+"""The study of a cluster, from its history to statements."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.app.history import LoadedHistory, choose_cluster
+from helios.errors import UsageError
+from helios.metrics.study import demand, outcomes
+from helios.metrics.study.findings import Finding
+from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
+from helios.ports import Progress, no_progress
+from helios.report.study_text import Source, Statement, statements
+from helios.warehouse import Warehouse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecords:
+    """What is known of a cluster's nodes.
+
+    Attributes
+    ----------
+    nodes, events : DataFrame, optional
+        Columns of ``NODES`` and ``NODE_EVENTS``.
+    given : mapping, optional
+        Nodes of each partition, as a person says them; they count before what is recorded.
+    units_per_node : int
+        GPUs or CPUs of a node in ``given``.
+    """
+
+    nodes: pd.DataFrame | None = None
+    events: pd.DataFrame | None = None
+    given: Mapping[str, int] | None = None
+    units_per_node: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What a history says about its cluster.
+
+    Attributes
+    ----------
+    history : StudyHistory
+        The jobs of the window.
+    findings : tuple of Finding
+        By number.
+    statements : tuple of Statement
+        The same in words.
+    notes : tuple of str
+        What a reader should know of the data.
+    """
+
+    history: StudyHistory
+    findings: tuple[Finding, ...]
+    statements: tuple[Statement, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the figures as plain values."""
+        history = self.history
+        return {
+            "cluster": history.cluster,
+            "timezone": history.timezone,
+            "from": moment(history.first_s),
+            "to": moment(history.end_s),
+            "resource": history.resource,
+            "jobs": int(history.submitted.sum()),
+            "jobs_with_resource": int(history.sized.sum()),
+            "hours": float(history.hours().sum()),
+            "hours_are": "held in the window" if history.has_starts else "of jobs submitted in the window",
+            "blocks": {"kind": history.blocks.kind, "n": history.blocks.n},
+            "statements": [statement.to_json() for statement in self.statements],
+            "notes": list(self.notes),
+        }
+
+
+def moment(at_s: int) -> str:
+    """Return a moment as ISO text in UTC."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat()
+
+
+def load_study(
+    *,
+    url: str,
+    cluster: str | None,
+    window: Callable[[str], tuple[datetime | None, datetime | None]],
+    progress: Progress = no_progress,
+) -> tuple[LoadedHistory, NodeRecords]:
+    """Read the jobs and nodes of a cluster from the warehouse.
+
+    Jobs that began before the window and reached into it are included.
+
+    Parameters
+    ----------
+    window : callable
+        Returns begin and end of the window for the cluster's time zone, each None where it has no bound.
+
+    Raises
+    ------
+    NoSuchCluster
+        No cluster of that name is loaded, or none was named and several are.
+    """
+    progress("Reading the warehouse", 0.0)
+    with Warehouse.open(url) as warehouse:
+        chosen = choose_cluster(warehouse, cluster)
+        name, timezone = str(chosen["name"]), str(chosen["timezone"] or "UTC")
+        since, until = window(timezone)
+        jobs = warehouse.jobs(name, until=until, unended_at=since, columns=COLUMNS)
+        nodes, events = warehouse.nodes(name), warehouse.node_events(name, since, until, reaching=True)
+    progress("Reading the warehouse", 1.0)
+    history = LoadedHistory(cluster=name, jobs=jobs, timezone=timezone)
+    return history, NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
+
+
+def study(
+    loaded: LoadedHistory,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    partitions: Collection[str] = (),
+    resource: str | None = None,
+    records: NodeRecords | None = None,
+    source: Source | None = None,
+    progress: Progress = no_progress,
+) -> Study:
+    """Study a history.
+
+    Parameters
+    ----------
+    since, until : datetime, optional
+        The window; by default from the first to the last submission.
+    partitions : collection of str
+        Only jobs of these; empty for all.
+    resource : str, optional
+        ``gpus`` or ``cpus``; by default what the jobs say.
+    records : NodeRecords, optional
+        What is known of the nodes.
+    source : Source, optional
+        What names the history in the commands of the statements.
+
+    Raises
+    ------
+    UsageError
+        The window is empty, or a partition does not exist.
+    """
+    if since is not None and until is not None and since >= until:
+        raise UsageError("The window ends before it begins.", hint="Give --from before --to")
+    progress("Studying", 0.0)
+    jobs = _of_partitions(loaded.jobs[list(COLUMNS)], partitions)
+    history = read_history(
+        jobs, cluster=loaded.cluster, timezone=loaded.timezone, since=since, until=until, resource=resource
+    )
+    records = records or NodeRecords()
+    findings = find_all(history, records, progress=progress)
+    progress("Studying", 1.0)
+    return Study(
+        history=history,
+        findings=tuple(findings),
+        statements=tuple(statements(findings, unit=history.unit, source=source or Source())),
+        notes=(*loaded.notes, *_notes(history)),
+    )
+
+
+def find_all(history: StudyHistory, records: NodeRecords, *, progress: Progress = no_progress) -> list[Finding]:
+    """Return all findings, by number."""
+    node_cpus, node_memory_mib = _ordinary_node(records.nodes)
+    steps = (
+        outcomes.long_failures,
+        outcomes.repeated_failures,
+        outcomes.hours_at_limit,
+        outcomes.long_limits,
+        demand.concentration,
+        demand.who_waits,
+        demand.short_behind_long,
+        demand.repetition,
+        demand.bursts,
+        lambda found: demand.small_work(found, node_cpus=node_cpus, node_memory_mib=node_memory_mib),
+        demand.drift,
+        outcomes.lost_to_requeues,
+    )
+    findings = []
+    for number, step in enumerate(steps):
+        finding = step(history)
+        if finding.estimate.value is None and not finding.missing:
+            finding = replace(finding, missing="jobs to count in this window")
+        findings.append(finding)
+        progress("Studying", (number + 1) / (len(steps) + 1))
+    return sorted(findings, key=lambda finding: finding.number)
+
+
+def source_of(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:
+    """Return what names a history in commands."""
+    named = ["--cluster", cluster] if cluster is not None else []
+    if trace is None:
+        return Source(options=shlex.join(named), cluster=shlex.join(named))
+    zone = ["--timezone", timezone] if timezone is not None else []
+    return Source(
+        options=shlex.join(["--trace", str(trace), *zone, *named]),
+        load=shlex.join(["helios", "trace", "load", str(trace), *zone, *named]),
+        cluster=shlex.join(named),
+    )
+
+
+def _of_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFrame:
+    if not partitions:
+        return jobs
+    known = [str(name) for name in jobs["partition"].cat.categories]
+    if strange := sorted(set(partitions) - set(known)):
+        raise UsageError(
+            f"No job ran in a partition {', '.join(strange)}.",
+            hint=f"Partitions are: {', '.join(known[:20]) or 'not recorded here'}",
+        )
+    return jobs[jobs["partition"].isin(list(partitions))].reset_index(drop=True)
+
+
+def _ordinary_node(nodes: pd.DataFrame | None) -> tuple[float | None, float | None]:
+    """Return the median CPUs and memory of nodes with GPUs, each None where unknown."""
+    if nodes is None:
+        return None, None
+    with_gpus = nodes[nodes["gpus"] > 0].drop_duplicates("name")
+    found = [float(with_gpus[name].median()) if len(with_gpus) else np.nan for name in ("cpus", "memory_mib")]
+    cpus, memory = (None if np.isnan(value) else value for value in found)
+    return cpus, memory
+
+
+def _notes(history: StudyHistory) -> tuple[str, ...]:
+    notes = [
+        f"{count:,} jobs whose record {what}: these times are unknown here" for what, count in history.repaired.items()
+    ]
+    if not history.has_starts:
+        notes.append(
+            "No starts are recorded here: hours are those of the jobs submitted in the window, whole, and nothing is "
+            "known of waits and of what was in use."
+        )
+    return tuple(notes)

@@ -1,0 +1,121 @@
+"""Command ``helios study``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer import Argument, Option
+
+from helios.cli.options import (
+    AsJson,
+    HistoryOptions,
+    Machine,
+    OfResource,
+    Report,
+    configuration,
+    expand,
+    moment,
+    refuse_misplaced,
+)
+from helios.cli.output import answer, progress_bars, say_notes
+from helios.errors import UsageError
+
+commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
+Audience = Literal["admin", "manager", "paper"]
+Since = Annotated[str | None, Option("--from", help="Begin of the window. Default: the first submission.")]
+Until = Annotated[str | None, Option("--to", help="End of the window. Default: the last submission.")]
+
+
+@commands.callback(invoke_without_command=True)
+@expand
+def study_(
+    *,
+    context: typer.Context,
+    source: HistoryOptions,
+    machine: Machine,
+    since: Since = None,
+    until: Until = None,
+    partition: Annotated[list[str] | None, Option(help="Only jobs of this partition. Repeatable.")] = None,
+    audience: Annotated[
+        Audience, Option("--for", help="Whom the page is for, which decides what comes first.")
+    ] = "admin",
+    resource: OfResource = None,
+    report: Report = None,
+    out: Annotated[
+        Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a history shows of its cluster, and what follows from it.
+
+    It gives twenty statements. Each has a value, an interval over weeks or days, the number of jobs it rests on, a
+    verdict, and the command it argues for. What the history does not record is "not known here". GPU hours are counted
+    inside the window. See docs/study.md.
+
+    Example: helios study --cluster venus --from 2020-05-01 --to 2020-06-01 --report study.html
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from helios.app.study import NodeRecords, load_study, source_of, study  # noqa: PLC0415 - see cli.replays
+    from helios.report.study_text import statement_tables  # noqa: PLC0415 - as above
+
+    settings = configuration().settings
+    with progress_bars() as progress:
+        if source.trace is None:
+            source.refuse_file_options()
+            loaded, records = load_study(
+                url=settings.database.url,
+                cluster=source.cluster,
+                window=lambda zone: (moment(since, timezone=zone), moment(until, timezone=zone)),
+                progress=progress,
+            )
+        else:
+            loaded, records = source.read(progress), NodeRecords()
+        nodes = machine.of(settings, loaded.machine)
+        if nodes["nodes"] is not None:
+            records = NodeRecords(given=nodes["nodes"], units_per_node=nodes["gpus_per_node"])
+        found = study(
+            loaded,
+            since=moment(since, timezone=loaded.timezone),
+            until=moment(until, timezone=loaded.timezone),
+            partitions=partition or (),
+            resource=resource,
+            records=records,
+            source=source_of(source.trace, cluster=source.cluster, timezone=source.timezone),
+            progress=progress,
+        )
+    say_notes(found.notes)
+    answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
+
+
+@commands.command("compare", epilog="Example: helios study compare may.json june.json")
+def compare_(
+    context: typer.Context,
+    one: Annotated[Path, Argument(help="A study that was written with --json.")],
+    other: Annotated[Path, Argument(help="Another one, of another window or cluster.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two studies, and say which statements differ by more than chance.
+
+    Write each with: helios study ... --json > FILE
+    """
+    refuse_misplaced(context, write="helios study compare ONE OTHER")
+    from helios.report.study_compare import compare, comparison_tables  # noqa: PLC0415 - no help needs it
+
+    found = compare(_read(one), _read(other))
+    answer(found.to_json(), *comparison_tables(found), as_json=as_json)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as reason:
+        raise UsageError(
+            f"{path} cannot be read as a study: {reason}", hint="Write it with: helios study --json > FILE"
+        ) from reason
+    if not isinstance(read, dict) or not isinstance(read.get("statements"), list):
+        raise UsageError(f"{path} is not a study.", hint="Write it with: helios study --json > FILE")
+    return read

@@ -1,0 +1,70 @@
+"""Jobs that are alike, of one user, account, size and name.
+
+Only a job that had ended by the submission of another can tell anything about it. Tasks of an array are submitted
+together, so the job submitted before mostly has not ended (see docs/predictions.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
+
+
+def alike_keys(history: StudyHistory) -> NDArray[np.int64]:
+    """Return a number for each job, equal for jobs that are alike; -1 where the user is unknown."""
+    key = history.user.code.astype(np.int64)
+    for code in (history.account.code, history.stem.code, history.size):
+        distinct, place = np.unique(code, return_inverse=True)
+        key = key * len(distinct) + place
+        # Numbers stay small, so that products cannot overflow.
+        _, key = np.unique(key, return_inverse=True)
+    return np.where(history.user.known, key, -1).astype(np.int64)
+
+
+def ends_s(history: StudyHistory) -> Seconds:
+    """Return when jobs ended; without starts, as if each had started at its submission."""
+    if history.has_starts:
+        return history.ended_s
+    known = np.isfinite(history.run_time_s)
+    return np.where(known, history.submitted_s + np.nan_to_num(history.run_time_s).astype(np.int64), NEVER_S)
+
+
+def last_alike(history: StudyHistory) -> NDArray[np.int64]:
+    """Return the position of the last alike job that had ended by each submission, -1 where there is none."""
+    key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
+    ran = np.isfinite(history.run_time_s) & (ended_s < NEVER_S)
+    ends = np.flatnonzero(ran)
+    at_s = np.concatenate([ended_s[ends], history.submitted_s])
+    subject = np.concatenate([ends, np.arange(n)])
+    is_end = np.repeat([1, 0], [len(ends), n])  # what ends in the same second had not ended yet
+    order = np.lexsort((subject, is_end, at_s, key[subject]))
+    # The place of the last end so far, which counts only if it is of the same key.
+    place = np.maximum.accumulate(np.where(is_end[order] == 1, np.arange(len(order)), -1))
+    last = np.where(place >= 0, subject[order][place], -1)
+    asked = is_end[order] == 0
+    answer = np.full(n, -1, dtype=np.int64)
+    answer[subject[order][asked]] = last[asked]
+    valid = (answer >= 0) & (key >= 0)
+    valid[valid] = key[answer[valid]] == key[valid]
+    return np.where(valid, answer, -1)
+
+
+def next_alike(history: StudyHistory) -> Floats:
+    """Return how long after each job's end an alike job was submitted, s; inf where none was."""
+    key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
+    at_s = np.concatenate([history.submitted_s, ended_s])
+    subject = np.concatenate([np.arange(n), np.arange(n)])
+    asks = np.repeat([1, 0], [n, n])  # an end comes before a submission in the same second
+    order = np.lexsort((subject, asks, at_s, key[subject]))[::-1]
+    following = np.maximum.accumulate(np.where(asks[order] == 1, np.arange(len(order)), -1))
+    found = np.where(following >= 0, subject[order][following], -1)
+    ended = asks[order] == 0
+    answer = np.full(n, -1, dtype=np.int64)
+    answer[subject[order][ended]] = found[ended]
+    valid = (answer >= 0) & (key >= 0) & (ended_s < NEVER_S)
+    valid[valid] = key[answer[valid]] == key[valid]
+    gap_s = np.full(n, np.inf)
+    gap_s[valid] = history.submitted_s[answer[valid]] - ended_s[valid]
+    return gap_s

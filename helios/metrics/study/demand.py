@@ -1,0 +1,350 @@
+"""Findings on who asks for what, who waits, and what repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.metrics.queue import SIZE_CLASSES, size_class
+from helios.metrics.statistics import mean_interval, rank_correlation
+from helios.metrics.study.alike import last_alike
+from helios.metrics.study.blocks import Estimate, local_edges, mean_levels
+from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.history import MISSING, Flags, Floats, Names, Seconds, StudyHistory
+from helios.units import DAY_S, HOUR_S, MINUTE_S
+
+TOP_SHARE = 0.05
+FEWEST_USERS = 5
+"""Users below which nothing is said of shares of them."""
+SHORT_S, LONG_S = 15 * MINUTE_S, 6 * HOUR_S
+STEP_S = 15 * MINUTE_S
+SMALL_PART = 1 / 8
+"""Share of a node's CPUs and memory up to which a job counts as a small one."""
+WEEK_DAYS = 7
+AWAY_S = 28 * DAY_S
+MONTH_DAYS = 365.25 / 12
+
+
+def concentration(history: StudyHistory) -> Finding:
+    """Return the share of hours of the top 5 % of users."""
+    hours, known = history.hours(), history.user.known
+    if not known.any():
+        return unknown(11, "users", n=int(history.sized.sum()), coverage=0.0)
+    by_user = _by_name(history.user, hours)
+    active = by_user > 0
+    n = int(active.sum())
+    if n < FEWEST_USERS:
+        return unknown(11, f"at least {FEWEST_USERS} users with {history.unit} hours", n=n)
+    table = np.stack([_by_name(history.user, hours_of) for hours_of in _hours_in_blocks(history)], axis=1)[active]
+    total = by_user[active]
+    without = [top_share(total - table[:, block]) for block in range(table.shape[1]) if table[:, block].any()]
+    top = np.argsort(-by_user, kind="stable")[: top_count(n)]
+    waited = _by_name(history.user, np.nan_to_num(history.wait_s)) if history.has_starts else None
+    return Finding(
+        number=11,
+        estimate=history.blocks.estimate(top_share(total), np.array(without)).bounded(most=1.0),
+        n=n,
+        coverage=_share(hours[known], hours),
+        parts={
+            "top_users": len(top),
+            "gini": gini(total),
+            "share_of_waiting_of_top_users": None if waited is None else _share(waited[top], waited),
+        },
+    )
+
+
+def top_count(users: int) -> int:
+    """Return how many users the top 5 % are, at least one."""
+    return max(1, round(TOP_SHARE * users))
+
+
+def top_share(hours: Floats) -> float:
+    """Return the share of hours that the top 5 % of users with hours hold."""
+    held = hours[hours > 0]
+    if not len(held):
+        return 0.0
+    return float(np.sort(held)[::-1][: top_count(len(held))].sum() / held.sum())
+
+
+def gini(values: Floats) -> float:
+    """Return the Gini coefficient of positive values, 0 where all are equal."""
+    ordered, n = np.sort(values), len(values)
+    return float(np.sum((2 * np.arange(1, n + 1) - n - 1) * ordered) / (n * ordered.sum()))
+
+
+def who_waits(history: StudyHistory) -> Finding:
+    """Return the median share of completion that the shorter half of the jobs waited."""
+    chosen = _first_runs(history) & np.isfinite(history.wait_s) & (np.nan_to_num(history.run_time_s) > 0)
+    if not chosen.any():
+        return unknown(12, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+    wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
+    share, submitted_s = wait_s / (wait_s + run_time_s), history.submitted_s[chosen]
+    short = run_time_s <= np.median(run_time_s)
+    sizes = size_class(history.size[chosen].astype(np.int32))
+    waited = float(wait_s.sum())
+    by_size = {
+        name: {
+            "share_of_jobs": float((sizes == number).mean()),
+            "share_of_waiting": float(wait_s[sizes == number].sum()) / waited if waited else 0.0,
+        }
+        for number, name in enumerate(SIZE_CLASSES)
+    }
+    return Finding(
+        number=12,
+        estimate=history.blocks.quantile(share[short], submitted_s[short], 0.5).bounded(most=1.0),
+        n=int(chosen.sum()),
+        coverage=float(chosen.sum() / max(1, _first_runs(history).sum())),
+        parts={
+            "median_run_time_s": float(np.median(run_time_s)),
+            "short_p90": float(np.quantile(share[short], 0.9)),
+            "long_p50": float(np.quantile(share[~short], 0.5)) if (~short).any() else None,
+            "long_p90": float(np.quantile(share[~short], 0.9)) if (~short).any() else None,
+            "wait_p50_s": float(np.quantile(wait_s, 0.5)),
+            "wait_p90_s": float(np.quantile(wait_s, 0.9)),
+            "wait_p99_s": float(np.quantile(wait_s, 0.99)),
+            "longest_wait_s": float(wait_s.max()),
+            "by_size": by_size,
+        },
+    )
+
+
+def short_behind_long(history: StudyHistory) -> Finding:
+    """Return the share of all waiting that is of short jobs while long ones hold what is in use.
+
+    In each quarter of an hour and partition, the waiting of jobs that run below 15 minutes counts by the share of the
+    units in use that jobs above 6 hours hold.
+    """
+    ran = np.nan_to_num(history.run_time_s) > 0
+    if not (history.has_starts and (history.sized & ran).any()):
+        return unknown(13, "when jobs started", n=int(history.sized.sum()), coverage=0.0)
+    edges_s = np.append(np.arange(history.first_s, history.end_s, STEP_S), history.end_s)
+    asking = history.size > 0
+    waiting, behind, short_waiting = (np.zeros(len(edges_s) - 1) for _ in range(3))
+    for code in np.unique(history.partition.code[asking]):
+        inside = asking & (history.partition.code == code)
+        in_use = _levels(history, inside, edges_s, held=True)
+        held_by_long = _levels(history, inside & (history.run_time_s > LONG_S), edges_s, held=True)
+        short = _levels(history, inside & ran & (history.run_time_s < SHORT_S), edges_s, held=False)
+        waiting += _levels(history, inside, edges_s, held=False)
+        short_waiting += short
+        behind += short * np.divide(held_by_long, in_use, out=np.zeros_like(in_use), where=in_use > 0)
+    if not waiting.any():
+        return unknown(13, "jobs that waited", n=0, coverage=1.0)
+    lasted_s = np.diff(edges_s)
+    by_block = [history.blocks.sum(edges_s[:-1], level * lasted_s) for level in (behind, waiting)]
+    return Finding(
+        number=13,
+        estimate=history.blocks.ratio(*by_block).bounded(most=1.0),
+        n=int((history.sized & ran & (history.run_time_s < SHORT_S)).sum()),
+        coverage=float((history.sized & ran).sum() / max(1, history.sized.sum())),
+        parts={"share_of_waiting_of_short_jobs": _share(short_waiting * lasted_s, waiting * lasted_s)},
+    )
+
+
+def repetition(history: StudyHistory) -> Finding:
+    """Return the share of jobs that repeat one that had ended before."""
+    if not history.user.known.any():
+        return unknown(14, "users", n=int(history.sized.sum()), coverage=0.0)
+    before, chosen = last_alike(history), history.sized & history.user.known
+    repeats = chosen & (before >= 0)
+    both = repeats & np.isfinite(history.run_time_s)
+    last_s = np.where(both, history.run_time_s[before], np.nan)
+    both &= np.isfinite(last_s)
+    correlation = rank_correlation(history.run_time_s[both], last_s[both]) if both.sum() > 1 else float("nan")
+    counts = [history.blocks.sum(history.submitted_s[of]) for of in (repeats, chosen)]
+    return Finding(
+        number=14,
+        estimate=history.blocks.ratio(*counts).bounded(most=1.0),
+        n=int(chosen.sum()),
+        coverage=float(chosen.sum() / max(1, history.sized.sum())),
+        parts={
+            "rank_correlation": None if np.isnan(correlation) else correlation,
+            "ends_assumed": not history.has_starts,
+            "names_known": bool(history.stem.known.any()),
+        },
+    )
+
+
+def bursts(history: StudyHistory) -> Finding:
+    """Return the variance of hourly submissions as a multiple of their mean."""
+    chosen = history.sized
+    hours = np.arange(history.first_s // HOUR_S * HOUR_S, history.end_s + HOUR_S, HOUR_S)
+    counts = np.histogram(history.submitted_s[chosen], bins=hours)[0].astype(np.float64)
+    if len(counts) < 2 or not counts.any():
+        return unknown(15, "more than an hour of submissions", n=int(chosen.sum()))
+    array = history.jobs["array_job_id"]
+    is_array = array.notna().to_numpy() if array.notna().any() else None
+    block = np.maximum(history.blocks.number(np.maximum(hours[:-1], history.first_s)), 0)
+    without = [dispersion(counts[block != one]) for one in np.unique(block)]
+    return Finding(
+        number=15,
+        estimate=history.blocks.estimate(dispersion(counts), np.array(without)).bounded(),
+        n=int(chosen.sum()),
+        coverage=1.0,
+        parts={
+            "most_in_an_hour": int(counts.max()),
+            "mean_in_an_hour": float(counts.mean()),
+            "share_of_array_jobs": None if is_array is None else float(is_array[chosen].mean()),
+            "submissions": None if is_array is None else _submissions(array[chosen & is_array], chosen & ~is_array),
+        },
+    )
+
+
+def dispersion(counts: Floats) -> float:
+    """Return the variance of counts as a multiple of their mean, 1 for independent arrivals."""
+    return float(counts.var() / counts.mean()) if counts.any() else 0.0
+
+
+def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mib: float | None) -> Finding:
+    """Return the share of GPU hours in jobs of one GPU.
+
+    Parameters
+    ----------
+    node_cpus, node_memory_mib : float, optional
+        Of an ordinary GPU node; None: unknown.
+    """
+    if history.resource != "gpus":
+        return unknown(16, "jobs with GPUs", n=0)
+    single = history.size == 1
+    known = [(history.cpus, node_cpus), (history.memory_mib, node_memory_mib)]
+    limits = [held <= SMALL_PART * whole for held, whole in known if whole is not None and np.isfinite(held).any()]
+    hours, of_single = history.hours_by_block(), history.hours_by_block(single)
+    small = history.hours_by_block(single & np.logical_and.reduce(limits)) if limits else None
+    if hours.sum() <= 0:
+        return unknown(16, "run times", n=int(history.sized.sum()), coverage=0.0)
+    return Finding(
+        number=16,
+        estimate=history.blocks.ratio(of_single, hours).bounded(most=1.0),
+        n=int((history.sized & single).sum()),
+        coverage=1.0,
+        hours_per_week=float(of_single.sum()) / history.weeks,
+        parts={
+            "share_of_jobs": _share((history.sized & single).astype(np.float64), history.sized.astype(np.float64)),
+            "share_of_hours_small": None if small is None else _share(small, hours),
+        },
+    )
+
+
+def drift(history: StudyHistory) -> Finding:
+    """Return how much the mix of run times changes from week to week, 0 to 1."""
+    edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone, days=WEEK_DAYS)
+    whole = np.flatnonzero(np.diff(edges_s) >= (WEEK_DAYS - 1) * DAY_S)
+    chosen = history.sized & (np.nan_to_num(history.run_time_s) > 0)
+    week = np.searchsorted(edges_s, history.submitted_s, side="right") - 1
+    weeks = [int(number) for number in whole if (chosen & (week == number)).any()]
+    if len(weeks) < 2:
+        return unknown(18, "two whole weeks with run times", n=int(chosen.sum()))
+    run_times = np.floor(np.log2(np.maximum(np.nan_to_num(history.run_time_s), 1))).astype(np.int64)
+    sizes = np.ceil(np.log2(np.maximum(history.size, 1))).astype(np.int64)
+    changes = _changes(run_times[chosen], week[chosen], weeks)
+    low, high = mean_interval(changes) if len(changes) >= FEWEST_USERS else (None, None)
+    hours = history.hours()
+    by_week = [float(hours[week == number].sum()) for number in weeks]
+    return Finding(
+        number=18,
+        estimate=Estimate(value=float(changes.mean()), low=low, high=high).bounded(most=1.0),
+        n=len(weeks),
+        coverage=float(chosen.sum() / max(1, history.sized.sum())),
+        parts={
+            "by_chance": _change_by_chance(run_times[chosen], week[chosen], weeks),
+            "of_sizes": float(_changes(sizes[chosen], week[chosen], weeks).mean()),
+            "share_of_hours_of_new_users": _new_users(history, hours),
+            "growth_of_hours_a_month": _growth(by_week),
+        },
+    )
+
+
+def jensen_shannon(one: Floats, other: Floats) -> float:
+    """Return the Jensen-Shannon divergence of two histograms, 0 to 1 (base 2; Lin, IEEE Trans. IT 37(1), 1991)."""
+    p, q = one / one.sum(), other / other.sum()
+    middle = (p + q) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = [np.where(part > 0, part * np.log2(part / middle), 0.0).sum() for part in (p, q)]
+    return max(0.0, float(sum(parts)) / 2)
+
+
+def _changes(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) -> Floats:
+    size = int(bins.max()) + 1
+    counts = [np.bincount(bins[week == number], minlength=size).astype(np.float64) for number in weeks]
+    return np.array([jensen_shannon(one, other) for one, other in pairwise(counts)])
+
+
+def _change_by_chance(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) -> float:
+    """Return the divergence expected if nothing changed and jobs were independent."""
+    used = len(np.unique(bins))
+    jobs = [int((week == number).sum()) for number in weeks]
+    pairs = [1 / one + 1 / other for one, other in pairwise(jobs)]
+    return min(1.0, float((used - 1) / (8 * np.log(2)) * np.mean(pairs)))
+
+
+def _new_users(history: StudyHistory, hours: Floats) -> float | None:
+    """Return the share of hours of users who had not submitted for four weeks; None in a history shorter than that."""
+    since_s = history.first_s + AWAY_S
+    if not history.user.known.any() or history.end_s <= since_s + WEEK_DAYS * DAY_S:
+        return None
+    order = np.lexsort((history.submitted_s, history.user.code))
+    user, at_s = history.user.code[order], history.submitted_s[order]
+    is_new = np.ones(len(user), dtype=bool)
+    is_new[1:] = (user[1:] != user[:-1]) | (np.diff(at_s) > AWAY_S)
+    # A user stays new for a week, so that the work that begins with the first job counts.
+    began_s = np.maximum.accumulate(np.where(is_new, np.arange(len(user)), 0))
+    new = np.zeros(len(user), dtype=bool)
+    new[order] = at_s - at_s[began_s] < WEEK_DAYS * DAY_S
+    later = (history.submitted_s >= since_s) & history.submitted & history.user.known
+    return _share(hours[new & later], hours[later])
+
+
+def _growth(by_week: list[float]) -> float | None:
+    """Return the growth of hours a month, as a share, from a straight line through the logarithms."""
+    if len(by_week) < 2 * FEWEST_USERS or min(by_week) <= 0:
+        return None
+    slope = np.polyfit(np.arange(len(by_week)), np.log(by_week), 1)[0]
+    return float(np.expm1(slope * MONTH_DAYS / WEEK_DAYS))
+
+
+def _first_runs(history: StudyHistory) -> Flags:
+    """Return the jobs of the window whose wait counts, which is that of a first run."""
+    first: Flags = history.sized & (history.restart == 0)
+    return first
+
+
+def _levels(history: StudyHistory, chosen: Flags, edges_s: Seconds, *, held: bool) -> Floats:
+    """Return the units held, or the jobs waiting, in each step."""
+    if held:
+        begins_s, ends_s = history.started_s[chosen], history.ended_s[chosen]
+        return mean_levels(begins_s, ends_s, history.size[chosen], edges_s)
+    first = chosen & (history.restart == 0)
+    ends_s = np.minimum(history.started_s[first], history.ended_s[first])
+    return mean_levels(history.eligible_s[first], ends_s, np.ones(int(first.sum()), dtype=np.int64), edges_s)
+
+
+def _by_name(names: Names, weight: Floats) -> Floats:
+    known = names.code != MISSING
+    return np.bincount(names.code[known], weights=weight[known], minlength=len(names.values)).astype(np.float64)
+
+
+def _hours_in_blocks(history: StudyHistory) -> Iterator[Floats]:
+    """Yield each job's hours in each block."""
+    if not history.has_starts:
+        number, hours = history.blocks.number(history.submitted_s), history.hours()
+        for block in range(history.blocks.n):
+            yield np.where(number == block, hours, 0.0)
+        return
+    for first_s, end_s in pairwise(history.blocks.edges_s):
+        held_s = np.minimum(history.ended_s, end_s) - np.maximum(history.started_s, first_s)
+        yield np.maximum(held_s, 0) * history.size / HOUR_S
+
+
+def _submissions(arrays: pd.Series[Any], singles: Flags) -> int:
+    """Return how often something was submitted, an array once."""
+    return int(arrays.nunique() + singles.sum())
+
+
+def _share(part: Floats, whole: Floats) -> float | None:
+    total = float(whole.sum())
+    return float(part.sum()) / total if total > 0 else None

@@ -1,0 +1,580 @@
+"""Statements of a study in words, each with a verdict and the command that it argues for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+
+from helios.metrics.study.blocks import Estimate
+from helios.metrics.study.findings import Finding
+from helios.report.tables import plain_table
+from helios.units import count_in_words, duration_in_words, percent, rounded_duration
+
+OF_THE_WAREHOUSE = ("helios report", "helios model drift")
+"""Commands that read loaded clusters only."""
+SHOWN_FIRST = 3
+"""Statements at the top of a page."""
+
+
+class Verdict(StrEnum):
+    """What a statement argues for."""
+
+    TRY = "worth a try"
+    NOTHING = "would bring nothing here"
+    UNCLEAR = "may be worth a try"
+    LEVEL = "for orientation"
+    UNKNOWN = "not known here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A finding in words.
+
+    Attributes
+    ----------
+    number : int
+        1 to 20, as in docs/study.md.
+    name : str
+        Stable name for scripts.
+    title : str
+        What it is about.
+    value : float, optional
+        None: not known here.
+    unit : str
+        ``share``, ``GPU hours a week``, ``ratio``, ...
+    low, high : float, optional
+        95 % interval over weeks or days; None where there are too few.
+    n : int, optional
+        Jobs, nodes, users or partitions that it rests on.
+    coverage : float, optional
+        Share of them that the history says enough about.
+    verdict : Verdict
+    sentence : str
+        The statement with its figures.
+    command : str, optional
+        What to type next.
+    hours_per_week : float, optional
+        Resource hours at stake; the first statements of a page have the most.
+    lacks : str
+        What the history would have to record; empty where the value is known.
+    parts : dict
+        Further figures.
+    """
+
+    number: int
+    name: str
+    title: str
+    value: float | None
+    unit: str
+    low: float | None
+    high: float | None
+    n: int | None
+    coverage: float | None
+    verdict: Verdict
+    sentence: str
+    command: str | None
+    hours_per_week: float | None = None
+    lacks: str = ""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @property
+    def shown_value(self) -> str:
+        """The value with its interval and unit, as text."""
+        return shown(Estimate(value=self.value, low=self.low, high=self.high), self.unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """How one finding is told.
+
+    Attributes
+    ----------
+    nothing, some : float, optional
+        A value of at most ``nothing`` argues against the command, one of at least ``some`` for it. None: the finding
+        is for orientation.
+    judged : str, optional
+        Part of the finding that is compared in place of the value.
+    """
+
+    name: str
+    title: str
+    unit: str
+    tell: Callable[[Finding, str], str]
+    command: str | None = None
+    nothing: float | None = None
+    some: float | None = None
+    judged: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a history comes from, as one types it behind a command.
+
+    Attributes
+    ----------
+    options : str
+        For commands that read any history; empty for none.
+    load : str
+        Command that loads the file first, for commands that read the warehouse; empty: it is loaded.
+    cluster : str
+        Options that name the loaded cluster; empty for none.
+    nodes : int, optional
+        Nodes of the cluster.
+    """
+
+    options: str = ""
+    load: str = ""
+    cluster: str = ""
+    nodes: int | None = None
+
+
+def statements(findings: Sequence[Finding], *, unit: str, source: Source) -> list[Statement]:
+    """Return all findings in words, by number.
+
+    Parameters
+    ----------
+    unit : str
+        ``GPU`` or ``CPU``.
+    """
+    ordered = sorted(findings, key=lambda finding: finding.number)
+    return [_statement(finding, WORDS[finding.number], unit, source) for finding in ordered]
+
+
+def first_statements(found: Sequence[Statement]) -> list[Statement]:
+    """Return the statements with the most hours at stake that argue for something, else the clearest denials."""
+    for verdict in (Verdict.TRY, Verdict.UNCLEAR, Verdict.NOTHING):
+        chosen = [one for one in found if one.verdict is verdict and one.hours_per_week is not None]
+        if chosen:
+            best = sorted(chosen, key=lambda one: -(one.hours_per_week or 0.0))[:SHOWN_FIRST]
+            rest = [one for one in found if one.verdict is Verdict.NOTHING and one not in best]
+            return (best + rest)[:SHOWN_FIRST]
+    return [one for one in found if one.value is not None][:SHOWN_FIRST]
+
+
+def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
+    """Return the statements for a terminal, first those with the most hours at stake."""
+    parts: list[RenderableType] = []
+    for statement in first_statements(found):
+        parts += [escape(statement.sentence), *([escape(f"  {statement.command}")] if statement.command else []), ""]
+    known = [statement for statement in found if statement.verdict is not Verdict.UNKNOWN]
+    rows = [
+        (f"{one.number}", escape(one.title), one.shown_value, "-" if one.n is None else f"{one.n:,}", one.verdict)
+        for one in known
+    ]
+    if rows:
+        parts.append(plain_table("", "Statement", "Value (95 % interval)", "n", "Verdict", right_from=2, rows=rows))
+    unknown = [statement for statement in found if statement.verdict is Verdict.UNKNOWN]
+    if unknown:
+        lacking = [(f"{one.number}", escape(one.title), escape(one.lacks)) for one in unknown]
+        parts += ["", plain_table("", "Not known here", "The history lacks", right_from=3, rows=lacking)]
+    return parts
+
+
+def shown(estimate: Estimate, unit: str) -> str:
+    """Return a value with its interval, such as ``42 % (38 to 46 %)``."""
+    if estimate.value is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return _number_text(estimate.value, unit)
+    low, high = _number_text(estimate.low, unit), _number_text(estimate.high, unit)
+    if unit == "share":
+        low = low.removesuffix(" %")
+    return f"{_number_text(estimate.value, unit)} ({low} to {high})"
+
+
+def _number_text(value: float, unit: str) -> str:
+    if unit == "share":
+        return percent(value, 0 if abs(value) >= 0.0995 else 1)
+    if unit.endswith("hours a week"):
+        return f"{value:,.0f}" if abs(value) >= 10 else f"{value:,.1f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2g}" if abs(value) < 1 else f"{value:,.1f}"
+
+
+def _statement(finding: Finding, words: _Words, unit: str, source: Source) -> Statement:
+    estimate = finding.estimate
+    verdict = _verdict(finding, words)
+    if verdict is Verdict.UNKNOWN:
+        sentence = f"Not known here: the history lacks {finding.missing}."
+    else:
+        sentence = words.tell(finding, unit)
+        if verdict is Verdict.NOTHING and words.command:
+            sentence = f"{sentence} There is little to gain here."
+    asked = words.command if verdict in {Verdict.TRY, Verdict.UNCLEAR, Verdict.LEVEL} else None
+    return Statement(
+        number=finding.number,
+        name=words.name,
+        title=words.title.format(unit=unit),
+        value=estimate.value,
+        unit=words.unit.format(unit=unit),
+        low=estimate.low,
+        high=estimate.high,
+        n=finding.n,
+        coverage=finding.coverage,
+        verdict=verdict,
+        sentence=sentence,
+        command=_command(asked, source) if asked else None,
+        hours_per_week=finding.hours_per_week,
+        lacks=finding.missing,
+        parts=finding.parts,
+    )
+
+
+def _command(asked: str, source: Source) -> str:
+    """Return a command with what names the history."""
+    asked = asked.replace("{nodes}", "N" if source.nodes is None else str(source.nodes))
+    if not asked.startswith(OF_THE_WAREHOUSE):
+        return f"{asked} {source.options}".rstrip()
+    return f"{source.load}{source.load and ' && '}{asked} {source.cluster}".rstrip()
+
+
+def _verdict(finding: Finding, words: _Words) -> Verdict:
+    estimate = finding.estimate
+    if estimate.value is None:
+        return Verdict.UNKNOWN
+    if words.nothing is None or words.some is None:
+        return Verdict.LEVEL
+    low, high = estimate.low, estimate.high
+    if words.judged is not None:
+        judged = finding.parts.get(words.judged)
+        if judged is None:
+            return Verdict.LEVEL
+        low = high = float(judged)
+    elif low is None or high is None:
+        low = high = estimate.value
+    if low >= words.some:
+        return Verdict.TRY
+    return Verdict.NOTHING if high <= words.nothing else Verdict.UNCLEAR
+
+
+# How each finding is told.
+
+
+def _value(finding: Finding, unit: str = "share") -> str:
+    return shown(finding.estimate, unit)
+
+
+def _part(finding: Finding, name: str, digits: int = 0) -> str | None:
+    value = finding.parts.get(name)
+    return None if value is None else percent(value, digits)
+
+
+def _with(sentence: str, *more: str | None) -> str:
+    return " ".join([sentence, *(text for text in more if text)])
+
+
+def _idle_elsewhere(finding: Finding, unit: str) -> str:
+    pair = finding.parts.get("largest_pair")
+    where = (
+        f"in {pair[0]} while jobs that fit waited in {pair[1]}"
+        if pair
+        else ("in one partition while jobs that fit waited in another")
+    )
+    pooled = finding.parts.get("pooled_hours_per_week")
+    return _with(
+        f"{_value(finding, 'hours a week')} {unit} hours a week idled {where}.",
+        f"Were all nodes one pool, it would be at most {pooled:,.0f}." if pooled is not None else None,
+    )
+
+
+def _unusable(finding: Finding, unit: str) -> str:
+    return (
+        f"{_value(finding, 'hours a week')} {unit} hours a week were free while jobs waited, and no waiting job could "
+        "use them."
+    )
+
+
+def _behind_oldest(finding: Finding, unit: str) -> str:
+    return (
+        f"{_value(finding, 'hours a week')} {unit} hours a week idled in a partition while its oldest waiting job did "
+        "not fit and a younger one would have."
+    )
+
+
+def _idle_nodes(finding: Finding, unit: str) -> str:  # noqa: ARG001 - nodes, whatever they hold
+    spells = finding.parts.get("spells_per_day")
+    return _with(
+        f"{_value(finding)} of node hours were in spells of idleness longer than an hour.",
+        f"There were {spells:,.1f} such spells a day." if spells is not None else None,
+    )
+
+
+def _utilization(finding: Finding, unit: str) -> str:
+    low, high, swing = (finding.parts.get(name) for name in ("p5", "p95", "swing_over_week"))
+    between = None
+    if low is not None and high is not None:
+        between = f"Nine tenths of the time it was between {percent(low)} and {percent(high)}."
+    over_week = f"Over the hours of the week it swings by {100 * swing:.0f} points." if swing is not None else None
+    return _with(f"{_value(finding)} of the {unit}s in service were in use on average.", between, over_week)
+
+
+def _imbalance(finding: Finding, unit: str) -> str:
+    names = finding.parts.get("fullest_and_emptiest")
+    spread = _part(finding, "spread")
+    apart = f"From the fullest ({names[0]}) to the emptiest ({names[1]}) it is {spread}." if names and spread else None
+    return _with(f"The use of partitions differs from the mean by {_value(finding)} of their {unit}s.", apart)
+
+
+def _long_failures(finding: Finding, unit: str) -> str:
+    nodes = finding.parts.get("share_of_hours_by_nodes")
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs that failed after more than an hour.",
+        f"Nodes that failed had {percent(nodes, 1)} of all hours." if nodes else None,
+    )
+
+
+def _repeated_failures(finding: Finding, unit: str) -> str:
+    base = _part(finding, "share_that_fails_after_success")
+    streaks = _part(finding, "share_of_hours_in_streaks", 1)
+    return _with(
+        f"A job whose last alike failed fails in {_value(finding)} of cases" + (f", else in {base}." if base else "."),
+        f"{streaks} of {unit} hours were in the third or a later failure in a row." if streaks else None,
+    )
+
+
+def _at_limit(finding: Finding, unit: str) -> str:
+    again = _part(finding, "share_of_these_hours_sent_again")
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs that ended at their time limit.",
+        f"{again} of these hours were sent again within an hour." if again else None,
+    )
+
+
+def _long_limits(finding: Finding, unit: str) -> str:
+    by_jobs = finding.parts.get("median_by_jobs")
+    return _with(
+        f"Half of the {unit} hours were in jobs with a limit above {_value(finding, 'ratio')} times their run time.",
+        f"By jobs it is {by_jobs:,.3g} times." if by_jobs is not None else None,
+    )
+
+
+def _concentration(finding: Finding, unit: str) -> str:
+    top, waited = finding.parts.get("top_users"), _part(finding, "share_of_waiting_of_top_users")
+    who = count_in_words(int(top), "user") if top else "5 %"
+    return _with(
+        f"The busiest {who} of {finding.n:,} held {_value(finding)} of {unit} hours.",
+        f"They had {waited} of all waiting." if waited else None,
+    )
+
+
+def _who_waits(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
+    parts = finding.parts
+    long = parts.get("long_p50")
+    return _with(
+        f"Half of the shorter jobs (up to {duration_in_words(parts['median_run_time_s'])}) spent {_value(finding)} or "
+        "more of their completion waiting"
+        + (f", half of the longer ones {percent(long)}." if long is not None else "."),
+        f"The median wait was {rounded_duration(parts['wait_p50_s'])}, the longest "
+        f"{rounded_duration(parts['longest_wait_s'])}.",
+    )
+
+
+def _short_behind_long(finding: Finding, unit: str) -> str:
+    short = _part(finding, "share_of_waiting_of_short_jobs")
+    return _with(
+        f"{_value(finding)} of all waiting was by jobs below 15 min while jobs above 6 h held the {unit}s.",
+        f"Jobs below 15 min had {short} of all waiting." if short else None,
+    )
+
+
+def _repetition(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
+    correlation = finding.parts.get("rank_correlation")
+    return _with(
+        f"{_value(finding)} of jobs repeat one of the same user and size that had ended before.",
+        f"The rank correlation of their run times is {correlation:.2f}." if correlation is not None else None,
+        "Ends are assumed, since no starts are recorded." if finding.parts.get("ends_assumed") else None,
+    )
+
+
+def _bursts(finding: Finding, unit: str) -> str:  # noqa: ARG001 - the same words for all
+    arrays = _part(finding, "share_of_array_jobs")
+    return _with(
+        f"Submissions come in bursts: their hourly variance is {_value(finding, 'ratio')} times their mean (1 if each "
+        f"came by chance), with up to {finding.parts['most_in_an_hour']:,} in an hour.",
+        f"{arrays} of jobs are tasks of arrays." if arrays else None,
+    )
+
+
+def _one_gpu(finding: Finding, unit: str) -> str:
+    jobs, small = _part(finding, "share_of_jobs"), _part(finding, "share_of_hours_small")
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs of one {unit}"
+        + (f", which are {jobs} of jobs." if jobs else "."),
+        f"{small} of hours were in those with at most an eighth of a node's CPUs and memory." if small else None,
+    )
+
+
+def _large_and_long(finding: Finding, unit: str) -> str:
+    large = _part(finding, "share_of_hours_large")
+    return _with(
+        f"{_value(finding)} of {unit} hours were in jobs longer than a day.",
+        f"{large} were in jobs of more than half their partition." if large else None,
+    )
+
+
+def _drift(finding: Finding, unit: str) -> str:
+    chance, new = finding.parts.get("by_chance"), _part(finding, "share_of_hours_of_new_users")
+    growth = finding.parts.get("growth_of_hours_a_month")
+    beside = None if chance is None else f"Chance alone would give {chance:.2g}."
+    return _with(
+        f"The mix of run times changes by {_value(finding, 'ratio')} from week to week (0: not at all, 1: wholly).",
+        beside,
+        f"{new} of {unit} hours were of users new within a week." if new else None,
+        f"Hours grow by {percent(growth)} a month." if growth is not None else None,
+    )
+
+
+def _requeues(finding: Finding, unit: str) -> str:
+    return f"{_value(finding)} of {unit} hours were in runs that were started again."
+
+
+def _cpu_jobs(finding: Finding, unit: str) -> str:
+    return f"{_value(finding)} of node hours of CPU jobs on {unit} nodes were while jobs with {unit}s waited there."
+
+
+_HOURS = "{unit} hours a week"
+WORDS: Mapping[int, _Words] = {
+    1: _Words(
+        name="idle_while_jobs_wait_elsewhere",
+        title="{unit}s idle in one partition while jobs wait in another",
+        unit=_HOURS,
+        tell=_idle_elsewhere,
+        command="helios whatif --nodes {nodes}",
+        judged="share_of_capacity",
+        nothing=0.005,
+        some=0.02,
+    ),
+    2: _Words(
+        name="unusable_idle",
+        title="Free {unit}s that no waiting job could use",
+        unit=_HOURS,
+        tell=_unusable,
+        command="helios simulate --service node_fill_order",
+        judged="share_of_capacity",
+        nothing=0.005,
+        some=0.02,
+    ),
+    3: _Words(
+        name="idle_behind_oldest_job",
+        title="{unit}s idle behind the oldest waiting job",
+        unit=_HOURS,
+        tell=_behind_oldest,
+        command="helios whatif",
+        judged="share_of_capacity",
+        nothing=0.002,
+        some=0.01,
+    ),
+    4: _Words(
+        name="idle_nodes",
+        title="Nodes idle longer than an hour",
+        unit="share",
+        tell=_idle_nodes,
+        command="helios energy whatif",
+        nothing=0.02,
+        some=0.05,
+    ),
+    5: _Words(name="utilization", title="Use and its swing", unit="share", tell=_utilization),
+    6: _Words(name="imbalance", title="Use of partitions against each other", unit="share", tell=_imbalance),
+    7: _Words(
+        name="long_failures",
+        title="Hours in jobs that failed after more than an hour",
+        unit="share",
+        tell=_long_failures,
+        command="helios report users",
+        nothing=0.01,
+        some=0.03,
+    ),
+    8: _Words(
+        name="repeated_failures",
+        title="Failures that repeat",
+        unit="share",
+        tell=_repeated_failures,
+        command="helios report users",
+        judged="share_of_hours_in_streaks",
+        nothing=0.005,
+        some=0.02,
+    ),
+    9: _Words(
+        name="hours_at_time_limit",
+        title="Hours in jobs that ended at their time limit",
+        unit="share",
+        tell=_at_limit,
+        command="helios report partitions",
+        nothing=0.02,
+        some=0.1,
+    ),
+    10: _Words(
+        name="long_time_limits",
+        title="Limits asked too long",
+        unit="ratio",
+        tell=_long_limits,
+        command="helios simulate --service soft_limits",
+        judged="median_by_jobs",
+        nothing=1.2,
+        some=2.0,
+    ),
+    11: _Words(name="concentration", title="Who holds the {unit}s", unit="share", tell=_concentration),
+    12: _Words(
+        name="who_waits",
+        title="Who waits",
+        unit="share",
+        tell=_who_waits,
+        command="helios whatif",
+        nothing=0.02,
+        some=0.1,
+    ),
+    13: _Words(
+        name="short_behind_long",
+        title="Short jobs behind long ones",
+        unit="share",
+        tell=_short_behind_long,
+        command="helios whatif",
+        nothing=0.01,
+        some=0.05,
+    ),
+    14: _Words(
+        name="repetition",
+        title="Jobs that repeat an earlier one",
+        unit="share",
+        tell=_repetition,
+        command="helios model evaluate",
+        judged="rank_correlation",
+        nothing=0.1,
+        some=0.3,
+    ),
+    15: _Words(name="bursts", title="Bursts of submissions", unit="ratio", tell=_bursts),
+    16: _Words(
+        name="one_gpu_jobs",
+        title="Work for a shared or small {unit}",
+        unit="share",
+        tell=_one_gpu,
+        nothing=0.05,
+        some=0.1,
+    ),
+    17: _Words(name="large_and_long_jobs", title="Large and long holders", unit="share", tell=_large_and_long),
+    18: _Words(name="drift", title="Change from week to week", unit="ratio", tell=_drift, command="helios model drift"),
+    19: _Words(
+        name="requeues",
+        title="Hours lost to requeues",
+        unit="share",
+        tell=_requeues,
+        nothing=0.005,
+        some=0.02,
+    ),
+    20: _Words(
+        name="cpu_jobs_on_gpu_nodes",
+        title="CPU jobs on {unit} nodes",
+        unit="share",
+        tell=_cpu_jobs,
+        nothing=0.02,
+        some=0.1,
+    ),
+}
