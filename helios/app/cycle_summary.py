@@ -14,6 +14,9 @@ from typing import Literal
 from helios.actions import Result
 from helios.model import Mode
 
+STUDY_LEVELS = "study levels"
+"""Name under which the warehouse keeps the values of the last nightly study."""
+
 Breaker = Literal["closed", "half-open", "open"]
 
 
@@ -183,6 +186,8 @@ class DaemonOperations:
         Idempotent. It raises when something is left or cannot be verified.
     nodes : callable, optional
         Run one cycle on nodes. None where no service of this process acts on nodes.
+    levels : callable
+        Return the values of the last nightly study by name of the statement, empty where there was none.
     """
 
     ingest: Callable[[], str] | None
@@ -191,3 +196,4 @@ class DaemonOperations:
     nightly: Callable[[], str]
     release: Callable[[str], str]
     nodes: Callable[[], NodeCycleSummary] | None = None
+    levels: Callable[[], Mapping[str, float]] = dict

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
 
-from helios.app.history import load_history
+from helios.app.cycle_summary import STUDY_LEVELS
+from helios.app.history import LoadedHistory, load_history
 from helios.app.model_registry import nightly, training_history
 from helios.app.nightly_order import NoGpuMachine, PastCheck, check_tonight, order_checks, proposal
 from helios.app.reports import LONGEST_HELD, ReportContext, ReportQuery, open_context
+from helios.app.study import WEEK, WEEKS_COMPARED, NodeRecords, weekly_changes
 from helios.app.sync import SyncResult
 from helios.config import Retention, Settings
 from helios.errors import HeliosError, NotEnoughHistory, UsageError
+from helios.metrics.study.history import COLUMNS
 from helios.model import NODES, Snapshot
 from helios.ports import Progress, no_progress
 from helios.private_files import make_folder, tighten, write_private
@@ -46,6 +50,8 @@ class NightlyReport:
         The HTML page, the plain text, and a message that ``sendmail -t`` takes.
     removed : int
         Older reports of this cluster that were removed.
+    levels : dict of float
+        Statements of the study of the last seven days, by name.
     """
 
     subject: str
@@ -54,6 +60,7 @@ class NightlyReport:
     text: Path
     mail: Path
     removed: int
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 def nightly_pages(
@@ -76,7 +83,10 @@ def nightly_pages(
         The folder cannot be written.
     """
     with open_context(ReportQuery(url=settings.database.url, cluster=cluster, now=now)) as operations:
-        digest = nightly_digest(_night(operations, *operations.day(day), settings))
+        begin, end = operations.day(day)
+        history, records = _studied(operations, end)
+        changes = weekly_changes(history, end=end, records=records)
+        digest = nightly_digest(_night(operations, begin, end, settings, changes.sentences))
     stem = f"{_file_name(digest.cluster)}-{pd.Timestamp(digest.begin).tz_convert(digest.timezone):%Y-%m-%d}"
     html, text, mail = (folder / f"{stem}{ending}" for ending in ENDINGS)
     page = render_nightly(digest)
@@ -91,11 +101,29 @@ def nightly_pages(
             f"The nightly report cannot be written: {reason}", hint="Choose another place: report.folder"
         ) from reason
     return NightlyReport(
-        subject=digest.subject, alarming=digest.alarming, page=html, text=text, mail=mail, removed=removed
+        subject=digest.subject,
+        alarming=digest.alarming,
+        page=html,
+        text=text,
+        mail=mail,
+        removed=removed,
+        levels=changes.levels,
     )
 
 
-def _night(operations: ReportContext, begin: datetime, end: datetime, settings: Settings) -> ReportedNight:
+def _studied(operations: ReportContext, end: datetime) -> tuple[LoadedHistory, NodeRecords]:
+    """Return the jobs and nodes of the weeks that are compared."""
+    since = end - (WEEKS_COMPARED + 1) * WEEK
+    warehouse, name = operations.warehouse, operations.cluster
+    jobs = warehouse.jobs(name, until=end, unended_at=since, columns=COLUMNS)
+    nodes, events = warehouse.nodes(name), warehouse.node_events(name, since, end, reaching=True)
+    history = LoadedHistory(cluster=name, jobs=jobs, timezone=operations.timezone)
+    return history, NodeRecords(nodes=None if nodes.empty else nodes, events=None if events.empty else events)
+
+
+def _night(
+    operations: ReportContext, begin: datetime, end: datetime, settings: Settings, changes: tuple[str, ...]
+) -> ReportedNight:
     warehouse, cluster = operations.warehouse, operations.cluster
     try:
         energy = NightEnergy(
@@ -123,6 +151,7 @@ def _night(operations: ReportContext, begin: datetime, end: datetime, settings: 
         ),
         energy=energy,
         order=_order_sentences(order_checks(warehouse, cluster), end),
+        changes=changes,
     )
 
 
@@ -222,6 +251,8 @@ def run_nightly(
 
     def report() -> str:
         kept.append(nightly_pages(settings, cluster, "yesterday", Path(settings.report.folder), now=now))
+        with Warehouse.open(url) as warehouse:
+            warehouse.remember(cluster, STUDY_LEVELS, json.dumps(dict(kept[0].levels)), at=now)
         return f"report {kept[0].page}"
 
     seen: list[Snapshot] = []

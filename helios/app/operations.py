@@ -5,14 +5,15 @@ The commands that run a task once by hand use them too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from helios.app.controller_state import other_leader
-from helios.app.cycle_summary import CycleSummary, DaemonOperations, NodeCycleSummary
+from helios.app.cycle_summary import STUDY_LEVELS, CycleSummary, DaemonOperations, NodeCycleSummary
 from helios.app.hook import UNPUBLISHED, hook_orders_new_jobs, hook_rows
 from helios.app.job_controller import JobController
 from helios.app.live_cluster import LiveCluster, configured_domains, configured_services, open_live_cluster
@@ -25,6 +26,7 @@ from helios.errors import ConfigurationInvalid, HeliosError, HookTableInvalid
 from helios.ports import Progress, Service, no_progress
 from helios.slurm.hook_table import TABLE, publish, render, retract
 from helios.slurm.undo_file import UNDO_FILE
+from helios.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from helios.app.nightly import NightlyRun
@@ -77,6 +79,7 @@ def operations_for(
         hook=operations.publish_hook if on_jobs else lambda: "",
         nightly=lambda: operations.night().line(),
         release=lambda why: operations.release_at_the_end(why, domains=here),
+        levels=operations.study_levels,
     )
 
 
@@ -242,6 +245,12 @@ class Operations:
             look=cycles.site.cluster.snapshot,
             progress=progress,
         )
+
+    def study_levels(self) -> Mapping[str, float]:
+        """Return the values of the last nightly study, by name of the statement."""
+        with Warehouse.open(self.settings.database.url) as warehouse:
+            text = warehouse.remembered(self.cycles.site.name, STUDY_LEVELS)
+        return dict(json.loads(text)) if text else {}
 
     def release(self, why: str, *, hidden: bool = False) -> CycleReport:
         """Revert all changes to jobs, and remove the hook's table.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ import pandas as pd
 
 from helios.app.history import LoadedHistory, choose_cluster
 from helios.errors import UsageError
+from helios.metrics.statistics import student_t
 from helios.metrics.study import demand, outcomes
+from helios.metrics.study.blocks import FEWEST_BLOCKS
 from helios.metrics.study.findings import Finding
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
 from helios.ports import Progress, no_progress
-from helios.report.study_text import Source, Statement, statements
+from helios.report.study_text import Source, Statement, change_sentence, statements
 from helios.warehouse import Warehouse
+
+WEEK = timedelta(weeks=1)
+WEEKS_COMPARED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,22 @@ class Study:
             "statements": [statement.to_json() for statement in self.statements],
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeeklyChanges:
+    """Statements of the last seven days against the weeks before.
+
+    Attributes
+    ----------
+    levels : dict of float
+        Values of the last seven days, by name of the statement.
+    sentences : tuple of str
+        One for each statement that changed beyond chance.
+    """
+
+    levels: Mapping[str, float]
+    sentences: tuple[str, ...]
 
 
 def moment(at_s: int) -> str:
@@ -194,6 +215,49 @@ def find_all(history: StudyHistory, records: NodeRecords, *, progress: Progress 
         findings.append(finding)
         progress("Studying", (number + 1) / (len(steps) + 1))
     return sorted(findings, key=lambda finding: finding.number)
+
+
+def weekly_changes(
+    loaded: LoadedHistory, *, end: datetime, records: NodeRecords | None = None, progress: Progress = no_progress
+) -> WeeklyChanges:
+    """Return which statements changed in the last seven days, beyond chance.
+
+    The value of the last seven days is compared with the interval that the weeks before predict for a further one
+    (Student's t). Its level is such that all statements together are wrong in one night of twenty (Bonferroni).
+
+    Parameters
+    ----------
+    end : datetime
+        End of the last seven days.
+    """
+    weeks: list[tuple[Statement, ...]] = []
+    for back in range(WEEKS_COMPARED + 1):
+        until = end - back * WEEK
+        jobs = loaded.jobs[_touching(loaded.jobs, until - WEEK, until)].reset_index(drop=True)
+        if jobs.empty:
+            break
+        one = replace(loaded, jobs=jobs)
+        weeks.append(study(one, since=until - WEEK, until=until, records=records, progress=progress).statements)
+    if not weeks:
+        return WeeklyChanges(levels={}, sentences=())
+    sentences = []
+    for place, statement in enumerate(weeks[0]):
+        before = [week[place].value for week in weeks[1:]]
+        known = np.array([value for value in before if value is not None], dtype=np.float64)
+        if statement.value is None or len(known) < FEWEST_BLOCKS:
+            continue
+        error = float(known.std(ddof=1)) * np.sqrt(1 + 1 / len(known))
+        half = student_t(len(known) - 1, upper=1 - 0.05 / (2 * len(weeks[0]))) * error
+        if abs(statement.value - float(known.mean())) > half:
+            sentences.append(change_sentence(statement, known))
+    levels = {statement.name: statement.value for statement in weeks[0] if statement.value is not None}
+    return WeeklyChanges(levels=levels, sentences=tuple(sentences))
+
+
+def _touching(jobs: pd.DataFrame, since: datetime, until: datetime) -> pd.Series[bool]:
+    """Return which jobs were submitted in a window, or may have run in it."""
+    ended = jobs["ended_at"]
+    return (jobs["submitted_at"] < until) & ((jobs["submitted_at"] >= since) | ended.isna() | (ended > since))
 
 
 def source_of(trace: Path | None, *, cluster: str | None, timezone: str | None) -> Source:

@@ -5,7 +5,7 @@ Metrics of jobs and nodes come from Slurm's own exporters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import get_args
@@ -18,6 +18,21 @@ from helios.daemon.health import TaskTimes
 from helios.model import Mode
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 120)
+
+LEVELS = {
+    "utilization": ("helios_gpus_in_use_ratio", "Share of the GPUs in service that were in use"),
+    "idle_while_jobs_wait_elsewhere": (
+        "helios_gpu_hours_idle_elsewhere",
+        "GPU hours that idled in one partition while jobs that fit waited in another",
+    ),
+    "idle_nodes": ("helios_node_hours_idle_ratio", "Share of node hours in idle spells longer than an hour"),
+    "long_failures": (
+        "helios_gpu_hours_failed_ratio",
+        "Share of GPU hours in jobs that failed after more than an hour",
+    ),
+    "hours_at_time_limit": ("helios_gpu_hours_at_time_limit_ratio", "Share of GPU hours in jobs cut at their limit"),
+}
+"""Gauges of the study's statements that are levels, by the statement's name."""
 
 
 class Metrics:
@@ -58,6 +73,11 @@ class Metrics:
         model.set_function(lambda: self._age_s(lambda cycle: cycle.model_trained_at))
         self._node_cycles = counter("helios_node_cycles", "Cycles taken on nodes: acted, quiet, suspended", ["outcome"])
         self._node_changes = counter("helios_node_changes", "Nodes put to sleep, woken, weighed anew", ["change"])
+        self._levels = {
+            statement: gauge(name, f"{what} in the last seven days, from the nightly study; NaN: not known")
+            for statement, (name, what) in LEVELS.items()
+        }
+        self.record_levels({})
         self._by_helios = gauge("helios_nodes_asleep", "Nodes asleep or falling asleep because Helios asked for it")
         self._protected = gauge("helios_protected", "1: too many nodes failed to wake, nothing is put to sleep")
         self._quarantined = gauge("helios_nodes_quarantined", "Nodes that failed to wake and are left alone")
@@ -88,6 +108,11 @@ class Metrics:
             self._breaker.labels(state=state).set(state == cycle.breaker)
         self._lease.set(cycle.lease_held)
         self._suspended.set(bool(cycle.suspended))
+
+    def record_levels(self, levels: Mapping[str, float]) -> None:
+        """Set the gauges of the last nightly study."""
+        for statement, level in self._levels.items():
+            level.set(levels.get(statement, float("nan")))
 
     def succeeded(self, task: str, *, at: datetime) -> None:
         """Record when a task last succeeded."""

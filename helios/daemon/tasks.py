@@ -357,6 +357,7 @@ class TaskScheduler:
         times: TaskTimes,
     ) -> None:
         self._schedule, self._beat, self._paused, self._release = schedule, beat, paused, tasks.release
+        self._levels = tasks.levels
         self._health, self._metrics = health, metrics
         self._outcomes: frozenset[tuple[str, str]] = frozenset()
         self._hook_inputs: object = None
@@ -413,11 +414,13 @@ class TaskScheduler:
         """Read ended jobs, and then update the hook's table."""
         if self.ingest is not None and self.ingest.tick():
             self._publish_hook()
+            self._read_levels()
 
     def analyse(self) -> None:
         """Run the nightly analysis, and then update the hook's table."""
         if self.nightly.tick():
             self._publish_hook()
+            self._read_levels()
 
     def due(self) -> dict[str, datetime]:
         """Return the next time of each scheduled task.
@@ -466,6 +469,13 @@ class TaskScheduler:
             # suspended, the last of the missed times is more recent than that, so that the task runs at once.
             misfire_grace_time=max(math.ceil(every_s if grace_s is None else grace_s), 1),
         )
+
+    def _read_levels(self) -> None:
+        """Set the gauges of the last nightly study, which another process may have made."""
+        try:
+            self._metrics.record_levels(self._levels())
+        except HeliosError as problem:
+            _log.debug("the levels of the last study cannot be read: %s", problem.message)
 
     def _publish_hook(self) -> None:
         self._add("hook", self.hook.tick, worker="writes", every_s=NEVER_AGAIN_S, grace_s=self._schedule.ingest_s)

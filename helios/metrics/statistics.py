@@ -66,9 +66,9 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
 
 
-def student_t(degrees: float) -> float:
-    """Return the upper quantile of Student's t at ``CONFIDENCE``."""
+def student_t(degrees: float, *, upper: float = _UPPER) -> float:
+    """Return the quantile of Student's t that bounds ``CONFIDENCE`` from above, or another one."""
     # scipy.stats takes a second to import.
     from scipy.special import stdtrit  # noqa: PLC0415 - a fifth of a second; the tables of most commands need none
 
-    return float(stdtrit(degrees, _UPPER))
+    return float(stdtrit(degrees, upper))

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.markup import escape
 
@@ -160,6 +162,12 @@ def first_statements(found: Sequence[Statement]) -> list[Statement]:
     return [one for one in found if one.value is not None][:SHOWN_FIRST]
 
 
+def change_sentence(statement: Statement, before: NDArray[np.float64]) -> str:
+    """Return how a statement of this week differs from the weeks before."""
+    now, low, high = (_number_text(value, statement.unit) for value in (statement.value, before.min(), before.max()))
+    return f"{statement.title}: {now} in the last seven days, {low} to {high} in the {len(before)} weeks before."
+
+
 def statement_tables(found: Sequence[Statement]) -> list[RenderableType]:
     """Return the statements for a terminal, first those with the most hours at stake."""
     parts: list[RenderableType] = []
@@ -191,7 +199,9 @@ def shown(estimate: Estimate, unit: str) -> str:
     return f"{_number_text(estimate.value, unit)} ({low} to {high})"
 
 
-def _number_text(value: float, unit: str) -> str:
+def _number_text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
     if unit == "share":
         return percent(value, 0 if abs(value) >= 0.0995 else 1)
     if unit.endswith("hours a week"):

@@ -107,6 +107,8 @@ class Night:
         None: no node of the cluster is known.
     order : tuple of str
         What the last check of the queue order found, empty: there was none.
+    changes : tuple of str
+        Statements of the study that changed in the last seven days beyond chance.
     """
 
     cluster: str
@@ -121,6 +123,7 @@ class Night:
     shadow: ShadowDay
     energy: NightEnergy | None = None
     order: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -190,6 +193,7 @@ def nightly_digest(night: Night) -> Digest:
             tables=[_select(waiting, "partition%-12,user%-12,waiting,meanwait,oldest,oldestjob", most=MOST_WAITING)],
         ),
         *([_energy_section(night.energy)] if night.energy else []),
+        *([PageSection(title="What changed this week", sentences=night.changes)] if night.changes else []),
         *([PageSection(title="Whether the order helps", sentences=night.order)] if night.order else []),
         PageSection(
             title="How far off predictions were",

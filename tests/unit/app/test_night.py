@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from helios.app.cycle_summary import STUDY_LEVELS
 from helios.app.nightly import NightlyRun, forget_what_is_old, nightly_pages, run_nightly
 from helios.app.sync import AccountingSource, SyncResult, sync_history
 from helios.config import Settings
@@ -12,6 +14,7 @@ from helios.control import ServiceMode
 from helios.errors import HeliosError
 from helios.model import NODE_EVENTS, Mode, Snapshot
 from helios.testing import a_node, a_snapshot
+from helios.warehouse import Warehouse
 from tests.unit.app.sites import Town
 
 
@@ -109,3 +112,14 @@ def test_the_report_of_a_night_and_those_before_it_are_closed_to_other_accounts(
     files = [earlier, report.page, report.text, report.mail]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
     assert (tmp_path / "reports").stat().st_mode & 0o777 == 0o750
+
+
+def test_the_night_keeps_the_levels_of_its_study_for_the_metrics(tmp_path: Path) -> None:
+    town = Town(tmp_path)
+    town.learn(jobs=150)
+    done = a_night(town)
+    assert done.report is not None
+    assert done.report.levels
+    with Warehouse.open(town.settings.database.url) as warehouse:
+        kept = json.loads(warehouse.remembered("dev", STUDY_LEVELS) or "")
+    assert kept == dict(done.report.levels)

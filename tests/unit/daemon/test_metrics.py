@@ -77,3 +77,13 @@ def test_two_daemons_in_one_process_do_not_share_figures() -> None:
     first, second = Shown(), Shown()
     first.metrics.record_cycle(a_cycle(predictions=5))
     assert second("helios_predictions_total") == 0
+
+
+def test_levels_are_those_of_the_last_study_and_unknown_ones_are_not_a_number() -> None:
+    shown = Shown()
+    assert math.isnan(shown("helios_gpus_in_use_ratio") or 0)
+    shown.metrics.record_levels({"utilization": 0.5, "long_failures": 0.1})
+    assert shown("helios_gpus_in_use_ratio") == 0.5
+    shown.metrics.record_levels({"long_failures": 0.2})
+    assert math.isnan(shown("helios_gpus_in_use_ratio") or 0)
+    assert shown("helios_gpu_hours_failed_ratio") == 0.2

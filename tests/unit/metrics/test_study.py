@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helios.app.history import LoadedHistory
-from helios.app.study import Study, study
+from helios.app.study import Study, study, weekly_changes
 from helios.metrics.study import demand, outcomes
 from helios.metrics.study.alike import last_alike, next_alike
 from helios.metrics.study.blocks import Blocks, local_edges
@@ -277,3 +277,21 @@ def test_studies_of_two_weeks_differ_where_their_intervals_say_so():
 
 def _told(number: int, value: float | None, low: float | None, high: float | None) -> dict[str, Any]:
     return {"number": number, "name": f"s{number}", "unit": "share", "value": value, "low": low, "high": high}
+
+
+def test_what_changed_this_week_beyond_chance_is_told_and_only_that():
+    jobs = []
+    for day in range(70):
+        late = day >= 63
+        for k in range(3 + day % 2):
+            failed = k == 0
+            state, run_time_s = ("FAILED" if failed else "COMPLETED"), 7200 + 60 * (day % 7)
+            if failed and late:
+                run_time_s = 10 * 7200
+            jobs.append(at(24 * day + 0.1 * k, state=state, run_time_s=run_time_s, gpus=1, user=f"u{k}"))
+    loaded = LoadedHistory(cluster="c", jobs=jobs_frame(*jobs), timezone="UTC")
+    steady = weekly_changes(loaded, end=(FIRST + 63 * 24 * HOUR).to_pydatetime())
+    assert steady.sentences == ()
+    changed = weekly_changes(loaded, end=(FIRST + 70 * 24 * HOUR).to_pydatetime())
+    assert any("failed after more than an hour" in sentence for sentence in changed.sentences)
+    assert changed.levels["long_failures"] > 2 * steady.levels["long_failures"]
