@@ -538,8 +538,9 @@ WORDS: Mapping[int, _Words] = {
         unit="share",
         tell=_who_waits,
         command="helios whatif",
-        nothing=0.02,
-        some=0.1,
+        judged="short_p90",
+        nothing=0.1,
+        some=0.5,
     ),
     13: _Words(
         name="short_behind_long",
