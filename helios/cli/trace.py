@@ -93,7 +93,8 @@ def sync(
 def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson = False) -> None:
     """Describe the jobs of a history.
 
-    Shows users, sizes, run times, end states, and how submissions spread over the day.
+    Shows users, sizes, run times, end states, and how submissions spread over the day. What follows from them, with
+    intervals, says helios study.
     """
     with progress_bars() as progress:
         history = source.read(progress)
