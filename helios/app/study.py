@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,19 @@ import pandas as pd
 from helios.app.history import LoadedHistory, choose_cluster
 from helios.errors import UsageError
 from helios.metrics.statistics import student_t
-from helios.metrics.study import demand, outcomes
+from helios.metrics.study import demand, levels, outcomes
 from helios.metrics.study.blocks import FEWEST_BLOCKS
-from helios.metrics.study.findings import Finding
+from helios.metrics.study.capacity import Capacity, find_capacity
+from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
+from helios.metrics.study.idle import idle_beside_waiting
+from helios.metrics.study.recorded_levels import RecordedLevels, idle_beside_waiting_levels
 from helios.ports import Progress, no_progress
 from helios.report.study_text import Source, Statement, change_sentence, statements
+from helios.units import HOUR_S
 from helios.warehouse import Warehouse
 
+STATEMENTS = 20
 WEEK = timedelta(weeks=1)
 WEEKS_COMPARED = 8
 
@@ -55,6 +61,8 @@ class Study:
     ----------
     history : StudyHistory
         The jobs of the window.
+    capacity : Capacity
+        What was in service.
     findings : tuple of Finding
         By number.
     statements : tuple of Statement
@@ -64,6 +72,7 @@ class Study:
     """
 
     history: StudyHistory
+    capacity: Capacity
     findings: tuple[Finding, ...]
     statements: tuple[Statement, ...]
     notes: tuple[str, ...]
@@ -82,6 +91,42 @@ class Study:
             "hours": float(history.hours().sum()),
             "hours_are": "held in the window" if history.has_starts else "of jobs submitted in the window",
             "blocks": {"kind": history.blocks.kind, "n": history.blocks.n},
+            "capacity": {
+                "source": self.capacity.source,
+                "at_least": self.capacity.at_least,
+                "mean": float(self.capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
+                "pools": list(self.capacity.pools),
+            },
+            "statements": [statement.to_json() for statement in self.statements],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOfLevels:
+    """What levels of partitions tell of a cluster.
+
+    Attributes
+    ----------
+    recorded : RecordedLevels
+        The levels.
+    statements, notes : tuples
+        As of a study of jobs.
+    """
+
+    cluster: str
+    recorded: RecordedLevels
+    statements: tuple[Statement, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values, in the form of a study of jobs."""
+        return {
+            "cluster": self.cluster,
+            "timezone": self.recorded.timezone,
+            "from": moment(self.recorded.start_s),
+            "to": moment(self.recorded.end_s),
+            "resource": "gpus",
             "statements": [statement.to_json() for statement in self.statements],
             "notes": list(self.notes),
         }
@@ -180,41 +225,87 @@ def study(
         jobs, cluster=loaded.cluster, timezone=loaded.timezone, since=since, until=until, resource=resource
     )
     records = records or NodeRecords()
-    findings = find_all(history, records, progress=progress)
+    capacity = find_capacity(
+        history,
+        nodes=records.nodes,
+        events=records.events,
+        given=records.given,
+        units_per_node=records.units_per_node,
+    )
+    findings = find_all(history, capacity, records, progress=progress)
     progress("Studying", 1.0)
+    source = replace(source or Source(), nodes=_nodes(capacity, records))
     return Study(
         history=history,
+        capacity=capacity,
         findings=tuple(findings),
-        statements=tuple(statements(findings, unit=history.unit, source=source or Source())),
-        notes=(*loaded.notes, *_notes(history)),
+        statements=tuple(statements(findings, unit=history.unit, source=source)),
+        notes=(*loaded.notes, *_notes(history), *capacity.notes),
     )
 
 
-def find_all(history: StudyHistory, records: NodeRecords, *, progress: Progress = no_progress) -> list[Finding]:
+def find_all(
+    history: StudyHistory, capacity: Capacity, records: NodeRecords, *, progress: Progress = no_progress
+) -> list[Finding]:
     """Return all findings, by number."""
     node_cpus, node_memory_mib = _ordinary_node(records.nodes)
-    steps = (
-        outcomes.long_failures,
-        outcomes.repeated_failures,
-        outcomes.hours_at_limit,
-        outcomes.long_limits,
-        demand.concentration,
-        demand.who_waits,
-        demand.short_behind_long,
-        demand.repetition,
-        demand.bursts,
-        lambda found: demand.small_work(found, node_cpus=node_cpus, node_memory_mib=node_memory_mib),
-        demand.drift,
-        outcomes.lost_to_requeues,
+    steps: tuple[Callable[[], Finding | tuple[Finding, ...]], ...] = (
+        lambda: idle_beside_waiting(history, capacity),
+        *(
+            partial(step, history, capacity)
+            for step in (
+                levels.idle_nodes,
+                levels.utilization,
+                levels.imbalance,
+                levels.large_and_long,
+                levels.cpu_jobs_on_gpu_nodes,
+            )
+        ),
+        *(
+            partial(step, history)
+            for step in (
+                outcomes.long_failures,
+                outcomes.repeated_failures,
+                outcomes.hours_at_limit,
+                outcomes.long_limits,
+                outcomes.lost_to_requeues,
+                demand.concentration,
+                demand.who_waits,
+                demand.short_behind_long,
+                demand.repetition,
+                demand.bursts,
+                demand.drift,
+            )
+        ),
+        lambda: demand.small_work(history, node_cpus=node_cpus, node_memory_mib=node_memory_mib),
     )
-    findings = []
+    findings: list[Finding] = []
     for number, step in enumerate(steps):
-        finding = step(history)
-        if finding.estimate.value is None and not finding.missing:
-            finding = replace(finding, missing="jobs to count in this window")
-        findings.append(finding)
+        found = step()
+        findings += found if isinstance(found, tuple) else [found]
         progress("Studying", (number + 1) / (len(steps) + 1))
-    return sorted(findings, key=lambda finding: finding.number)
+    named = [
+        replace(finding, missing="jobs to count in this window")
+        if finding.estimate.value is None and not finding.missing
+        else finding
+        for finding in findings
+    ]
+    return sorted(named, key=lambda finding: finding.number)
+
+
+def study_levels(recorded: RecordedLevels, *, cluster: str) -> StudyOfLevels:
+    """Return what levels of partitions tell.
+
+    They tell of no job, so only the first statement is known, and as an upper bound.
+    """
+    first = idle_beside_waiting_levels(recorded)
+    findings = [first, *(unknown(number, "jobs") for number in range(2, STATEMENTS + 1))]
+    return StudyOfLevels(
+        cluster=cluster,
+        recorded=recorded,
+        statements=tuple(statements(findings, unit="GPU", source=Source())),
+        notes=tuple(str(note) for note in first.parts.get("notes", ())),
+    )
 
 
 def weekly_changes(
@@ -283,6 +374,13 @@ def _of_partitions(jobs: pd.DataFrame, partitions: Collection[str]) -> pd.DataFr
             hint=f"Partitions are: {', '.join(known[:20]) or 'not recorded here'}",
         )
     return jobs[jobs["partition"].isin(list(partitions))].reset_index(drop=True)
+
+
+def _nodes(capacity: Capacity, records: NodeRecords) -> int | None:
+    """Return how many nodes were in service, None where only what jobs held is known."""
+    if records.given:
+        return sum(records.given.values())
+    return None if capacity.nodes is None else len(capacity.nodes.names)
 
 
 def _ordinary_node(nodes: pd.DataFrame | None) -> tuple[float | None, float | None]:

@@ -18,6 +18,7 @@ from helios.cli.options import (
     configuration,
     expand,
     moment,
+    named_timezone,
     refuse_misplaced,
 )
 from helios.cli.output import answer, progress_bars, say_notes
@@ -47,6 +48,13 @@ def study_(
     out: Annotated[
         Path | None, Option(help="Also write the statements, and each figure as CSV and PDF, to this folder.")
     ] = None,
+    levels: Annotated[
+        Path | None,
+        Option(
+            help="Study a folder of files with the GPUs of each partition by minute (total_gpu_num, running_gpu_num, "
+            "pending_gpu_num) instead of jobs. Only the first statement is known then."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a history shows of its cluster, and what follows from it.
@@ -62,6 +70,9 @@ def study_(
     from helios.app.study import NodeRecords, load_study, source_of, study  # noqa: PLC0415 - see cli.replays
     from helios.report.study_text import statement_tables  # noqa: PLC0415 - as above
 
+    if levels is not None:
+        _study_levels(levels, timezone=source.timezone, cluster=source.cluster, as_json=as_json)
+        return
     settings = configuration().settings
     with progress_bars() as progress:
         if source.trace is None:
@@ -87,6 +98,18 @@ def study_(
             source=source_of(source.trace, cluster=source.cluster, timezone=source.timezone),
             progress=progress,
         )
+    say_notes(found.notes)
+    answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
+
+
+def _study_levels(folder: Path, *, timezone: str | None, cluster: str | None, as_json: bool) -> None:
+    from helios.app.study import study_levels  # noqa: PLC0415 - see cli.replays
+    from helios.ingest.partition_levels import read_partition_levels  # noqa: PLC0415 - as above
+    from helios.report.study_text import statement_tables  # noqa: PLC0415 - as above
+
+    paths = sorted(path for path in folder.glob("*") if path.is_file()) if folder.is_dir() else [folder]
+    recorded = read_partition_levels(paths, timezone=named_timezone(timezone, configuration()) or "UTC")
+    found = study_levels(recorded, cluster=cluster or folder.name)
     say_notes(found.notes)
     answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 

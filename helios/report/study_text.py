@@ -20,6 +20,7 @@ from helios.units import count_in_words, duration_in_words, percent, rounded_dur
 OF_THE_WAREHOUSE = ("helios report", "helios model drift")
 """Commands that read loaded clusters only."""
 SHOWN_FIRST = 3
+WEEK_HOURS = 168
 """Statements at the top of a page."""
 
 
@@ -282,23 +283,33 @@ def _with(sentence: str, *more: str | None) -> str:
 
 
 def _idle_elsewhere(finding: Finding, unit: str) -> str:
-    pair = finding.parts.get("largest_pair")
-    where = (
-        f"in {pair[0]} while jobs that fit waited in {pair[1]}"
-        if pair
-        else ("in one partition while jobs that fit waited in another")
-    )
-    pooled = finding.parts.get("pooled_hours_per_week")
+    parts = finding.parts
+    pooled = parts.get("pooled")
+    if parts.get("level") == "pooled":
+        within = _part(finding, "same_partition_share")
+        return _with(
+            f"{_value(finding, 'hours a week')} {unit} hours a week idled while as much was waited for, somewhere on "
+            "the cluster: an upper bound, since it is not known what would have fit.",
+            f"{within} of it within one partition." if within else None,
+        )
+    lenders = parts.get("by_partition") or {}
+    most = max(lenders, key=lambda name: float(lenders[name]["lent"]), default=None)
+    where = f", most of them in {most}" if most is not None and lenders[most]["lent"] > 0 and len(lenders) > 1 else ""
     return _with(
-        f"{_value(finding, 'hours a week')} {unit} hours a week idled {where}.",
-        f"Were all nodes one pool, it would be at most {pooled:,.0f}." if pooled is not None else None,
+        f"{_value(finding, 'hours a week')} {unit} hours a week idled in one partition while jobs that fit waited in "
+        f"another{where}.",
+        f"Were all nodes one pool, it would be at most {pooled * WEEK_HOURS:,.0f}." if pooled else None,
+        "Nodes are not known, only how much was free." if parts.get("level") == "counts" and len(lenders) > 1 else None,
     )
 
 
 def _unusable(finding: Finding, unit: str) -> str:
-    return (
+    reasons = finding.parts.get("reasons") or {}
+    why = max(reasons, key=lambda name: float(reasons[name]), default=None)
+    return _with(
         f"{_value(finding, 'hours a week')} {unit} hours a week were free while jobs waited, and no waiting job could "
-        "use them."
+        "use them.",
+        f"The first reason: {why}." if why is not None and reasons[why] > 0 else None,
     )
 
 
@@ -318,19 +329,22 @@ def _idle_nodes(finding: Finding, unit: str) -> str:  # noqa: ARG001 - nodes, wh
 
 
 def _utilization(finding: Finding, unit: str) -> str:
-    low, high, swing = (finding.parts.get(name) for name in ("p5", "p95", "swing_over_week"))
+    low, high, swing = (finding.parts.get(name) for name in ("p5", "p95", "swing"))
+    low, high = (bound and bound["value"] for bound in (low, high))
     between = None
     if low is not None and high is not None:
         between = f"Nine tenths of the time it was between {percent(low)} and {percent(high)}."
     over_week = f"Over the hours of the week it swings by {100 * swing:.0f} points." if swing is not None else None
-    return _with(f"{_value(finding)} of the {unit}s in service were in use on average.", between, over_week)
+    served = "that were ever in use within four weeks" if finding.parts.get("at_least") else "in service"
+    return _with(f"{_value(finding)} of the {unit}s {served} were in use on average.", between, over_week)
 
 
 def _imbalance(finding: Finding, unit: str) -> str:
-    names = finding.parts.get("fullest_and_emptiest")
-    spread = _part(finding, "spread")
-    apart = f"From the fullest ({names[0]}) to the emptiest ({names[1]}) it is {spread}." if names and spread else None
-    return _with(f"The use of partitions differs from the mean by {_value(finding)} of their {unit}s.", apart)
+    spread = _part(finding, "range")
+    return _with(
+        f"The use of partitions differs from that of the cluster by {_value(finding)} of their {unit}s on average.",
+        f"From the fullest to the emptiest of the larger ones it is {spread}." if spread else None,
+    )
 
 
 def _long_failures(finding: Finding, unit: str) -> str:
@@ -423,10 +437,12 @@ def _one_gpu(finding: Finding, unit: str) -> str:
 
 
 def _large_and_long(finding: Finding, unit: str) -> str:
-    large = _part(finding, "share_of_hours_large")
+    large = finding.parts.get("above_half")
     return _with(
         f"{_value(finding)} of {unit} hours were in jobs longer than a day.",
-        f"{large} were in jobs of more than half their partition." if large else None,
+        f"{percent(large['value'])} were in jobs of more than half their partition."
+        if large and large["value"] is not None
+        else None,
     )
 
 
@@ -447,7 +463,12 @@ def _requeues(finding: Finding, unit: str) -> str:
 
 
 def _cpu_jobs(finding: Finding, unit: str) -> str:
-    return f"{_value(finding)} of node hours of CPU jobs on {unit} nodes were while jobs with {unit}s waited there."
+    every = finding.parts.get("node_hours_per_week")
+    return _with(
+        f"CPU jobs held {unit} nodes for {_value(finding, 'hours a week')} node hours a week while jobs with {unit}s "
+        "waited there",
+        f"({every:,.0f} in all)." if every is not None else ".",
+    )
 
 
 _HOURS = "{unit} hours a week"
@@ -458,7 +479,7 @@ WORDS: Mapping[int, _Words] = {
         unit=_HOURS,
         tell=_idle_elsewhere,
         command="helios whatif --nodes {nodes}",
-        judged="share_of_capacity",
+        judged="share_of_service",
         nothing=0.005,
         some=0.02,
     ),
@@ -468,7 +489,7 @@ WORDS: Mapping[int, _Words] = {
         unit=_HOURS,
         tell=_unusable,
         command="helios simulate --service node_fill_order",
-        judged="share_of_capacity",
+        judged="share_of_service",
         nothing=0.005,
         some=0.02,
     ),
@@ -478,7 +499,7 @@ WORDS: Mapping[int, _Words] = {
         unit=_HOURS,
         tell=_behind_oldest,
         command="helios whatif",
-        judged="share_of_capacity",
+        judged="share_of_service",
         nothing=0.002,
         some=0.01,
     ),
@@ -564,7 +585,7 @@ WORDS: Mapping[int, _Words] = {
     15: _Words(name="bursts", title="Bursts of submissions", unit="ratio", tell=_bursts),
     16: _Words(
         name="one_gpu_jobs",
-        title="Work for a shared or small {unit}",
+        title="Work for a shared or small GPU",
         unit="share",
         tell=_one_gpu,
         nothing=0.05,
@@ -582,10 +603,8 @@ WORDS: Mapping[int, _Words] = {
     ),
     20: _Words(
         name="cpu_jobs_on_gpu_nodes",
-        title="CPU jobs on {unit} nodes",
-        unit="share",
+        title="CPU jobs on GPU nodes",
+        unit="node hours a week",
         tell=_cpu_jobs,
-        nothing=0.02,
-        some=0.1,
     ),
 }
