@@ -166,7 +166,7 @@ def _swf_columns(jobs: pd.DataFrame, start_s: int, size: str) -> dict[str, NDArr
     kib = jobs["memory_mib"].to_numpy(dtype=np.float64) * KIB_PER_MIB
     known = {
         "submit": submitted - start_s,
-        "wait": np.fmax(np.where(never, ended, started) - submitted, 0.0),
+        "wait": np.maximum(np.where(never, ended, started) - submitted, 0.0),
         "run": run,
         "procs": np.where(unstarted | ~(held > 0), np.nan, held),
         "requested_procs": np.where(asked > 0, asked, np.nan),

@@ -185,12 +185,12 @@ def _with_rounded_times(jobs: pd.DataFrame, coarseness: Coarseness, *, offset_s:
     events = ("submitted_at", "eligible_at", "started_at", "ended_at")
     submitted, eligible, started, ended = (seconds_of(jobs[name]) for name in events)
     at = {"submitted_at": floored_s(submitted, coarseness.round_s, offset_s)}
-    able = at["submitted_at"] + two_digits(np.fmax(eligible - submitted, 0.0))
+    able = at["submitted_at"] + two_digits(np.maximum(eligible - submitted, 0.0))
     at["eligible_at"] = able
     since, known = np.where(np.isnan(able), submitted, np.fmax(eligible, submitted)), ~np.isnan(able)
-    at["started_at"] = np.where(known, able, at["submitted_at"]) + two_digits(np.fmax(started - since, 0.0))
-    run_s = two_digits(np.fmax(np.where(np.isnan(jobs["run_time_s"]), ended - started, jobs["run_time_s"]), 0.0))
-    unstarted = np.where(known, able, at["submitted_at"]) + two_digits(np.fmax(ended - since, 0.0))
+    at["started_at"] = np.where(known, able, at["submitted_at"]) + two_digits(np.maximum(started - since, 0.0))
+    run_s = two_digits(np.maximum(np.where(np.isnan(jobs["run_time_s"]), ended - started, jobs["run_time_s"]), 0.0))
+    unstarted = np.where(known, able, at["submitted_at"]) + two_digits(np.maximum(ended - since, 0.0))
     finished = np.where(np.isnan(started), unstarted, at["started_at"] + run_s)
     at["ended_at"] = np.where(np.isnan(ended), np.nan, finished)
     times = {name: _as_times(seconds, jobs.index) for name, seconds in at.items()}
