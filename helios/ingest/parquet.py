@@ -160,7 +160,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
             plain.seek(0)
             with _seekable(plain, raw) as file:
                 yield pq.ParquetFile(file)
-    except (pa.ArrowException, OSError, EOFError, zlib.error) as reason:
+    except (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeDecodeError) as reason:
         if isinstance(reason, OSError) and reason.strerror:
             raise FileUnreadable(
                 f"{path} cannot be read: {reason.strerror}.", hint="Check the path and its permissions."
@@ -227,7 +227,7 @@ def _draft(texts: RowValues, reading: FileReading, clusters: frozenset[str]) -> 
         else:
             read = strings if JOBS.by_name[name].dtype == "str" else category
             jobs[name] = read(_texts(column, results))
-    started = jobs.get("started_at", np.full(len(texts.line), NEVER))
+    started = jobs.setdefault("started_at", np.full(len(texts.line), NEVER))
     if "run_time_s" not in jobs and "ended_at" in jobs:
         jobs["run_time_s"] = (jobs["ended_at"] - started) / np.timedelta64(1, "s")
     return JobRows(
