@@ -217,7 +217,9 @@ def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> d
         for _, rows in merged.groupby(alike, dropna=False):
             common = _common(rows[name], rows["jobs"], fewest_jobs)
             merged.loc[rows.index, name] = _raised(rows[name], common)
-    found = jobs[names].merge(table[names].join(merged[names], rsuffix="_merged"), on=names, how="left")
+    found = jobs[names].merge(
+        pd.concat([table[names], merged[names].add_suffix("_merged")], axis=1), on=names, how="left"
+    )
     columns = {}
     for name in names:
         merged_size, held = found[f"{name}_merged"].to_numpy(dtype=np.float64), jobs[name].to_numpy(dtype=np.float64)
