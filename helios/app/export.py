@@ -162,6 +162,7 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
         with _staging(request.out) as staging:
             lost, notes = _write_layouts(staging, jobs, history, request, progress)
             files = _publish(staging, previous, {"anonymous": False, "jobs": len(jobs)})
+        notes += _name_others(request.out, files)
         return ExportResult(cluster=history.cluster, jobs=len(jobs), files=files, lost=lost, notes=notes)
     key_file, key = _choose_key(request, history.cluster)
     exported, risk = _anonymise(history, jobs, key, request, progress)
@@ -179,7 +180,7 @@ def export_history(history: LoadedHistory, request: ExportRequest, *, progress: 
         risk=risk,
         loss=loss,
         key_file=key_file,
-        notes=notes,
+        notes=(*notes, *_name_others(request.out, files)),
     )
 
 
@@ -369,6 +370,12 @@ def _publish(staging: Path, previous: frozenset[str], about: dict[str, Any]) -> 
         (staging / name).replace(staging.parent / name)
     fsync_directory(staging.parent)
     return tuple(staging.parent / name for name in (*sums, MANIFEST))
+
+
+def _name_others(out: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return a note on files in the folder that are no part of the export."""
+    others = sorted({path.name for path in out.iterdir()} - {path.name for path in files})
+    return (f"{out} also holds {', '.join(others[:5])}, which is no part of this export.",) if others else ()
 
 
 def _write_layout(
