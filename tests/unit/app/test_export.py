@@ -33,7 +33,7 @@ SECRETS = (
     "secretpart",
     "secretname",
     "secretnode",
-    "4711471147",
+    "4711471",
 )
 LAYOUTS = list(ExportLayout)
 
@@ -124,13 +124,12 @@ def secret_jobs() -> list[dict[str, Any]]:
         "partition": "secretpart",
         "name": "secretname_1.sh",
         "node_list": "secretnode[1-2]",
-        "exit_code": "4711471147:0",
+        "exit_code": "4711471:0",
     }
     tres = {"tres_requested": "gres/secretnode=1", "tres_allocated": "gres/secretnode=1"}
-    return [
-        a_job(job_id=f"4711471147{number:02}", array_job_id="4711471147", **named, **text, **tres)
-        for number in range(12)
-    ]
+    at = [f"2024-01-01T00:{number:02}:00Z" for number in range(12)]
+    ids = [{"job_id": f"4711471{number:02}", "array_job_id": "4711471"} for number in range(12)]
+    return [a_job(submitted_at=when, **job, **named, **text, **tres) for when, job in zip(at, ids, strict=True)]
 
 
 def everything_in(path: Path) -> str:
