@@ -140,6 +140,15 @@ class RowValues(RowTexts):
         """Return the rows at positions ``rows`` as JSON."""
         return [self._json(int(row)) for row in rows]
 
+    def fingerprints(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a hash of the values of the rows at positions ``rows``."""
+        try:
+            values = self.batch.take(pa.array(rows)).to_pandas()
+        except UnicodeDecodeError:
+            return RowTexts.fingerprints(self, rows)
+        hashes: NDArray[np.int64] = pd.util.hash_pandas_object(values, index=False).to_numpy().view(np.int64)
+        return hashes
+
     def _json(self, row: int) -> bytes:
         try:
             values = self.batch.slice(row, 1).to_pylist()[0]
