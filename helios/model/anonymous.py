@@ -57,8 +57,9 @@ class Coarseness:
 def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return jobs with rounded times and common sizes, and otherwise as they are.
 
-    Submissions are rounded down to a step. Lengths (until eligible, until the start, of the run) have two digits, so
-    that short runs stay short, and events are in order: no negative wait or run time is left.
+    Submissions are rounded down to a step. Lengths (until eligible, until the start, of the run) are rounded to two
+    digits or to the step, whichever is finer, so that short runs stay short. Events are in order: no negative wait or
+    run time is left.
 
     Parameters
     ----------
@@ -122,10 +123,13 @@ def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
     return int(choice[int.from_bytes(_digest(key, "shift", b"")) % len(choice)])
 
 
-def two_digits(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return lengths rounded to two digits, and to whole numbers; NaN and infinity stay."""
+def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[np.float64]:
+    """Return lengths rounded to two digits or to a step, whichever is finer, and to whole numbers.
+
+    NaN and infinity stay.
+    """
     usable = np.where(np.isfinite(lengths) & (lengths >= 100), lengths, 10.0)
-    unit = 10 ** (np.floor(np.log10(usable)) - 1)
+    unit = np.minimum(10 ** (np.floor(np.log10(usable)) - 1), step_s)
     rounded: NDArray[np.float64] = np.round(lengths / unit) * unit
     return rounded
 
@@ -182,15 +186,18 @@ def _new_numbers(jobs: pd.DataFrame) -> dict[str, pd.Series[Any]]:
 
 
 def _with_rounded_times(jobs: pd.DataFrame, coarseness: Coarseness, *, offset_s: int) -> pd.DataFrame:
+    def rounded(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+        return two_digits(np.maximum(lengths, 0.0), coarseness.round_s)
+
     events = ("submitted_at", "eligible_at", "started_at", "ended_at")
     submitted, eligible, started, ended = (seconds_of(jobs[name]) for name in events)
     at = {"submitted_at": floored_s(submitted, coarseness.round_s, offset_s)}
-    able = at["submitted_at"] + two_digits(np.maximum(eligible - submitted, 0.0))
+    able = at["submitted_at"] + rounded(eligible - submitted)
     at["eligible_at"] = able
     since, known = np.where(np.isnan(able), submitted, np.fmax(eligible, submitted)), ~np.isnan(able)
-    at["started_at"] = np.where(known, able, at["submitted_at"]) + two_digits(np.maximum(started - since, 0.0))
-    run_s = two_digits(np.maximum(np.where(np.isnan(jobs["run_time_s"]), ended - started, jobs["run_time_s"]), 0.0))
-    unstarted = np.where(known, able, at["submitted_at"]) + two_digits(np.maximum(ended - since, 0.0))
+    at["started_at"] = np.where(known, able, at["submitted_at"]) + rounded(started - since)
+    run_s = rounded(np.where(np.isnan(jobs["run_time_s"]), ended - started, jobs["run_time_s"]))
+    unstarted = np.where(known, able, at["submitted_at"]) + rounded(ended - since)
     finished = np.where(np.isnan(started), unstarted, at["started_at"] + run_s)
     at["ended_at"] = np.where(np.isnan(ended), np.nan, finished)
     times = {name: _as_times(seconds, jobs.index) for name, seconds in at.items()}
