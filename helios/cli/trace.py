@@ -111,9 +111,7 @@ def describe(*, source: HistoryOptions, report: Report = None, as_json: AsJson =
     answer(description.to_json(), *description_tables(description), as_json=as_json)
 
 
-@commands.command(
-    "export", epilog="Example: helios trace export --cluster venus --anonymous --round 1h --out venus-export"
-)
+@commands.command("export", epilog="Example: helios trace export --cluster venus --anonymous --out venus-export")
 @expand
 def export(
     *,
@@ -128,12 +126,16 @@ def export(
         bool,
         Option(
             "--anonymous",
-            help="Replace names by keyed pseudonyms, round and move times, and write reports on risk and loss.",
+            help="Replace names by keyed pseudonyms, blur and move times, and report the risk and the loss.",
         ),
     ] = False,
     round_: Annotated[
         str | None,
-        Option("--round", help="With --anonymous: round submissions down to this, such as 1h. Default: 1min."),
+        Option(
+            "--round",
+            help="With --anonymous: submissions are true to this step only, such as 1h; the minutes within it are "
+            "dealt out anew. Default: 1d.",
+        ),
     ] = None,
     fewest_jobs: Annotated[
         int | None,

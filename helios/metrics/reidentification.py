@@ -6,7 +6,6 @@ copies of one trace, and gave their users back. Sizes are GPUs, CPUs and nodes t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,10 +14,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from helios.model import SIZES, seconds_of
-from helios.model.anonymous import OTHERS, WEEK_S, floored_s
+from helios.model.anonymous import OTHERS, WEEK_S
 
 COMMONEST = 3
-_KNOWN = [*SIZES, "submitted_at"]
+_SEEN = [*SIZES, "step"]
 """What somebody knows of a job who saw it in the queue."""
 _SAMPLE = 2_000
 """Cells by which the shift of an export is found: a wrong shift matches a few of them, the right one all."""
@@ -49,7 +48,7 @@ class Risk:
     jobs, users : int
         Exported; pooled users are not counted.
     unique_jobs : float
-        Share of the jobs whose size and exported submission no other job has.
+        Share of the jobs whose size and submission, as far as it is true, no other job has.
     traced_jobs : float
         Share of the jobs that give their user to somebody who knows their size and submission: no job of another user
         has the same of both. The bound is on this figure.
@@ -62,7 +61,7 @@ class Risk:
     shift_found : bool
         Whether the log shows by how many weeks the export was moved.
     by_size_and_submission, by_size_and_all_times : Linkage
-        What then matches between export and log: by the submission alone, and by submission, start and run time.
+        What then matches between export and log: by the submission alone, and by submission, wait and run time.
     """
 
     jobs: int
@@ -81,7 +80,7 @@ class Risk:
         return asdict(self)
 
 
-def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, weeks: int) -> Risk:
+def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, offset_s: int = 0, weeks: int) -> Risk:
     """Measure what can be given back of an export.
 
     Parameters
@@ -91,15 +90,17 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, week
     log : DataFrame
         All jobs of the site as somebody would round and merge them who knows how the export was made.
     round_s : int
-        Step of the exported submissions, s; it divides a week.
+        Step to which submissions are true, s; it divides a week.
+    offset_s : int
+        How far the clock of these steps is ahead of UTC, s.
     weeks : int
         By how many the export was really moved.
     """
-    cells, owners = _cells(exported), _owners(exported)
+    given, known = (_known(jobs, round_s=round_s, offset_s=offset_s) for jobs in (exported, log))
+    cells, owners = _cells(given), _owners(exported)
     traced = _of_one_owner(cells, owners)
-    tried, found = find_shift(exported, log, round_s=round_s)
-    shift = np.timedelta64(found * WEEK_S, "s")
-    moved = log.assign(submitted_at=log["submitted_at"] + shift, started_at=log["started_at"] + shift)
+    tried, found = _find_shift(given, known, steps_per_week=WEEK_S // round_s)
+    known["step"] += found * (WEEK_S // round_s)
     return Risk(
         jobs=len(exported),
         users=len(np.unique(owners[owners >= 0])),
@@ -109,34 +110,40 @@ def assess_risk(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int, week
         users_unique_in_sizes=_unique_in_sizes(exported, owners),
         shifts_tried=tried,
         shift_found=found == weeks,
-        by_size_and_submission=_linkage(exported, moved, owners, ()),
-        by_size_and_all_times=_linkage(exported, moved, owners, ("started_at", "run_time_s")),
+        by_size_and_submission=_linkage(given[_SEEN], known[_SEEN], owners),
+        by_size_and_all_times=_linkage(given, known, owners),
     )
 
 
 def traced_share(exported: pd.DataFrame, *, round_s: int, offset_s: int) -> float:
-    """Return the share of traced jobs if submissions were rounded further."""
-    submitted = pd.Series(floored_s(seconds_of(exported["submitted_at"]), round_s, offset_s), index=exported.index)
-    return float(_of_one_owner(_cells(exported.assign(submitted_at=submitted)), _owners(exported)).mean())
+    """Return the share of traced jobs if submissions were true to longer steps."""
+    cells = _cells(_known(exported, round_s=round_s, offset_s=offset_s))
+    return float(_of_one_owner(cells, _owners(exported)).mean())
 
 
-def find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, round_s: int) -> tuple[int, int]:
+def _known(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
+    """Return what an export shows of its jobs: sizes, step of the submission, wait and run time."""
+    submitted, started = (seconds_of(jobs[name]) for name in ("submitted_at", "started_at"))
+    step = np.floor((submitted + offset_s) / round_s).astype(np.int64)
+    return jobs[[*SIZES, "run_time_s"]].assign(step=step, wait_s=started - submitted)
+
+
+def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: int) -> tuple[int, int]:
     """Try all shifts by whole weeks, and return their number and the best, in weeks.
 
     The best is the one under which most combinations of size and submission of the export are in the log.
     """
-    both = pd.concat([exported[_KNOWN], log[_KNOWN]], ignore_index=True)
+    both = pd.concat([exported[_SEEN], log[_SEEN]], ignore_index=True)
     size = both.groupby(list(SIZES), dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
-    step = np.floor(seconds_of(both["submitted_at"]) / round_s).astype(np.int64)
-    mine, theirs = step[: len(exported)], step[len(exported) :]
-    first, span, per_week = theirs.min(), theirs.max() - theirs.min() + 1, WEEK_S // round_s
+    mine, theirs = exported["step"].to_numpy(), log["step"].to_numpy()
+    first, span = theirs.min(), theirs.max() - theirs.min() + 1
     known = np.unique(size[len(exported) :] * span + theirs - first)
     asked = np.unique(np.column_stack([size[: len(exported)], mine]), axis=0)
     asked = asked[:: -(-len(asked) // _SAMPLE)]
-    weeks = np.arange(-((theirs.max() - mine.min()) // per_week), (mine.max() - first) // per_week + 1)
+    weeks = np.arange(-((theirs.max() - mine.min()) // steps_per_week), (mine.max() - first) // steps_per_week + 1)
     matches = np.zeros(len(weeks), dtype=np.int64)
     for number, week in enumerate(weeks):
-        place = asked[:, 1] - week * per_week - first
+        place = asked[:, 1] - week * steps_per_week - first
         within = (place >= 0) & (place < span)
         matches[number] = np.isin(asked[within, 0] * span + place[within], known).sum()
     return len(weeks), int(weeks[np.argmax(matches)]) if len(weeks) else 0
@@ -149,9 +156,9 @@ def _owners(jobs: pd.DataFrame) -> NDArray[np.int64]:
     return np.where(nobody, -1 - np.arange(len(jobs)), codes)
 
 
-def _cells(jobs: pd.DataFrame) -> NDArray[np.int64]:
+def _cells(known: pd.DataFrame) -> NDArray[np.int64]:
     """Return a number for each job, the same for jobs of one size and submission."""
-    return jobs.groupby(_KNOWN, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
+    return known.groupby(_SEEN, dropna=False, sort=False).ngroup().to_numpy().astype(np.int64)
 
 
 def _of_one_owner(cells: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -177,10 +184,9 @@ def _unique_in_sizes(jobs: pd.DataFrame, owners: NDArray[np.int64]) -> float:
     return float((~words.duplicated(keep=False)).mean())
 
 
-def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64], also: Sequence[str]) -> Linkage:
-    columns = [*_KNOWN, *also]
-    both = pd.concat([exported[columns], log[columns]], ignore_index=True)
-    cells = both.groupby(columns, dropna=False, sort=False).ngroup().to_numpy()
+def _linkage(exported: pd.DataFrame, log: pd.DataFrame, owners: NDArray[np.int64]) -> Linkage:
+    both = pd.concat([exported, log], ignore_index=True)
+    cells = both.groupby(list(both), dropna=False, sort=False).ngroup().to_numpy()
     mine, theirs = (np.bincount(part, minlength=cells.max() + 1) for part in np.split(cells, [len(exported)]))
     linked = ((mine == 1) & (theirs == 1))[cells[: len(exported)]]
     return Linkage(jobs=float(linked.mean()), users=_share_of_users(linked, owners))

@@ -26,7 +26,7 @@ DROPPED = ("exit_code", "tres_requested", "tres_allocated", "node_list")
 _OUTWARD = ("gpus", "cpus", "nodes")
 """Sizes in the order in which they are merged, each among jobs that are alike in those before it."""
 KEY_BYTES = 32
-WEEK_S = 7 * 86_400
+MINUTE_S, WEEK_S = 60, 7 * 86_400
 FEWEST_WEEKS, MOST_WEEKS = 8, 520
 _EARLIEST_S = 365 * 86_400
 _LETTERS = 12
@@ -42,14 +42,14 @@ class Coarseness:
     Attributes
     ----------
     round_s : int
-        Step to which submissions are rounded down, s; it divides a week.
+        Step to which submissions are true, s; it divides a week.
     fewest_jobs : int
         Users, names of other kinds and sizes with fewer jobs do not stay.
     timezone : str
         Zone of the cluster, whose hours are rounded.
     """
 
-    round_s: int = 60
+    round_s: int = 86_400
     fewest_jobs: int = 5
     timezone: str = "UTC"
 
@@ -72,24 +72,32 @@ def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | 
     return _with_rounded_times(coarse, coarseness, offset_s=clock_offset_s(like, coarseness.timezone))
 
 
-def pseudonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.DataFrame:
-    """Return coarsened jobs without anything that names somebody or something.
+def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.DataFrame:
+    """Return coarsened jobs without anything that names somebody or something, in submission order.
+
+    Where the step is longer than a minute, the minutes of the submissions within it are dealt out anew among its bursts
+    (jobs that one user submitted in one minute). So nothing finer than the step is true of a job, and yet hours of the
+    day and queues stay nearly as they were: all jobs at the beginning of their step would queue behind each other.
 
     Parameters
     ----------
     jobs : DataFrame
-        From :func:`coarsen`, in submission order.
+        Columns of ``JOBS``, in submission order.
     key : bytes
         The same key gives the same export.
     """
-    few, shift = coarseness.fewest_jobs, np.timedelta64(shift_weeks(jobs, key, coarseness.timezone) * WEEK_S, "s")
-    hashed = {name: _pseudonyms(jobs[name], key, few) for name in HASHED}
-    times = {name: jobs[name] + shift for name in JOBS.names if JOBS.by_name[name].dtype == TIME}
-    dropped = {name: pd.Series(pd.NA, index=jobs.index, dtype="category") for name in DROPPED}
-    kinds = jobs["gpu_type"].value_counts()
-    common = jobs["gpu_type"].where(jobs["gpu_type"].isin(kinds.index[kinds >= few]))
-    named = {"name": _name_words(jobs["name"], key), "gpu_type": common.cat.remove_unused_categories()}
-    return JOBS.conform(jobs.assign(**hashed, **times, **dropped, **named, **_new_numbers(jobs)))
+    few, weeks = coarseness.fewest_jobs, shift_weeks(jobs, key, coarseness.timezone)
+    later = _dealt_s(jobs, key, coarseness) + weeks * WEEK_S
+    coarse = coarsen(jobs, coarseness)
+    moved = pd.Series(pd.to_timedelta(later, unit="s"), index=jobs.index).astype("timedelta64[us]")
+    times = {name: coarse[name] + moved for name in JOBS.names if JOBS.by_name[name].dtype == TIME}
+    coarse = coarse.assign(**times).sort_values("submitted_at", kind="stable").reset_index(drop=True)
+    hashed = {name: _pseudonyms(coarse[name], key, few) for name in HASHED}
+    dropped = {name: pd.Series(pd.NA, index=coarse.index, dtype="category") for name in DROPPED}
+    kinds = coarse["gpu_type"].value_counts()
+    common = coarse["gpu_type"].where(coarse["gpu_type"].isin(kinds.index[kinds >= few]))
+    named = {"name": _name_words(coarse["name"], key), "gpu_type": common.cat.remove_unused_categories()}
+    return JOBS.conform(coarse.assign(**hashed, **dropped, **named, **_new_numbers(coarse)))
 
 
 def floored_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
@@ -132,6 +140,28 @@ def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[
     unit = np.minimum(10 ** (np.floor(np.log10(usable)) - 1), step_s)
     rounded: NDArray[np.float64] = np.round(lengths / unit) * unit
     return rounded
+
+
+def _dealt_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
+    """Return how long after the beginning of its step each submission is put, s."""
+    offset_s = clock_offset_s(jobs, coarseness.timezone)
+    submitted = seconds_of(jobs["submitted_at"])
+    bursts = pd.DataFrame(
+        {
+            "step": floored_s(submitted, coarseness.round_s, offset_s),
+            "minute": floored_s(submitted, MINUTE_S, offset_s),
+            "user": jobs["user"].cat.codes.to_numpy(),
+        }
+    )
+    within = (bursts["minute"] - bursts["step"]).clip(lower=0.0)
+    number = bursts.groupby(["step", "minute", "user"], sort=True).ngroup().to_numpy()
+    firsts = np.unique(number, return_index=True)[1]
+    step, minute = bursts["step"].to_numpy()[firsts], within.to_numpy()[firsts]
+    drawn = np.random.default_rng(int.from_bytes(_digest(key, "deal", b""))).random(len(firsts))
+    dealt = np.empty(len(firsts))
+    # Bursts are in the order of their minutes; within each step they get those of a drawn order.
+    dealt[np.lexsort((drawn, step))] = minute
+    return dealt[number]
 
 
 def _offsets_s(times: pd.DatetimeIndex, timezone: str) -> NDArray[np.int64]:

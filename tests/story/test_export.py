@@ -30,7 +30,9 @@ def test_what_is_exported_loads_again_and_is_described_alike(site: Helios, tmp_p
 
 
 def test_an_anonymous_export_is_refused_with_the_reason_and_what_lowers_the_risk(site: Helios, tmp_path: Path) -> None:
-    answer = site("trace", "export", "--cluster", "venus", "--anonymous", "--out", tmp_path / "out", code=1)
+    answer = site(
+        "trace", "export", "--cluster", "venus", "--anonymous", "--round", "1min", "--out", tmp_path / "out", code=1
+    )
     assert "Nothing was exported" in answer.err and "--round 1h: " in answer.err and "--accept-risk" in answer.err
     assert not (tmp_path / "out").exists()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.metrics.reidentification import assess_risk, find_shift, traced_share
+from helios.metrics.reidentification import assess_risk, traced_share
 from helios.model.anonymous import OTHERS
 from tests.builders import a_job, jobs_frame
 from tests.examples import examples
@@ -41,7 +41,7 @@ def risk_of(jobs: pd.DataFrame, log: pd.DataFrame | None = None, *, weeks: int =
     return assess_risk(jobs, jobs if log is None else log, round_s=HOUR_S, weeks=weeks)
 
 
-@settings(deadline=None, max_examples=examples(25))
+@settings(deadline=None, max_examples=examples(15))
 @given(jobs=WORLDS)
 def test_figures_are_those_of_plain_counting(jobs):
     risk = risk_of(a_world(*jobs))
@@ -73,7 +73,7 @@ def test_figures_are_those_of_plain_counting(jobs):
     assert risk.users_unique_in_sizes == pytest.approx(len(only) / max(1, len(people)))
 
 
-@settings(deadline=None, max_examples=examples(25))
+@settings(deadline=None, max_examples=examples(15))
 @given(jobs=WORLDS, more=WORLDS, weeks=st.integers(-3, 3))
 def test_linkage_is_that_of_comparing_every_pair(jobs, more, weeks):
     exported = a_world(*jobs, ran=tuple(range(len(jobs))))
@@ -95,6 +95,13 @@ def test_linkage_is_that_of_comparing_every_pair(jobs, more, weeks):
         assert linkage.users == pytest.approx(len(found) / max(1, len(people)))
 
 
+def test_only_the_step_of_a_submission_counts():
+    exported = a_world(("ann", 1, 0), ("bob", 1, 1))
+    dealt = exported.assign(submitted_at=exported["submitted_at"] + pd.Timedelta(minutes=7))
+    dealt["started_at"] = dealt["submitted_at"] + pd.Timedelta(seconds=5)
+    assert risk_of(dealt, exported) == risk_of(exported)
+
+
 def test_a_burst_of_one_user_gives_the_user_though_no_job_is_alone():
     risk = risk_of(a_world(("ann", 1, 0), ("ann", 1, 0)))
     assert (risk.unique_jobs, risk.traced_jobs) == (0, 1)
@@ -110,8 +117,8 @@ def test_pooled_users_hide_each_other_too():
 
 def test_every_shift_under_which_export_and_log_overlap_is_tried():
     log = a_world(*(("ann", 1, 24 * day) for day in range(15)))
-    tried, found = find_shift(log.assign(submitted_at=log["submitted_at"] - 100 * WEEK), log, round_s=HOUR_S)
-    assert (tried, found) == (5, -100)
+    risk = risk_of(log.assign(submitted_at=log["submitted_at"] - 100 * WEEK), log, weeks=-100)
+    assert risk.shift_found and risk.shifts_tried == 5
 
 
 def test_another_log_does_not_show_the_shift():

@@ -57,7 +57,7 @@ def frames(draw):
     return JOBS.conform(pd.DataFrame(columns | {"submitted_at": at}))
 
 
-@settings(deadline=None, max_examples=examples(25))
+@settings(deadline=None, max_examples=examples(15))
 @given(jobs=frames())
 def test_what_is_written_is_read_back_the_same(tmp_path_factory, jobs):
     again = read(written(tmp_path_factory.mktemp("parquet"), jobs)).jobs
