@@ -53,7 +53,7 @@ ANONYMOUS = "anonymous"
 """Name of the cluster in an anonymous export."""
 MANIFEST, RISK, LOSS = "export.json", "risk.json", "loss.json"
 RISK_BOUND = 0.2
-"""Largest share of traced jobs. Five real histories have 2 to 18 % if submissions are true to the day, 48 to 98 % if to
+"""Largest share of traced jobs. Five real histories have 5 to 18 % if submissions are true to the day, 36 to 68 % if to
 the hour (docs/decisions/0032)."""
 COARSER_S = (600, HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
 MOST_REPLAYED = 1_000_000

@@ -31,7 +31,7 @@ def risk_table(risk: Risk, *, bound: float) -> RenderableType:
         ("Alone with their size and submission", risk.unique_jobs, None),
         (f"Whose user size and submission give (bound {percent(bound)})", risk.traced_jobs, risk.traced_users),
         ("Found in the site's own log by size and submission", by_submission.jobs, by_submission.users),
-        ("Found there by size, submission, start and run time", by_all.jobs, by_all.users),
+        ("Found there by size, submission, wait and run time", by_all.jobs, by_all.users),
         ("Unique in their three commonest sizes", None, risk.users_unique_in_sizes),
     ]
     table = plain_table("Risk", "Jobs", "Users")
