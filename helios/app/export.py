@@ -409,7 +409,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 @contextmanager
 def _staging(out: Path) -> Iterator[Path]:
-    """Yield a folder within ``out`` that is gone afterwards, as ``out`` is if it was made here and all failed.
+    """Yield a folder within ``out`` that is gone afterwards.
+
+    So is ``out`` if it was made here and all failed.
 
     Raises
     ------
@@ -474,7 +476,10 @@ def _choose_key(request: ExportRequest, cluster: str) -> tuple[Path, bytes]:
 
 
 def _fingerprint(key: bytes) -> str:
-    """Return what tells keys apart without giving them away; it stands in the export."""
+    """Return what tells keys apart without giving them away.
+
+    It stands in the export.
+    """
     return blake2b(b"export", key=key, digest_size=6).hexdigest()
 
 

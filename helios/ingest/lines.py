@@ -218,7 +218,10 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 @contextmanager
 def unzipped(raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open the decompressed content of an open file, which is the file itself where it is plain."""
+    """Open the decompressed content of an open file.
+
+    It is the file itself where that is plain.
+    """
     compressed = raw.read(len(_GZIP)) == _GZIP
     raw.seek(0)
     if not compressed:

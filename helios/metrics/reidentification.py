@@ -1,4 +1,6 @@
-"""How much of an anonymous export can be given back to somebody who knows jobs of the site.
+"""Risk that jobs and users of an anonymous export are found again.
+
+Somebody may know jobs of the site, or have its whole log.
 
 Source of the attacks: size and second of the submission alone identified every job of three published "anonymous"
 copies of one trace, and gave their users back. Sizes are GPUs, CPUs and nodes together.
@@ -25,7 +27,9 @@ _SAMPLE = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linkage:
-    """Exported jobs that match exactly one job of the site's log, and no other exported job.
+    """Exported jobs that match exactly one job of the site's log.
+
+    No other exported job matches it.
 
     Attributes
     ----------
@@ -122,7 +126,7 @@ def traced_share(exported: pd.DataFrame, *, round_s: int, offset_s: int) -> floa
 
 
 def _known(jobs: pd.DataFrame, *, round_s: int, offset_s: int) -> pd.DataFrame:
-    """Return what an export shows of its jobs: sizes, step of the submission, wait and run time."""
+    """Return sizes, step of the submission, wait and run time."""
     submitted, started = (seconds_of(jobs[name]) for name in ("submitted_at", "started_at"))
     step = np.floor((submitted + offset_s) / round_s).astype(np.int64)
     return jobs[[*SIZES, "run_time_s"]].assign(step=step, wait_s=started - submitted)
@@ -150,7 +154,10 @@ def _find_shift(exported: pd.DataFrame, log: pd.DataFrame, *, steps_per_week: in
 
 
 def _owners(jobs: pd.DataFrame) -> NDArray[np.int64]:
-    """Return each job's user as a number; jobs of unknown and pooled users have a negative one of their own."""
+    """Return each job's user as a number.
+
+    Jobs of unknown and pooled users have a negative one of their own.
+    """
     codes = jobs["user"].cat.codes.to_numpy().astype(np.int64)
     nobody = (codes < 0) | (jobs["user"] == OTHERS).to_numpy()
     return np.where(nobody, -1 - np.arange(len(jobs)), codes)

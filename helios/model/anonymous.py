@@ -101,7 +101,10 @@ def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.Data
 
 
 def floored_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
-    """Return times, s since the epoch, rounded down to steps of a clock ``offset_s`` ahead of UTC."""
+    """Return times rounded down to steps, s since the epoch.
+
+    The steps are those of a clock ``offset_s`` ahead of UTC.
+    """
     floored: NDArray[np.float64] = np.floor((seconds + offset_s) / step_s) * step_s - offset_s
     return floored
 
@@ -132,9 +135,9 @@ def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
 
 
 def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[np.float64]:
-    """Return lengths rounded to two digits or to a step, whichever is finer, and to whole numbers.
+    """Return lengths rounded to two digits or to a step.
 
-    NaN and infinity stay.
+    Whichever is finer, and to whole numbers. NaN and infinity stay.
     """
     usable = np.where(np.isfinite(lengths) & (lengths >= 100), lengths, 10.0)
     unit = np.minimum(10 ** (np.floor(np.log10(usable)) - 1), step_s)
@@ -175,7 +178,10 @@ def _digest(key: bytes, kind: str, text: bytes) -> bytes:
 
 
 def _word(key: bytes, kind: str, text: str) -> str:
-    """Return a word of letters: the stem of a name that has digits would lose them."""
+    """Return a word of letters.
+
+    The stem of a name that has digits would lose them.
+    """
     number, letters = int.from_bytes(_digest(key, kind, text.encode("utf-8", "surrogatepass"))), []
     for _ in range(_LETTERS):
         number, place = divmod(number, 26)
@@ -194,7 +200,10 @@ def _pseudonyms(names: pd.Series[Any], key: bytes, fewest_jobs: int) -> pd.Serie
 
 
 def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
-    """Return a word for the stem of each name, missing where nothing is left of the name."""
+    """Return a word for the stem of each name.
+
+    Missing where nothing is left of the name.
+    """
     codes, distinct = pd.factorize(names)
     stems = [split_words(str(name)) for name in distinct]
     words = np.array([*(_word(key, "name", stem) if stem else None for stem in stems), None], dtype=object)
@@ -202,7 +211,10 @@ def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
 
 
 def _new_numbers(jobs: pd.DataFrame) -> dict[str, pd.Series[Any]]:
-    """Return ids that count up in submission order, the same for all runs of a job and for all tasks of an array."""
+    """Return ids that count up in submission order.
+
+    They are the same for all runs of a job and for all tasks of an array.
+    """
     number = jobs.groupby(["job_id", "submitted_at"], sort=False).ngroup() + 1
     found = {"job_id": number.astype("str")}
     for name in ("array_job_id", "het_job_id"):
@@ -242,7 +254,7 @@ def _as_times(seconds: NDArray[np.float64], index: pd.Index[Any]) -> pd.Series[A
 
 
 def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> dict[str, Any]:
-    """Return the sizes, so merged that each combination of GPUs, CPUs and nodes has enough jobs.
+    """Return sizes whose combinations have enough jobs each.
 
     GPUs come first, then CPUs among jobs of as many GPUs, then nodes. CPU jobs never get a GPU.
     """
@@ -279,7 +291,10 @@ def _common_limits(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> 
 
 
 def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.float64]:
-    """Return the values with enough jobs, ascending; the largest where none has."""
+    """Return the values with enough jobs, ascending.
+
+    The largest where none has.
+    """
     counts = pd.Series(np.asarray(jobs), dtype=np.float64).groupby(np.asarray(values, dtype=np.float64)).sum()
     distinct = counts.index.to_numpy(dtype=np.float64)
     common: NDArray[np.float64] = distinct[counts.to_numpy() >= fewest_jobs]
@@ -287,7 +302,10 @@ def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.
 
 
 def _raised(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each value raised to the next common one, or lowered to the largest; NaN stays."""
+    """Return each value raised to the next common one.
+
+    Those above are lowered to the largest; NaN stays.
+    """
     given = np.asarray(values, dtype=np.float64)
     if not len(common):
         return given
