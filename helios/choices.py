@@ -18,6 +18,15 @@ class TraceFormat(StrEnum):
     PHILLY = "philly"
     PAI = "pai"
     ACME = "acme"
+    PARQUET = "parquet"
+
+
+class ExportLayout(StrEnum):
+    """A layout in which history is exported."""
+
+    PARQUET = "parquet"
+    HELIOS = "helios"
+    SWF = "swf"
 
 
 class Policy(StrEnum):

@@ -61,6 +61,14 @@ class FileUnreadable(HeliosError):
     """A file could not be opened, decompressed or read."""
 
 
+class FileUnwritable(HeliosError):
+    """A file or its folder could not be written."""
+
+
+class RiskTooHigh(HeliosError):
+    """An anonymous export would give too many jobs back."""
+
+
 class WarehouseUnavailable(HeliosError):
     """The database could not be opened, or refused a statement."""
 

@@ -37,7 +37,7 @@ COMMANDS = {
     "resume": ("control:resume_", "Let Helios act again after a pause."),
     "nightly": ("control:nightly_", "Run the nightly analysis once, for example from cron."),
     "daemon": ("system:daemon_", "Run control cycles at regular intervals until SIGTERM."),
-    "trace": ("trace:commands", "Load and describe job history."),
+    "trace": ("trace:commands", "Load, describe and export job history."),
     "model": ("model:commands", "Predict run times from history, and evaluate the predictions."),
     "forecast": ("energy:forecast_commands", "Forecast how many nodes will be needed, and evaluate the forecasts."),
     "db": ("trace:db_commands", "Upgrade the database and grant access to it."),

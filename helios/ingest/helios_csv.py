@@ -14,7 +14,6 @@ cluster also gives the memory of each pod. Source: github.com/InternLM/AcmeTrace
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +24,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from helios.errors import FileUnreadable, FormatUnknown
+from helios.errors import FormatUnknown
 from helios.ingest.delimited import DelimitedRows, Dialect, distinct_names, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout
-from helios.ingest.lines import head
+from helios.ingest.lines import created, head
 from helios.ingest.parse import NEVER, known_values, spans, strings, tells_zone
 from helios.ingest.translation import MIB_PER_GIB, Translation
 from helios.model import JOBS, JobState
@@ -131,7 +130,16 @@ def _layout(wording: Wording, *, zone: str = "UTC") -> Layout:
 LAYOUT, ACME_LAYOUT = _layout(PUBLISHED), _layout(ACME, zone=ACME_ZONE)
 
 
-def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
+COLUMNS_HELD = frozenset(
+    {
+        *("job_id", "name", "user", "partition", "state", "submitted_at", "started_at", "ended_at"),
+        *("run_time_s", "time_limit_s", "nodes", "cpus", "gpus"),
+    }
+)
+"""Columns of ``JOBS`` that the layout holds. The number of a restart is found again from the starts."""
+
+
+def write_helios_csv(jobs: pd.DataFrame, path: Path, *, timezone: str = "UTC") -> None:
     """Write jobs in the published Helios layout.
 
     The columns ``name`` and ``time_limit`` are added at the end of each line.
@@ -139,28 +147,23 @@ def write_helios_csv(jobs: pd.DataFrame, path: Path) -> None:
     Parameters
     ----------
     jobs : DataFrame
-        Columns of ``JOBS``. Times are written in UTC, without a zone, as the layout has them.
+        Columns of ``JOBS``.
     path : Path
         Compressed with gzip where it ends in ``.gz``; the same jobs always give the same bytes.
+    timezone : str
+        Zone in which times are written, in whole seconds and without a zone, as the layout has them.
 
     Raises
     ------
-    FileUnreadable
+    FileUnwritable
         The file cannot be written.
     """
-    layout = _layout_of(JOBS.check(jobs))
+    layout = _layout_of(JOBS.check(jobs), timezone)
     table = pa.Table.from_pandas(layout, preserve_index=False)
     # Arrow's "needed" quotes every text; the published files have no quotes.
     options = pa_csv.WriteOptions(quoting_style="needed" if _needs_quotes(layout) else "none", quoting_header="none")
-    try:
-        with path.open("wb") as raw:
-            if path.suffix != ".gz":
-                pa_csv.write_csv(table, raw, options)
-                return
-            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as packed:
-                pa_csv.write_csv(table, packed, options)
-    except OSError as reason:
-        raise FileUnreadable(f"{path} cannot be written: {reason.strerror or reason}.") from reason
+    with created(path) as file:
+        pa_csv.write_csv(table, file, options)
 
 
 def _dialect(start: bytes, names: tuple[str, ...]) -> Dialect:
@@ -211,9 +214,9 @@ def _needs_quotes(layout: pd.DataFrame) -> bool:
     return any(text.str.contains(r'[",\r\n]', regex=True).any() for text in texts)
 
 
-def _layout_of(jobs: pd.DataFrame) -> pd.DataFrame:
+def _layout_of(jobs: pd.DataFrame, timezone: str) -> pd.DataFrame:
     times = {
-        field: jobs[name].dt.strftime("%Y-%m-%d %H:%M:%S")
+        field: jobs[name].dt.tz_convert(timezone).dt.strftime("%Y-%m-%d %H:%M:%S")
         for field, name in (("submit_time", "submitted_at"), ("start_time", "started_at"), ("end_time", "ended_at"))
     }
     waited = (jobs["started_at"] - jobs["submitted_at"]).dt.total_seconds()

@@ -164,6 +164,8 @@ class Layout:
         Whether the first bytes of a file show local times without a UTC offset.
     zone : str
         IANA zone of the cluster, where all files of the format come from one place; UTC otherwise.
+    own_zone : callable
+        Returns the zone that a file names, or None.
     companions : callable
         Returns those files beside the given one that are read with it and exist.
     digest : callable
@@ -176,6 +178,7 @@ class Layout:
     drafts: Callable[[FileReading], Iterator[JobRows]]
     local_times: Callable[[bytes], bool]
     zone: str = "UTC"
+    own_zone: Callable[[Path], str | None] = lambda _: None
     companions: Callable[[Path], tuple[Path, ...]] = lambda _: ()
     digest: Callable[[Path], str] = file_sha256
     machine: Callable[[bytes], RecordedMachine | None] = lambda _: None

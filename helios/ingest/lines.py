@@ -18,7 +18,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from helios.errors import FileUnreadable, FormatUnknown
+from helios.errors import FileUnreadable, FileUnwritable, FormatUnknown
 
 CHUNK_BYTES = 4 << 20
 LONGEST_LINE_BYTES = 64 << 20
@@ -75,6 +75,11 @@ class RowTexts:
     line: NDArray[np.int64]
     whole: dict[int, bytes] = field(default_factory=dict)
     prefix: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of what is held in memory for the texts."""
+        return len(self.block.data)
 
     def at(self, rows: NDArray[np.int64]) -> list[bytes]:
         """Return the texts of the rows at positions ``rows``."""
@@ -205,16 +210,47 @@ def file_size(path: Path) -> int:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     try:
-        with path.open("rb") as raw:
-            compressed = raw.read(len(_GZIP)) == _GZIP
-            raw.seek(0)
-            if not compressed:
-                yield raw, raw
-                return
-            with gzip.GzipFile(fileobj=raw, mode="rb") as plain:
-                yield raw, plain  # type: ignore[misc]  # because GzipFile is an IO[bytes] in all but name
+        with path.open("rb") as raw, unzipped(raw) as plain:
+            yield raw, plain
     except (OSError, EOFError, zlib.error, ValueError) as reason:
         raise _unreadable(path, reason) from reason
+
+
+@contextmanager
+def unzipped(raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Open the decompressed content of an open file.
+
+    It is the file itself where that is plain.
+    """
+    compressed = raw.read(len(_GZIP)) == _GZIP
+    raw.seek(0)
+    if not compressed:
+        yield raw
+        return
+    with gzip.GzipFile(fileobj=raw, mode="rb") as plain:
+        yield plain  # type: ignore[misc]  # because GzipFile is an IO[bytes] in all but name
+
+
+@contextmanager
+def created(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing, compressed where its name ends in ``.gz``.
+
+    The same content always gives the same bytes.
+
+    Raises
+    ------
+    FileUnwritable
+        It cannot be written.
+    """
+    try:
+        with path.open("wb") as raw:
+            if path.suffix != ".gz":
+                yield raw
+                return
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as packed:
+                yield packed  # type: ignore[misc]  # because GzipFile is an IO[bytes] in all but name
+    except OSError as reason:
+        raise FileUnwritable(f"{path} cannot be written: {reason.strerror or reason}.") from reason
 
 
 def _unreadable(path: Path, reason: Exception) -> FileUnreadable:

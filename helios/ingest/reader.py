@@ -19,7 +19,7 @@ import pandas as pd
 
 from helios.choices import TraceFormat
 from helios.errors import FormatUnknown, NothingUnderstood
-from helios.ingest import alibaba, helios_csv, philly, sacct, sacct_json, swf
+from helios.ingest import alibaba, helios_csv, parquet, philly, sacct, sacct_json, swf
 from helios.ingest.checks import REASONS, Reason, check_jobs
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
 from helios.ingest.lines import RowTexts, file_sha256, file_size, head
@@ -37,6 +37,7 @@ LAYOUTS: dict[TraceFormat, Layout] = {
     TraceFormat.SWF: swf.LAYOUT,
     TraceFormat.PHILLY: philly.LAYOUT,
     TraceFormat.PAI: alibaba.LAYOUT,
+    TraceFormat.PARQUET: parquet.LAYOUT,
 }
 
 
@@ -124,7 +125,7 @@ def open_trace(path: Path, *, format: TraceFormat | None = None, timezone: str |
     start = read_start(path)
     chosen = sniff(path, start) if format is None else TraceFormat(format)
     layout = LAYOUTS[chosen]
-    clock = TimeParser(timezone or layout.zone)
+    clock = TimeParser(timezone or layout.own_zone(path) or layout.zone)
     assumed = layout.zone if timezone is None and layout.local_times(start) else None
     return TraceFile(
         path=path, format=chosen, timezone=clock.zone, assumed_timezone=assumed, machine=layout.machine(start)
@@ -296,7 +297,7 @@ class Runs:
         self._seen.append((_run_keys(draft), draft.texts))
         if self.kept is not None:
             self.kept.append(draft)
-            self._kept_bytes += len(draft.texts.block.data)
+            self._kept_bytes += draft.texts.size_bytes
             if self._kept_bytes > LARGEST_KEPT_BYTES:
                 self.kept = None
         if self.kept is None:
@@ -331,13 +332,15 @@ class Runs:
             verdict = self._repeated["verdict"].to_numpy()[place]
             for reason in (Reason.DUPLICATE_ROW, Reason.SUPERSEDED):
                 draft.results.refuse(found & (verdict == REASONS.index(reason)), reason)
-        draft.jobs["restart"] = restart
+        draft.jobs.setdefault("restart", restart)  # a format that gives the number is believed
 
 
 def _run_keys(draft: JobRows) -> pd.DataFrame:
     """Return what tells the runs in ``draft`` apart, without the texts of their rows."""
     start = draft.runs.started
     ids = pd.util.hash_array(draft.jobs["job_id"].astype(object).to_numpy(), categorize=False)
+    if "restart" in draft.jobs:
+        ids = ids + draft.jobs["restart"].astype(np.uint64)
     # Multiplication by an odd number (Knuth's golden ratio) modulo 2**64 is one to one and spreads the low bits.
     times = draft.jobs["submitted_at"].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     pending = draft.jobs["state"] == JobState.PENDING.value if "state" in draft.jobs else False

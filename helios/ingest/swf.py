@@ -1,4 +1,4 @@
-"""Reader of the Standard Workload Format 2.2 of the Parallel Workloads Archive.
+"""Reader and writer of the Standard Workload Format 2.2 of the Parallel Workloads Archive.
 
 Source: Chapin et al., *Benchmarks and Standards for the Evaluation of Parallel Job Schedulers*, JSSPP 1999, and
 https://www.cs.huji.ac.il/labs/parallel/workload/swf.html. A line has 18 numbers; -1 means unknown. Times are seconds
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from helios.errors import FormatUnknown
 from helios.ingest.delimited import DelimitedRows, Dialect, read_rows
 from helios.ingest.job_rows import FileReading, JobRows, Layout, RecordedMachine
-from helios.ingest.lines import head
+from helios.ingest.lines import created, head
 from helios.ingest.parse import NEVER, category, without
 from helios.ingest.translation import Translation
-from helios.model import JobState
+from helios.model import JOBS, JobState, seconds_of
 
 FIELDS = (
     *("job", "submit", "wait", "run", "procs", "cpu_time", "memory", "requested_procs", "requested_time"),
@@ -84,6 +87,127 @@ def machine(start: bytes) -> RecordedMachine | None:
 
 
 LAYOUT = Layout(fits=fits, drafts=drafts, local_times=lambda _: False, machine=machine)
+
+
+# Slurm has more states than the standard: whatever ended otherwise than on demand failed.
+_STATUS = {state.value: number for number, state in _STATES.items()} | {
+    **dict.fromkeys((JobState.TIMEOUT.value, JobState.NODE_FAIL.value, JobState.OUT_OF_MEMORY.value), 0),
+    **dict.fromkeys((JobState.BOOT_FAIL.value, JobState.DEADLINE.value), 0),
+    **dict.fromkeys((JobState.PREEMPTED.value, JobState.REVOKED.value), 5),
+}
+COLUMNS_HELD = frozenset(
+    {
+        *("job_id", "name", "user", "group", "partition", "state", "submitted_at", "started_at", "ended_at"),
+        *("run_time_s", "time_limit_s", "cpus", "cpus_requested", "memory_mib"),
+    }
+)
+"""Columns of ``JOBS`` that the format holds. The number of a restart is found again from the starts."""
+_LONGEST_ID = 18
+_NUMBERED = {"user": "user", "group": "group", "executable": "name", "queue": "partition"}
+
+
+def write_swf(
+    jobs: pd.DataFrame, path: Path, *, timezone: str, cluster: str | None = None, machine: RecordedMachine | None = None
+) -> tuple[str, ...]:
+    """Write jobs in the Standard Workload Format, and return notes.
+
+    Users, groups, names and partitions become numbers. Times are whole seconds.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, in submission order.
+    path : Path
+        Compressed with gzip where it ends in ``.gz``.
+    timezone : str
+        Zone of the cluster, for the header.
+    cluster : str, optional
+        Name for the header, which then lists the names of the partitions too. None: neither is written.
+    machine : RecordedMachine, optional
+        Nodes and CPUs of the cluster, for the header.
+
+    Raises
+    ------
+    FileUnwritable
+        The file cannot be written.
+    """
+    notes = []
+    of_gpus = not (JOBS.check(jobs)["cpus"] > 0).any() and bool((jobs["gpus"] > 0).any())
+    if of_gpus:
+        notes.append(f"{path.name}: no job's CPUs are known, so that its processors are GPUs.")
+    elif with_gpus := int((jobs["gpus"] > 0).sum()):
+        notes.append(f"{path.name}: processors are CPUs; the format has no place for the GPUs of {with_gpus:,} jobs.")
+    numeric = jobs["job_id"].str.fullmatch(f"[0-9]{{1,{_LONGEST_ID}}}")
+    if not numeric.all():
+        notes.append(f"{path.name}: jobs are numbered anew, since some ids are no numbers.")
+    start_s = int(np.floor(seconds_of(jobs["submitted_at"]).min()))
+    columns = _swf_columns(jobs, start_s, "gpus" if of_gpus else "cpus")
+    numbers = jobs["job_id"].astype("int64").to_numpy() if numeric.all() else np.arange(1, len(jobs) + 1)
+    table = pa.table({name: columns[name].astype(np.int64) for name in FIELDS} | {"job": numbers})
+    header = _header(jobs, start_s, timezone=timezone, cluster=cluster, machine=machine, of_gpus=of_gpus)
+    with created(path) as file:
+        file.write(header.encode())
+        pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=False, delimiter=" "))
+    return tuple(notes)
+
+
+def _swf_columns(jobs: pd.DataFrame, start_s: int, size: str) -> dict[str, NDArray[np.float64]]:
+    submitted, started, ended = (
+        np.floor(seconds_of(jobs[f"{event}_at"])) for event in ("submitted", "started", "ended")
+    )
+    run = jobs["run_time_s"].to_numpy(dtype=np.float64)
+    never = np.isnan(started) & (jobs["state"] == JobState.CANCELLED.value).to_numpy()
+    unstarted = np.isnan(started) & np.isnan(run)
+    held = jobs[size].to_numpy(dtype=np.float64)
+    asked = jobs[f"{size}_requested"].to_numpy(dtype=np.float64)
+    asked = np.where(unstarted & ~(asked > 0), held, asked)
+    of_memory = np.where(asked > 0, asked, held)
+    limit = jobs["time_limit_s"].to_numpy(dtype=np.float64)
+    kib = jobs["memory_mib"].to_numpy(dtype=np.float64) * KIB_PER_MIB
+    known = {
+        "submit": submitted - start_s,
+        "wait": np.maximum(np.where(never, ended, started) - submitted, 0.0),
+        "run": run,
+        "procs": np.where(unstarted | ~(held > 0), np.nan, held),
+        "requested_procs": np.where(asked > 0, asked, np.nan),
+        "requested_time": np.where(np.isfinite(limit), limit, np.nan),
+        "requested_memory": np.divide(kib, of_memory, out=np.full(len(jobs), np.nan), where=of_memory > 0),
+        "status": jobs["state"].astype("object").map(_STATUS).to_numpy(dtype=np.float64),
+        **{field: _codes(jobs[name]) for field, name in _NUMBERED.items()},
+    }
+    unknown = np.full(len(jobs), np.nan)
+    return {name: np.nan_to_num(np.round(known.get(name, unknown)), nan=-1.0) for name in FIELDS}
+
+
+def _codes(names: pd.Series[Any]) -> NDArray[np.float64]:
+    """Return the number of each name, from 1 in the order of the names."""
+    codes, _ = pd.factorize(names.astype("str"), sort=True)
+    return np.where(codes < 0, np.nan, codes + 1.0)
+
+
+def _header(
+    jobs: pd.DataFrame,
+    start_s: int,
+    *,
+    timezone: str,
+    cluster: str | None,
+    machine: RecordedMachine | None,
+    of_gpus: bool,
+) -> str:
+    lines = ["Version: 2.2", "Conversion: Helios", f"MaxJobs: {len(jobs)}", f"MaxRecords: {len(jobs)}"]
+    lines += [f"UnixStartTime: {start_s}", f"TimeZoneString: {timezone}"]
+    if machine is not None:
+        lines += [f"MaxNodes: {machine.nodes}", f"MaxProcs: {machine.cpus}"]
+    lines.append(f"Note: processors are {'GPUs' if of_gpus else 'CPUs'}")
+    if cluster is not None:
+        names = sorted(jobs["partition"].dropna().astype("str").unique())
+        lines += [f"Computer: {_one_line(cluster)}", f"MaxQueues: {len(names)}"]
+        lines += [f"Queue: {number} {_one_line(name)}" for number, name in enumerate(names, start=1)]
+    return "".join(f"; {line}\n" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 class _SwfTranslation(Translation):

@@ -112,6 +112,7 @@ def _traces(folder: Path) -> dict[str, list[bytes]]:
         "swf": [swf],
         "philly": [philly],
         "pai": [pai],
+        "parquet": [b.a_parquet_file(5)],
     }
 
 
@@ -378,7 +379,7 @@ TARGETS: dict[str, Target] = {
         name: Target(
             seeds=_seeds_of(name), read=_trace(name, "trace.json" if name == "sacct-json" else "trace"), cost=10
         )
-        for name in ("sacct", "sacct-json", "helios", "acme", "swf", "philly")
+        for name in ("sacct", "sacct-json", "helios", "acme", "swf", "philly", "parquet")
     },
     "pai": Target(seeds=_seeds_of("pai"), read=_pai, cost=20),
     "sniffed": Target(seeds=_all_seeds, read=_sniffed, cost=10),

@@ -4,12 +4,14 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 
-from helios.ingest import TraceFormat, open_trace
+from helios.ingest import TraceFormat, open_trace, write_parquet
 from helios.model import Batch
+from tests.builders import a_job, jobs_frame
 
 HELIOS_HEADER = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
 
@@ -292,6 +294,14 @@ def a_json_job(
 def a_json_file(folder: Path, *jobs: Any, name: str = "trace") -> Path:
     meta = {"plugin": {"type": "", "data_parser": "data_parser/v0.0.43"}, "slurm": {"release": "25.05.1"}}
     return a_file(folder, json.dumps({"jobs": list(jobs), "meta": meta, "errors": [], "warnings": []}), name=name)
+
+
+def a_parquet_file(rows: int = 1) -> bytes:
+    """Return a Parquet file as Helios writes it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "jobs.parquet")
+        write_parquet(jobs_frame(*(a_job() for _ in range(rows))), path, cluster="lab", timezone="UTC")
+        return path.read_bytes()
 
 
 def a_file(folder: Path, content: str | bytes, *, packed: bool = False, name: str = "trace") -> Path:

@@ -191,6 +191,13 @@ def test_what_is_written_is_read_back_the_same(tmp_path, name, a_week):
     pd.testing.assert_frame_equal(again[columns], a_week[columns], check_categorical=False)
 
 
+def test_times_are_written_in_a_zone_and_read_back_in_it(tmp_path, a_week):
+    write_helios_csv(a_week.head(3), tmp_path / "local.csv", timezone="Asia/Shanghai")
+    again = read(tmp_path / "local.csv", timezone="Asia/Shanghai").jobs
+    assert again["submitted_at"].tolist() == a_week["submitted_at"].head(3).tolist()
+    assert read(tmp_path / "local.csv").jobs["submitted_at"][0] != a_week["submitted_at"][0]
+
+
 def test_a_suffix_of_gz_is_what_compresses(tmp_path, a_week):
     write_helios_csv(a_week, tmp_path / "a.csv")
     write_helios_csv(a_week, tmp_path / "a.csv.gz")

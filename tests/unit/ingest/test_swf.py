@@ -1,8 +1,13 @@
+import gzip
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from helios.ingest import open_trace
+from helios.ingest import RecordedMachine, open_trace, write_swf
+from helios.ingest.swf import _STATUS
+from helios.model import JobState
+from tests.builders import a_job, jobs_frame
 from tests.unit.ingest.builders import a_file, an_swf_file, an_swf_row, read, rejects_of, the_job
 
 
@@ -109,3 +114,82 @@ def test_the_header_describes_the_machine(tmp_path, header, machine):
 
 def test_a_header_without_sizes_describes_no_machine(tmp_path):
     assert open_trace(an_swf_file(tmp_path, "; MaxJobs: 7", an_swf_row())).machine is None
+
+
+def written(folder, *jobs, **options):
+    path = folder / "made.swf.gz"
+    notes = write_swf(jobs_frame(*jobs), path, timezone="Europe/Berlin", **options)
+    return path, notes
+
+
+KEPT = ["job_id", "partition", "state", "submitted_at", "started_at", "ended_at", "run_time_s", "time_limit_s", "cpus"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        a_job(gpus=0),
+        a_job(gpus=0, state="FAILED"),
+        a_job(gpus=0, time_limit_s=None, partition=None, state=None),
+        a_job(gpus=0, state="CANCELLED", started_at=None, run_time_s=None, ended_at="2020-01-01T09:00:00Z", job_id="9"),
+        a_job(gpus=0, state=None, started_at=None, run_time_s=None, ended_at=None),
+        a_job(gpus=0, state=None, ended_at=None, run_time_s=None),
+        a_job(gpus=0, started_at=None, ended_at=None),
+        a_job(gpus=0, cpus=None),
+        a_job(gpus=0, run_time_s=0.0, state="CANCELLED"),
+    ],
+    ids=["ended", "failed", "unknown", "cancelled", "pending", "running", "no start", "no size", "cancelled at once"],
+)
+def test_a_job_that_is_written_is_read_back_the_same(tmp_path, job):
+    path, _ = written(tmp_path, job)
+    before, again = jobs_frame(job), read(path).jobs
+    before["partition"] = before["partition"].cat.rename_categories({"gpu": "1"})  # names become numbers
+    pd.testing.assert_frame_equal(again[KEPT], before[KEPT], check_categorical=False)
+
+
+def test_requests_and_memory_are_read_back(tmp_path):
+    job = the_job(written(tmp_path, a_job(gpus=0, cpus=8.0, cpus_requested=4.0, memory_mib=4096.0))[0])
+    assert (job["cpus"], job["cpus_requested"], job["memory_mib"]) == (8, 4, 4096)
+
+
+def test_the_same_names_are_the_same_numbers(tmp_path):
+    path, _ = written(tmp_path, a_job(user="bob"), a_job(user="alice"), a_job(user="bob"), a_job(user=None))
+    assert read(path).jobs["user"].astype("object").fillna("-").tolist() == ["2", "1", "2", "-"]
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"])
+def test_states_that_the_format_lacks_are_failures(tmp_path, state):
+    assert the_job(written(tmp_path, a_job(state=state))[0])["state"] == "FAILED"
+
+
+def test_every_final_state_has_a_number(tmp_path):
+    unfinished = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING"}
+    assert {state.value for state in JobState} - unfinished == set(_STATUS)
+
+
+def test_gpus_that_have_no_place_are_noted(tmp_path):
+    _, notes = written(tmp_path, a_job(gpus=2), a_job(gpus=0))
+    assert notes == ("made.swf.gz: processors are CPUs; the format has no place for the GPUs of 1 jobs.",)
+
+
+def test_processors_are_gpus_where_no_cpus_are_known(tmp_path):
+    path, notes = written(tmp_path, a_job(gpus=2, cpus=None))
+    assert the_job(path)["cpus"] == 2 and "its processors are GPUs" in notes[0]
+    assert b"Note: processors are GPUs" in gzip.decompress(path.read_bytes())
+
+
+def test_ids_that_are_no_numbers_are_replaced(tmp_path):
+    path, notes = written(tmp_path, a_job(job_id="12_3"), a_job(job_id="x"))
+    assert read(path).jobs["job_id"].tolist() == ["1", "2"] and any("numbered anew" in note for note in notes)
+
+
+def test_the_header_has_the_machine_and_the_partitions(tmp_path):
+    path, _ = written(tmp_path, a_job(partition="a b"), machine=RecordedMachine(4, 16), cluster="lab\n9 9")
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert "; Queue: 1 a b\n" in text and "; TimeZoneString: Europe/Berlin\n" in text and "\n9 9" not in text
+    assert open_trace(path).machine == RecordedMachine(4, 16)
+
+
+def test_without_a_cluster_the_header_names_nothing(tmp_path):
+    path, _ = written(tmp_path, a_job(partition="secret"))
+    assert b"secret" not in gzip.decompress(path.read_bytes())

@@ -23,6 +23,7 @@ from tests.unit.ingest.builders import (
     a_kalos_row,
     a_pai_job,
     a_pai_task,
+    a_parquet_file,
     a_philly_attempt,
     a_philly_job,
     a_raw_row,
@@ -40,6 +41,7 @@ CONTENTS = {
     TraceFormat.SACCT_JSON: json.dumps({"jobs": [a_json_job()], "errors": []}, indent=2).encode(),
     TraceFormat.PHILLY: json.dumps([a_philly_job(a_philly_attempt())], indent=1).encode(),
     TraceFormat.PAI: a_pai_job().encode() + b"\n",
+    TraceFormat.PARQUET: a_parquet_file(),
     TraceFormat.ACME: f"{KALOS_HEADER}\n{a_kalos_row()}\n".encode(),
 }
 

@@ -1,0 +1,313 @@
+"""Anonymising of a history before it leaves a site.
+
+Names become keyed pseudonyms, so that who and what repeats is still seen. Times are rounded and moved by one number of
+whole weeks. Users with few jobs become one, and rare sizes are raised to the next commoner one. What this leaves to
+somebody who knows jobs of the site is measured by :mod:`helios.metrics.reidentification`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from helios.model.frames import TIME, seconds_of
+from helios.model.job_names import split_words
+from helios.model.jobs import JOBS
+
+OTHERS = "others"
+"""Stands for all users with few jobs, and so for accounts, groups, QOS and partitions."""
+HASHED = ("user", "group", "account", "qos", "partition")
+DROPPED = ("exit_code", "tres_requested", "tres_allocated", "node_list")
+_OUTWARD = ("gpus", "cpus", "nodes")
+"""Sizes in the order in which they are merged, each among jobs that are alike in those before it."""
+KEY_BYTES = 32
+MINUTE_S, WEEK_S = 60, 7 * 86_400
+FEWEST_WEEKS, MOST_WEEKS = 8, 520
+_EARLIEST_S = 365 * 86_400
+_LETTERS = 12
+"""26**12 words: a million names have a collision once in 10**5 exports."""
+_SAME_CLOCK = 0.05
+"""Share of days on which daylight saving may differ more than under the best shift, so that there is a choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coarseness:
+    """How coarse an export is.
+
+    Attributes
+    ----------
+    round_s : int
+        Step to which submissions are true, s; it divides a week.
+    fewest_jobs : int
+        Users, names of other kinds and sizes with fewer jobs do not stay.
+    timezone : str
+        Zone of the cluster, whose hours are rounded.
+    """
+
+    round_s: int = 86_400
+    fewest_jobs: int = 5
+    timezone: str = "UTC"
+
+
+def coarsen(jobs: pd.DataFrame, coarseness: Coarseness, *, like: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return jobs with rounded times and common sizes, and otherwise as they are.
+
+    Submissions are rounded down to a step. Lengths (until eligible, until the start, of the run) are rounded to two
+    digits or to the step, whichever is finer, so that short runs stay short. Events are in order: no negative wait or
+    run time is left.
+
+    Parameters
+    ----------
+    like : DataFrame, optional
+        The jobs that say which sizes and limits are common; None: ``jobs``. They are among ``jobs``.
+    """
+    like = jobs if like is None else like
+    few = coarseness.fewest_jobs
+    coarse = jobs.assign(**_common_sizes(jobs, like, few), **_common_limits(jobs, like, few))
+    return _with_rounded_times(coarse, coarseness, offset_s=clock_offset_s(like, coarseness.timezone))
+
+
+def anonymise(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> pd.DataFrame:
+    """Return coarsened jobs without anything that names somebody or something, in submission order.
+
+    Where the step is longer than a minute, the minutes of the submissions within it are dealt out anew among its bursts
+    (jobs that one user submitted in one minute). So nothing finer than the step is true of a job, and yet hours of the
+    day and queues stay nearly as they were: all jobs at the beginning of their step would queue behind each other.
+
+    Parameters
+    ----------
+    jobs : DataFrame
+        Columns of ``JOBS``, in submission order.
+    key : bytes
+        The same key gives the same export.
+    """
+    few, weeks = coarseness.fewest_jobs, shift_weeks(jobs, key, coarseness.timezone)
+    later = _dealt_s(jobs, key, coarseness) + weeks * WEEK_S
+    coarse = coarsen(jobs, coarseness)
+    moved = pd.Series(pd.to_timedelta(later, unit="s"), index=jobs.index).astype("timedelta64[us]")
+    times = {name: coarse[name] + moved for name in JOBS.names if JOBS.by_name[name].dtype == TIME}
+    coarse = coarse.assign(**times).sort_values("submitted_at", kind="stable").reset_index(drop=True)
+    hashed = {name: _pseudonyms(coarse[name], key, few) for name in HASHED}
+    dropped = {name: pd.Series(pd.NA, index=coarse.index, dtype="category") for name in DROPPED}
+    kinds = coarse["gpu_type"].value_counts()
+    common = coarse["gpu_type"].where(coarse["gpu_type"].isin(kinds.index[kinds >= few]))
+    named = {"name": _name_words(coarse["name"], key), "gpu_type": common.cat.remove_unused_categories()}
+    return JOBS.conform(coarse.assign(**hashed, **dropped, **named, **_new_numbers(coarse)))
+
+
+def floored_s(seconds: NDArray[np.float64], step_s: int, offset_s: int) -> NDArray[np.float64]:
+    """Return times rounded down to steps, s since the epoch.
+
+    The steps are those of a clock ``offset_s`` ahead of UTC.
+    """
+    floored: NDArray[np.float64] = np.floor((seconds + offset_s) / step_s) * step_s - offset_s
+    return floored
+
+
+def clock_offset_s(jobs: pd.DataFrame, timezone: str) -> int:
+    """Return how far the cluster's clock is ahead of UTC at the first submission, s.
+
+    One offset for all jobs, so that daylight saving cannot change their order.
+    """
+    return int(_offsets_s(pd.DatetimeIndex([jobs["submitted_at"].min()]), timezone)[0])
+
+
+def shift_weeks(jobs: pd.DataFrame, key: bytes, timezone: str) -> int:
+    """Return by how many weeks the times of an export move.
+
+    By 8 to 520, chosen by the key among those after which the cluster's clock differs from UTC as before
+    on most days: hours of the day stay across daylight saving, and lengths of time are exact.
+    """
+    days = pd.DatetimeIndex(jobs["submitted_at"].dt.floor("D").unique())
+    days = days[:: -(-len(days) // 1_000)]
+    sign = 1 if jobs["submitted_at"].min().timestamp() < _EARLIEST_S + (MOST_WEEKS + 1) * WEEK_S else -1
+    weeks = sign * np.arange(FEWEST_WEEKS, MOST_WEEKS + 1)
+    moved = days.to_numpy("datetime64[s]") + weeks[:, None] * np.timedelta64(WEEK_S, "s")
+    offsets = _offsets_s(pd.DatetimeIndex(moved.ravel(), tz="UTC"), timezone).reshape(moved.shape)
+    same = (offsets == _offsets_s(days, timezone)).mean(axis=1)
+    choice = weeks[same >= same.max() - _SAME_CLOCK]
+    return int(choice[int.from_bytes(_digest(key, "shift", b"")) % len(choice)])
+
+
+def two_digits(lengths: NDArray[np.float64], step_s: float = np.inf) -> NDArray[np.float64]:
+    """Return lengths rounded to two digits or to a step.
+
+    Whichever is finer, and to whole numbers. NaN and infinity stay.
+    """
+    usable = np.where(np.isfinite(lengths) & (lengths >= 100), lengths, 10.0)
+    unit = np.minimum(10 ** (np.floor(np.log10(usable)) - 1), step_s)
+    rounded: NDArray[np.float64] = np.round(lengths / unit) * unit
+    return rounded
+
+
+def _dealt_s(jobs: pd.DataFrame, key: bytes, coarseness: Coarseness) -> NDArray[np.float64]:
+    """Return how long after the beginning of its step each submission is put, s."""
+    offset_s = clock_offset_s(jobs, coarseness.timezone)
+    submitted = seconds_of(jobs["submitted_at"])
+    bursts = pd.DataFrame(
+        {
+            "step": floored_s(submitted, coarseness.round_s, offset_s),
+            "minute": floored_s(submitted, MINUTE_S, offset_s),
+            "user": jobs["user"].cat.codes.to_numpy(),
+        }
+    )
+    within = (bursts["minute"] - bursts["step"]).clip(lower=0.0)
+    number = bursts.groupby(["step", "minute", "user"], sort=True).ngroup().to_numpy()
+    firsts = np.unique(number, return_index=True)[1]
+    step, minute = bursts["step"].to_numpy()[firsts], within.to_numpy()[firsts]
+    drawn = np.random.default_rng(int.from_bytes(_digest(key, "deal", b""))).random(len(firsts))
+    dealt = np.empty(len(firsts))
+    # Bursts are in the order of their minutes; within each step they get those of a drawn order.
+    dealt[np.lexsort((drawn, step))] = minute
+    return dealt[number]
+
+
+def _offsets_s(times: pd.DatetimeIndex, timezone: str) -> NDArray[np.int64]:
+    utc, local = times.tz_convert("UTC").tz_localize(None), times.tz_convert(timezone).tz_localize(None)
+    ahead: NDArray[np.int64] = (local.to_numpy("datetime64[s]") - utc.to_numpy("datetime64[s]")).astype(np.int64)
+    return ahead
+
+
+def _digest(key: bytes, kind: str, text: bytes) -> bytes:
+    return blake2b(text, key=key, person=kind.encode(), digest_size=8).digest()
+
+
+def _word(key: bytes, kind: str, text: str) -> str:
+    """Return a word of letters.
+
+    The stem of a name that has digits would lose them.
+    """
+    number, letters = int.from_bytes(_digest(key, kind, text.encode("utf-8", "surrogatepass"))), []
+    for _ in range(_LETTERS):
+        number, place = divmod(number, 26)
+        letters.append(chr(ord("a") + place))
+    return "".join(letters)
+
+
+def _pseudonyms(names: pd.Series[Any], key: bytes, fewest_jobs: int) -> pd.Series[Any]:
+    counts = names.value_counts()
+    words = {
+        name: _word(key, str(names.name), str(name)) if count >= fewest_jobs else OTHERS
+        for name, count in counts[counts > 0].items()
+    }
+    # A plain text column first: several names may become one.
+    return names.astype("object").map(words).astype("str").astype("category")
+
+
+def _name_words(names: pd.Series[Any], key: bytes) -> pd.Series[Any]:
+    """Return a word for the stem of each name.
+
+    Missing where nothing is left of the name.
+    """
+    codes, distinct = pd.factorize(names)
+    stems = [split_words(str(name)) for name in distinct]
+    words = np.array([*(_word(key, "name", stem) if stem else None for stem in stems), None], dtype=object)
+    return pd.Series(words[codes], index=names.index, dtype="str")
+
+
+def _new_numbers(jobs: pd.DataFrame) -> dict[str, pd.Series[Any]]:
+    """Return ids that count up in submission order.
+
+    They are the same for all runs of a job and for all tasks of an array.
+    """
+    number = jobs.groupby(["job_id", "submitted_at"], sort=False).ngroup() + 1
+    found = {"job_id": number.astype("str")}
+    for name in ("array_job_id", "het_job_id"):
+        within = jobs[name].notna()
+        first = number.groupby(jobs[name]).transform("min")
+        found[name] = first.where(within).astype("Int64").astype("str").where(within)
+    tasks = pd.DataFrame({"array": found["array_job_id"], "job": number})[jobs["array_job_id"].notna()]
+    place = tasks.groupby("array")["job"].rank(method="dense").astype("int64") - 1
+    found["array_task_id"] = place.astype("str").reindex(jobs.index)
+    return found
+
+
+def _with_rounded_times(jobs: pd.DataFrame, coarseness: Coarseness, *, offset_s: int) -> pd.DataFrame:
+    def rounded(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+        return two_digits(np.maximum(lengths, 0.0), coarseness.round_s)
+
+    events = ("submitted_at", "eligible_at", "started_at", "ended_at")
+    submitted, eligible, started, ended = (seconds_of(jobs[name]) for name in events)
+    at = {"submitted_at": floored_s(submitted, coarseness.round_s, offset_s)}
+    able = at["submitted_at"] + rounded(eligible - submitted)
+    at["eligible_at"] = able
+    since, known = np.where(np.isnan(able), submitted, np.fmax(eligible, submitted)), ~np.isnan(able)
+    at["started_at"] = np.where(known, able, at["submitted_at"]) + rounded(started - since)
+    run_s = rounded(np.where(np.isnan(jobs["run_time_s"]), ended - started, jobs["run_time_s"]))
+    unstarted = np.where(known, able, at["submitted_at"]) + rounded(ended - since)
+    finished = np.where(np.isnan(started), unstarted, at["started_at"] + run_s)
+    at["ended_at"] = np.where(np.isnan(ended), np.nan, finished)
+    times = {name: _as_times(seconds, jobs.index) for name, seconds in at.items()}
+    run_time_s = np.where(np.isnan(jobs["run_time_s"]), np.nan, run_s)
+    return jobs.assign(**times, run_time_s=run_time_s)
+
+
+def _as_times(seconds: NDArray[np.float64], index: pd.Index[Any]) -> pd.Series[Any]:
+    known = ~np.isnan(seconds)
+    whole = np.where(known, seconds, 0.0).astype("datetime64[s]").astype("datetime64[us]")
+    return pd.Series(pd.DatetimeIndex(np.where(known, whole, np.datetime64("NaT", "us")), tz="UTC"), index=index)
+
+
+def _common_sizes(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> dict[str, Any]:
+    """Return sizes whose combinations have enough jobs each.
+
+    GPUs come first, then CPUs among jobs of as many GPUs, then nodes. CPU jobs never get a GPU.
+    """
+    names = list(_OUTWARD)
+    table = like.groupby(names, dropna=False, sort=False).size().rename("jobs").reset_index()
+    merged = table.astype({"gpus": "float64"})
+    for place, name in enumerate(names):
+        alike = [merged["gpus"] > 0, *(merged[before] for before in names[:place])]
+        for _, rows in merged.groupby(alike, dropna=False):
+            common = _common(rows[name], rows["jobs"], fewest_jobs)
+            merged.loc[rows.index, name] = _raised(rows[name], common)
+    found = jobs[names].merge(
+        pd.concat([table[names], merged[names].add_suffix("_merged")], axis=1), on=names, how="left"
+    )
+    columns = {}
+    for name in names:
+        merged_size, held = found[f"{name}_merged"].to_numpy(dtype=np.float64), jobs[name].to_numpy(dtype=np.float64)
+        size = np.where(np.isnan(merged_size), held, merged_size)
+        asked, of_like = jobs[f"{name}_requested"].to_numpy(dtype=np.float64), like[f"{name}_requested"]
+        common = _common(of_like, pd.Series(1, index=like.index), fewest_jobs)
+        columns[name] = size.astype(np.int32) if name == "gpus" else size
+        columns[f"{name}_requested"] = np.where(asked == held, size, _raised(asked, common))
+    return columns
+
+
+def _common_limits(jobs: pd.DataFrame, like: pd.DataFrame, fewest_jobs: int) -> dict[str, Any]:
+    """Return time limits and memory, rounded and without rare ones."""
+    columns = {}
+    for name in ("time_limit_s", "memory_mib"):
+        rounded = two_digits(like[name].to_numpy(dtype=np.float64))
+        common = _common(rounded, np.ones(len(like)), fewest_jobs)
+        columns[name] = _raised(two_digits(jobs[name].to_numpy(dtype=np.float64)), common)
+    return columns
+
+
+def _common(values: ArrayLike, jobs: ArrayLike, fewest_jobs: int) -> NDArray[np.float64]:
+    """Return the values with enough jobs, ascending.
+
+    The largest where none has.
+    """
+    counts = pd.Series(np.asarray(jobs), dtype=np.float64).groupby(np.asarray(values, dtype=np.float64)).sum()
+    distinct = counts.index.to_numpy(dtype=np.float64)
+    common: NDArray[np.float64] = distinct[counts.to_numpy() >= fewest_jobs]
+    return common if len(common) else distinct[-1:]
+
+
+def _raised(values: ArrayLike, common: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each value raised to the next common one.
+
+    Those above are lowered to the largest; NaN stays.
+    """
+    given = np.asarray(values, dtype=np.float64)
+    if not len(common):
+        return given
+    place = np.minimum(np.searchsorted(common, given), len(common) - 1)
+    return np.where(np.isnan(given), np.nan, common[place])
