@@ -55,10 +55,11 @@ def read_series(path: Path, *, timezone: str, total: float | None = None, gpus_p
     UsageError
         The total is missing, or there is no such time zone.
     """
-    table, columns, in_gpus = _table(path)
+    table, columns = read_table(path, list(_LAYOUTS), hint=_HINT)
+    in_gpus = _LAYOUTS[columns]
     if total is None and len(columns) == 1:
         raise UsageError(f"{path} does not tell how many nodes there are.", hint="Say it: --total N")
-    seconds, values, notes = _told(path, table, columns, timezone)
+    seconds, values, notes = rows_in_order(path, table, columns, timezone, hint=_HINT)
     active, there = values[:, 0], values[:, 1] if len(columns) > 1 else np.zeros(len(values))
     if in_gpus:
         active, there = np.ceil(active / gpus_per_node), np.ceil(there / gpus_per_node)
@@ -139,33 +140,47 @@ def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
     )
 
 
-def _table(path: Path) -> tuple[pd.DataFrame, tuple[str, ...], bool]:
+def read_table(path: Path, layouts: Sequence[tuple[str, ...]], *, hint: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Read a table whose first column of times is followed by the columns of a layout, in any order.
+
+    Returns the table as text, and the first layout whose columns all exist.
+
+    Raises
+    ------
+    FileUnreadable, FormatUnknown
+        As :func:`read_series`.
+    """
     header = head(path).split(b"\n", 1)[0].decode("utf-8", "replace")
     names = [name.strip().strip('"').lower() for name in header.split(",")]
-    layout = next((columns for columns in _LAYOUTS if {_TIME, *columns} <= set(names)), None)
+    layout = next((columns for columns in layouts if {_TIME, *columns} <= set(names)), None)
     if layout is None:
-        raise FormatUnknown(f"{path} is no series of nodes: its first line is {header[:100]!r}.", hint=_HINT)
+        raise FormatUnknown(f"{path} is no series of nodes: its first line is {header[:100]!r}.", hint=hint)
     data = b"".join(block.data for block in blocks(path, lines_per_block=1_000_000, continues=lambda _: False))
     try:
         table = pd.read_csv(io.BytesIO(data), dtype="str", encoding_errors="replace", on_bad_lines="skip", names=names)
     except (pd.errors.ParserError, ValueError) as reason:
-        raise FormatUnknown(f"{path} cannot be read as a table: {reason}.", hint=_HINT) from reason
-    return table.iloc[1:], layout, _LAYOUTS[layout]
+        raise FormatUnknown(f"{path} cannot be read as a table: {reason}.", hint=hint) from reason
+    return table.iloc[1:], layout
 
 
-def _told(
-    path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str
+def rows_in_order(
+    path: Path, table: pd.DataFrame, columns: tuple[str, ...], timezone: str, *, hint: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
     """Return the rows that make sense, in order of time.
 
     They are their times (s since the epoch), their columns, and notes about what was repaired or left out.
+
+    Raises
+    ------
+    NothingUnderstood
+        There is none.
     """
     clock, notes = TimeParser(timezone), []
     seconds, unread = _seconds(clock, table[_TIME])
     values = np.column_stack([pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64) for name in columns])
     sane = ~unread & (np.isfinite(values) & (values >= 0)).all(axis=1)
     if not sane.any():
-        raise NothingUnderstood(f"Not one row of {path} has a time and a number of nodes.", hint=_HINT)
+        raise NothingUnderstood(f"Not one row of {path} has a time and a number of nodes.", hint=hint)
     if not sane.all():
         notes.append(f"{path.name}: {int((~sane).sum()):,} rows without a time or a number of nodes were left out.")
     if clock.nonexistent:
@@ -198,8 +213,42 @@ def _even(
 ) -> NodeSeries:
     """Lay the rows on an even grid of steps.
 
+    A step without a row is a gap and repeats the last known value.
+
+    Raises
+    ------
+    UsageError
+        As :func:`on_grid`.
+    """
+    start_s, step_s, laid, gaps, found = on_grid(path, seconds, np.column_stack([active, there]))
+    notes += found
+    if gaps.any():
+        notes.append(_holes(path.name, gaps, step_s))
+        laid = laid[:, np.maximum.accumulate(np.where(gaps, 0, np.arange(len(gaps))))]
+    if (beyond := int((laid[0] > laid[1]).sum())) > 0:
+        notes.append(f"{path.name}: in {beyond:,} steps more nodes are active than there are; the total was raised.")
+    return NodeSeries(
+        name=path.name.split(".")[0] or path.name,
+        start_s=start_s,
+        step_s=step_s,
+        active=laid[0],
+        total=np.maximum(laid[1], laid[0]),
+        gaps=gaps,
+        notes=tuple(notes),
+    )
+
+
+def on_grid(
+    path: Path, seconds: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[int, int, NDArray[np.float64], NDArray[np.bool_], list[str]]:
+    """Lay rows in order of time on an even grid of steps.
+
     The step is the commonest distance of two rows. Of several rows in one step the maximum counts; a step without a row
-    is a gap and repeats the last known value.
+    is -inf in every column.
+
+    Returns
+    -------
+    The start and the step in s, the columns as rows of an array, whether each step has no row, and notes.
 
     Raises
     ------
@@ -214,26 +263,13 @@ def _even(
     n_steps = int(place[-1]) + 1
     if n_steps > _MOST_STEPS:
         raise UsageError(f"{path} spans {n_steps:,} steps of {step_s} s.", hint="Look for a wrong date in it.")
+    notes = []
     if (twice := len(place) - len(np.unique(place))) > 0:
         notes.append(f"{path.name}: {twice:,} rows fall on a step that has another; the most of them counts.")
-    laid = np.full((2, n_steps), -np.inf)
-    np.maximum.at(laid[0], place, active)
-    np.maximum.at(laid[1], place, there)
-    gaps = np.isinf(laid[0])
-    if gaps.any():
-        notes.append(_holes(path.name, gaps, step_s))
-        laid = laid[:, np.maximum.accumulate(np.where(gaps, 0, np.arange(n_steps)))]
-    if (beyond := int((laid[0] > laid[1]).sum())) > 0:
-        notes.append(f"{path.name}: in {beyond:,} steps more nodes are active than there are; the total was raised.")
-    return NodeSeries(
-        name=path.name.split(".")[0] or path.name,
-        start_s=start_s,
-        step_s=step_s,
-        active=laid[0],
-        total=np.maximum(laid[1], laid[0]),
-        gaps=gaps,
-        notes=tuple(notes),
-    )
+    laid = np.full((values.shape[1], n_steps), -np.inf)
+    for row, column in zip(laid, values.T, strict=True):
+        np.maximum.at(row, place, column)
+    return start_s, step_s, laid, np.isinf(laid[0]), notes
 
 
 def _holes(name: str, gaps: NDArray[np.bool_], step_s: int) -> str:

@@ -393,21 +393,22 @@ def _with_notes(history: StudyHistory, found: Capacity) -> Capacity:
         jobs = count_in_words(int(homeless.sum()), "job")
         notes.append(f"{jobs} ran or waited in partitions whose capacity is not known, and are left out of levels.")
     if history.has_starts:
-        days = [
-            f"{name} on {count_in_words(count, 'day')}"
-            for name, count in zip(found.pools, _days_of_excess(history, found, pool), strict=True)
-            if count
-        ]
-        if days:
-            more = f", and {len(days) - _MOST_NAMED} more" if len(days) > _MOST_NAMED else ""
-            notes.append(f"More in use than in service, shown as it is: {', '.join(days[:_MOST_NAMED])}{more}.")
+        excess = _days_of_excess(history, found, pool)
+        if excess:
+            more = f", and {len(excess) - _MOST_NAMED} more" if len(excess) > _MOST_NAMED else ""
+            notes.append(f"More in use than in service, shown as it is: {'; '.join(excess[:_MOST_NAMED])}{more}.")
     return replace(found, notes=tuple(notes))
 
 
-def _days_of_excess(history: StudyHistory, found: Capacity, pool: NDArray[np.int64]) -> list[int]:
-    count = list[int]()
-    for number in range(len(found.pools)):
+def _days_of_excess(history: StudyHistory, found: Capacity, pool: NDArray[np.int64]) -> list[str]:
+    """Return the pools with more in use than in service on a whole day, and the days."""
+    excess = list[str]()
+    for number, name in enumerate(found.pools):
         mine = (pool == number) & (history.size > 0)
         used = mean_levels(history.started_s[mine], history.ended_s[mine], history.size[mine], found.edges_s)
-        count.append(int((used > found.units[number] * (1 + LEAST_EXCESS)).sum()))
-    return count
+        days = np.flatnonzero(used > found.units[number] * (1 + LEAST_EXCESS))
+        if len(days):
+            at = pd.to_datetime(found.edges_s[days[:_MOST_NAMED]], unit="s", utc=True).tz_convert(history.timezone)
+            more = f" and {len(days) - _MOST_NAMED} more days" if len(days) > _MOST_NAMED else ""
+            excess.append(f"{name} on {', '.join(at.strftime('%Y-%m-%d'))}{more}")
+    return excess
