@@ -178,6 +178,19 @@ def idle_beside_waiting(history: StudyHistory, capacity: Capacity) -> tuple[Find
     )
 
 
+def waiting_until(history: StudyHistory) -> Seconds:
+    """Return until when each job waited, at most to the end of the window; -1: that is not known.
+
+    A job without a start waits to its end if it was cancelled, and on and on if it is said to be pending. Of any other
+    its wait is not known.
+    """
+    started = history.started_s < NEVER_S
+    cancelled = ~started & (history.state == CANCELLED) & (history.ended_s < NEVER_S)
+    pending = ~started & (history.state == NOT_ENDED) & (history.ended_s == NEVER_S)
+    until_s = np.minimum(np.where(started, history.started_s, history.ended_s), history.end_s)
+    return np.where(started | cancelled | pending, until_s, _NONE)
+
+
 def _measured(queue: Queue, machines: Machines, state: _State, edges_s: Seconds) -> tuple[Floats, Floats]:
     """Return what is measured in each step, by pool and over all of them."""
     n_steps, n_events = len(edges_s) - 1, len(machines.machine) + 2 * len(queue.shape)
@@ -211,19 +224,13 @@ class _Waits:
 
     @classmethod
     def of(cls, history: StudyHistory, capacity: Capacity) -> _Waits:
-        started = history.started_s < NEVER_S
-        # A job without a start waits to its end if it was cancelled, and on and on if it is said to be pending. Of any
-        # other its wait is unknown.
-        cancelled = ~started & (history.state == CANCELLED) & (history.ended_s < NEVER_S)
-        pending = ~started & (history.state == NOT_ENDED) & (history.ended_s == NEVER_S)
-        known = started | cancelled | pending
-        until_s = np.minimum(np.where(started, history.started_s, history.ended_s), history.end_s)
+        until_s = waiting_until(history)
         asked = (history.size > 0) & (capacity.pools_of(history) >= 0)
-        waited = asked & known & (until_s > np.maximum(history.eligible_s, history.first_s))
+        waited = asked & (until_s > np.maximum(history.eligible_s, history.first_s))
         job = np.flatnonzero(waited)
         job = job[np.argsort(history.eligible_s[job], kind="stable")]
         here = history.submitted & (history.size > 0)
-        coverage = float((known & asked)[here].mean()) if here.any() else 1.0
+        coverage = float((asked & (until_s > _NONE))[here].mean()) if here.any() else 1.0
         return cls(
             job=job,
             eligible_s=np.append(history.eligible_s[job], NEVER_S),

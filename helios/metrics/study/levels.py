@@ -1,0 +1,369 @@
+"""Findings on how full a cluster is, when and where, and which jobs fill it.
+
+Use is never clipped at the capacity: more in use than in service is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from helios.metrics.node_usage import BusyIntervals
+from helios.metrics.study.blocks import Blocks, Estimate, mean_levels
+from helios.metrics.study.capacity import Capacity
+from helios.metrics.study.findings import Finding, unknown
+from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
+from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_STARTS, waiting_until
+from helios.metrics.study.placement import find_placement
+from helios.units import HOUR_S
+
+STEP_S = 900
+"""Length of a step of a series of use, s."""
+LONG_IDLE_S = 3600
+"""Time from which on an idle node is worth putting to sleep, s."""
+DAY_S = 86_400
+LARGE_SHARE = 0.5
+"""Share of its partition above which a job is large."""
+LEAST_CAPACITY = 0.05
+"""Share of the capacity below which a partition does not count for the range."""
+MISSING_NODES = "on which nodes jobs ran"
+MISSING_PARTITIONS = "several partitions with nodes of their own"
+MISSING_GPUS = "GPUs"
+_WEEK_HOURS = 7 * 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UtilizationSeries:
+    """Mean levels of each pool in each step.
+
+    Attributes
+    ----------
+    pools : tuple of str
+    edges_s : int64 array of shape (n_steps + 1,)
+        s since the epoch.
+    used, capacity, waiting : float64 arrays of shape (n_pools, n_steps)
+        GPUs or CPUs; waiting: those that jobs in the queue ask for.
+    """
+
+    pools: tuple[str, ...]
+    edges_s: Seconds
+    used: Floats
+    capacity: Floats
+    waiting: Floats
+
+    @property
+    def share(self) -> Floats:
+        """Use as a share of the capacity in each step, over all pools; NaN where nothing is in service."""
+        served = self.capacity.sum(axis=0)
+        share: Floats = np.divide(self.used.sum(axis=0), served, out=np.full(len(served), np.nan), where=served > 0)
+        return share
+
+
+def utilization_series(history: StudyHistory, capacity: Capacity, step_s: int = STEP_S) -> UtilizationSeries:
+    """Return what was in use, in service and waited for in each step of a window.
+
+    Steps begin at multiples of ``step_s``, and only whole ones are given; a shorter window is one step.
+    """
+    first, last = -(-history.first_s // step_s), history.end_s // step_s
+    edges_s = np.arange(first, last + 1, dtype=np.int64) * step_s
+    if len(edges_s) < 2:
+        edges_s = np.array([history.first_s, history.end_s], dtype=np.int64)
+    n_pools, n_steps = len(capacity.pools), len(edges_s) - 1
+    used, waiting = np.zeros((n_pools, n_steps)), np.zeros((n_pools, n_steps))
+    pool, until_s = capacity.pools_of(history), waiting_until(history)
+    for number in range(n_pools):
+        mine = (pool == number) & (history.size > 0)
+        size = history.size[mine]
+        used[number] = mean_levels(history.started_s[mine], history.ended_s[mine], size, edges_s)
+        waiting[number] = mean_levels(history.eligible_s[mine], until_s[mine], size, edges_s)
+    day = np.searchsorted(capacity.edges_s, edges_s[:-1], side="right") - 1
+    return UtilizationSeries(
+        pools=capacity.pools, edges_s=edges_s, used=used, capacity=capacity.units[:, day], waiting=waiting
+    )
+
+
+def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 4, the share of node hours in which a node was idle for longer than an hour.
+
+    Nodes that are out of service are neither idle nor counted.
+    """
+    if not history.has_starts:
+        return unknown(4, MISSING_STARTS)
+    placement = find_placement(history)
+    if placement is None or capacity.nodes is None:
+        return unknown(4, MISSING_NODES)
+    nodes = capacity.nodes
+    busy = placement.intervals(history)
+    place = pd.Index(nodes.names).get_indexer(pd.Index(busy.names)).astype(np.int64)[busy.node]
+    known, n_nodes = place >= 0, len(nodes.names)
+    # A spell lies between two intervals in which a node was busy or out of service. The window's ends close it.
+    ends = np.arange(n_nodes, dtype=np.int64)
+    taken = BusyIntervals(
+        names=nodes.names,
+        node=np.concatenate([place[known], nodes.out.node, ends, ends]),
+        start_s=np.concatenate(
+            [
+                busy.start_s[known],
+                nodes.out.start_s,
+                np.full(n_nodes, history.first_s - 1),
+                np.full(n_nodes, history.end_s),
+            ]
+        ),
+        end_s=np.concatenate(
+            [busy.end_s[known], nodes.out.end_s, np.full(n_nodes, history.first_s), np.full(n_nodes, history.end_s + 1)]
+        ),
+    ).merged()
+    follows = taken.node[1:] == taken.node[:-1]
+    node = taken.node[1:][follows]
+    begins_s, ends_s = taken.end_s[:-1][follows], taken.start_s[1:][follows]
+    long = ends_s - begins_s > LONG_IDLE_S
+    node, begins_s, ends_s = node[long], begins_s[long], ends_s[long]
+    one = np.ones(len(node))
+    idle_s = history.blocks.spread(begins_s, ends_s, one)
+    out_s = history.blocks.spread(nodes.out.start_s, nodes.out.end_s, np.ones(len(nodes.out.node)))
+    served_s = history.blocks.seconds * n_nodes - out_s
+    units_s = history.blocks.spread(begins_s, ends_s, nodes.units[node])
+    days = (history.end_s - history.first_s) / DAY_S
+    return Finding(
+        number=4,
+        estimate=history.blocks.ratio(idle_s, served_s).bounded(0.0, 1.0),
+        n=n_nodes,
+        coverage=placement.coverage,
+        hours_per_week=float(units_s.sum()) / HOUR_S / history.weeks,
+        parts={
+            "node_hours_per_week": float(idle_s.sum()) / HOUR_S / history.weeks,
+            "spells_per_day": len(node) / days,
+            "mean_spell_h": float((ends_s - begins_s).mean()) / HOUR_S if len(node) else None,
+            "longer_than_h": LONG_IDLE_S / HOUR_S,
+            "at_least": capacity.at_least,
+        },
+    )
+
+
+def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 5, the mean share in use, and how it swings over the hours of the week."""
+    if missing := _missing_levels(history, capacity):
+        return unknown(5, missing)
+    used, served = _by_block(history, capacity)
+    series = utilization_series(history, capacity)
+    share = series.share
+    begins_s = series.edges_s[:-1]
+    by_hour = _by_hour_of_week(share, begins_s, history.timezone)
+    known = by_hour[np.isfinite(by_hour)]
+    low, high = (history.blocks.quantile(share, begins_s, at) for at in (0.05, 0.95))
+    return Finding(
+        number=5,
+        estimate=history.blocks.ratio(used.sum(axis=0), served.sum(axis=0)).bounded(),
+        n=int(((history.hours() > 0) & (capacity.pools_of(history) >= 0)).sum()),
+        coverage=_coverage(history, capacity),
+        parts={
+            "p5": _plain(low),
+            "p95": _plain(high),
+            "swing": float(known.max() - known.min()) if len(known) else None,
+            "by_hour_of_week": [float(value) if np.isfinite(value) else None for value in by_hour],
+            "mean_capacity": float(capacity.unit_hours.sum()) * HOUR_S / (history.end_s - history.first_s),
+            "capacity": capacity.source,
+            "at_least": capacity.at_least,
+        },
+    )
+
+
+def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 6, the deviation of the use of partitions from that of the cluster.
+
+    Partitions are weighted by their capacity.
+    """
+    if missing := _missing_levels(history, capacity):
+        return unknown(6, missing)
+    used, served = _by_block(history, capacity)
+    there = served.sum(axis=1) > 0
+    if there.sum() < 2:
+        return unknown(6, MISSING_PARTITIONS, n=int(there.sum()))
+    used, served = used[there], served[there]
+    names = [name for name, is_there in zip(capacity.pools, there, strict=True) if is_there]
+    filled = np.flatnonzero(served.sum(axis=0) > 0)
+    total_used, total_served = used.sum(axis=1), served.sum(axis=1)
+    rest = [_deviation(total_used - used[:, block], total_served - served[:, block]) for block in filled]
+    without = np.array([value for value in rest if np.isfinite(value)])
+    shares, weight = total_used / total_served, total_served / total_served.sum()
+    large = shares[weight >= LEAST_CAPACITY]
+    return Finding(
+        number=6,
+        estimate=history.blocks.estimate(_deviation(total_used, total_served), without).bounded(),
+        n=len(names),
+        coverage=_coverage(history, capacity),
+        parts={
+            "range": float(large.max() - large.min()) if len(large) > 1 else None,
+            "by_partition": {
+                name: {"utilization": float(share), "share_of_capacity": float(part)}
+                for name, share, part in zip(names, shares, weight, strict=True)
+            },
+            "at_least": capacity.at_least,
+        },
+    )
+
+
+def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 17, the share of hours in jobs that run for more than a day.
+
+    Beside it stand the hours of jobs above half of their partition, and how long these wait. A job that still runs has
+    run up to the end of the window.
+    """
+    ran_s = np.where(
+        np.isfinite(history.run_time_s),
+        history.run_time_s,
+        np.where(history.started_s < history.end_s, history.end_s - history.started_s, 0),
+    )
+    long = ran_s > DAY_S
+    hours, all_hours = history.hours_by_block(long), history.hours_by_block()
+    estimate = history.blocks.ratio(hours, all_hours).bounded(0.0, 1.0)
+    if estimate.value is None:
+        return unknown(17, "run times of jobs")
+    return Finding(
+        number=17,
+        estimate=estimate,
+        n=int((long & (history.size > 0) & (history.hours() > 0)).sum()),
+        coverage=float(
+            (np.isfinite(history.run_time_s) | (history.started_s < NEVER_S))[history.sized & history.ran].mean()
+        )
+        if (history.sized & history.ran).any()
+        else None,
+        hours_per_week=float(hours.sum()) / history.weeks,
+        parts=_above_half(history, capacity, all_hours),
+    )
+
+
+def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
+    """Return finding 20, node hours a week of CPU jobs on nodes with GPUs while GPU jobs waited there.
+
+    Several CPU jobs on a node count once.
+    """
+    if history.resource != "gpus":
+        return unknown(20, MISSING_GPUS)
+    if not history.has_starts:
+        return unknown(20, MISSING_STARTS)
+    placement = find_placement(history)
+    if placement is None or capacity.nodes is None:
+        return unknown(20, MISSING_NODES)
+    nodes = capacity.nodes
+    place = pd.Index(nodes.names).get_indexer(pd.Index(placement.names)).astype(np.int64)[placement.node]
+    begins_s = np.maximum(history.started_s[placement.job], history.first_s)
+    ends_s = np.minimum(history.ended_s[placement.job], history.end_s)
+    theirs = (place >= 0) & (history.size[placement.job] == 0) & (ends_s > begins_s)
+    held = BusyIntervals(names=nodes.names, node=place[theirs], start_s=begins_s[theirs], end_s=ends_s[theirs]).merged()
+    pool, until_s = capacity.pools_of(history), waiting_until(history)
+    in_queue = (history.size > 0) & (until_s > np.maximum(history.eligible_s, history.first_s))
+    while_waiting = np.zeros(history.blocks.n)
+    for number in range(len(capacity.pools)):
+        waits = in_queue & (pool == number)
+        here = nodes.pool[held.node] == number
+        while_waiting += _overlap(
+            held.start_s[here], held.end_s[here], history.eligible_s[waits], until_s[waits], history.blocks
+        )
+    all_hours = history.blocks.spread(held.start_s, held.end_s, np.ones(len(held.node))) / HOUR_S
+    estimate = history.blocks.ratio(while_waiting / HOUR_S, history.blocks.seconds / (_WEEK_HOURS * HOUR_S)).bounded()
+    return Finding(
+        number=20,
+        estimate=estimate,
+        n=len(np.unique(placement.job[theirs])),
+        coverage=placement.coverage,
+        hours_per_week=estimate.value,
+        parts={"node_hours_per_week": float(all_hours.sum()) / history.weeks, "nodes": len(nodes.names)},
+    )
+
+
+def _missing_levels(history: StudyHistory, capacity: Capacity) -> str:
+    if not history.has_starts:
+        return MISSING_STARTS
+    return "" if capacity.total.any() else MISSING_CAPACITY
+
+
+def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
+    """Return the share of the hours that was held in a pool with a known capacity."""
+    hours = history.hours()
+    total = float(hours.sum())
+    return float(hours[capacity.pools_of(history) >= 0].sum()) / total if total else None
+
+
+def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats]:
+    """Return hours in use and in service, of each pool in each block."""
+    pool, blocks = capacity.pools_of(history), history.blocks
+    used = [history.hours_by_block(pool == number) for number in range(len(capacity.pools))]
+    day_hours = np.diff(capacity.edges_s) / HOUR_S
+    served = [blocks.sum(capacity.edges_s[:-1], units * day_hours) for units in capacity.units]
+    return np.array(used), np.array(served)
+
+
+def _deviation(used: Floats, served: Floats) -> float:
+    """Return the deviation of shares in use around their mean, weighted by what is in service."""
+    there = served > 0
+    used, served = used[there], served[there]
+    if not len(served):
+        return float("nan")
+    share, mean = used / served, used.sum() / served.sum()
+    return float(np.sqrt(np.sum(served * (share - mean) ** 2) / served.sum()))
+
+
+def _by_hour_of_week(share: Floats, begins_s: Seconds, timezone: str) -> Floats:
+    """Return the mean of a series in each hour of the week on the local clock, from Monday 0 h on."""
+    local = pd.to_datetime(begins_s, unit="s", utc=True).tz_convert(timezone)
+    hour = np.asarray(local.day_of_week) * 24 + np.asarray(local.hour)
+    known = np.isfinite(share)
+    count = np.bincount(hour[known], minlength=_WEEK_HOURS)
+    total = np.bincount(hour[known], weights=share[known], minlength=_WEEK_HOURS)
+    mean: Floats = np.divide(total, count, out=np.full(_WEEK_HOURS, np.nan), where=count > 0)
+    return mean
+
+
+def _plain(estimate: Estimate) -> dict[str, float | None]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def _above_half(history: StudyHistory, capacity: Capacity, all_hours: Floats) -> dict[str, Any]:
+    """Return the hours and waits of jobs above half of their partition."""
+    pool = capacity.pools_of(history)
+    served = capacity.units.mean(axis=1) if len(capacity.pools) else np.zeros(0)
+    if not served.any():
+        return {"above_half": None, "above_half_missing": MISSING_CAPACITY}
+    large = (pool >= 0) & (history.size > LARGE_SHARE * served[pool])
+    estimate = history.blocks.ratio(history.hours_by_block(large), all_hours).bounded(0.0, 1.0)
+    first = history.sized & (history.restart == 0) & (pool >= 0) & (served[pool] > 0)
+    return {
+        "above_half": _plain(estimate),
+        "above_half_jobs": int((large & history.sized).sum()),
+        "mean_wait_above_half_h": _mean_wait_h(history, first & large),
+        "mean_wait_of_others_h": _mean_wait_h(history, first & ~large),
+        "above_half_missing": "",
+    }
+
+
+def _mean_wait_h(history: StudyHistory, chosen: Flags) -> float | None:
+    """Return the mean wait of the chosen jobs that started, h."""
+    wait_s = history.wait_s[chosen]
+    wait_s = wait_s[np.isfinite(wait_s)]
+    return float(np.maximum(wait_s, 0).mean()) / HOUR_S if len(wait_s) else None
+
+
+def _overlap(begins_s: Seconds, ends_s: Seconds, waits_from_s: Seconds, waits_to_s: Seconds, blocks: Blocks) -> Floats:
+    """Return the time of intervals, in each block, in which at least one of others holds, s."""
+    union = BusyIntervals(
+        names=("queue",), node=np.zeros(len(waits_from_s), dtype=np.int64), start_s=waits_from_s, end_s=waits_to_s
+    ).merged()
+    edges_s = np.column_stack([union.start_s, union.end_s]).ravel()
+    passed_s = np.concatenate([[0.0], np.cumsum(union.end_s - union.start_s)])
+
+    def until(moment_s: Seconds) -> Floats:
+        """Return the time up to a moment in which one holds."""
+        place = np.searchsorted(edges_s, moment_s, side="right")
+        inside = place % 2 == 1
+        begun_s = edges_s[np.maximum(place - 1, 0)] if len(edges_s) else np.zeros(len(moment_s))
+        return passed_s[place // 2] + np.where(inside, moment_s - begun_s, 0.0)
+
+    found = np.zeros(blocks.n)
+    for number in range(blocks.n):
+        cut = [np.clip(moments, blocks.edges_s[number], blocks.edges_s[number + 1]) for moments in (begins_s, ends_s)]
+        found[number] = float((until(cut[1]) - until(cut[0])).sum())
+    return found
