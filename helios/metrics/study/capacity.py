@@ -33,6 +33,12 @@ WHOLE = "all"
 NO_PARTITION = "no partition"
 ROLLING_DAYS = 28
 """Days over which the most in use stands for the capacity, half before and half after a day."""
+LEAST_AT_ONCE = 0.6
+"""Share of the sum of the most in each partition that has to be in use at once, or they are taken to share nodes.
+
+Virtual clusters of nodes of their own reach .9 where they are busy (Earth, May 2020), queues of one machine .15 (SDSC
+BLUE).
+"""
 LEAST_EXCESS = 0.005
 """Share of the capacity by which use has to exceed it on a day to be told."""
 _MOST_NAMED = 5
@@ -337,29 +343,46 @@ def _in_service(nodes: NodeShapes, n_pools: int, edges_s: NDArray[np.int64]) -> 
 
 
 def _from_use(history: StudyHistory, edges_s: NDArray[np.int64]) -> Capacity:
-    """Return the most that was in use in each partition in a rolling ``ROLLING_DAYS``."""
-    code, values = history.partition.code, history.partition.values
+    """Return the most that was in use in each partition in a rolling ``ROLLING_DAYS``.
+
+    Partitions that share nodes reach their most at different times, and it would count those nodes several times. So
+    where less was in use at once than these add up to, all are one pool.
+    """
+    values = history.partition.values
     held = history.hours() > 0
-    used = np.unique(code[held])
-    pools = tuple(values[number] if number >= 0 else NO_PARTITION if values else WHOLE for number in used)
+    used = np.unique(history.partition.code[held]) if history.has_starts else np.zeros(0, dtype=np.int64)
+    pools = [values[number] if number >= 0 else NO_PARTITION if values else WHOLE for number in used]
     pool_of = np.full(len(values) + 1, MISSING, dtype=np.int64)
     pool_of[used] = np.arange(len(used))
-    units = np.zeros((len(used), len(edges_s) - 1))
-    for place, number in enumerate(used):
-        mine = held & (code == number)
-        peak = _daily_peak(history.started_s[mine], history.ended_s[mine], history.size[mine], edges_s)
-        rolling = pd.Series(peak).rolling(ROLLING_DAYS, center=True, min_periods=1).max()
-        units[place] = rolling.to_numpy()
+    units = np.array([_rolling_peak(history, held & (history.partition.code == number), edges_s) for number in used])
+    units = units.reshape(len(used), len(edges_s) - 1)
     note = f"At least: the most {history.unit}s that were in use in each partition within {ROLLING_DAYS} days."
+    if not history.has_starts:
+        note = "Not known: the history does not say when jobs started."
+    elif len(used) > 1:
+        at_once = _rolling_peak(history, held, edges_s)
+        if at_once.sum() < LEAST_AT_ONCE * units.sum():
+            note = (
+                f"At least: the most {history.unit}s that were in use within {ROLLING_DAYS} days, of all partitions "
+                "together. They seem to share nodes, for each had far more at some time than was left to it."
+            )
+            pools, units = [WHOLE], at_once[None, :]
+            pool_of = np.zeros_like(pool_of)
     return Capacity(
-        pools=pools,
+        pools=tuple(pools),
         pool_of=pool_of,
         edges_s=edges_s,
-        units=units if history.has_starts else np.zeros_like(units),
+        units=units,
         source="jobs",
         at_least=True,
-        notes=(note,) if history.has_starts else ("Not known: the history does not say when jobs started.",),
+        notes=(note,),
     )
+
+
+def _rolling_peak(history: StudyHistory, chosen: Flags, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the most that the chosen jobs held at once in the days around each day."""
+    peak = _daily_peak(history.started_s[chosen], history.ended_s[chosen], history.size[chosen], edges_s)
+    return np.asarray(pd.Series(peak).rolling(ROLLING_DAYS, center=True, min_periods=1).max(), dtype=np.float64)
 
 
 def _daily_peak(

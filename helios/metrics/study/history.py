@@ -292,16 +292,23 @@ def _times(jobs: pd.DataFrame, submitted_s: Seconds) -> tuple[Seconds, Seconds, 
     negative = known & (run_time_s < 0)
     run_time_s[backwards | negative] = np.nan
     started_s[backwards] = ended_s[backwards] = NEVER_S
+    # A job in a final state has ended, at a time that is not known. It would hold what it had to the end of the window.
+    final = ~jobs["state"].isin([state for state, code in _STATE_OF.items() if code == NOT_ENDED]).to_numpy()
+    lost = (started_s < NEVER_S) & (ended_s == NEVER_S) & final & jobs["state"].notna().to_numpy()
+    ended_s[lost] = started_s[lost]
     repaired = {
+        "has ended at an unknown time": int(lost.sum()),
         "ends before its start": int(backwards.sum()),
         "starts before its submission": int(early.sum()),
         "has a negative run time": int((negative & ~backwards).sum()),
     }
     # Cancelled while it waited: Slurm before 23.02 writes the end as start, too.
-    never_ran = (started_s == ended_s) & (started_s < NEVER_S) & (jobs["state"] == JobState.CANCELLED).to_numpy()
+    never_ran = (
+        (started_s == ended_s) & (started_s < NEVER_S) & ~lost & (jobs["state"] == JobState.CANCELLED).to_numpy()
+    )
     started_s[never_ran] = NEVER_S
     run_time_s[never_ran] = np.nan
-    unknown = ~np.isfinite(run_time_s) & (started_s < NEVER_S) & (ended_s < NEVER_S)
+    unknown = ~np.isfinite(run_time_s) & (started_s < NEVER_S) & (ended_s < NEVER_S) & ~lost
     run_time_s[unknown] = (ended_s - started_s)[unknown]
     return started_s, ended_s, run_time_s, {what: count for what, count in repaired.items() if count}
 

@@ -48,6 +48,7 @@ POOLED, BOTH_S, MEASURED_S = range(3)
 TOTALS = 3
 MISSING_STARTS = "when jobs started"
 MISSING_CAPACITY = "what was in service"
+MISSING_PARTITIONS = "several partitions with nodes of their own"
 NOT_KNOWN_HERE = "not known here"
 _NONE = -1
 _OTHER_TYPE, _OWN, _ELSEWHERE, _OWN_OTHER_TYPE = range(4)
@@ -424,27 +425,32 @@ def _elsewhere(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> F
     pools, totals = found.pools.sum(axis=0) / window_s, found.totals.sum(axis=0) / window_s
     names = ("idle", "waiting", "same_partition", "lent", "sent")
     columns = (IDLE, WAITING, SAME_POOL, LENT, SENT)
-    return Finding(
-        number=1,
-        estimate=estimate,
-        n=found.waited,
-        coverage=found.coverage,
-        hours_per_week=hours,
-        parts=_shared_parts(history, capacity, found, by_day)
-        | {
-            "mean_idle": float(pools[:, IDLE].sum()),
-            "mean_waiting": float(pools[:, WAITING].sum()),
-            "share_of_time_with_both": float(totals[BOTH_S]),
-            "pooled": float(totals[POOLED]),
-            "same_partition": float(pools[:, SAME_POOL].sum()),
-            "own_partition_fits": float(pools[:, OWN].sum()),
-            "other_partition_fits": float(pools[:, LENT].sum()),
-            "by_partition": {
-                name: {what: float(pools[place, column]) for what, column in zip(names, columns, strict=True)}
-                for place, name in enumerate(capacity.pools)
-            },
+    parts = _shared_parts(history, capacity, found, by_day) | {
+        "mean_idle": float(pools[:, IDLE].sum()),
+        "mean_waiting": float(pools[:, WAITING].sum()),
+        "share_of_time_with_both": float(totals[BOTH_S]),
+        "pooled": float(totals[POOLED]),
+        "same_partition": float(pools[:, SAME_POOL].sum()),
+        "own_partition_fits": float(pools[:, OWN].sum()),
+        "other_partition_fits": float(pools[:, LENT].sum()),
+        "by_partition": {
+            name: {what: float(pools[place, column]) for what, column in zip(names, columns, strict=True)}
+            for place, name in enumerate(capacity.pools)
         },
+    }
+    if not _has_others(capacity, found):
+        parts |= {"share_of_service": None, "mean": None, "other_partition_fits": None}
+        return Finding(number=1, n=found.waited, coverage=found.coverage, missing=MISSING_PARTITIONS, parts=parts)
+    return Finding(
+        number=1, estimate=estimate, n=found.waited, coverage=found.coverage, hours_per_week=hours, parts=parts
     )
+
+
+def _has_others(capacity: Capacity, found: IdleByDay) -> bool:
+    """Return whether a node may be without jobs of some partition."""
+    if found.level == "nodes" and capacity.nodes is not None:
+        return not capacity.nodes.member[:, capacity.nodes.member.any(axis=0)].all()
+    return len(capacity.pools) > 1
 
 
 def _unusable(history: StudyHistory, capacity: Capacity, found: IdleByDay) -> Finding:

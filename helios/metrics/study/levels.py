@@ -16,7 +16,7 @@ from helios.metrics.study.blocks import Blocks, Estimate, mean_levels
 from helios.metrics.study.capacity import Capacity
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import NEVER_S, Flags, Floats, Seconds, StudyHistory
-from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_STARTS, waiting_until
+from helios.metrics.study.idle import MISSING_CAPACITY, MISSING_PARTITIONS, MISSING_STARTS, waiting_until
 from helios.metrics.study.placement import find_placement
 from helios.units import HOUR_S
 
@@ -30,7 +30,6 @@ LARGE_SHARE = 0.5
 LEAST_CAPACITY = 0.05
 """Share of the capacity below which a partition does not count for the range."""
 MISSING_NODES = "on which nodes jobs ran"
-MISSING_PARTITIONS = "several partitions with nodes of their own"
 MISSING_GPUS = "GPUs"
 _WEEK_HOURS = 7 * 24
 
@@ -153,7 +152,7 @@ def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
     begins_s = series.edges_s[:-1]
     by_hour = _by_hour_of_week(share, begins_s, history.timezone)
     known = by_hour[np.isfinite(by_hour)]
-    low, high = (history.blocks.quantile(share, begins_s, at) for at in (0.05, 0.95))
+    low, high = (history.blocks.quantile(share, begins_s, at).bounded() for at in (0.05, 0.95))
     return Finding(
         number=5,
         estimate=history.blocks.ratio(used.sum(axis=0), served.sum(axis=0)).bounded(),

@@ -120,3 +120,15 @@ def test_more_in_use_than_in_service_is_shown_and_told() -> None:
     found = find_capacity(history, given={"gpu": 1}, units_per_node=8)
     assert found.total.tolist() == [8, 8]
     assert found.notes == ("More in use than in service, shown as it is: gpu on 2020-03-02.",)
+
+
+def test_partitions_that_reach_their_most_at_different_times_are_one_pool() -> None:
+    rows = [job(0, 100 * number, 100 * number + 90, 8, partition=f"q{number}") for number in range(4)]
+    found = find_capacity(a_history(*rows, end=1000))
+    assert (found.pools, found.total.tolist()) == (("all",), [8])
+    assert "seem to share nodes" in found.notes[0]
+
+
+def test_partitions_that_are_full_together_are_pools() -> None:
+    rows = [job(0, 0, 500, 8, partition=f"q{number}") for number in range(4)]
+    assert find_capacity(a_history(*rows, end=1000)).units.tolist() == [[8]] * 4

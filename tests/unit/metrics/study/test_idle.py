@@ -280,8 +280,8 @@ def test_what_fits_in_the_other_partition_is_counted_there() -> None:
 
 def test_younger_jobs_that_fit_are_behind_the_oldest_that_does_not() -> None:
     history = a_history(job(0, 0, 7200, 4), job(0, 7200, None, 8), job(3600, 7200, None, 2), end=7200)
-    elsewhere, unusable, behind = hours(history, given={"gpu": 1}, units_per_node=8)
-    assert (elsewhere, unusable, behind) == pytest.approx((0, 4 + 2, 2))
+    unusable, behind = hours(history, given={"gpu": 1}, units_per_node=8)
+    assert (unusable, behind) == pytest.approx((4 + 2, 2))
 
 
 def test_a_job_above_a_node_needs_whole_nodes_where_only_counts_are_known() -> None:
@@ -383,3 +383,12 @@ def test_without_starts_nothing_is_known() -> None:
     history = a_history(job(0, None, None, state="COMPLETED", run_time_s=5.0), end=1000)
     found = idle_beside_waiting(history, find_capacity(history, given={"gpu": 1}))
     assert [(one.number, one.missing) for one in found] == [(number, "when jobs started") for number in (1, 2, 3)]
+
+
+def test_one_partition_has_no_other() -> None:
+    history = a_history(job(0, 0, 100, 4), job(0, 100, 200, 8), end=1000)
+    for capacity in ({"given": {"gpu": 8}}, {}):
+        elsewhere, unusable, _ = idle_beside_waiting(history, find_capacity(history, **capacity))
+        assert (elsewhere.missing, elsewhere.hours_per_week) == ("several partitions with nodes of their own", None)
+        assert elsewhere.parts["pooled"] == pytest.approx(0.4)
+        assert unusable.hours_per_week is not None

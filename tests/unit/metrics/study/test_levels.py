@@ -176,3 +176,10 @@ def test_weeks_give_an_interval() -> None:
     found = utilization(history, find_capacity(history, given={"gpu": 1}, units_per_node=8)).estimate
     assert found.value == pytest.approx(4 / 7)
     assert found.low is not None and found.high is not None and 0 < found.low < 4 / 7 < found.high
+
+
+def test_a_job_that_ended_at_an_unknown_time_does_not_hold_to_the_end() -> None:
+    lost = job(0, HOUR_S, None, 4, state="CANCELLED", run_time_s=float("nan"))
+    history = a_history(lost, job(0, 0, DAY_S, 2), job(0, DAY_S / 2, None, 2, state="RUNNING"), end=DAY_S)
+    assert history.hours().tolist() == [0, 48, 24]
+    assert history.repaired == {"has ended at an unknown time": 1}

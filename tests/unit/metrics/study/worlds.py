@@ -23,7 +23,10 @@ def at(second: float | None) -> pd.Timestamp | None:
 def job(submitted: float, started: float | None, ended: float | None, gpus: int = 1, **more: Any) -> dict[str, Any]:
     """A job by its moments, which ran if it started."""
     run_time_s = float("nan") if started is None or ended is None else ended - started
-    state = ("CANCELLED" if ended is not None else "PENDING") if started is None else "COMPLETED"
+    if started is None:
+        state = "PENDING" if ended is None else "CANCELLED"
+    else:
+        state = "RUNNING" if ended is None else "COMPLETED"
     row = {"gpus": gpus, "run_time_s": run_time_s, "state": state, "gpu_type": None, "node_list": None} | more
     return a_job(submitted_at=at(submitted), started_at=at(started), ended_at=at(ended), **row)
 
