@@ -141,7 +141,7 @@ def sum_series(series: Sequence[NodeSeries], *, name: str) -> NodeSeries:
 
 
 def read_table(path: Path, layouts: Sequence[tuple[str, ...]], *, hint: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Read a table whose first column of times is followed by the columns of a layout, in any order.
+    """Read a table of times and the columns of a layout, in any order.
 
     Returns the table as text, and the first layout whose columns all exist.
 

@@ -1,4 +1,4 @@
-"""Reader of what was in use and waited for in partitions, one file each, as the Helios traces publish it."""
+"""Reader of levels of partitions, one file each, as the Helios traces publish them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of a study in words, each with a verdict and the command that it argues for."""
+"""Statements of a study in words, each with a verdict and a command."""
 
 from __future__ import annotations
 
@@ -153,7 +153,10 @@ def statements(findings: Sequence[Finding], *, unit: str, source: Source) -> lis
 
 
 def first_statements(found: Sequence[Statement]) -> list[Statement]:
-    """Return the statements with the most hours at stake that argue for something, else the clearest denials."""
+    """Return the statements that come first.
+
+    Those that argue for something, by hours at stake, else the clearest denials.
+    """
     for verdict in (Verdict.TRY, Verdict.UNCLEAR, Verdict.NOTHING):
         chosen = [one for one in found if one.verdict is verdict and one.hours_per_week is not None]
         if chosen:

@@ -13,7 +13,10 @@ from helios.metrics.study.history import NEVER_S, Floats, Seconds, StudyHistory
 
 
 def alike_keys(history: StudyHistory) -> NDArray[np.int64]:
-    """Return a number for each job, equal for jobs that are alike; -1 where the user is unknown."""
+    """Return a number for each job, equal for jobs that are alike.
+
+    -1 where the user is unknown.
+    """
     key = history.user.code.astype(np.int64)
     for code in (history.account.code, history.stem.code, history.size):
         distinct, place = np.unique(code, return_inverse=True)
@@ -24,7 +27,10 @@ def alike_keys(history: StudyHistory) -> NDArray[np.int64]:
 
 
 def ends_s(history: StudyHistory) -> Seconds:
-    """Return when jobs ended; without starts, as if each had started at its submission."""
+    """Return when jobs ended, s.
+
+    Without starts, as if each had started at its submission.
+    """
     if history.has_starts:
         return history.ended_s
     known = np.isfinite(history.run_time_s)
@@ -32,7 +38,10 @@ def ends_s(history: StudyHistory) -> Seconds:
 
 
 def last_alike(history: StudyHistory) -> NDArray[np.int64]:
-    """Return the position of the last alike job that had ended by each submission, -1 where there is none."""
+    """Return the last alike job that had ended by each submission.
+
+    Its position, -1 where there is none.
+    """
     key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
     ran = np.isfinite(history.run_time_s) & (ended_s < NEVER_S)
     ends = np.flatnonzero(ran)
@@ -52,7 +61,10 @@ def last_alike(history: StudyHistory) -> NDArray[np.int64]:
 
 
 def next_alike(history: StudyHistory) -> Floats:
-    """Return how long after each job's end an alike job was submitted, s; inf where none was."""
+    """Return how long after each job's end an alike job was submitted, s.
+
+    inf where none was.
+    """
     key, ended_s, n = alike_keys(history), ends_s(history), len(history.size)
     at_s = np.concatenate([history.submitted_s, ended_s])
     subject = np.concatenate([np.arange(n), np.arange(n)])

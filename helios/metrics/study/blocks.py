@@ -154,7 +154,10 @@ def local_edges(first_s: int, end_s: int, *, timezone: str, days: int = 1) -> Se
 
 
 def mean_levels(begins_s: Seconds, ends_s: Seconds, weight: NDArray[np.int64], edges_s: Seconds) -> Floats:
-    """Return the mean level of intervals in each step, also of those that begin or end never."""
+    """Return the mean level of intervals in each step.
+
+    Also of those that never begin or end.
+    """
     begins_s, ends_s = np.maximum(begins_s, edges_s[0]), np.minimum(ends_s, edges_s[-1])
     some = ends_s > begins_s
     return mean_level_over_time(begins_s=begins_s[some], ends_s=ends_s[some], weight=weight[some], edges_s=edges_s)

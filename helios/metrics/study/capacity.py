@@ -123,7 +123,7 @@ class Capacity:
         return total
 
     def pools_of(self, history: StudyHistory) -> NDArray[np.int64]:
-        """Return the pool of each job; -1: it has none."""
+        """Return the pool of each job, -1 where it has none."""
         # The code of a job without a partition is -1, which is the last place.
         return self.pool_of[history.partition.code]
 
@@ -197,7 +197,7 @@ def _from_given(
 
 
 def _first_pool(partition: str, number: Mapping[str, int]) -> int:
-    """Return the pool of a partition, or of the first known one of several that a job may run in."""
+    """Return the pool of a partition, or of the first known one of several."""
     return next((number[name] for name in partition.split(",") if name in number), MISSING)
 
 
@@ -268,7 +268,7 @@ def _from_nodes(
 
 
 def _connected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the pool of each partition, from pairs of a node and a partition that has it."""
+    """Return the pool of each partition, from pairs of node and partition."""
     leader = dict[str, str]()
 
     def first(partition: str) -> str:
@@ -380,7 +380,7 @@ def _from_use(history: StudyHistory, edges_s: NDArray[np.int64]) -> Capacity:
 
 
 def _rolling_peak(history: StudyHistory, chosen: Flags, edges_s: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the most that the chosen jobs held at once in the days around each day."""
+    """Return the most that jobs held at once in the days around each."""
     peak = _daily_peak(history.started_s[chosen], history.ended_s[chosen], history.size[chosen], edges_s)
     return np.asarray(pd.Series(peak).rolling(ROLLING_DAYS, center=True, min_periods=1).max(), dtype=np.float64)
 
@@ -408,7 +408,7 @@ def _whole_seconds(times: pd.Series, otherwise: int) -> NDArray[np.int64]:
 
 
 def _with_notes(history: StudyHistory, found: Capacity) -> Capacity:
-    """Return the capacity with notes on jobs without a pool, and on more use than capacity."""
+    """Return the capacity with notes on what does not fit it."""
     notes = list(found.notes)
     pool = found.pools_of(history)
     homeless = (history.size > 0) & (pool < 0)
@@ -424,7 +424,7 @@ def _with_notes(history: StudyHistory, found: Capacity) -> Capacity:
 
 
 def _days_of_excess(history: StudyHistory, found: Capacity, pool: NDArray[np.int64]) -> list[str]:
-    """Return the pools with more in use than in service on a whole day, and the days."""
+    """Return pools with more in use than in service, and the days."""
     excess = list[str]()
     for number, name in enumerate(found.pools):
         mine = (pool == number) & (history.size > 0)

@@ -114,7 +114,7 @@ def who_waits(history: StudyHistory) -> Finding:
 
 
 def short_behind_long(history: StudyHistory) -> Finding:
-    """Return the share of all waiting that is of short jobs while long ones hold what is in use.
+    """Return the share of all waiting that is of short jobs behind long ones.
 
     In each quarter of an hour and partition, the waiting of jobs that run below 15 minutes counts by the share of the
     units in use that jobs above 6 hours hold.
@@ -231,7 +231,7 @@ def small_work(history: StudyHistory, *, node_cpus: float | None, node_memory_mi
 
 
 def drift(history: StudyHistory) -> Finding:
-    """Return how much the mix of run times changes from week to week, 0 to 1."""
+    """Return how much run times change from week to week, 0 to 1."""
     edges_s = local_edges(history.first_s, history.end_s, timezone=history.timezone, days=WEEK_DAYS)
     whole = np.flatnonzero(np.diff(edges_s) >= (WEEK_DAYS - 1) * DAY_S)
     chosen = history.sized & (np.nan_to_num(history.run_time_s) > 0)
@@ -260,7 +260,10 @@ def drift(history: StudyHistory) -> Finding:
 
 
 def jensen_shannon(one: Floats, other: Floats) -> float:
-    """Return the Jensen-Shannon divergence of two histograms, 0 to 1 (base 2; Lin, IEEE Trans. IT 37(1), 1991)."""
+    """Return the Jensen-Shannon divergence of two histograms, 0 to 1.
+
+    In base 2 (Lin, IEEE Trans. IT 37(1), 1991).
+    """
     p, q = one / one.sum(), other / other.sum()
     middle = (p + q) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -283,7 +286,10 @@ def _change_by_chance(bins: NDArray[np.int64], week: Seconds, weeks: list[int]) 
 
 
 def _new_users(history: StudyHistory, hours: Floats) -> float | None:
-    """Return the share of hours of users who had not submitted for four weeks; None in a history shorter than that."""
+    """Return the share of hours of users new within a week.
+
+    New are those who had not submitted for four weeks. None in a history shorter than that.
+    """
     since_s = history.first_s + AWAY_S
     if not history.user.known.any() or history.end_s <= since_s + WEEK_DAYS * DAY_S:
         return None
@@ -300,7 +306,10 @@ def _new_users(history: StudyHistory, hours: Floats) -> float | None:
 
 
 def _growth(by_week: list[float]) -> float | None:
-    """Return the growth of hours a month, as a share, from a straight line through the logarithms."""
+    """Return the growth of hours a month, as a share.
+
+    From a straight line through the logarithms.
+    """
     if len(by_week) < 2 * FEWEST_USERS or min(by_week) <= 0:
         return None
     slope = np.polyfit(np.arange(len(by_week)), np.log(by_week), 1)[0]
@@ -308,7 +317,7 @@ def _growth(by_week: list[float]) -> float | None:
 
 
 def _first_runs(history: StudyHistory) -> Flags:
-    """Return the jobs of the window whose wait counts, which is that of a first run."""
+    """Return the jobs of the window whose wait counts, the first runs."""
     first: Flags = history.sized & (history.restart == 0)
     return first
 

@@ -1,4 +1,4 @@
-"""Jobs of a cluster as columns, with what they held and waited inside a window of time.
+"""Jobs of a cluster as columns, inside a window of time.
 
 Hours are counted inside the window: what a job holds before or after it is left out. A history that records no starts
 has no moments at which jobs held anything. Its hours are those of the jobs submitted in the window, whole.
@@ -163,7 +163,10 @@ class StudyHistory:
 
     @property
     def wait_s(self) -> Floats:
-        """Time from eligible to start; NaN where it did not start, or no start is known."""
+        """Time from eligible to start, s.
+
+        NaN where it did not start, or no start is known.
+        """
         return np.where(self.started_s < NEVER_S, self.started_s - self.eligible_s, np.nan).astype(np.float64)
 
     def hours(self, *, weight: Floats | Seconds | None = None) -> Floats:

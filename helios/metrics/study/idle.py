@@ -1,4 +1,4 @@
-"""GPUs that idle while jobs wait, by one compiled sweep over the events of a history.
+"""GPUs that idle while jobs wait, by one sweep over the events.
 
 A job waits from the moment it could start until it starts. At a moment the jobs that wait are placed, oldest first, on
 what is free: in their own partitions, then on other nodes. What could be placed elsewhere idled beside waiting jobs.
@@ -180,7 +180,9 @@ def idle_beside_waiting(history: StudyHistory, capacity: Capacity) -> tuple[Find
 
 
 def waiting_until(history: StudyHistory) -> Seconds:
-    """Return until when each job waited, at most to the end of the window; -1: that is not known.
+    """Return until when each job waited, at most to the window's end.
+
+    -1 where that is not known.
 
     A job without a start waits to its end if it was cancelled, and on and on if it is said to be pending. Of any other
     its wait is not known.
@@ -280,7 +282,7 @@ def _by_pool(history: StudyHistory, capacity: Capacity, waits: _Waits) -> tuple[
 def _by_node(
     history: StudyHistory, capacity: Capacity, waits: _Waits, nodes: NodeShapes, placement: Placement
 ) -> tuple[Queue, Machines]:
-    """Return the queue and the machines where it is known which node each job ran on."""
+    """Return the queue and the machines where jobs' nodes are known."""
     total = np.column_stack([nodes.units, *_other_resources(history, nodes, placement)])
     shapes, shape = _shapes_of_nodes(history, capacity, waits, nodes, n_resources=total.shape[1])
     kinds, kind = _distinct(shapes[:, :2])
@@ -631,7 +633,7 @@ def _remove(queue: Any, state: Any, job: int) -> None:
 
 @inline_jit
 def _measure(queue: Any, machines: Any, state: Any) -> float:
-    """Set what idles beside waiting jobs now, and return the smaller of all that idles and waits."""
+    """Set what idles beside waiting jobs now, and return the pooled amount."""
     rates = state.rates
     all_idle, all_waiting = 0.0, 0.0
     for pool in range(len(rates)):
@@ -768,7 +770,10 @@ def _find_unusable(queue: Any, machines: Any, state: Any, n_active: int) -> None
 
 @inline_jit
 def _reason(queue: Any, machines: Any, state: Any, shape: int, machine: int) -> int:
-    """Return why a job does not fit on a node of its own, the later the closer it comes."""
+    """Return why a job does not fit on a node of its own.
+
+    The later the reason, the closer it comes.
+    """
     relation = machines.relation[queue.kind[shape], machine]
     if relation == _OWN_OTHER_TYPE:
         return TYPE

@@ -55,14 +55,17 @@ class UtilizationSeries:
 
     @property
     def share(self) -> Floats:
-        """Use as a share of the capacity in each step, over all pools; NaN where nothing is in service."""
+        """Use as a share of capacity in each step, over all pools.
+
+        NaN where nothing is in service.
+        """
         served = self.capacity.sum(axis=0)
         share: Floats = np.divide(self.used.sum(axis=0), served, out=np.full(len(served), np.nan), where=served > 0)
         return share
 
 
 def utilization_series(history: StudyHistory, capacity: Capacity, step_s: int = STEP_S) -> UtilizationSeries:
-    """Return what was in use, in service and waited for in each step of a window.
+    """Return what was used, in service and waited for in each step.
 
     Steps begin at multiples of ``step_s``, and only whole ones are given; a shorter window is one step.
     """
@@ -85,7 +88,7 @@ def utilization_series(history: StudyHistory, capacity: Capacity, step_s: int = 
 
 
 def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 4, the share of node hours in which a node was idle for longer than an hour.
+    """Return finding 4, the share of node hours in long idle spells.
 
     Nodes that are out of service are neither idle nor counted.
     """
@@ -143,7 +146,7 @@ def idle_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def utilization(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 5, the mean share in use, and how it swings over the hours of the week."""
+    """Return finding 5, the mean share in use and its swing."""
     if missing := _missing_levels(history, capacity):
         return unknown(5, missing)
     used, served = _by_block(history, capacity)
@@ -206,7 +209,7 @@ def imbalance(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 17, the share of hours in jobs that run for more than a day.
+    """Return finding 17, the share of hours in jobs above a day.
 
     Beside it stand the hours of jobs above half of their partition, and how long these wait. A job that still runs has
     run up to the end of the window.
@@ -236,7 +239,7 @@ def large_and_long(history: StudyHistory, capacity: Capacity) -> Finding:
 
 
 def cpu_jobs_on_gpu_nodes(history: StudyHistory, capacity: Capacity) -> Finding:
-    """Return finding 20, node hours a week of CPU jobs on nodes with GPUs while GPU jobs waited there.
+    """Return finding 20, CPU jobs on GPU nodes while GPU jobs waited, node hours.
 
     Several CPU jobs on a node count once.
     """
@@ -281,7 +284,7 @@ def _missing_levels(history: StudyHistory, capacity: Capacity) -> str:
 
 
 def _coverage(history: StudyHistory, capacity: Capacity) -> float | None:
-    """Return the share of the hours that was held in a pool with a known capacity."""
+    """Return the share of hours held in pools of known capacity."""
     hours = history.hours()
     total = float(hours.sum())
     return float(hours[capacity.pools_of(history) >= 0].sum()) / total if total else None
@@ -297,7 +300,7 @@ def _by_block(history: StudyHistory, capacity: Capacity) -> tuple[Floats, Floats
 
 
 def _deviation(used: Floats, served: Floats) -> float:
-    """Return the deviation of shares in use around their mean, weighted by what is in service."""
+    """Return the deviation of shares in use, weighted by what is in service."""
     there = served > 0
     used, served = used[there], served[there]
     if not len(served):
@@ -307,7 +310,10 @@ def _deviation(used: Floats, served: Floats) -> float:
 
 
 def _by_hour_of_week(share: Floats, begins_s: Seconds, timezone: str) -> Floats:
-    """Return the mean of a series in each hour of the week on the local clock, from Monday 0 h on."""
+    """Return the mean of a series in each hour of the week.
+
+    On the local clock, from Monday 0 h on.
+    """
     local = pd.to_datetime(begins_s, unit="s", utc=True).tz_convert(timezone)
     hour = np.asarray(local.day_of_week) * 24 + np.asarray(local.hour)
     known = np.isfinite(share)
@@ -347,7 +353,7 @@ def _mean_wait_h(history: StudyHistory, chosen: Flags) -> float | None:
 
 
 def _overlap(begins_s: Seconds, ends_s: Seconds, waits_from_s: Seconds, waits_to_s: Seconds, blocks: Blocks) -> Floats:
-    """Return the time of intervals, in each block, in which at least one of others holds, s."""
+    """Return how long intervals overlap with any of others, by block, s."""
     union = BusyIntervals(
         names=("queue",), node=np.zeros(len(waits_from_s), dtype=np.int64), start_s=waits_from_s, end_s=waits_to_s
     ).merged()

@@ -80,7 +80,7 @@ def find_placement(history: StudyHistory) -> Placement | None:
 
 
 def nodes_seen(history: StudyHistory, placement: Placement) -> pd.DataFrame:
-    """Return the nodes that jobs ran on, with the most that was ever held on each.
+    """Return the nodes that jobs ran on, with the most held on each.
 
     Columns of ``NODES``; the other resource and the memory are not known.
     """

@@ -1,4 +1,4 @@
-"""What was in use and waited for in each partition, as a site's monitoring recorded it, without jobs."""
+"""Levels of partitions as a site's monitoring recorded them, without jobs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def find_holes(levels: RecordedLevels) -> Flags:
 
 
 def idle_beside_waiting_levels(levels: RecordedLevels) -> Finding:
-    """Return finding 1 as far as levels tell, the pooled one in GPU hours a week.
+    """Return finding 1 as far as levels tell, in GPU hours a week.
 
     Jobs are not known, so neither is what would fit: it is an upper bound. Days of which half or more is a hole or a
     gap are left out.
