@@ -19,9 +19,12 @@ from helios.metrics.statistics import student_t
 from helios.metrics.study import demand, levels, outcomes
 from helios.metrics.study.blocks import FEWEST_BLOCKS
 from helios.metrics.study.capacity import Capacity, find_capacity
+from helios.metrics.study.figure_data import FigureSource, NamedLevel
+from helios.metrics.study.figures import study_figures
 from helios.metrics.study.findings import Finding, unknown
 from helios.metrics.study.history import COLUMNS, StudyHistory, read_history
-from helios.metrics.study.idle import idle_beside_waiting
+from helios.metrics.study.idle import LENT, idle_beside_waiting, idle_by_day
+from helios.metrics.study.published import here_and_there
 from helios.metrics.study.recorded_levels import RecordedLevels, idle_beside_waiting_levels
 from helios.ports import Progress, no_progress
 from helios.report.study_text import Source, Statement, change_sentence, statements
@@ -146,6 +149,57 @@ class WeeklyChanges:
 
     levels: Mapping[str, float]
     sentences: tuple[str, ...]
+
+
+def idle_levels(found: Study) -> list[NamedLevel]:
+    """Return what idled in each pool on each day while jobs that fit waited in others."""
+    if not found.history.has_starts or len(found.capacity.pools) < 2 or not found.capacity.total.any():
+        return []
+    edges_s = found.capacity.edges_s
+    lent = idle_by_day(found.history, found.capacity).pools[:, :, LENT] / np.diff(edges_s)[:, None]
+    return [
+        NamedLevel(name=name, edges_s=edges_s, level=lent[:, place])
+        for place, name in enumerate(found.capacity.pools)
+        if lent[:, place].any()
+    ]
+
+
+def write_study(found: Study, *, audience: str, report: Path | None, out: Path | None) -> tuple[str, list[Path]]:
+    """Return the page of a study where one is asked for, and write its files.
+
+    Parameters
+    ----------
+    audience : str
+        ``admin``, ``manager`` or ``paper``; figures of the last two name no users.
+    report : Path, optional
+        Where the page will be written; None: none is made.
+    out : Path, optional
+        Folder of the files; None: none are written.
+    """
+    from helios.report.study_files import write_files  # noqa: PLC0415 - drawing takes a second to import
+    from helios.report.study_page import render_study  # noqa: PLC0415 - as above
+
+    history = found.history
+    figures = study_figures(history, found.capacity, audience=audience, idle_beside=idle_levels(found))
+    files = write_files(out, found.statements, figures) if out is not None else []
+    if report is None:
+        return "", files
+    source = FigureSource(history, found.capacity, audience=audience)
+    subtitle = (
+        f"{int(history.sized.sum()):,} jobs with {history.unit}s submitted from {moment(history.first_s)[:10]} to "
+        f"{moment(history.end_s - 1)[:10]}. {history.unit} hours are those "
+        f"{'held in the window' if history.has_starts else 'of the jobs submitted in the window, whole'}. Times are on "
+        f"the cluster's own clock ({history.timezone}). Intervals are over {history.blocks.n} {history.blocks.kind}."
+    )
+    page = render_study(
+        cluster=history.cluster,
+        subtitle=subtitle,
+        found=found.statements,
+        figures=figures,
+        beside=here_and_there(source) if source.n else None,
+        notes=found.notes,
+    )
+    return page, files
 
 
 def moment(at_s: int) -> str:

@@ -21,7 +21,7 @@ from helios.cli.options import (
     named_timezone,
     refuse_misplaced,
 )
-from helios.cli.output import answer, progress_bars, say_notes
+from helios.cli.output import answer, progress_bars, say, say_notes, write_page
 from helios.errors import UsageError
 
 commands = typer.Typer(help="Say what a history shows of its cluster, and what follows from it.")
@@ -67,7 +67,7 @@ def study_(
     """
     if context.invoked_subcommand is not None:
         return
-    from helios.app.study import NodeRecords, load_study, source_of, study  # noqa: PLC0415 - see cli.replays
+    from helios.app.study import NodeRecords, load_study, source_of, study, write_study  # noqa: PLC0415 - see cli.replays
     from helios.report.study_text import statement_tables  # noqa: PLC0415 - as above
 
     if levels is not None:
@@ -99,6 +99,12 @@ def study_(
             progress=progress,
         )
     say_notes(found.notes)
+    if report is not None or out is not None:
+        page, files = write_study(found, audience=audience, report=report, out=out)
+        if report is not None:
+            write_page(report, page)
+        if out is not None:
+            say(f"{len(files)} files: {out.resolve()}")
     answer(found.to_json(), *statement_tables(found.statements), as_json=as_json)
 
 

@@ -67,17 +67,20 @@ class Canvas:
         Side by side, or below each other where ``narrow``.
     svg : str
         The finished figure, once the ``with`` block of :func:`canvas` has ended.
+    pdf : bytes
+        The same as a PDF, in place of the SVG, where that was asked for.
     """
 
     figure: Figure
     panels: list[Axes]
     narrow: bool
     svg: str = ""
+    pdf: bytes = b""
 
 
 @contextmanager
 def canvas(
-    description: str, *, height: float, narrow: bool = False, rows: int = 1, columns: int = 1
+    description: str, *, height: float, narrow: bool = False, rows: int = 1, columns: int = 1, as_pdf: bool = False
 ) -> Iterator[Canvas]:
     """Provide an empty figure in the common style.
 
@@ -89,6 +92,8 @@ def canvas(
         What the figure shows, for those who cannot see it.
     height : float
         Inch; of each column where ``narrow`` puts the columns below each other.
+    as_pdf : bool
+        Whether the figure is rendered as a PDF, not as SVG.
     """
     # Ids within an SVG are derived from this salt, and a page holds many figures.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": f"{description}, {'narrow' if narrow else 'wide'}"}):
@@ -97,7 +102,10 @@ def canvas(
         figure = Figure(figsize=(NARROW_IN if narrow else WIDE_IN, height), layout="constrained")
         drawing = Canvas(figure, list(np.atleast_1d(figure.subplots(rows, columns)).flat), narrow)
         yield drawing
-        drawing.svg = _svg(figure, description)
+        if as_pdf:
+            drawing.pdf = _pdf(figure)
+        else:
+            drawing.svg = _svg(figure, description)
 
 
 def percent_axis(axes: Axes) -> None:
@@ -185,6 +193,14 @@ def _svg(figure: Figure, description: str) -> str:
     element = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _use_theme, element)
     element = re.sub(r' id="([^"]+)"', lambda name: name[0] if name[1] in used else "", element)
     return element.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+
+
+def _pdf(figure: Figure) -> bytes:
+    """Return the figure as a PDF that is the same on each day."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return buffer.getvalue()
 
 
 def _use_theme(found: re.Match[str]) -> str:

@@ -1,0 +1,384 @@
+"""Data of a figure, and what the figures of a study are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from helios.metrics.study.blocks import mean_levels
+from helios.metrics.study.capacity import Capacity
+from helios.metrics.study.censored import CensoredTimes
+from helios.metrics.study.history import (
+    CANCELLED,
+    MISSING,
+    NEVER_S,
+    NOT_ENDED,
+    Flags,
+    Floats,
+    Names,
+    Seconds,
+    StudyHistory,
+)
+from helios.units import DAY_S
+
+SIZES = ("1", "2", "3-4", "5-8", "9-16", "17-32", "33-64", ">64")
+SIZE_EDGES = (1, 2, 4, 8, 16, 32, 64)
+STEP_S = 900
+"""Length of a step of time: zones half an hour apart fall on whole steps."""
+MOST_STEPS = 100_000
+MOST_NAMES = 10
+"""Partitions, groups and users that a figure names."""
+FEWEST_PEOPLE = 5
+"""Users below which a group is not named."""
+FEW_PEOPLE = f"groups of fewer than {FEWEST_PEOPLE} users"
+THE_REST = "all others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A line, or a row of bars.
+
+    Attributes
+    ----------
+    x : tuple of float or str
+        In the unit of the panel; moments are s since the epoch.
+    y : tuple of float
+        Finite: what is not known is left out of both.
+    """
+
+    name: str
+    x: tuple[float | str, ...]
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes
+    ----------
+    kind : str
+        ``line``, ``bars`` beside each other, ``stack`` on each other, or ``range``: quantiles of each name, a series
+        for each quantile in ascending order.
+    x_kind, y_kind : str
+        ``duration``, ``size``, ``hour``, ``date``, ``name``, ``percent``, ``ratio`` or ``number``.
+    beside : tuple of Series
+        Of published clusters, where definitions agree.
+    """
+
+    title: str
+    kind: str
+    x_kind: str
+    x_unit: str
+    y_kind: str
+    y_unit: str
+    series: tuple[Series, ...]
+    beside: tuple[Series, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureData:
+    """Data of one figure.
+
+    Attributes
+    ----------
+    key : str
+        Name of its files.
+    title : str
+        The finding, as a sentence.
+    n : int
+        Jobs, or users, that it rests on.
+    coverage : float, optional
+        Share of the jobs, or of their hours, about which enough is known; ``covered`` says of which.
+    missing : str
+        Why there is no figure; empty where there is one.
+    """
+
+    key: str
+    title: str
+    definition: str = ""
+    n: int = 0
+    noun: str = "jobs"
+    coverage: float | None = None
+    covered: str = "jobs"
+    panels: tuple[Panel, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: str = ""
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """The site's own series of all panels."""
+        return tuple(series for panel in self.panels for series in panel.series)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedLevel:
+    """A level over time, such as what idles in a partition.
+
+    Attributes
+    ----------
+    edges_s : int64 array of shape (n_steps + 1,)
+    level : float64 array of shape (n_steps,)
+        Mean in each step.
+    """
+
+    name: str
+    edges_s: Seconds
+    level: Floats
+
+
+def series(name: str, x: ArrayLike | Sequence[str], y: ArrayLike) -> Series:
+    """Return a series without the points that are not known."""
+    values = np.asarray(y, dtype=np.float64)
+    places = np.asarray(x)
+    known = np.isfinite(values)
+    return Series(name=name, x=tuple(places[known].tolist()), y=tuple(values[known].tolist()))
+
+
+def no_figure(key: str, title: str, missing: str) -> FigureData:
+    """Return a figure that the history cannot give, with why."""
+    return FigureData(key=key, title=title, missing=missing)
+
+
+class FigureSource:
+    """A history with what several figures are computed from, each computed once."""
+
+    def __init__(
+        self,
+        history: StudyHistory,
+        capacity: Capacity | None = None,
+        *,
+        audience: str = "admin",
+        idle_beside: Sequence[NamedLevel] = (),
+    ) -> None:
+        self.history = history
+        self.capacity = capacity
+        self.audience = audience
+        self.idle_beside = idle_beside
+
+    @cached_property
+    def sized(self) -> Flags:
+        """Jobs of the window that ask for the resource."""
+        return self.history.sized
+
+    @cached_property
+    def n(self) -> int:
+        """How many jobs of the window ask for the resource."""
+        return int(self.sized.sum())
+
+    @cached_property
+    def hours(self) -> Floats:
+        """Hours that each job held in the window."""
+        return self.history.hours()
+
+    @cached_property
+    def never_ran(self) -> Flags:
+        """Jobs that were cancelled while they waited, whatever run time is recorded."""
+        history = self.history
+        without_run = ~(np.nan_to_num(history.run_time_s) > 0) & (history.started_s == NEVER_S)
+        flags: Flags = without_run & (history.state == CANCELLED) & history.has_starts
+        return flags
+
+    def run_times(self, chosen: Flags) -> CensoredTimes:
+        """Return the run times of jobs, those of running ones so far."""
+        history = self.history
+        ended = chosen & np.isfinite(history.run_time_s) & ~self.never_ran
+        running = chosen & (history.started_s < history.end_s) & (history.ended_s == NEVER_S)
+        running &= (history.state == NOT_ENDED) & ~ended
+        times_s = np.concatenate([history.run_time_s[ended], history.end_s - history.started_s[running]])
+        return CensoredTimes.of(times_s, np.repeat([True, False], [int(ended.sum()), int(running.sum())]))
+
+    @cached_property
+    def wait_ends_s(self) -> Seconds:
+        """When each job's wait ended, with its start or else its end."""
+        return np.minimum(self.history.started_s, self.history.ended_s)
+
+    @cached_property
+    def wait_known(self) -> Flags:
+        """Jobs of which it is known until when they waited, or that they still wait."""
+        known = (self.wait_ends_s < NEVER_S) | (self.history.state == NOT_ENDED)
+        flags: Flags = known & (self.history.size > 0)
+        return flags if self.history.has_starts else np.zeros_like(flags)
+
+    @cached_property
+    def first_waits(self) -> Flags:
+        """Jobs of the window whose wait counts, which is that of a first run."""
+        flags: Flags = self.sized & (self.history.restart == 0) & self.wait_known
+        return flags
+
+    def waits(self, chosen: Flags | None = None) -> CensoredTimes:
+        """Return the waits of jobs for their first start.
+
+        Who was cancelled or still waits waited at least so long.
+        """
+        history = self.history
+        of = self.first_waits if chosen is None else self.first_waits & chosen
+        started = history.started_s[of] < NEVER_S
+        until_s = np.where(started, history.started_s[of], np.minimum(self.wait_ends_s[of], history.end_s))
+        return CensoredTimes.of(np.maximum(until_s - history.eligible_s[of], 0).astype(np.float64), started)
+
+    @cached_property
+    def wait_hours(self) -> Floats:
+        """Hours that each job waited in the window."""
+        history = self.history
+        waited_s = np.minimum(self.wait_ends_s, history.end_s) - np.maximum(history.eligible_s, history.first_s)
+        return np.where(self.wait_known, np.maximum(waited_s, 0), 0) / 3600
+
+    @cached_property
+    def size_class(self) -> NDArray[np.int64]:
+        """Each job's place in ``SIZES``, for jobs with the resource."""
+        return np.searchsorted(SIZE_EDGES, self.history.size, side="left").astype(np.int64)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Places in ``SIZES`` that have jobs."""
+        return [int(place) for place in np.unique(self.size_class[self.sized])]
+
+    @cached_property
+    def edges_s(self) -> Seconds:
+        """Edges of steps of a quarter of an hour, or of longer ones."""
+        first_s, end_s = self.history.first_s, self.history.end_s
+        step_s = STEP_S * max(1, -(-(end_s - first_s) // (STEP_S * MOST_STEPS)))
+        inside = np.arange((first_s // step_s + 1) * step_s, end_s, step_s, dtype=np.int64)
+        return np.concatenate([[first_s], inside, [end_s]]).astype(np.int64)
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """Length of each step."""
+        return np.diff(self.edges_s).astype(np.float64)
+
+    def held(self, chosen: Flags | None = None, edges_s: Seconds | None = None) -> Floats:
+        """Return what jobs hold in each step, mean."""
+        history = self.history
+        of = history.size > 0 if chosen is None else chosen & (history.size > 0)
+        edges_s = self.edges_s if edges_s is None else edges_s
+        return mean_levels(history.started_s[of], history.ended_s[of], history.size[of], edges_s)
+
+    def asked(self, *, weight: NDArray[np.int64] | None = None, edges_s: Seconds | None = None) -> Floats:
+        """Return what jobs wait for in each step, mean."""
+        history, of = self.history, self.wait_known
+        weight = history.size if weight is None else weight
+        edges_s = self.edges_s if edges_s is None else edges_s
+        return mean_levels(history.eligible_s[of], self.wait_ends_s[of], weight[of], edges_s)
+
+    @cached_property
+    def in_use(self) -> Floats:
+        """Units in use in each step."""
+        return self.held()
+
+    @cached_property
+    def asked_for(self) -> Floats:
+        """Units that jobs wait for in each step."""
+        return self.asked()
+
+    def in_service(self, edges_s: Seconds, pool: int | None = None) -> Floats | None:
+        """Return the units in service in each step, None where unknown."""
+        if self.capacity is None or not len(self.capacity.units):
+            return None
+        units = self.capacity.total if pool is None else self.capacity.units[pool]
+        middle_s = edges_s[:-1] + np.diff(edges_s) // 2
+        day = np.searchsorted(self.capacity.edges_s, middle_s, side="right") - 1
+        found: Floats = units[np.clip(day, 0, len(units) - 1)]
+        return found if float(found.sum()) > 0 else None
+
+    @cached_property
+    def hour_of_step(self) -> NDArray[np.int64]:
+        """Hour of the week of each step on the cluster's clock.
+
+        0 is Monday from midnight on.
+        """
+        local = pd.to_datetime(self.edges_s[:-1], unit="s", utc=True).tz_convert(self.history.timezone)
+        return (24 * local.day_of_week + local.hour).to_numpy().astype(np.int64)
+
+    def calendar_edges(self, frequency: str) -> Seconds:
+        """Return the local beginnings of months (``MS``), with the window's first and last moment."""
+        first, end = (
+            pd.Timestamp(at_s, unit="s", tz="UTC").tz_convert(self.history.timezone)
+            for at_s in (self.history.first_s, self.history.end_s)
+        )
+        begins = pd.date_range(first.normalize(), end, freq=frequency).as_unit("s").asi8
+        inside = begins[(begins > self.history.first_s) & (begins < self.history.end_s)]
+        return np.concatenate([[self.history.first_s], inside, [self.history.end_s]]).astype(np.int64)
+
+    @cached_property
+    def partitions(self) -> list[tuple[str, Flags, int | None]]:
+        """Partitions or pools with jobs, most hours first.
+
+        Each with name, jobs, and place among the pools of the capacity.
+        """
+        history, capacity = self.history, self.capacity
+        found: list[tuple[str, Flags, int | None]] = []
+        if capacity is not None and len(capacity.pools) and len(capacity.pool_of):
+            pool = capacity.pool_of[history.partition.code]
+            found = [(name, pool == place, place) for place, name in enumerate(capacity.pools)]
+        else:
+            code = history.partition.code
+            used = np.unique(code[self.sized & (code != MISSING)])
+            weight = np.bincount(
+                code[code >= 0], weights=self.hours[code >= 0], minlength=len(history.partition.values)
+            )
+            leading = sorted(used.tolist(), key=lambda one: -weight[one])[: 4 * MOST_NAMES]
+            found = [(history.partition.values[one], code == one, None) for one in leading]
+        found = [one for one in found if (one[1] & self.sized).any()]
+        return sorted(found, key=lambda one: -float(self.hours[one[1]].sum()))[:MOST_NAMES]
+
+    @cached_property
+    def groups(self) -> tuple[str, Names] | None:
+        """What jobs are grouped by, and the groups, None where nothing is recorded.
+
+        Groups of fewer than ``FEWEST_PEOPLE`` users are pooled for all but the admin.
+        """
+        history = self.history
+        for noun, names in (("account", history.account), ("partition", history.partition)):
+            if not (names.known & self.sized).any():
+                continue
+            if self.audience == "admin" or not history.user.known.any():
+                return noun, names
+            return noun, _pool_small_groups(names, history.user)
+        return None
+
+    def leading(self, names: Names, weight: Floats, *, most: int = MOST_NAMES) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the names with the most weight and each job's place.
+
+        The last place is of all others.
+        """
+        known = names.code >= 0
+        total = np.bincount(names.code[known], weights=weight[known], minlength=len(names.values))
+        order = [int(place) for place in np.argsort(-total, kind="stable") if total[place] > 0][:most]
+        place = np.full(len(names.values) + 1, len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        return [*(names.values[one] for one in order), THE_REST], place[names.code]
+
+
+def _pool_small_groups(names: Names, user: Names) -> Names:
+    """Return the groups with those of few users as one."""
+    both = names.known & user.known
+    pairs = np.unique(np.stack([names.code[both], user.code[both]]), axis=1)
+    people = np.bincount(pairs[0], minlength=len(names.values))
+    small = np.append(people < FEWEST_PEOPLE, False)
+    if not small.any():
+        return names
+    code = np.where(small[names.code] & names.known, len(names.values), names.code).astype(np.int32)
+    return Names(code=code, values=(*names.values, FEW_PEOPLE))
+
+
+def share(part: Floats | Flags | float, whole: Floats | Flags | float) -> float | None:
+    """Return a sum as a share of another, None where that is 0."""
+    total = float(np.sum(whole))
+    return float(np.sum(part)) / total if total > 0 else None
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names as in a sentence."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def days(edges_s: Seconds) -> Floats:
+    """Return the length of each step in days."""
+    return np.diff(edges_s) / DAY_S

@@ -1,0 +1,625 @@
+"""Figures of jobs, of their run times, waits, ends and owners."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helios.metrics.study.censored import CensoredTimes
+from helios.metrics.study.figure_data import (
+    FEW_PEOPLE,
+    FEWEST_PEOPLE,
+    MOST_NAMES,
+    SIZES,
+    THE_REST,
+    FigureData,
+    FigureSource,
+    Panel,
+    Series,
+    no_figure,
+    series,
+    share,
+)
+from helios.metrics.study.history import (
+    COMPLETED,
+    MISSING,
+    NEVER_S,
+    NOT_ENDED,
+    STATES,
+    TIMEOUT,
+    UNKNOWN,
+    Flags,
+    Floats,
+    Names,
+    StudyHistory,
+)
+from helios.metrics.study.published import FOOTNOTES, published
+from helios.units import duration_in_words, percent
+
+RUN_TIMES_S = tuple(2**power for power in range(22))
+CLAMPED = 0.005
+"""Share of jobs at exactly the longest run time from which on run times were probably cut."""
+FEWEST_FOR_CLAMP = 200
+"""Jobs below which a common longest run time says nothing."""
+WAIT_SHARES = {"half": 0.5, "9 in 10": 0.9, "99 in 100": 0.99}
+SPREAD = {"5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95}
+REPEATS = {"none": 0, "1": 1, "2-9": 2, "10-99": 10, "100 or more": 100}
+FEWEST_CPU_JOBS = 100
+FEW_SINGLE = 0.05
+"""Share of jobs of one unit below which they are not what to say first."""
+NO_STARTS = "when jobs started is not recorded here"
+NO_USERS = "users are not recorded here"
+WAIT = (
+    "Wait: from eligible (else submission) to the first start. Who was cancelled or still waits waited at least as long"
+)
+
+
+def run_times(source: FigureSource) -> FigureData:
+    """Return how long jobs run, by jobs and by hours."""
+    history, unit = source.history, source.history.unit
+    question = f"How long {unit} jobs run"
+    times = source.run_times(source.sized)
+    if not times.n:
+        return no_figure("run_times", question, "run times are not recorded here")
+    ended = source.sized & np.isfinite(history.run_time_s) & ~source.never_ran
+    of_hours = _WeightedTimes(history.run_time_s[ended], source.hours[ended])
+    # The last point holds every job, so that the curve ends where the data does.
+    at_s = RUN_TIMES_S[: 1 + int(np.searchsorted(RUN_TIMES_S, times.times_s[-1]))]
+    curves = [series(f"{unit} jobs", at_s, 100 * times.share_within(at_s))]
+    if of_hours.total > 0:
+        curves.append(series(f"{unit} hours in them", at_s, 100 * of_hours.share_within(at_s)))
+    of_gpus = history.resource == "gpus"
+    panels = [
+        _run_time_panel("", f"% of {unit} jobs, of their hours", curves, f"{'gpu' if of_gpus else 'cpu'}_run_time")
+    ]
+    others = source.run_times(history.submitted & (history.size == 0))
+    if of_gpus and others.n >= FEWEST_CPU_JOBS:
+        of_others = [series("jobs without GPUs", at_s, 100 * others.share_within(at_s))]
+        panels.append(_run_time_panel("Jobs without GPUs", "% of jobs without GPUs", of_others, "cpu_run_time"))
+    return FigureData(
+        key="run_times",
+        title=_run_time_title(times.quantile(0.5), of_hours, unit),
+        definition=(
+            f"Share of the jobs that ran, and of their {unit} hours inside the window, in runs of at most so long; "
+            f"all final states" + (f"; {times.censored:,} still running, by Kaplan and Meier" if times.censored else "")
+        ),
+        n=times.n,
+        coverage=times.n / max(1, source.n - int((source.never_ran & source.sized).sum())),
+        panels=tuple(panels),
+        notes=tuple(note for note in (clamp(history), FOOTNOTES["run_times" if of_gpus else "cpu_run_times"]) if note),
+    )
+
+
+def _run_time_panel(title: str, y_unit: str, curves: list[Series], grey: str) -> Panel:
+    return Panel(
+        title=title,
+        kind="line",
+        x_kind="duration",
+        x_unit="s",
+        y_kind="percent",
+        y_unit=y_unit,
+        series=tuple(curves),
+        beside=published(grey),
+    )
+
+
+def _run_time_title(median_s: float, of_hours: _WeightedTimes, unit: str) -> str:
+    by_jobs = (
+        f"Half of the {unit} jobs run {duration_in_words(median_s)} or less"
+        if np.isfinite(median_s)
+        else f"Less than half of the {unit} jobs have ended"
+    )
+    if of_hours.total <= 0:
+        return f"{by_jobs}."
+    return f"{by_jobs}; half of the {unit} hours are in runs of {duration_in_words(of_hours.quantile(0.5))} or more."
+
+
+def clamp(history: StudyHistory) -> str:
+    """Say whether run times were probably cut, empty where they were not."""
+    known = history.run_time_s[history.sized & np.isfinite(history.run_time_s)]
+    if len(known) < FEWEST_FOR_CLAMP:
+        return ""
+    longest_s = float(known.max())
+    at_longest = float((known == longest_s).mean())
+    if at_longest < CLAMPED or longest_s == float(known.min()):
+        return ""
+    return (
+        f"{percent(at_longest, 1)} of the jobs ran exactly {duration_in_words(longest_s)}, the longest run time here: "
+        "run times were probably cut there, and what lies above is missing from every sum of hours."
+    )
+
+
+class _WeightedTimes:
+    """Times, each with a weight."""
+
+    def __init__(self, times_s: Floats, weight: Floats) -> None:
+        order = np.argsort(times_s, kind="stable")
+        self.times_s = times_s[order]
+        self.reached = np.concatenate([[0.0], np.cumsum(weight[order])])
+        self.total = float(self.reached[-1])
+
+    def share_within(self, limits: NDArray[np.float64] | tuple[int, ...]) -> Floats:
+        """Return the share of the weight at or below each limit."""
+        found: Floats = self.reached[np.searchsorted(self.times_s, limits, side="right")] / self.total
+        return found
+
+    def quantile(self, part: float) -> float:
+        """Return the least time that a share of the weight is at or below."""
+        place = int(np.searchsorted(self.reached[1:], part * self.total * (1 - 1e-12)))
+        return float(self.times_s[min(place, len(self.times_s) - 1)])
+
+
+def sizes(source: FigureSource) -> FigureData:
+    """Return how large jobs are, by jobs and by hours."""
+    history, unit = source.history, source.history.unit
+    question = f"How many {unit}s jobs ask for"
+    if not source.n:
+        return no_figure("sizes", question, f"no job of the window asks for {unit}s")
+    size, hours = history.size[source.sized], source.hours[source.sized]
+    powers = 2 ** np.arange(max(4, int(np.ceil(np.log2(size.max()))) + 1))
+    of_jobs = _WeightedTimes(size.astype(np.float64), np.ones(len(size)))
+    of_hours = _WeightedTimes(size.astype(np.float64), hours)
+    panels = [_size_panel(f"% of {unit} jobs", powers, of_jobs, "size_jobs", history)]
+    if of_hours.total > 0:
+        panels.append(_size_panel(f"% of {unit} hours", powers, of_hours, "size_hours", history))
+    single, of_single = float((size == 1).mean()), share(hours[size == 1], hours)
+    held = "" if of_single is None else f" and hold {percent(of_single)} of the {unit} hours"
+    title = f"{percent(single)} of the {unit} jobs ask for one {unit}{held}."
+    if single < FEW_SINGLE:
+        half = f", half of the {unit} hours are in jobs of {of_hours.quantile(0.5):.0f} or more" if held else ""
+        title = f"Half of the {unit} jobs ask for {of_jobs.quantile(0.5):.0f} {unit}s or fewer{half}."
+    return FigureData(
+        key="sizes",
+        title=title,
+        definition=f"Share of the jobs, and of their {unit} hours in the window, in jobs of so many {unit}s or fewer",
+        n=source.n,
+        coverage=share(np.isfinite(history.run_time_s[source.sized]), np.ones(source.n)),
+        covered="jobs with a run time",
+        panels=tuple(panels),
+        notes=tuple(
+            note for note in (clamp(history), FOOTNOTES["sizes"] if history.resource == "gpus" else "") if note
+        ),
+    )
+
+
+def _size_panel(y_unit: str, at: NDArray[np.int64], found: _WeightedTimes, grey: str, history: StudyHistory) -> Panel:
+    return Panel(
+        title="",
+        kind="line",
+        x_kind="size",
+        x_unit=f"{history.unit}s",
+        y_kind="percent",
+        y_unit=y_unit,
+        series=(series(y_unit.removeprefix("% of "), at, 100 * found.share_within(at.astype(np.float64))),),
+        beside=published(grey) if history.resource == "gpus" else (),
+    )
+
+
+# Waits.
+
+
+def waits(source: FigureSource) -> FigureData:
+    """Return waits by partition, size and week."""
+    return _waits(source, "waits", "Who waits how long", ("partition", "size", "week"))
+
+
+def waits_by_group(source: FigureSource) -> FigureData:
+    """Return waits by group of users and week."""
+    return _waits(source, "waits_by_group", "Which groups wait how long", ("group", "week"))
+
+
+def waits_by_size(source: FigureSource) -> FigureData:
+    """Return waits by size."""
+    return _waits(source, "waits_by_size", f"How the wait grows with {source.history.unit}s", ("size",))
+
+
+def _waits(source: FigureSource, key: str, question: str, by: tuple[str, ...]) -> FigureData:
+    if not source.history.has_starts or not source.first_waits.any():
+        return no_figure(key, question, NO_STARTS)
+    splits = {one: _split(source, one) for one in by}
+    panels = [_wait_panel(source, one, found) for one, found in splits.items() if len(found) > (one != "size")]
+    every = source.waits()
+    return FigureData(
+        key=key,
+        title=_wait_title(source, every, _noun(source, by[0]), splits[by[0]]),
+        definition=f"{WAIT}. Jobs submitted in the window, by Kaplan and Meier",
+        n=every.n,
+        coverage=every.n / max(1, int((source.sized & (source.history.restart == 0)).sum())),
+        panels=tuple(panels),
+        notes=tuple(
+            note
+            for note in (f"{every.censored:,} jobs never started or still wait." if every.censored else "",)
+            if note
+        ),
+    )
+
+
+def _split(source: FigureSource, by: str) -> list[tuple[str, CensoredTimes]]:
+    history = source.history
+    if by == "partition":
+        chosen = [(name, jobs) for name, jobs, _ in source.partitions]
+    elif by == "size":
+        chosen = [(SIZES[place], source.size_class == place) for place in source.sizes]
+    elif by == "week":
+        block = history.blocks.number(history.submitted_s)
+        edges_s = history.blocks.edges_s
+        chosen = [(str(edges_s[one]), block == one) for one in range(history.blocks.n)]
+    else:
+        if source.groups is None:
+            return []
+        names, place = source.leading(source.groups[1], source.hours)
+        chosen = [(name, place == one) for one, name in enumerate(names)]
+    found = [(name, source.waits(jobs)) for name, jobs in chosen]
+    return [(name, times) for name, times in found if times.n]
+
+
+def _noun(source: FigureSource, by: str) -> str:
+    return source.groups[0] if by == "group" and source.groups is not None else by
+
+
+def _wait_panel(source: FigureSource, by: str, found: list[tuple[str, CensoredTimes]]) -> Panel:
+    unit = source.history.unit
+    noun = _noun(source, by)
+    x = [float(name) if by == "week" else name for name, _ in found]
+    return Panel(
+        title=f"By {noun if by != 'size' else f'{unit}s'}" if by != "week" else f"By {source.history.blocks.kind[:-1]}",
+        kind="line" if by == "week" else "range",
+        x_kind="date" if by == "week" else "name",
+        x_unit={"week": "beginning", "size": f"{unit}s"}.get(by, noun),
+        y_kind="duration",
+        y_unit="s waited",
+        series=tuple(
+            series(f"{name} started within", x, [times.quantile(part) for _, times in found])
+            for name, part in WAIT_SHARES.items()
+        ),
+    )
+
+
+def _wait_title(source: FigureSource, every: CensoredTimes, noun: str, split: list[tuple[str, CensoredTimes]]) -> str:
+    half_s, most_s = every.quantile(0.5), every.quantile(0.9)
+    if not np.isfinite(half_s):
+        return "Less than half of the jobs started."
+    ninth = f"nine in ten {duration_in_words(most_s)} or less" if np.isfinite(most_s) else "one in ten never started"
+    title = f"Half of the jobs wait {duration_in_words(half_s)} or less, {ninth}"
+    known = [(times.quantile(0.9), name) for name, times in split if np.isfinite(times.quantile(0.9))]
+    if len(known) < 2 or max(known)[0] <= 0:
+        return f"{title}."
+    worst_s, worst = max(known)
+    where = f"jobs of {worst} {source.history.unit}s" if worst in SIZES else f"{noun} {worst}"
+    return f"{title}; at worst {duration_in_words(worst_s)} ({where})."
+
+
+def wait_share(source: FigureSource) -> FigureData:
+    """Return which share of their time in the system short and long jobs wait."""
+    history, question = source.history, "Who waits longest beside how long they run"
+    chosen = source.first_waits & np.isfinite(history.wait_s) & np.isfinite(history.run_time_s)
+    if not chosen.any():
+        return no_figure("wait_share", question, NO_STARTS)
+    wait_s, run_time_s = np.maximum(history.wait_s[chosen], 0), history.run_time_s[chosen]
+    whole_s = wait_s + run_time_s
+    waited = np.divide(100 * wait_s, whole_s, out=np.zeros(len(whole_s)), where=whole_s > 0)
+    median_s = float(np.median(run_time_s))
+    short = run_time_s <= median_s
+    at = np.arange(101)
+    halves = {f"the short half ({duration_in_words(median_s)} or less)": short, "the long half": ~short}
+    curves = [
+        series(name, at, 100 * np.searchsorted(np.sort(waited[of]), at, side="right") / of.sum())
+        for name, of in halves.items()
+        if of.any()
+    ]
+    medians = [float(np.median(waited[of])) / 100 for of in halves.values() if of.any()]
+    title = f"The median short job spends {percent(medians[0])} of its time waiting"
+    return FigureData(
+        key="wait_share",
+        title=f"{title}, the median long one {percent(medians[1])}." if len(medians) > 1 else f"{title}.",
+        definition="Wait / (wait + run time) of jobs that started and ended, split at the median run time",
+        n=int(chosen.sum()),
+        coverage=share(chosen, source.sized),
+        panels=(
+            Panel(
+                title="",
+                kind="line",
+                x_kind="percent",
+                x_unit="% of its time that a job waited, at most",
+                y_kind="percent",
+                y_unit="% of jobs",
+                series=tuple(curves),
+            ),
+        ),
+    )
+
+
+# Ends.
+
+
+def states(source: FigureSource) -> FigureData:
+    """Return how jobs end by size, by jobs and by hours."""
+    history, unit = source.history, source.history.unit
+    known = source.sized & ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
+    if not known.any():
+        return no_figure("states", "How jobs end", "how jobs ended is not recorded here")
+    hours = source.hours
+    panels = [_state_panel(source, f"% of {unit} jobs", known, known.astype(np.float64))]
+    title = f"{percent(share(known & (history.state != COMPLETED), known))} of the {unit} jobs did not end completed"
+    if float(hours[known].sum()) > 0:
+        panels.append(_state_panel(source, f"% of {unit} hours", known, hours))
+        parts = {
+            name: share(hours[known & (history.state == place)], hours[known]) for place, name in enumerate(STATES)
+        }
+        lost = sorted(((part or 0.0, name) for name, part in parts.items() if name != "completed"), reverse=True)
+        named = ", ".join(f"{percent(part)} {_state_name(name)}" for part, name in lost[:3] if part >= 0.005)
+        title = f"{percent(1 - (parts['completed'] or 0.0))} of the {unit} hours did not end completed"
+        title += f": {named}" if named else ""
+    return FigureData(
+        key="states",
+        title=f"{title}.",
+        definition=(
+            f"Final states of the jobs submitted in the window, and their {unit} hours inside it. Cancelled is not "
+            "failed: people stop what they have seen enough of"
+        ),
+        n=int(known.sum()),
+        coverage=share(known, source.sized),
+        panels=tuple(panels),
+    )
+
+
+def _state_name(name: str) -> str:
+    return {"timeout": "at the time limit", "node failed": "by a failed node"}.get(name, name)
+
+
+def _state_panel(source: FigureSource, y_unit: str, known: Flags, weight: Floats) -> Panel:
+    state, n_states = source.history.state[known].astype(np.int64), len(STATES)
+    table = np.bincount(
+        source.size_class[known] * n_states + state, weights=weight[known], minlength=len(SIZES) * n_states
+    ).reshape(len(SIZES), n_states)
+    places = [place for place in range(len(SIZES)) if table[place].sum() > 0]
+    return Panel(
+        title="",
+        kind="stack",
+        x_kind="name",
+        x_unit=f"{source.history.unit}s of a job",
+        y_kind="percent",
+        y_unit=y_unit,
+        series=tuple(
+            series(
+                _state_name(name),
+                [SIZES[size] for size in places],
+                [100 * table[size, place] / table[size].sum() for size in places],
+            )
+            for place, name in enumerate(STATES)
+            if table[:, place].any()
+        ),
+    )
+
+
+def limits(source: FigureSource) -> FigureData:
+    """Return how much longer limits are than runs, by partition."""
+    history, unit = source.history, source.history.unit
+    question = "How much longer time limits are than runs"
+    ended = source.sized & ((history.state == COMPLETED) | (history.state == TIMEOUT))
+    limited = ended & np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
+    chosen = limited & (np.nan_to_num(history.run_time_s) > 0)
+    if not chosen.any():
+        return no_figure("limits", question, "time limits of jobs that completed are not recorded here")
+    ratio = np.divide(history.time_limit_s, history.run_time_s, out=np.ones(len(chosen)), where=chosen)
+    hours = history.size * np.nan_to_num(history.run_time_s) / 3600
+    groups = [("all jobs", chosen)]
+    if len(source.partitions) > 1:
+        groups += [(name, chosen & jobs) for name, jobs, _ in source.partitions]
+    found = [(name, _WeightedTimes(ratio[of], hours[of])) for name, of in groups if of.any()]
+    every = found[0][1]
+    return FigureData(
+        key="limits",
+        title=f"Half of the {unit} hours are in jobs whose limit is {every.quantile(0.5):.1f} times their run or more.",
+        definition=f"Limit / run time of COMPLETED and TIMEOUT jobs, weighted by {unit} hours; 5, 25, 50, 75, 95 %",
+        n=int(chosen.sum()),
+        coverage=share(chosen, ended),
+        covered="jobs that completed or timed out",
+        panels=(
+            Panel(
+                title="",
+                kind="range",
+                x_kind="name",
+                x_unit="partition",
+                y_kind="ratio",
+                y_unit="limit / run time",
+                series=tuple(
+                    series(name, [group for group, _ in found], [times.quantile(part) for _, times in found])
+                    for name, part in SPREAD.items()
+                ),
+            ),
+        ),
+    )
+
+
+# Users.
+
+
+def users(source: FigureSource) -> FigureData:
+    """Return how unequal users are in hours, in waiting and in completion."""
+    history, unit, question = source.history, source.history.unit, "How unequal users are"
+    known = source.sized & history.user.known
+    if not known.any():
+        return no_figure("users", question, NO_USERS)
+    hours, waited = _by_name(history.user, source.hours), _by_name(history.user, source.wait_hours)
+    active = hours > 0
+    n = int(active.sum())
+    if n < FEWEST_PEOPLE:
+        return no_figure("users", question, f"fewer than {FEWEST_PEOPLE} users have {unit} hours here")
+    curves = [_lorenz(f"{unit} hours", hours[active])]
+    if float(waited[active].sum()) > 0:
+        curves.append(_lorenz("time waited", waited[active]))
+    panels = [
+        Panel(
+            title="Who holds, who waits",
+            kind="line",
+            x_kind="percent",
+            x_unit="% of users, largest first",
+            y_kind="percent",
+            y_unit="% of the total",
+            series=tuple(curves),
+        )
+    ]
+    ended = known & ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
+    if ended.any():
+        panels.append(_completion_panel(source, ended))
+    top = max(1, round(0.05 * n))
+    largest = np.sort(hours[active])[::-1]
+    return FigureData(
+        key="users",
+        title=f"The top 5 % of users ({top} of {n:,}) hold {percent(share(largest[:top], largest))} of {unit} hours.",
+        definition=(
+            f"Users with {unit} hours in the window, sorted down in each curve; waiting is that in the window of their "
+            f"{unit} jobs. Completion: of each user's {unit} jobs that ended"
+        ),
+        n=n,
+        noun="users",
+        coverage=share(source.hours[history.user.known], source.hours),
+        covered=f"{unit} hours",
+        panels=tuple(panels),
+        notes=(
+            "Published curves of users are not drawn: they count people without any GPU job, too.",
+            *(
+                ()
+                if len(curves) > 1
+                else ("Waiting is not shown: " + NO_STARTS + ".",)
+                if not history.has_starts
+                else ()
+            ),
+        ),
+    )
+
+
+def _by_name(names: Names, weight: Floats) -> Floats:
+    known = names.code != MISSING
+    return np.bincount(names.code[known], weights=weight[known], minlength=len(names.values)).astype(np.float64)
+
+
+def _lorenz(name: str, held: Floats) -> Series:
+    largest = np.sort(held)[::-1]
+    x = 100 * np.arange(len(held) + 1) / len(held)
+    y = 100 * np.concatenate([[0.0], np.cumsum(largest)]) / largest.sum()
+    # A few hundred points draw any curve.
+    keep = np.unique(np.concatenate([np.arange(min(len(x), 100)), np.linspace(0, len(x) - 1, 100).astype(np.int64)]))
+    return series(name, x[keep], y[keep])
+
+
+def _completion_panel(source: FigureSource, ended: Flags) -> Panel:
+    history = source.history
+    jobs = _by_name(history.user, ended.astype(np.float64))
+    completed = _by_name(history.user, (ended & (history.state == COMPLETED)).astype(np.float64))
+    some = jobs > 0
+    place = np.minimum((10 * completed[some] / jobs[some]).astype(np.int64), 9)
+    return Panel(
+        title="Users by share of their jobs that complete",
+        kind="bars",
+        x_kind="name",
+        x_unit="% of a user's jobs",
+        y_kind="number",
+        y_unit="users",
+        series=(
+            series("users", [f"{10 * one}-{10 * one + 10}" for one in range(10)], np.bincount(place, minlength=10)),
+        ),
+    )
+
+
+def repetition(source: FigureSource) -> FigureData:
+    """Return how many earlier jobs like it each job has."""
+    history, question = source.history, "How often jobs repeat earlier ones"
+    chosen = source.sized & history.user.known
+    if not chosen.any():
+        return no_figure("repetition", question, NO_USERS)
+    before = _ended_before(history)[chosen]
+    place = np.searchsorted(list(REPEATS.values()), before, side="right") - 1
+    counts = np.bincount(place, minlength=len(REPEATS))
+    alike = ["user", "account", "size", *(["words of the name"] if history.stem.known.any() else [])]
+    return FigureData(
+        key="repetition",
+        title=f"{percent(float((before > 0).mean()))} of the jobs repeat one that had ended before.",
+        definition=f"Earlier jobs of the same {', '.join(alike)} that had ended when a job was submitted",
+        n=int(chosen.sum()),
+        coverage=share(chosen, source.sized),
+        panels=(
+            Panel(
+                title="",
+                kind="bars",
+                x_kind="name",
+                x_unit="earlier jobs alike",
+                y_kind="percent",
+                y_unit="% of jobs",
+                series=(series("jobs", list(REPEATS), 100 * counts / counts.sum()),),
+            ),
+        ),
+        notes=()
+        if history.has_starts
+        else ("Ends are not recorded: jobs are taken to start when they are submitted.",),
+    )
+
+
+def _ended_before(history: StudyHistory) -> NDArray[np.int64]:
+    """Return how many alike jobs had ended at each job's submission."""
+    ended_s = history.ended_s
+    if not history.has_starts:
+        run_time_s = np.nan_to_num(history.run_time_s, nan=float(NEVER_S)).astype(np.int64)
+        ended_s = np.minimum(history.submitted_s + run_time_s, NEVER_S)
+    key = np.zeros(len(ended_s), dtype=np.int64)
+    for code in (history.user.code, history.account.code, history.stem.code, history.size):
+        _, place = np.unique(code, return_inverse=True)
+        _, key = np.unique(key * (int(place.max()) + 1) + place, return_inverse=True)
+    # One number orders jobs by key, then by time; the times of a history fit into its lower part.
+    first_s = int(history.submitted_s.min())
+    span_s = int(history.submitted_s.max()) - first_s + 2
+    ends = np.sort(key * span_s + np.clip(ended_s - first_s, 0, span_s - 1))
+    asked = key * span_s + history.submitted_s - first_s
+    return np.searchsorted(ends, asked, side="left") - np.searchsorted(ends, key * span_s, side="left")
+
+
+def holds(noun: str, name: str) -> str:
+    """Return the beginning of a sentence on what one, or several, hold."""
+    return f"{name.capitalize()} hold" if name in {THE_REST, FEW_PEOPLE} else f"{noun.capitalize()} {name} holds"
+
+
+def holders(source: FigureSource) -> FigureData:
+    """Return who holds most and who waits most.
+
+    Users for the admin, groups for others.
+    """
+    history, unit, admin = source.history, source.history.unit, source.audience == "admin"
+    question = "Who holds, who waits"
+    if admin and history.user.known.any():
+        noun, names = "user", history.user
+    elif source.groups is not None:
+        noun, names = source.groups
+    else:
+        return no_figure("holders", question, "neither users nor accounts nor partitions are recorded here")
+    weights = [(f"of {unit} hours", source.hours), ("of the time waited", source.wait_hours)]
+    weights = [(name, weight) for name, weight in weights if float(weight.sum()) > 0]
+    if not weights:
+        return no_figure("holders", question, "neither run times nor starts are recorded here")
+    labels, place = source.leading(names, weights[0][1])
+    bars = []
+    for name, weight in weights:
+        total = np.bincount(place, weights=weight, minlength=len(labels))
+        bars.append(series(name, labels, 100 * total / total.sum()))
+    top = bars[0].y[0]
+    waiting = f" and {bars[1].y[0]:.0f} % of the waiting" if len(bars) > 1 else ""
+    return FigureData(
+        key="holders",
+        title=f"{holds(noun, labels[0])} {top:.0f} % of the {unit} hours{waiting}.",
+        definition=f"The {min(MOST_NAMES, len(labels) - 1)} {noun}s with the most {unit} hours inside the window",
+        n=int((np.bincount(names.code[names.known & source.sized], minlength=1) > 0).sum()),
+        noun=f"{noun}s",
+        coverage=share(source.hours[names.known], source.hours),
+        covered=f"{unit} hours",
+        panels=(
+            Panel(
+                title="",
+                kind="bars",
+                x_kind="name",
+                x_unit=noun,
+                y_kind="percent",
+                y_unit="% of the total",
+                series=tuple(bars),
+            ),
+        ),
+    )

@@ -1,0 +1,661 @@
+"""Figures over time, of use, queue, submissions and losses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from helios.metrics.study.figure_data import (
+    MOST_NAMES,
+    FigureData,
+    FigureSource,
+    Panel,
+    Series,
+    days,
+    no_figure,
+    series,
+    share,
+)
+from helios.metrics.study.figures_of_jobs import NO_STARTS, SPREAD, WAIT, holds
+from helios.metrics.study.history import (
+    COMPLETED,
+    FAILED,
+    NODE_FAILED,
+    NOT_ENDED,
+    TIMEOUT,
+    UNKNOWN,
+    Floats,
+    Seconds,
+)
+from helios.metrics.study.published import FOOTNOTES, published
+from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
+
+LONG_FAILURE_S = HOUR_S
+AT_LIMIT = 0.98
+"""Share of its time limit from which on a job counts as one that reached it."""
+WHOLE_MONTH_DAYS = 28
+MORE_DEMAND = 1.3
+MOST_LAG_H = 168
+BURST_SCALES_S = {MINUTE_S: "1 min", 10 * MINUTE_S: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h", DAY_S: "1 day"}
+MOST_STACKED = 6
+"""Groups that are told apart in bars on each other."""
+FEWEST_IN_BLOCK = 20
+"""Jobs of a week or day below which its quantiles say nothing."""
+AGES = 400
+"""Moments at which the oldest wait is shown."""
+WEEKDAYS = ("Mo", "Tu", "We", "Th", "Fr", "Sa", "Su")
+AT_LEAST = "Capacity is the most that was ever in use in four weeks, so at least that."
+
+
+def hour_of_day(source: FigureSource) -> FigureData:
+    """Return what is in use and what is submitted by hour of the day."""
+    history, unit = source.history, source.history.unit
+    hour = source.hour_of_step % 24
+    lasted_s = np.bincount(hour, weights=source.step_s, minlength=24)
+    of_hour = np.searchsorted(source.edges_s, history.submitted_s[source.sized], side="right") - 1
+    counts = np.bincount(hour[of_hour], minlength=24)
+    submitted = np.divide(counts * HOUR_S, lasted_s, out=np.full(24, np.nan), where=lasted_s > 0)
+    panels = []
+    title, gpus = "", history.resource == "gpus"
+    if history.has_starts:
+        used = np.bincount(hour, weights=source.in_use * source.step_s, minlength=24)
+        in_service = source.in_service(source.edges_s)
+        base = lasted_s if in_service is None else np.bincount(hour, weights=in_service * source.step_s, minlength=24)
+        level = np.divide(used, base, out=np.full(24, np.nan), where=base > 0) * (1 if in_service is None else 100)
+        y_unit = f"mean {unit}s in use" if in_service is None else f"mean % of {unit}s in use"
+        panels.append(
+            Panel(
+                title=f"{unit}s in use",
+                kind="line",
+                x_kind="hour",
+                x_unit="hour of the day",
+                y_kind="number" if in_service is None else "percent",
+                y_unit=y_unit,
+                series=(series(f"{unit}s in use", np.arange(24), level),),
+                beside=published("hour_use") if gpus and in_service is not None else (),
+            )
+        )
+        swing = float(np.nanmax(level) - np.nanmin(level))
+        title = f"{unit}s in use swing by {swing:.0f} {'points' if in_service is not None else f'{unit}s'} over the day"
+    panels.append(
+        Panel(
+            title="Submissions",
+            kind="line",
+            x_kind="hour",
+            x_unit="hour of the day",
+            y_kind="number",
+            y_unit=f"{unit} jobs submitted in the hour",
+            series=(series(f"{unit} jobs submitted", np.arange(24), submitted),),
+            beside=published("hour_submissions") if gpus else (),
+        )
+    )
+    busiest, quietest = float(np.nanmax(submitted)), float(np.nanmin(submitted))
+    times = f"{busiest / quietest:.1f} times as many as in the quietest" if quietest > 0 else "none in the quietest"
+    submissions = f"in the busiest hour {busiest:.1f} jobs are submitted, {times}"
+    return FigureData(
+        key="hour_of_day",
+        title=f"{title}; {submissions}." if title else f"{submissions[0].upper()}{submissions[1:]}.",
+        definition=(
+            f"Means over the hours of the window on the cluster's clock ({history.timezone}), divided by how many such "
+            "hours there were"
+        ),
+        n=source.n,
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=tuple(panels),
+        notes=(
+            *((AT_LEAST,) if history.has_starts and source.capacity is not None and source.capacity.at_least else ()),
+            *((FOOTNOTES["hour_of_day"],) if gpus else ()),
+            *(() if history.has_starts else (f"{unit}s in use are not shown: {NO_STARTS}.",)),
+        ),
+    )
+
+
+def _start_coverage(source: FigureSource) -> float | None:
+    history = source.history
+    ran = source.sized & history.ran
+    return share(ran & (history.started_s < history.ended_s), ran) if history.has_starts else None
+
+
+def months(source: FigureSource) -> FigureData:
+    """Return jobs and use by month, of one unit and of more."""
+    history, unit = source.history, source.history.unit
+    edges_s = source.calendar_edges("MS")
+    names = _month_names(edges_s, history.timezone)
+    sizes = {f"1 {unit}": history.size == 1, f"2 or more {unit}s": history.size > 1}
+    month = np.searchsorted(edges_s, history.submitted_s, side="right") - 1
+    counts = {
+        name: np.bincount(month[of & source.sized], minlength=len(names)).astype(np.float64)
+        for name, of in sizes.items()
+    }
+    panels = [
+        Panel(
+            title="Jobs submitted",
+            kind="bars",
+            x_kind="name",
+            x_unit="month",
+            y_kind="number",
+            y_unit=f"{unit} jobs submitted in the month",
+            series=tuple(series(name, names, of) for name, of in counts.items()),
+        )
+    ]
+    if history.has_starts:
+        in_service = source.in_service(edges_s)
+        whole = 1.0 if in_service is None else _mean_in_service(source, edges_s) / 100
+        panels.append(
+            Panel(
+                title=f"{unit}s that they held",
+                kind="stack",
+                x_kind="name",
+                x_unit="month",
+                y_kind="number" if in_service is None else "percent",
+                y_unit=f"mean {unit}s" if in_service is None else f"mean % of {unit}s",
+                series=tuple(series(name, names, source.held(of, edges_s) / whole) for name, of in sizes.items()),
+            )
+        )
+    length = days(edges_s)
+    whole_months = length >= WHOLE_MONTH_DAYS
+    part = [name for name, whole_one in zip(names, whole_months, strict=True) if not whole_one]
+    return FigureData(
+        key="months",
+        title=_month_title(counts, length, whole_months, unit),
+        definition=f"{unit} jobs by month of submission; {unit}s held by all jobs in the month, on the cluster's clock",
+        n=source.n,
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=tuple(panels),
+        notes=(f"Not whole: {', '.join(part)}.",) if part else (),
+    )
+
+
+def _mean_in_service(source: FigureSource, edges_s: Seconds) -> Floats:
+    """Return the mean units in service in each of longer steps."""
+    in_service = source.in_service(source.edges_s)
+    assert in_service is not None
+    place = np.searchsorted(edges_s, source.edges_s[:-1], side="right") - 1
+    held = np.bincount(place, weights=in_service * source.step_s, minlength=len(edges_s) - 1)
+    lasted = np.bincount(place, weights=source.step_s, minlength=len(edges_s) - 1)
+    mean: Floats = np.divide(held, lasted, out=np.full(len(held), np.nan), where=(lasted > 0) & (held > 0))
+    return mean
+
+
+def _month_names(edges_s: Seconds, timezone: str) -> list[str]:
+    return [
+        str(name) for name in pd.to_datetime(edges_s[:-1], unit="s", utc=True).tz_convert(timezone).strftime("%Y-%m")
+    ]
+
+
+def _month_title(counts: dict[str, Floats], length: Floats, whole: NDArray[np.bool_], unit: str) -> str:
+    single, larger = counts.values()
+    if whole.sum() >= 2:
+        parts = [(of / length)[whole] for of in (single, larger)]
+        if all(part.min() > 0 for part in parts):
+            one, many = (float(part.max() / part.min()) for part in parts)
+            return (
+                f"Jobs of one {unit} vary {one:.1f} times between the months, those of more {unit}s {many:.1f} times."
+            )
+    days_s = max(float(length.sum()), 1 / 24)
+    return f"{single.sum() / days_s:,.0f} jobs of one {unit} and {larger.sum() / days_s:,.0f} of more arrive a day."
+
+
+def partitions(source: FigureSource) -> FigureData:
+    """Return how much of each partition is in use, and how long its jobs wait."""
+    history, unit, question = source.history, source.history.unit, "How partitions differ"
+    if not history.has_starts:
+        return no_figure("partitions", question, NO_STARTS)
+    found = source.partitions
+    if not found:
+        return no_figure("partitions", question, "partitions are not recorded here")
+    names = [name for name, _, _ in found]
+    levels = [source.held(jobs) for _, jobs, _ in found]
+    in_service = [None if pool is None else source.in_service(source.edges_s, pool) for _, _, pool in found]
+    relative = all(units is not None for units in in_service)
+    if relative:
+        levels = [
+            np.divide(100 * level, units, out=np.full(len(level), np.nan), where=units > 0)
+            for level, units in zip(levels, in_service, strict=True)
+            if units is not None
+        ]
+    spread = {
+        name: [float(np.quantile(level[np.isfinite(level)], part)) for level in levels] for name, part in SPREAD.items()
+    }
+    medians = spread["median"]
+    low, high = int(np.argmin(medians)), int(np.argmax(medians))
+    what = f"% of its {unit}s" if relative else f"{unit}s"
+    title = (
+        f"In half of the time {names[low]} uses {medians[low]:.0f} {what} or less, "
+        f"{names[high]} {medians[high]:.0f} or more."
+        if len(names) > 1
+        else f"In half of the time {medians[0]:.0f} {'% of the ' if relative else ''}{unit}s or more are in use."
+    )
+    waits = [source.waits(jobs) for _, jobs, _ in found]
+    panels = [
+        Panel(
+            title=f"{unit}s in use",
+            kind="range",
+            x_kind="name",
+            x_unit="partition",
+            y_kind="percent" if relative else "number",
+            y_unit=f"% of {unit}s in use" if relative else f"{unit}s in use",
+            series=tuple(series(name, names, values) for name, values in spread.items()),
+        )
+    ]
+    if any(times.n for times in waits):
+        panels.append(
+            Panel(
+                title="Wait",
+                kind="range",
+                x_kind="name",
+                x_unit="partition",
+                y_kind="duration",
+                y_unit="s waited",
+                series=tuple(
+                    series(f"{name} started within", names, [times.quantile(part) for times in waits])
+                    for name, part in {"half": 0.5, "9 in 10": 0.9}.items()
+                ),
+            )
+        )
+    at_least = source.capacity is not None and source.capacity.at_least and relative
+    return FigureData(
+        key="partitions",
+        title=title,
+        definition=f"{unit}s in use in quarters of an hour: 5, 25, 50, 75, 95 %. {WAIT}",
+        n=int(sum((jobs & source.sized).sum() for _, jobs, _ in found)),
+        coverage=share(sum(float(source.hours[jobs].sum()) for _, jobs, _ in found), source.hours),
+        covered=f"{unit} hours",
+        panels=tuple(panels),
+        notes=(
+            *((AT_LEAST,) if at_least else ()),
+            *((f"The {MOST_NAMES} with the most {unit} hours.",) if len(found) == MOST_NAMES else ()),
+        ),
+    )
+
+
+def used_and_waited(source: FigureSource) -> FigureData:
+    """Return what is used, idle and waited for by week."""
+    history, unit = source.history, source.history.unit
+    question = f"{unit}s used, idle and waited for"
+    if not history.has_starts:
+        return no_figure("used_and_waited", question, NO_STARTS)
+    edges_s = history.blocks.edges_s
+    used, asked = source.held(edges_s=edges_s), source.asked(edges_s=edges_s)
+    lines = [series("in use", edges_s[:-1], used)]
+    if source.in_service(edges_s) is not None:
+        in_service = _mean_in_service(source, edges_s)
+        lines.append(series("idle", edges_s[:-1], np.maximum(in_service - used, 0)))
+    lines.append(series("waited for", edges_s[:-1], asked))
+    lasted = np.diff(edges_s)
+    mean_used, mean_asked = (float(np.average(level, weights=lasted)) for level in (used, asked))
+    of, by_step = "", source.in_service(source.edges_s)
+    if by_step is not None and source.capacity is not None:
+        total = float(np.average(by_step, weights=source.step_s))
+        of = f" of {'at least ' if source.capacity.at_least else ''}{total:,.0f}"
+    return FigureData(
+        key="used_and_waited",
+        title=f"On average {mean_used:,.0f}{of} {unit}s are in use while {mean_asked:,.0f} are waited for.",
+        definition=f"Means over {history.blocks.kind}: {unit}s of running jobs and of jobs that may start and wait",
+        n=int(source.wait_known.sum()),
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=(_over_time("", f"mean {unit}s", "number", lines),),
+        notes=(AT_LEAST,) if of and source.capacity is not None and source.capacity.at_least else (),
+    )
+
+
+def _over_time(title: str, y_unit: str, y_kind: str, lines: list[Series]) -> Panel:
+    return Panel(
+        title=title,
+        kind="line",
+        x_kind="date",
+        x_unit="beginning",
+        y_kind=y_kind,
+        y_unit=y_unit,
+        series=tuple(lines),
+    )
+
+
+def idle_beside(source: FigureSource) -> FigureData:
+    """Return what idles in partitions while jobs that fit wait in others."""
+    history, unit = source.history, source.history.unit
+    question = f"{unit}s that idle in one partition while jobs that fit wait in others"
+    levels = [one for one in source.idle_beside if len(one.level)]
+    if not levels:
+        return no_figure(
+            "idle_beside",
+            question,
+            NO_STARTS if not history.has_starts else "no such hours, or capacity is not known here",
+        )
+    blocks = history.blocks
+    means: dict[str, Floats] = {}
+    for one in levels:
+        lasted = np.diff(one.edges_s).astype(np.float64)
+        held, whole = (blocks.sum(one.edges_s[:-1], weight) for weight in (one.level * lasted, lasted))
+        means[one.name] = np.divide(held, whole, out=np.full(blocks.n, np.nan), where=whole > 0)
+    order = sorted(means, key=lambda name: -float(np.nansum(means[name])))[: MOST_NAMES // 2]
+    total = sum(float(np.average(one.level, weights=np.diff(one.edges_s))) for one in levels)
+    return FigureData(
+        key="idle_beside",
+        title=f"On average {total:,.1f} {unit}s idle while jobs that fit wait elsewhere, most of them in {order[0]}.",
+        definition=(
+            "After the own queue of each partition is placed greedily: waiting jobs of others, oldest first, that fit; "
+            f"means over {blocks.kind}"
+        ),
+        n=source.n,
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=(
+            _over_time(
+                "", f"mean {unit}s idle", "number", [series(name, blocks.edges_s[:-1], means[name]) for name in order]
+            ),
+        ),
+    )
+
+
+def queue(source: FigureSource) -> FigureData:
+    """Return the queue over the week and the age of its oldest job."""
+    history, question = source.history, "When the queue is long"
+    if not history.has_starts or not source.wait_known.any():
+        return no_figure("queue", question, NO_STARTS)
+    waiting = source.asked(weight=np.ones(len(history.size), dtype=np.int64))
+    hour = source.hour_of_step
+    lasted = np.bincount(hour, weights=source.step_s, minlength=168)
+    mean = np.bincount(hour, weights=waiting * source.step_s, minlength=168)
+    mean = np.divide(mean, lasted, out=np.full(168, np.nan), where=lasted > 0)
+    at_s = np.linspace(history.first_s, history.end_s - 1, AGES).astype(np.int64)
+    age_s = _oldest_waits(source, at_s)
+    top = int(np.nanargmax(mean))
+    return FigureData(
+        key="queue",
+        title=f"The queue is longest on {WEEKDAYS[top // 24]} at {top % 24} h, {mean[top]:,.1f} jobs on average; "
+        f"the oldest one waited up to {duration_in_words(float(age_s.max()))}.",
+        definition=(
+            "Jobs that may start and wait, mean by hour of the week on the cluster's clock; time for which the oldest "
+            "of them had waited, at some moments"
+        ),
+        n=int(source.wait_known.sum()),
+        coverage=share(source.wait_known, history.size > 0),
+        panels=(
+            Panel(
+                title="Jobs waiting",
+                kind="line",
+                x_kind="week hour",
+                x_unit="hour of the week",
+                y_kind="number",
+                y_unit="mean jobs waiting",
+                series=(series("jobs waiting", np.arange(168), mean),),
+            ),
+            _over_time("Oldest wait", "h waited", "number", [series("oldest wait", at_s, age_s / HOUR_S)]),
+        ),
+    )
+
+
+def _oldest_waits(source: FigureSource, at_s: Seconds) -> Floats:
+    """Return how long the oldest waiting job had waited at each moment, s."""
+    history, of = source.history, source.wait_known & (source.history.restart == 0)
+    order = np.argsort(history.eligible_s[of], kind="stable")
+    eligible_s, until_s = history.eligible_s[of][order], source.wait_ends_s[of][order]
+    # The first job whose wait ends later is the first at which the latest end so far does.
+    place = np.searchsorted(np.maximum.accumulate(until_s), at_s, side="right")
+    since_s = np.append(eligible_s, np.iinfo(np.int64).max)[place]
+    age_s: Floats = (at_s - np.minimum(since_s, at_s)).astype(np.float64)
+    return age_s
+
+
+def demand(source: FigureSource) -> FigureData:
+    """Return how much of the capacity is asked for, now and with 30 % more."""
+    history, unit = source.history, source.history.unit
+    question = f"When the {unit}s would be full"
+    if not history.has_starts:
+        return no_figure("demand", question, NO_STARTS)
+    in_service = source.in_service(source.edges_s)
+    if in_service is None:
+        return no_figure("demand", question, "capacity is not known here")
+    some = in_service > 0
+    asked = 100 * (source.in_use + source.asked_for)[some] / in_service[some]
+    lasted = source.step_s[some]
+    at = np.arange(0, 301, 5)
+    more = f"{round(100 * (MORE_DEMAND - 1))} % more"
+    levels = {"as it was": asked, f"with {more}": MORE_DEMAND * asked}
+    exceeded = {
+        name: [100 * float(lasted[level >= one].sum() / lasted.sum()) for one in at] for name, level in levels.items()
+    }
+    today, then = (float(lasted[level >= 100].sum() / lasted.sum()) for level in levels.values())
+    return FigureData(
+        key="demand",
+        title=f"Jobs ask for all {unit}s in {percent(today)} of the time; with {more} demand in {percent(then)}.",
+        definition=f"{unit}s in use and waited for as a share of those in service, in quarters of an hour",
+        n=source.n,
+        coverage=_start_coverage(source),
+        covered="jobs that ran and whose start is known",
+        panels=(
+            Panel(
+                title="",
+                kind="line",
+                x_kind="number",
+                x_unit=f"% of {unit}s asked for, at least",
+                y_kind="percent",
+                y_unit="% of the time",
+                series=tuple(series(name, at, values) for name, values in exceeded.items()),
+            ),
+        ),
+        notes=(AT_LEAST,) if source.capacity is not None and source.capacity.at_least else (),
+    )
+
+
+def group_hours(source: FigureSource) -> FigureData:
+    """Return hours by group and month."""
+    history, unit = source.history, source.history.unit
+    question = f"{unit} hours by group"
+    if source.groups is None:
+        return no_figure("group_hours", question, "neither accounts nor partitions are recorded here")
+    if float(source.hours.sum()) <= 0:
+        return no_figure("group_hours", question, "run times are not recorded here")
+    noun, names = source.groups
+    edges_s = source.calendar_edges("MS")
+    labels, place = source.leading(names, source.hours, most=MOST_STACKED)
+    table: list[Floats] = []
+    for one in range(len(labels)):
+        of = place == one
+        if history.has_starts:
+            table.append(source.held(of, edges_s) * np.diff(edges_s) / HOUR_S)
+        else:
+            month = np.searchsorted(edges_s, history.submitted_s[of], side="right") - 1
+            table.append(np.bincount(month, source.hours[of], len(edges_s) - 1).astype(np.float64))
+    largest = int(np.argmax([row.sum() for row in table]))
+    return FigureData(
+        key="group_hours",
+        title=f"{holds(noun, labels[largest])} {percent(share(table[largest], np.array(table)))} of the {unit} hours.",
+        definition=f"{unit} hours of each {noun} "
+        + ("inside each month" if history.has_starts else "of the jobs submitted in each month"),
+        n=source.n,
+        coverage=share(source.hours[names.known], source.hours),
+        covered=f"{unit} hours",
+        panels=(
+            Panel(
+                title="",
+                kind="stack",
+                x_kind="name",
+                x_unit="month",
+                y_kind="number",
+                y_unit=f"{unit} hours",
+                series=tuple(
+                    series(name, _month_names(edges_s, history.timezone), row)
+                    for name, row in zip(labels, table, strict=True)
+                    if row.any()
+                ),
+            ),
+        ),
+    )
+
+
+def hours_lost(source: FigureSource) -> FigureData:
+    """Return hours that failed late, ended at a limit, or were asked in vain."""
+    history, unit, question = source.history, source.history.unit, "Where hours are lost"
+    known = ~np.isin(history.state, (UNKNOWN, NOT_ENDED))
+    held = history.hours_by_block(known)
+    if not known.any() or held.sum() <= 0:
+        return no_figure("hours_lost", question, "how jobs ended is not recorded here")
+    failed = np.isin(history.state, (FAILED, NODE_FAILED)) & (history.run_time_s > LONG_FAILURE_S)
+    limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
+    at_limit = (history.state == TIMEOUT) | (
+        limited & known & (history.state != COMPLETED) & (history.run_time_s >= AT_LIMIT * history.time_limit_s)
+    )
+    lost = {
+        "failed after an hour or more": history.hours_by_block(failed),
+        "at their time limit": history.hours_by_block(at_limit & ~failed),
+    }
+    begins_s, kind = history.blocks.edges_s[:-1], history.blocks.kind
+    panels = [
+        _over_time(
+            "Lost",
+            f"% of {unit} hours",
+            "percent",
+            [series(name, begins_s, _percent_of(of, held)) for name, of in lost.items()],
+        )
+    ]
+    completed = limited & (history.state == COMPLETED) & np.isfinite(history.run_time_s)
+    unused_s = np.where(completed, np.maximum(history.time_limit_s - history.run_time_s, 0), 0.0)
+    if completed.any():
+        unused = history.blocks.sum(history.submitted_s, unused_s * history.size / HOUR_S)
+        used = history.blocks.sum(
+            history.submitted_s, np.where(completed, np.nan_to_num(history.run_time_s), 0.0) * history.size / HOUR_S
+        )
+        y = np.divide(unused, used, out=np.full(len(used), np.nan), where=used > 0)
+        panels.append(
+            _over_time(
+                "Asked for beyond the run", "times the hours used", "number", [series("completed jobs", begins_s, y)]
+            )
+        )
+    parts = [percent(float(of.sum() / held.sum()), 1) for of in lost.values()]
+    return FigureData(
+        key="hours_lost",
+        title=f"{parts[0]} of the {unit} hours are in jobs that failed after an hour or more, {parts[1]} in jobs that "
+        "ended at their limit.",
+        definition=(
+            f"{unit} hours inside each of the {kind}. Failed: FAILED, OUT_OF_MEMORY, NODE_FAIL, BOOT_FAIL; cancelled "
+            "is not lost. Asked for beyond the run: limit - run time of completed jobs, by submission"
+        ),
+        n=int((known & (history.size > 0)).sum()),
+        coverage=share(source.hours[known], source.hours),
+        covered=f"{unit} hours",
+        panels=tuple(panels),
+    )
+
+
+def _percent_of(part: Floats, whole: Floats) -> Floats:
+    parts: Floats = np.divide(100 * part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
+    return parts
+
+
+def arrivals(source: FigureSource) -> FigureData:
+    """Return how submissions resemble each other from hour to hour, and how bursty they are."""
+    history, question = source.history, "How submissions come"
+    at_s = {"jobs": np.sort(history.submitted_s[source.sized])}
+    array = history.jobs["array_job_id"]
+    if source.n and bool(array.notna().any()):
+        tasks = array.notna().to_numpy() & source.sized
+        first = np.zeros(len(tasks), dtype=bool)
+        first[np.flatnonzero(tasks)[~array[tasks].duplicated().to_numpy()]] = True
+        at_s["submissions, an array once"] = np.sort(history.submitted_s[(source.sized & ~tasks) | first])
+    hourly = {name: _counts(moments, history.first_s, history.end_s, HOUR_S) for name, moments in at_s.items()}
+    counts = hourly["jobs"]
+    if len(counts) < 48 or not counts.any() or float(counts.std()) == 0:
+        return no_figure("arrivals", question, "fewer than two days of submissions")
+    lags = np.arange(1, min(MOST_LAG_H, len(counts) // 3) + 1)
+    bursts = {
+        name: [_dispersion(_counts(moments, history.first_s, history.end_s, scale)) for scale in BURST_SCALES_S]
+        for name, moments in at_s.items()
+    }
+    correlations = {name: _autocorrelation(of, lags) for name, of in hourly.items()}
+    of_jobs = correlations["jobs"]
+    a_day = f", {of_jobs[23]:.2f} a day later" if len(of_jobs) > 23 else ""
+    return FigureData(
+        key="arrivals",
+        title=f"Submissions of an hour correlate by {of_jobs[0]:.2f} with those of the next{a_day}; their variance is "
+        f"{bursts['jobs'][2]:,.0f} times their mean.",
+        definition=(
+            "Autocorrelation of the jobs submitted in each whole hour; variance / mean of the jobs submitted in "
+            "windows of a length, 1 if they came independently"
+        ),
+        n=source.n,
+        coverage=1.0,
+        panels=(
+            Panel(
+                title="Autocorrelation",
+                kind="line",
+                x_kind="number",
+                x_unit="h later",
+                y_kind="number",
+                y_unit="correlation",
+                series=tuple(series(name, lags, of) for name, of in correlations.items()),
+            ),
+            Panel(
+                title="Bursts",
+                kind="bars",
+                x_kind="name",
+                x_unit="window",
+                y_kind="number",
+                y_unit="variance / mean",
+                series=tuple(series(name, list(BURST_SCALES_S.values()), of) for name, of in bursts.items()),
+            ),
+        ),
+    )
+
+
+def _counts(moments_s: Seconds, first_s: int, end_s: int, step_s: int) -> Floats:
+    """Return how many moments fall into each whole step of a window."""
+    edges_s = np.arange(-(-first_s // step_s) * step_s, end_s + 1, step_s)
+    return np.diff(np.searchsorted(moments_s, edges_s)).astype(np.float64)
+
+
+def _dispersion(counts: Floats) -> float:
+    return float(counts.var() / counts.mean()) if len(counts) > 1 and counts.any() else float("nan")
+
+
+def _autocorrelation(counts: Floats, lags: NDArray[np.int64]) -> Floats:
+    if float(counts.std()) == 0:
+        return np.full(len(lags), np.nan)
+    off = counts - counts.mean()
+    return np.array([float(np.dot(off[lag:], off[:-lag]) / np.dot(off, off)) for lag in lags])
+
+
+def drift(source: FigureSource) -> FigureData:
+    """Return how run times and sizes change from week to week."""
+    history, unit, question = source.history, source.history.unit, "How the work changes"
+    block, begins_s = history.blocks.number(history.submitted_s), history.blocks.edges_s[:-1]
+    of_block = [source.sized & (block == one) for one in range(history.blocks.n)]
+    times = [source.run_times(of) for of in of_block]
+    if sum(1 for one in times if one.n >= FEWEST_IN_BLOCK) < 2:
+        return no_figure(
+            "drift", question, f"fewer than two {history.blocks.kind} of {FEWEST_IN_BLOCK} jobs with run times"
+        )
+    quantiles = {
+        name: np.array([one.quantile(part) if one.n >= FEWEST_IN_BLOCK else np.nan for one in times])
+        for name, part in {"1 in 10": 0.1, "half": 0.5, "9 in 10": 0.9}.items()
+    }
+    sizes = [float(history.size[of].mean()) if of.any() else np.nan for of in of_block]
+    half = quantiles["half"][np.isfinite(quantiles["half"])]
+    low, high = (float(half.min()), float(half.max())) if len(half) else (float("nan"),) * 2
+    kind = history.blocks.kind[:-1]
+    return FigureData(
+        key="drift",
+        title=f"The median run time of a {kind} lies between {duration_in_words(low)} and {duration_in_words(high)}."
+        if len(half)
+        else "Most jobs still run.",
+        definition=f"Jobs by {kind} of submission: run time of 1 in 10, half, 9 in 10 at most; mean {unit}s of a job",
+        n=sum(one.n for one in times),
+        coverage=share(float(sum(one.n for one in times)), source.sized),
+        panels=(
+            Panel(
+                title="Run times",
+                kind="line",
+                x_kind="date",
+                x_unit="beginning",
+                y_kind="duration",
+                y_unit="s run",
+                series=tuple(series(f"{name} ran at most", begins_s, of) for name, of in quantiles.items()),
+            ),
+            _over_time("Sizes", f"mean {unit}s of a job", "number", [series("jobs", begins_s, sizes)]),
+        ),
+    )

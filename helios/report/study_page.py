@@ -1,0 +1,98 @@
+"""The page of a study for an admin, a manager or an author."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from helios.metrics.study.figure_data import FigureData
+from helios.metrics.study.published import HereAndThere
+from helios.report.html import PageSection, TableCells, render_sections
+from helios.report.study_charts import draw
+from helios.report.study_text import Statement, Verdict, first_statements
+from helios.units import percent
+
+
+def render_study(
+    *,
+    cluster: str,
+    subtitle: str,
+    found: Sequence[Statement],
+    figures: Sequence[FigureData],
+    beside: HereAndThere | None,
+    notes: Sequence[str],
+) -> str:
+    """Return a study as one self-contained page.
+
+    The statements with the most hours at stake come first, then the figures, then all statements.
+
+    Parameters
+    ----------
+    subtitle : str
+        What was studied: window, jobs, what hours are.
+    beside : HereAndThere, optional
+        Published clusters; None: not shown.
+    """
+    sections = [
+        PageSection(sentences=_first(found)),
+        *(_figure_section(figure) for figure in figures if not figure.missing),
+        PageSection(
+            title="All statements",
+            sentences=[
+                "Values with 95 % intervals over weeks or days. n: jobs, nodes, users or partitions they rest on. "
+                "Coverage: the share that the history says enough about."
+            ],
+            tables=[_statement_table(found)],
+        ),
+    ]
+    if beside is not None:
+        header = [("", True), *((name, False) for name in beside.header)]
+        rows = [(label, *values) for label, values in beside.rows]
+        sections.append(
+            PageSection(title="Here and there", tables=[TableCells(header=header, rows=rows)], notes=beside.notes)
+        )
+    unknown = [(one.title, one.lacks) for one in found if one.verdict is Verdict.UNKNOWN]
+    unknown += [(figure.title, figure.missing) for figure in figures if figure.missing]
+    if unknown:
+        cells = TableCells(header=[("Not known here", True), ("Why", True)], rows=unknown)
+        sections.append(PageSection(title="What this history cannot say", tables=[cells]))
+    if notes:
+        sections.append(PageSection(title="About the data", sentences=notes))
+    return render_sections(f"Study of {cluster}", subtitle, sections)
+
+
+def _first(found: Sequence[Statement]) -> list[str]:
+    said = []
+    for statement in first_statements(found):
+        said.append(statement.sentence)
+        if statement.command:
+            said.append(f"Try: {statement.command}")
+    return said or ["This history says nothing that could be stated with figures."]
+
+
+def _figure_section(figure: FigureData) -> PageSection:
+    known = f"n = {figure.n:,} {figure.noun}"
+    if figure.coverage is not None:
+        known += f", {percent(figure.coverage)} of {figure.covered}"
+    return PageSection(
+        title=figure.title,
+        sentences=[f"{figure.definition}. {known}.".replace("..", ".").lstrip(". ")],
+        figures=[partial(draw, figure)],
+        notes=figure.notes,
+    )
+
+
+def _statement_table(found: Sequence[Statement]) -> TableCells:
+    names = (("", False), ("Statement", True), ("Value", False), ("n", False), ("Coverage", False), ("Verdict", True))
+    rows = [
+        (
+            str(one.number),
+            one.title,
+            one.shown_value + (f" {one.unit}" if one.value is not None and one.unit.endswith("a week") else ""),
+            "-" if one.n is None else f"{one.n:,}",
+            percent(one.coverage),
+            str(one.verdict),
+        )
+        for one in found
+    ]
+    return TableCells(header=names, rows=rows)
