@@ -132,7 +132,8 @@ def _draw_lines(axes: Axes, panel: Panel, dashes: Mapping[str, Any], *, narrow: 
         lowest = min((min(one.y) for one in (*panel.series, *panel.beside) if one.y), default=0)
         axes.set_ylim(bottom=min(0, lowest), top=101 if _is_share(panel) else None)
         _number_axis(axes, panel.y_kind, upright=True)
-    axes.set_ylabel(panel.y_unit)
+    # Ticks of a time axis have units of their own.
+    axes.set_ylabel(panel.y_unit.removeprefix("s ") if panel.y_kind == "duration" else panel.y_unit)
     _place_axis(axes, panel, narrow=narrow)
 
 
@@ -212,7 +213,8 @@ def _draw_ranges(axes: Axes, panel: Panel, *, narrow: bool) -> None:
             rows = [place[name] for name in of]
             axes.scatter(list(of.values()), rows, color=colour, marker=mark, s=26, zorder=3, label=one.name)
     if panel.y_kind == "duration":
-        axes.set_xlim(right=max(60.0, 1.3 * max(max(of.values(), default=0.0) for of in values)))
+        shown = [seconds for of in values for seconds in of.values()]
+        axes.set_xlim(max(LEAST_S, min(shown, default=LEAST_S) / 1.3), max(60.0, 1.3 * max(shown, default=0.0)))
         time_axis(axes, narrow=True)
         axes.set_xlabel("wait")
     elif panel.y_kind == "ratio":

@@ -83,11 +83,10 @@ def _figure_section(figure: FigureData) -> PageSection:
 
 
 def _statement_table(found: Sequence[Statement]) -> TableCells:
-    names = (("", False), ("Statement", True), ("Value", False), ("n", False), ("Coverage", False), ("Verdict", True))
+    names = (("Statement", True), ("Value", False), ("n", False), ("Coverage", False), ("Verdict", True))
     rows = [
         (
-            str(one.number),
-            one.title,
+            f"{one.number}. {one.title}",
             one.shown_value + (f" {one.unit}" if one.value is not None and one.unit.endswith("a week") else ""),
             "-" if one.n is None else f"{one.n:,}",
             percent(one.coverage),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from helios.metrics.study.alike import alike_keys, ends_s
 from helios.metrics.study.censored import CensoredTimes
 from helios.metrics.study.figure_data import (
     FEW_PEOPLE,
@@ -23,7 +24,6 @@ from helios.metrics.study.figure_data import (
 from helios.metrics.study.history import (
     COMPLETED,
     MISSING,
-    NEVER_S,
     NOT_ENDED,
     STATES,
     TIMEOUT,
@@ -558,20 +558,14 @@ def repetition(source: FigureSource) -> FigureData:
 
 def _ended_before(history: StudyHistory) -> NDArray[np.int64]:
     """Return how many alike jobs had ended at each job's submission."""
-    ended_s = history.ended_s
-    if not history.has_starts:
-        run_time_s = np.nan_to_num(history.run_time_s, nan=float(NEVER_S)).astype(np.int64)
-        ended_s = np.minimum(history.submitted_s + run_time_s, NEVER_S)
-    key = np.zeros(len(ended_s), dtype=np.int64)
-    for code in (history.user.code, history.account.code, history.stem.code, history.size):
-        _, place = np.unique(code, return_inverse=True)
-        _, key = np.unique(key * (int(place.max()) + 1) + place, return_inverse=True)
+    key, ended_s = alike_keys(history), ends_s(history)
     # One number orders jobs by key, then by time; the times of a history fit into its lower part.
     first_s = int(history.submitted_s.min())
     span_s = int(history.submitted_s.max()) - first_s + 2
     ends = np.sort(key * span_s + np.clip(ended_s - first_s, 0, span_s - 1))
     asked = key * span_s + history.submitted_s - first_s
-    return np.searchsorted(ends, asked, side="left") - np.searchsorted(ends, key * span_s, side="left")
+    earlier = np.searchsorted(ends, asked, side="left") - np.searchsorted(ends, key * span_s, side="left")
+    return earlier.astype(np.int64)
 
 
 def holds(noun: str, name: str) -> str:

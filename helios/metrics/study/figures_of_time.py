@@ -20,19 +20,15 @@ from helios.metrics.study.figure_data import (
 from helios.metrics.study.figures_of_jobs import NO_STARTS, SPREAD, WAIT, holds
 from helios.metrics.study.history import (
     COMPLETED,
-    FAILED,
-    NODE_FAILED,
     NOT_ENDED,
-    TIMEOUT,
     UNKNOWN,
     Floats,
     Seconds,
 )
+from helios.metrics.study.outcomes import failed_late, reached_limit
 from helios.metrics.study.published import FOOTNOTES, published
 from helios.units import DAY_S, HOUR_S, MINUTE_S, duration_in_words, percent
 
-LONG_FAILURE_S = HOUR_S
-AT_LIMIT = 0.98
 """Share of its time limit from which on a job counts as one that reached it."""
 WHOLE_MONTH_DAYS = 28
 MORE_DEMAND = 1.3
@@ -496,14 +492,10 @@ def hours_lost(source: FigureSource) -> FigureData:
     held = history.hours_by_block(known)
     if not known.any() or held.sum() <= 0:
         return no_figure("hours_lost", question, "how jobs ended is not recorded here")
-    failed = np.isin(history.state, (FAILED, NODE_FAILED)) & (history.run_time_s > LONG_FAILURE_S)
     limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
-    at_limit = (history.state == TIMEOUT) | (
-        limited & known & (history.state != COMPLETED) & (history.run_time_s >= AT_LIMIT * history.time_limit_s)
-    )
     lost = {
-        "failed after an hour or more": history.hours_by_block(failed),
-        "at their time limit": history.hours_by_block(at_limit & ~failed),
+        "failed after an hour or more": history.hours_by_block(failed_late(history)),
+        "at their time limit": history.hours_by_block(reached_limit(history)),
     }
     begins_s, kind = history.blocks.edges_s[:-1], history.blocks.kind
     panels = [
@@ -533,8 +525,9 @@ def hours_lost(source: FigureSource) -> FigureData:
         title=f"{parts[0]} of the {unit} hours are in jobs that failed after an hour or more, {parts[1]} in jobs that "
         "ended at their limit.",
         definition=(
-            f"{unit} hours inside each of the {kind}. Failed: FAILED, OUT_OF_MEMORY, NODE_FAIL, BOOT_FAIL; cancelled "
-            "is not lost. Asked for beyond the run: limit - run time of completed jobs, by submission"
+            f"{unit} hours inside each of the {kind}. Failed: FAILED, OUT_OF_MEMORY, NODE_FAIL, BOOT_FAIL, but not at "
+            "the time limit; cancelled is not lost. Asked for beyond the run: limit - run time of completed jobs, by "
+            "submission"
         ),
         n=int((known & (history.size > 0)).sum()),
         coverage=share(source.hours[known], source.hours),

@@ -33,15 +33,33 @@ STREAK = 3
 MOST_PARTITIONS = 20
 
 
+def reached_limit(history: StudyHistory) -> Flags:
+    """Return which jobs ended at their time limit.
+
+    Not only TIMEOUT: many logs call a job that was cut at its limit failed or cancelled. One that completed just below
+    its limit had asked for what it needed.
+    """
+    limited = np.isfinite(history.time_limit_s) & (history.time_limit_s > 0)
+    close = limited & (history.run_time_s >= AT_LIMIT * history.time_limit_s)
+    flags: Flags = (history.state == TIMEOUT) | (close & ~np.isin(history.state, (COMPLETED, NOT_ENDED)))
+    return flags
+
+
+def failed_late(history: StudyHistory) -> Flags:
+    """Return which jobs failed after more than an hour, and not by their time limit."""
+    failed = np.isin(history.state, (FAILED, NODE_FAILED)) & (history.run_time_s > LONG_FAILURE_S)
+    flags: Flags = failed & ~reached_limit(history)
+    return flags
+
+
 def long_failures(history: StudyHistory) -> Finding:
     """Return the share of hours in jobs that failed after more than an hour."""
     known = history.state != UNKNOWN
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
         return unknown(7, "how jobs ended", n=int(history.sized.sum()), coverage=0.0)
-    long = history.run_time_s > LONG_FAILURE_S
-    by_nodes = long & (history.state == NODE_FAILED)
-    failed = by_nodes | (long & (history.state == FAILED))
+    failed = failed_late(history)
+    by_nodes = failed & (history.state == NODE_FAILED)
     lost = history.hours_by_block(failed)
     return Finding(
         number=7,
@@ -96,10 +114,7 @@ def hours_at_limit(history: StudyHistory) -> Finding:
     hours = history.hours_by_block(known)
     if not known.any() or hours.sum() <= 0:
         return unknown(9, "time limits and how jobs ended", n=int(history.sized.sum()), coverage=0.0)
-    # A job that completed just below its limit had asked for what it needed.
-    at_limit = history.state == TIMEOUT
-    close = limited & (history.run_time_s >= AT_LIMIT * history.time_limit_s)
-    at_limit |= close & (history.state != COMPLETED)
+    at_limit = reached_limit(history)
     lost = history.hours_by_block(at_limit)
     again = at_limit & (next_alike(history) <= SENT_AGAIN_S) if history.user.known.any() else None
     return Finding(

@@ -129,9 +129,9 @@ def test_last_and_next_alike_are_those_of_a_plain_search(world):
 
 def test_failures_count_from_an_hour_on_and_nodes_apart():
     jobs = [
-        at(0, state="FAILED", run_time_s=7200, gpus=1),
+        at(0, state="FAILED", run_time_s=7200, time_limit_s=36_000, gpus=1),
         at(1, state="FAILED", run_time_s=1800, gpus=2),
-        at(2, state="NODE_FAIL", run_time_s=7200, gpus=2),
+        at(2, state="NODE_FAIL", run_time_s=7200, time_limit_s=36_000, gpus=2),
         at(3, state="COMPLETED", run_time_s=3600, gpus=3),
         at(20),
     ]
@@ -288,7 +288,9 @@ def test_what_changed_this_week_beyond_chance_is_told_and_only_that():
             state, run_time_s = ("FAILED" if failed else "COMPLETED"), 7200 + 60 * (day % 7)
             if failed and late:
                 run_time_s = 10 * 7200
-            jobs.append(at(24 * day + 0.1 * k, state=state, run_time_s=run_time_s, gpus=1, user=f"u{k}"))
+            jobs.append(
+                at(24 * day + 0.1 * k, state=state, run_time_s=run_time_s, time_limit_s=math.inf, gpus=1, user=f"u{k}")
+            )
     loaded = LoadedHistory(cluster="c", jobs=jobs_frame(*jobs), timezone="UTC")
     steady = weekly_changes(loaded, end=(FIRST + 63 * 24 * HOUR).to_pydatetime())
     assert steady.sentences == ()
