@@ -63,7 +63,8 @@ def peak_bytes(
 ) -> int:
     """Return the peak memory of training so many equal models.
 
-    It is the largest sum of all tensors, or CUDA's reserved memory. ``options`` are those of ``FusedTrainer``. The data are not counted on the CPU.
+    It is the largest sum of all tensors, or CUDA's reserved memory. The data are not counted on the CPU.
+    ``options`` are those of ``FusedTrainer``.
     """
     device = torch.device(options.get("device", "cpu"))
     options = {"way": "traced", **options}

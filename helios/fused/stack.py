@@ -228,7 +228,7 @@ class Stack:
         self.members = [stand_in] * count
 
     def add(self, member: Member, model: nn.Module, optimizer_state: Mapping[str, Any] | None) -> int:
-        """Take a model in, in a free row if there is one, and return its row."""
+        """Take a model in, in a free row if any, and return its row."""
         free = [row for row, other in enumerate(self.members) if not other.alive]
         if free:
             row = free[0]

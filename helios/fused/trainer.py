@@ -94,6 +94,8 @@ class FusedTrainer:
     ----------
     way : str
         How gradients are computed.
+    steps_per_epoch : int
+        Number of complete batches.
     obstacles : list of Obstacle
         Why the models cannot be fused, if so: they are trained one after another.
     finished : dict of int to Finished
@@ -147,12 +149,14 @@ class FusedTrainer:
         self._batch_size = batch_size
         self._precision = PRECISIONS[precision]
         self._inputs, self._target = self._as_batch(data)
+        self._n_samples = len(self._target)
         self._validation = self._as_batch(validation) if validation is not None else None
-        if not 0 < batch_size <= len(self._target):
+        if not 0 < batch_size <= self._n_samples:
             raise UsageError(
-                f"A batch of {batch_size} samples cannot be taken from {len(self._target)}.",
+                f"A batch of {batch_size} samples cannot be taken from {self._n_samples}.",
                 hint="Give a batch_size between 1 and the number of samples.",
             )
+        self.steps_per_epoch = self._n_samples // batch_size
         self.finished: dict[int, Finished] = {}
         self.obstacles: list[Obstacle] = []
         self.steps_taken = 0
@@ -182,11 +186,6 @@ class FusedTrainer:
     def numbers(self) -> list[int]:
         """The numbers of the configurations that are in training."""
         return [member.configuration.number for member in self._engine.members if member.alive]
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of complete batches."""
-        return len(self._target) // self._batch_size
 
     # Before training
 
@@ -453,7 +452,7 @@ class FusedTrainer:
         """Take one step of each model, and return the losses of ``numbers``."""
         self._settle()
         inputs, target = self._next_batch()
-        losses, failed = self._engine.step(inputs, target, mix_seeds(self.steps_taken, len(self._target)))
+        losses, failed = self._engine.step(inputs, target, mix_seeds(self.steps_taken, self._n_samples))
         self.steps_taken += 1
         alive = [row for row, member in enumerate(self._engine.members) if member.alive]
         self._loss_sums += losses
@@ -474,7 +473,7 @@ class FusedTrainer:
         for member in members:
             epoch, at = divmod(member.step, per_epoch)
             if member.order is None or at == 0:
-                order = epoch_order(len(self._target), member.configuration.data_seed, epoch)
+                order = epoch_order(self._n_samples, member.configuration.data_seed, epoch)
                 member.order = order.to(self.device)
             parts.append(member.order[at * size : (at + 1) * size])
             if advance and member.alive:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from helios.errors import HeliosError
 
@@ -196,10 +196,10 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False) -> S
     CannotFuse
         Two traces differ, so that ``forward`` changes from step to step.
     """
-    flat, structure = torch.utils._pytree.tree_flatten(list(arguments))
+    flat, structure = tree_flatten(list(arguments))
 
     def of_tensors(*tensors: Any) -> Any:
-        return function(*torch.utils._pytree.tree_unflatten(list(tensors), structure))
+        return function(*tree_unflatten(list(tensors), structure))
 
     # Fake tensors have no memory, and leave buffers and random numbers alone.
     record = make_fx(of_tensors, tracing_mode="fake", _allow_non_fake_inputs=True)
@@ -208,9 +208,11 @@ def trace(function: Step, arguments: Sequence[Any], *, twice: bool = False) -> S
         raise CannotFuse("The operators of a step differ from one call to the next.")
     run = _simplify(graph).forward
 
-    def step(*given: Any) -> Any:
+    def step(  # noqa: PLR0917  # because it stands for Functional.step
+        parameters: Any, buffers: Any, gradients: Any, scale: Any, inputs: Any, target: Any
+    ) -> Any:
         with torch.no_grad():
-            return run(*torch.utils._pytree.tree_flatten(list(given))[0])
+            return run(*parameters, *buffers, *gradients, *scale, *inputs, target)
 
     return step
 
