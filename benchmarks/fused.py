@@ -148,7 +148,9 @@ def one_process(case: str, seed: int, steps: int) -> None:
 
 def speed() -> None:
     """Print how much faster than serial training each model is."""
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; K = {K}, one thread, ms of processor time per step of all")
+    print(
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; K = {K}, one thread, ms of processor time per step of all"
+    )
     print(f"{'':30}{'serial':>8}{'processes':>10}{'vmap':>8}{'traced':>8}{'auto':>8}{'serial/auto':>13}  chosen")
     for case, (build, shape, classes, batch, steps) in CASES.items():
         data = made_up(shape, classes)
@@ -180,7 +182,9 @@ def fixed_cost() -> None:
     alone.train(50), fused.train(steps=50)
     pairs = [(cpu_s(lambda: alone.train(500)), cpu_s(lambda: fused.train(steps=500))) for _ in range(ROUNDS)]
     one, eight = (min(times) / 500 * 1e3 for times in zip(*pairs, strict=True))
-    print(f"fixed cost of a step: PyTorch, one model {one:.3f} ms; {K} fused {eight:.3f} ms; more: {eight - one:+.3f} ms")
+    print(
+        f"fixed cost of a step: PyTorch, one model {one:.3f} ms; {K} fused {eight:.3f} ms; more: {eight - one:+.3f} ms"
+    )
 
 
 def memory() -> None:
@@ -231,7 +235,9 @@ def sweep(picture: Path | None) -> None:
         fused, alone = ends
         curves[name] = (fused, alone)
         best = [sorted(range(len(trials)), key=lambda n, end=end: end[n][-1] if end[n] else 1e9)[:3] for end in ends]
-        apart = max(abs(a - b) / b for one, other in zip(fused, alone, strict=True) for a, b in zip(one, other, strict=True))
+        apart = max(
+            abs(a - b) / b for one, other in zip(fused, alone, strict=True) for a, b in zip(one, other, strict=True)
+        )
         print(f"{name:12} best three trials fused {best[0]}, alone {best[1]}; curves differ by {apart:.1e} at most")
     if picture:
         draw(curves, picture)

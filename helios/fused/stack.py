@@ -99,33 +99,57 @@ class Separate:
         """Do nothing, because each optimiser has its own values."""
 
     def step(
-        self, inputs: Sequence[torch.Tensor], target: torch.Tensor, seed: int
-    ) -> tuple[torch.Tensor, dict[int, str]]:
-        """Take a step of each model, and return the losses and the failures by row."""
-        losses, failed = [], {}
-        for row, (member, model) in enumerate(zip(self.members, self.models, strict=True)):
-            if self.is_random:
-                seed_device(self.device, mix_seeds(seed, member.configuration.number))
-            member.optimizer.zero_grad()
-            with autocast(self.device, self.precision):
-                loss = mean_loss(self.loss, model(*(tensor[row] for tensor in inputs)), target[row])
-            losses.append(loss.detach())
-            scaled = self.precision is torch.float16
-            (loss * member.scale if scaled else loss).backward()
-            gradients = [own.grad for own in member.parameters if own.grad is not None]
-            if scaled:
-                for gradient in gradients:
-                    gradient.div_(member.scale)
-            failure = self._failure(loss, gradients)
-            if failure:
-                failed[row] = failure
-            else:
-                if member.configuration.clip_norm < math.inf:
-                    nn.utils.clip_grad_norm_(member.parameters, member.configuration.clip_norm)
-                member.optimizer.step()
-            if scaled:
-                _update_scale(member, failure)
-        return torch.stack(losses), failed
+        self,
+        inputs: Sequence[torch.Tensor],
+        target: torch.Tensor,
+        samples: Sequence[torch.Tensor],
+        batch_size: int,
+        handle_failure: Callable[[Member, str], None],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take each model's steps, and return the last losses and the sums of all losses.
+
+        ``samples`` are those of each model, of one or more batches.
+        """
+        losses, sums = [], []
+        for member, model, own in zip(self.members, self.models, samples, strict=True):
+            total = torch.zeros((), dtype=torch.float64, device=self.device)
+            for count, batch in enumerate(own.split(batch_size)):
+                if count:
+                    member.advance_schedules("step")
+                loss, failure = self._step(member, model, [tensor[batch] for tensor in inputs], target[batch])
+                member.step += 1
+                total += loss
+                if failure:
+                    handle_failure(member, failure)
+                if not member.alive:
+                    break
+            losses.append(loss)
+            sums.append(total)
+        return torch.stack(losses), torch.stack(sums)
+
+    def _step(
+        self, member: Member, model: nn.Module, inputs: Sequence[torch.Tensor], target: torch.Tensor
+    ) -> tuple[torch.Tensor, str | None]:
+        """Take one model's step, and return its loss and what was not finite."""
+        if self.is_random:
+            seed_device(self.device, mix_seeds(mix_seeds(member.configuration.number, 0), member.step))
+        member.optimizer.zero_grad()
+        with autocast(self.device, self.precision):
+            loss = mean_loss(self.loss, model(*inputs), target)
+        scaled = self.precision is torch.float16
+        (loss * member.scale if scaled else loss).backward()
+        gradients = [own.grad for own in member.parameters if own.grad is not None]
+        if scaled:
+            for gradient in gradients:
+                gradient.div_(member.scale)
+        failure = self._failure(loss, gradients)
+        if not failure:
+            if member.configuration.clip_norm < math.inf:
+                nn.utils.clip_grad_norm_(member.parameters, member.configuration.clip_norm)
+            member.optimizer.step()
+        if scaled:
+            _update_scale(member, failure)
+        return loss.detach(), failure
 
     @staticmethod
     def _failure(loss: torch.Tensor, gradients: Sequence[torch.Tensor]) -> str | None:

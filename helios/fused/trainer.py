@@ -312,7 +312,7 @@ class FusedTrainer:
         """Take the fastest of all ways, measured on the models as they are."""
         stack = self._engine
         assert isinstance(stack, Stack)
-        inputs, target = self._next_batch(advance=False)
+        inputs, target = self._next_batch()
         model = self._make_model(self._first, 0)
         own = [parameter for _, parameter in named_trained(model)]
 
@@ -445,19 +445,43 @@ class FusedTrainer:
         left = min(math.inf if steps is None else steps, math.inf if epochs is None else epochs * self.steps_per_epoch)
         with self._own_randomness(), quiet():
             while left > 0 and self.numbers:
-                self.step(on_epoch)
-                left -= 1
+                count = self._steps_together(left)
+                self._take_steps(count, on_epoch)
+                left -= count
 
     def step(self, on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None = None) -> torch.Tensor:
         """Take one step of each model, and return the losses of ``numbers``."""
+        return self._take_steps(1, on_epoch)
+
+    def _steps_together(self, left: float) -> int:
+        """Return how many steps a separate model takes before the next one has its turn.
+
+        Until an epoch or a model ends: parameters that stay in the processor's cache save a tenth of the time.
+        """
+        if isinstance(self._engine, Stack):
+            return 1
+        members = [member for member in self._engine.members if member.alive]
+        until_epoch = min(self.steps_per_epoch - member.step % self.steps_per_epoch for member in members)
+        until_end = min(member.configuration.steps - member.step for member in members)
+        return int(max(1, min(left, until_epoch, until_end)))
+
+    def _take_steps(self, count: int, on_epoch: Callable[[FusedTrainer, Sequence[Epoch]], None] | None) -> torch.Tensor:
         self._settle()
-        inputs, target = self._next_batch()
-        losses, failed = self._engine.step(inputs, target, mix_seeds(self.steps_taken, self._n_samples))
-        self.steps_taken += 1
-        alive = [row for row, member in enumerate(self._engine.members) if member.alive]
-        self._loss_sums += losses
-        for row, what in failed.items():
-            self._handle_failure(self._engine.members[row], what)
+        engine = self._engine
+        alive = [row for row, member in enumerate(engine.members) if member.alive]
+        if isinstance(engine, Separate):
+            samples = [self._next_samples(member, count) for member in engine.members]
+            losses, sums = engine.step(self._inputs, self._target, samples, self._batch_size, self._handle_failure)
+            self._loss_sums += sums
+        else:
+            inputs, target = self._next_batch()
+            losses, failed = engine.step(inputs, target, mix_seeds(self.steps_taken, self._n_samples))
+            for row in alive:
+                engine.members[row].step += 1
+            self._loss_sums += losses
+            for row, what in failed.items():
+                self._handle_failure(engine.members[row], what)
+        self.steps_taken += count
         self._after_step(on_epoch)
         return losses if len(alive) == len(losses) else losses[alive]
 
@@ -466,23 +490,22 @@ class FusedTrainer:
         if member.alive and self._options["on_nan"] == "stop" and not overflow:
             self.remove(member.configuration.number, f"its {what} is not finite")
 
-    def _next_batch(self, *, advance: bool = True) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def _next_samples(self, member: Member, count: int = 1) -> torch.Tensor:
+        """Return which samples a model takes in its next steps, all of one epoch."""
+        epoch, at = divmod(member.step, self.steps_per_epoch)
+        if member.order is None or at == 0:
+            order = epoch_order(self._n_samples, member.configuration.data_seed, epoch)
+            member.order = order.to(self.device)
+        return member.order[at * self._batch_size : (at + count) * self._batch_size]
+
+    def _next_batch(self) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Return the samples that each model takes next, in its own order."""
-        members, size, per_epoch = self._engine.members, self._batch_size, self.steps_per_epoch
-        parts = []
-        for member in members:
-            epoch, at = divmod(member.step, per_epoch)
-            if member.order is None or at == 0:
-                order = epoch_order(self._n_samples, member.configuration.data_seed, epoch)
-                member.order = order.to(self.device)
-            parts.append(member.order[at * size : (at + 1) * size])
-            if advance and member.alive:
-                member.step += 1
+        members = self._engine.members
+        parts = [self._next_samples(member) for member in members]
         if len({(member.configuration.data_seed, member.step) for member in members}) == 1:
             # All take the same: it is fetched and stored once.
-            count = len(members)
             shared = [tensor[parts[0]] for tensor in (*self._inputs, self._target)]
-            batch = [tensor.expand(count, *tensor.shape) for tensor in shared]
+            batch = [tensor.expand(len(members), *tensor.shape) for tensor in shared]
         else:
             samples = torch.stack(parts)
             batch = [tensor[samples] for tensor in (*self._inputs, self._target)]

@@ -238,6 +238,10 @@ DIRECT: Mapping[Any, Any] = {
 METHODS = {aten.view.default: "view", aten.copy_.default: "copy_", aten.expand.default: "expand"}
 
 
+LARGE = 2**14
+"""Elements of a gradient from which on the memory for a copy counts more than the time to start an operator."""
+
+
 def _simplify(module: Any) -> Any:
     """Drop operators without effect, and store gradients as soon as they are there."""
     graph = module.graph
@@ -250,9 +254,7 @@ def _simplify(module: Any) -> Any:
             graph.erase_node(node)
     for node in list(graph.nodes) if only_inputs else ():
         if node.target is aten.copy_.default and len(node.args[0].users) == 1:
-            source = node.args[1]
-            if isinstance(source, torch.fx.Node) and source.op != "placeholder":
-                source.append(node)
+            _store_soon(node)
     for node in graph.nodes:
         if node.target in METHODS:
             node.op, node.target = "call_method", METHODS[node.target]
@@ -260,6 +262,30 @@ def _simplify(module: Any) -> Any:
             node.target = DIRECT.get(node.target, node.target)
     module.recompile()
     return module
+
+
+def _store_soon(copy: Any) -> None:
+    """Store a gradient as soon as it is there, and a large matrix product without a copy."""
+    gradient, source = copy.args
+    if not isinstance(source, torch.fx.Node) or source.op == "placeholder":
+        return
+    source.append(copy)
+    product = source.args[0] if source.target is aten.transpose.int and source.args[1:] == (1, 2) else None
+    if (
+        product is None
+        or product.target is not aten.bmm.default
+        or len(product.users) > 1
+        or len(source.users) > 1
+        or gradient.meta["val"][0].numel() < LARGE
+        or gradient.meta["val"].dtype != source.meta["val"].dtype
+    ):
+        return
+    graph = copy.graph
+    with graph.inserting_before(product):
+        left, right = (graph.call_function(torch.transpose, (factor, 1, 2)) for factor in product.args)
+        graph.call_function(torch.bmm, (right, left), {"out": gradient})
+    for node in (copy, source, product):
+        graph.erase_node(node)
 
 
 def _drop_repetitions(graph: Any, only_inputs: bool) -> None:

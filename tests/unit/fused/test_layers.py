@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -115,3 +116,13 @@ def test_fused_models_end_where_each_ends_alone(layer: str, way: str) -> None:
     for number, configuration in enumerate(CONFIGURATIONS):
         alone = train_alone(configuration, sgd(configuration), build=build, data=(inputs, CLASSES))
         assert largest_difference(trainer.model(number).state_dict(), alone) < 1e-5
+
+
+def test_large_gradients_are_stored_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helios.fused.ways.LARGE", 1)
+    trainer = a_trainer(CONFIGURATIONS, way="traced")
+    trainer.train(steps=10)
+    alone = train_alone(CONFIGURATIONS[2], sgd(CONFIGURATIONS[2]), steps=10)
+    assert largest_difference(trainer.model(2).state_dict(), alone) < 1e-5
+    (step,) = trainer._engine._traced.values()
+    assert "out =" in inspect.getsource(inspect.getclosurevars(step).nonlocals["run"])

@@ -68,11 +68,14 @@ SCHEDULES: list[tuple[str, dict[str, Any], str, Callable[[Any], Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("way", ["vmap", "serial"])
 @pytest.mark.parametrize(("name", "schedule", "per", "make"), SCHEDULES)
-def test_a_schedule_is_pytorchs_own(name: str, schedule: dict[str, Any], per: str, make: Callable[[Any], Any]) -> None:
+def test_a_schedule_is_pytorchs_own(
+    way: str, name: str, schedule: dict[str, Any], per: str, make: Callable[[Any], Any]
+) -> None:
     momentum = {"momentum": 0.9} if name == "sgd" else {}
     configurations = [{"lr": 0.1, **momentum, "schedule": schedule}, {"lr": 0.02, **momentum, "seed": 1}]
-    trainer = a_trainer(configurations, optimizer=name)
+    trainer = a_trainer(configurations, optimizer=name, way=way)
     trainer.train(steps=50)
     schedules = [{f"per_{per}": make}, {}]
     for number, each in enumerate(configurations):

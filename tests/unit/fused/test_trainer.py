@@ -326,7 +326,7 @@ class TestWays:
     def test_models_with_the_same_order_share_their_batches(self) -> None:
         configurations = [{**each, "data_seed": 7} for each in THREE]
         trainer = a_trainer(configurations, way="traced")
-        inputs, _ = trainer._next_batch(advance=False)
+        inputs, _ = trainer._next_batch()
         assert inputs[0].stride()[0] == 0
         trainer.train(steps=10)
         assert_as_alone(trainer, 1, configurations[1], steps=10)
